@@ -1,0 +1,43 @@
+# `make train` and `make test` do all the set-up themselves; they need git, make and a Python >= 3.12 somewhere.
+
+PYTEST_ARGS ?=
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+# Tests and the processes they start share what they compiled.
+CACHE_ENV := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.1 \
+	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+
+.PHONY: train test learning bench lint lock setup clean
+
+train: $(STAMP)  ## Train PPO on CartPole, with purejaxrl's settings; about a minute.
+	$(BIN)/jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --seed 0 --run-dir runs/cartpole
+
+test: $(STAMP)  ## Everything but the long trainings.
+	$(CACHE_ENV) $(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+learning: $(STAMP)  ## Long real trainings that must reach a score.
+	$(CACHE_ENV) $(BIN)/python -m pytest -q -m learning $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+lock: $(STAMP)  ## Resolve the dependencies anew: the newest that pyproject.toml allows.
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
+		--extra brax --extra test --extra dev pyproject.toml --output-file requirements.lock
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml scripts/make_venv.sh scripts/find_python.sh
+	sh scripts/make_venv.sh
+	touch $@
+
+clean:
+	rm -rf .venv .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
