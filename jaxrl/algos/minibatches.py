@@ -1,0 +1,210 @@
+"""Minibatches whose content does not depend on how many devices there are, drawn without a sort.
+
+Environments are grouped in a fixed number of logical shards. Each shard shuffles its own rows with a key of its own,
+and minibatch m takes the m-th portion of every shard; so however shards are spread over devices, the devices
+together see the same rows in minibatch m.
+
+`jax.random.permutation` sorts: 1.3 ms for 8192 indices on a CPU. A keyed bijection, a Feistel network over the
+digits of the index, computes every index on its own: 20 us.
+"""
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.types import PyTree, Replicas
+
+By = Literal["row", "environment"]
+
+_SORTED_UP_TO = 128  # below, a sort is quick, and the two digits of a Feistel network are too small to mix well
+_ROUNDS = 4  # the fewest at which pairs of rows are spread like those of a random permutation (tested)
+
+
+def permutation(key: jax.Array, n: int) -> jax.Array:
+    """A pseudo-random permutation of 0 .. n-1.
+
+    From 129 on it is an alternating Feistel network (Luby and Rackoff, 1988) over the digits (l, r) of
+    i = l b + r: l <- l + f(r) mod a, then r <- r + f(l) mod b, and so on; each round is a bijection for any a and b.
+    Where n has no factorisation into two digits of like size the network permutes a slightly larger a b and the
+    indices beyond n - 1 are left out, which keeps it exact for every n.
+
+    Args:
+      key: a typed key.
+      n: how many indices, at least 1 and below 2^31, static.
+
+    Returns:
+      int32, shape (n,).
+    """
+    if n <= _SORTED_UP_TO:
+        return jax.random.permutation(key, n)
+    a, b = _digits(n)
+    keys = jax.random.bits(key, (_ROUNDS,), jnp.uint32)
+    index = jnp.arange(a * b, dtype=jnp.uint32)
+    left, right = index // jnp.uint32(b), index % jnp.uint32(b)
+    for i in range(_ROUNDS):
+        if i % 2 == 0:
+            left = _add_modulo(left, _scaled_hash(right, keys[i], a), a)
+        else:
+            right = _add_modulo(right, _scaled_hash(left, keys[i], b), b)
+    shuffled = (left * jnp.uint32(b) + right).astype(jnp.int32)
+    return shuffled if a * b == n else shuffled[jnp.nonzero(shuffled < n, size=n)[0]]
+
+
+def shuffled_indices(key: jax.Array, rows_per_shard: int, shards: int, first_shard: jax.Array | int) -> jax.Array:
+    """One permutation a logical shard; that of a shard depends on its global number, not on where it lives.
+
+    Args:
+      key: a typed key, the same on every device.
+      rows_per_shard: rows of one shard, static.
+      shards: logical shards on this device, static.
+      first_shard: global number of the first of them, may be traced.
+
+    Returns:
+      int32, shape (shards, rows_per_shard), each row a permutation of 0 .. rows_per_shard - 1.
+    """
+    numbers = first_shard + jnp.arange(shards, dtype=jnp.int32)
+    keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
+    return jax.vmap(lambda shard_key: permutation(shard_key, rows_per_shard))(keys)
+
+
+def minibatch_indices(
+    key: jax.Array,
+    *,
+    rows: int,
+    num_envs: int,
+    count: int,
+    replicas: Replicas,
+    by: By = "row",
+    epochs: int = 1,
+) -> jax.Array:
+    """Which rows, or environments, of this device each minibatch takes; made to be scanned over.
+
+    Args:
+      key: a typed key, the same on every device.
+      rows: T, rows of each environment, static.
+      num_envs: environments on this device, the shards' side by side, static.
+      count: minibatches an epoch, static.
+      replicas: which logical shards this device holds.
+      by: "row" draws single rows; "environment" draws environments with all their rows, for recurrent networks.
+      epochs: passes over the data, each with another permutation, static.
+
+    Returns:
+      int32, shape (epochs * count, size): into the axis [T * num_envs] of `flatten_rows` for "row" (see `take_rows`),
+      into the environment axis for "environment" (see `take_environments`). In an epoch every index comes once.
+
+    Raises:
+      ValueError: what `minibatch_problems` would have said.
+    """
+    problems = minibatch_problems(rows=rows, num_envs=num_envs, shards=replicas.shards, count=count, by=by)
+    if problems:
+        raise ValueError("\n".join(problems))
+    shards = replicas.shards
+    envs_per_shard = num_envs // shards
+    per_shard = envs_per_shard * (rows if by == "row" else 1)
+
+    def epoch(epoch_key):
+        local = shuffled_indices(epoch_key, per_shard, shards, replicas.first_shard)
+        first_env = envs_per_shard * jnp.arange(shards, dtype=jnp.int32)[:, None]
+        if by == "row":
+            index = (local // envs_per_shard) * num_envs + first_env + local % envs_per_shard
+        else:
+            index = first_env + local
+        portions = index.reshape(shards, count, per_shard // count)
+        return jnp.swapaxes(portions, 0, 1).reshape(count, shards * (per_shard // count))
+
+    indices = jax.vmap(epoch)(jax.random.split(key, epochs))
+    return indices.reshape(epochs * count, -1)
+
+
+def flatten_rows(tree: PyTree) -> PyTree:
+    """Leaves `[T, B, ...]` as `[T * B, ...]`."""
+    return jax.tree.map(lambda x: x.reshape((x.shape[0] * x.shape[1],) + x.shape[2:]), tree)
+
+
+def take_rows(tree: PyTree, indices: jax.Array) -> PyTree:
+    """The rows `indices` (shape (n,)) of leaves `[T * B, ...]` -> `[n, ...]`.
+
+    Leaf by leaf: packing the leaves into one matrix first was tried and is slower from 64 environments on
+    (265 us against 199 us for the 16 minibatches of 8192 CartPole rows, 9.7 ms against 5.6 ms for 262144).
+    """
+    return jax.tree.map(lambda x: x.at[indices].get(mode="promise_in_bounds"), tree)
+
+
+def take_environments(tree: PyTree, indices: jax.Array, axis: int = 1) -> PyTree:
+    """The environments `indices` (shape (n,)) of leaves `[T, B, ...]` -> `[T, n, ...]`; `axis=0` for `[B, ...]`."""
+    return jax.tree.map(lambda x: jnp.take(x, indices, axis=axis, mode="clip"), tree)
+
+
+def minibatch_problems(*, rows: int, num_envs: int, shards: int, count: int, by: By = "row") -> list[str]:
+    """Why `count` equal minibatches cannot be drawn; empty if they can.
+
+    Args:
+      rows: T, rows of each environment.
+      num_envs: environments, of one device with its `shards`, or of all devices with all shards.
+      shards: logical shards that hold them.
+      count: minibatches an epoch.
+      by: "row" or "environment", as in `minibatch_indices`.
+    """
+    if by not in ("row", "environment"):
+        return [f"minibatches by={by!r}; use 'row' or 'environment'"]
+    problems = [
+        f"{name}={value} must be at least 1"
+        for name, value in (("rows", rows), ("num_envs", num_envs), ("shards", shards), ("minibatches", count))
+        if value < 1
+    ]
+    if problems:
+        return problems
+    if num_envs % shards:
+        return [f"num_envs={num_envs} does not divide over {shards} shards; use {_multiples(num_envs, shards)}"]
+    envs = num_envs // shards
+    if by == "environment" and envs % count:
+        return [
+            f"minibatches={count} does not divide the {envs} environments of a shard (num_envs={num_envs} over "
+            f"{shards} shards), and a recurrent network takes whole environments; "
+            f"use num_envs={_multiples(num_envs, shards * count)}, or minibatches={_divisors(envs, count)}"
+        ]
+    if by == "row" and (envs * rows) % count:
+        step = shards * count // math.gcd(count, rows)
+        return [
+            f"minibatches={count} does not divide the {envs * rows} rows of a shard ({rows} rows of {envs} "
+            f"environments); use num_envs={_multiples(num_envs, step)}, or minibatches={_divisors(envs * rows, count)}"
+        ]
+    return []
+
+
+def _digits(n):
+    """Bases a <= b of two digits, of like size, with a b = n if n allows it, else a little above n."""
+    root = math.isqrt(n)
+    for a in range(root, root // 4, -1):
+        if n % a == 0:
+            return a, n // a
+    a = math.isqrt(n - 1) + 1
+    return a, -(-n // a)
+
+
+def _scaled_hash(x, key, bound):
+    """A hash of x in 0 .. bound - 1, for bound <= 2^16 (triple-free variant of Wellons' `lowbias32`)."""
+    x = x ^ key
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return ((x >> 16) * jnp.uint32(bound)) >> 16
+
+
+def _add_modulo(x, y, modulus):
+    total = x + y
+    return jnp.where(total >= modulus, total - jnp.uint32(modulus), total)
+
+
+def _multiples(value, step):
+    """The multiples of `step` on both sides of `value`, in words."""
+    below, above = value // step * step, -(-value // step) * step
+    return f"{below} or {above}" if below else f"{above}"
+
+
+def _divisors(value, near):
+    """The divisors of `value` on both sides of `near`, in words."""
+    below = next(d for d in range(min(near, value), 0, -1) if value % d == 0)
+    above = next((d for d in range(near, value + 1) if value % d == 0), None)
+    return f"{below}" if above is None else f"{below} or {above}"
