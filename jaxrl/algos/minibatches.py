@@ -178,7 +178,7 @@ def _digits(n):
     """Bases a <= b of two digits, of like size, with a b = n if n allows it, else a little above n."""
     root = math.isqrt(n)
     for a in range(root, root // 4, -1):
-        if n % a == 0:
+        if n % a == 0 and n // a <= 2**16:
             return a, n // a
     a = math.isqrt(n - 1) + 1
     return a, -(-n // a)

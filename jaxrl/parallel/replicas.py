@@ -1,0 +1,67 @@
+"""What a topology hands to `update` in place of devices: `jaxrl.types.Replicas`, on one device or along a mesh axis."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleReplica:
+    """One device that holds every logical shard; each reduction is the identity.
+
+    Args:
+      shards: logical shards, all on this device.
+    """
+
+    shards: int = 1
+
+    @property
+    def first_shard(self) -> int:
+        return 0
+
+    def mean(self, tree: PyTree) -> PyTree:
+        return tree
+
+    def sum(self, tree: PyTree) -> PyTree:
+        return tree
+
+    def max(self, tree: PyTree) -> PyTree:
+        return tree
+
+    def any(self, flag: jax.Array) -> jax.Array:
+        return flag
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshReplicas:
+    """The devices along a mesh axis, from inside `jax.shard_map(..., check_vma=False)`.
+
+    Average gradients, never the loss. And keep `check_vma=False`: under its default, True, the transpose of using
+    replicated parameters already sums over devices, so that `mean` of a gradient is n times too large, silently.
+
+    Args:
+      axis_name: the axis, or several.
+      shards: logical shards on each device; a device's are numbered by its place along the axis.
+    """
+
+    axis_name: str | tuple[str, ...]
+    shards: int = 1
+
+    @property
+    def first_shard(self) -> jax.Array:
+        return jax.lax.axis_index(self.axis_name) * self.shards
+
+    def mean(self, tree: PyTree) -> PyTree:
+        return jax.lax.pmean(tree, self.axis_name)
+
+    def sum(self, tree: PyTree) -> PyTree:
+        return jax.lax.psum(tree, self.axis_name)
+
+    def max(self, tree: PyTree) -> PyTree:
+        return jax.lax.pmax(tree, self.axis_name)
+
+    def any(self, flag: jax.Array) -> jax.Array:
+        return jax.lax.pmax(flag.astype(jnp.int32), self.axis_name) > 0
