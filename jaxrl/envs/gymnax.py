@@ -1,0 +1,199 @@
+"""gymnax environments (Lange, 2022, github.com/RobertTLange/gymnax), version 1.x, as raw episodic environments."""
+
+import functools
+import inspect
+import math
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import spaces as gymnax_spaces
+
+from jaxrl import spaces
+from jaxrl.envs.timestep import restart, transition
+from jaxrl.errors import ConfigError, unknown
+from jaxrl.types import PyTree, TimeStep
+
+# Key of what is static: the name, and the constructor's arguments in sorted order.
+Key = tuple[str, tuple[tuple[str, Hashable], ...]]
+
+NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
+
+
+@struct.dataclass
+class GymnaxEnvironment:
+    """One gymnax environment; it does not reset itself.
+
+    The leaves are those of gymnax's `EnvParams`. The spaces were computed from the numbers given to `make`; they stay
+    as they are where leaves are replaced later, or are arrays to be mapped over.
+    """
+
+    params: PyTree
+    key: Key = struct.field(pytree_node=False)
+    observation_space: spaces.Space = struct.field(pytree_node=False)
+    action_space: spaces.Space = struct.field(pytree_node=False)
+
+    @property
+    def name(self) -> str:
+        return f"gymnax:{self.key[0]}"
+
+    @property
+    def resets(self) -> bool:
+        return False
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        blueprint = _blueprint(self.key)
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            observation, state = blueprint.env.reset_env(key, self.params)
+        return _cast(state, blueprint.dtypes), restart(self._observe(observation))
+
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        blueprint = _blueprint(self.key)
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            # `step_env`, not `step`, which makes a new episode at every step and hides the last observation.
+            observation, state, reward, terminated, _ = blueprint.env.step_env(key, state, action, self.params)
+            truncated = blueprint.env.is_truncated(state, self.params)
+        time_step = transition(self._observe(observation), reward, terminated, truncated)
+        return _cast(state, blueprint.dtypes), time_step
+
+    def _observe(self, observation: Any) -> PyTree:
+        space = self.observation_space
+        return jnp.asarray(observation, space.dtype).reshape(space.shape)
+
+
+def make(name: str, **parameters: Any) -> GymnaxEnvironment:
+    """The gymnax environment `name` ("CartPole-v1").
+
+    Args:
+      name: as in gymnax.
+      parameters: fields of the environment's `EnvParams` (numbers, or arrays to be mapped over), which become leaves,
+        and arguments of its constructor, which are static.
+
+    Raises:
+      ConfigError: unknown name, unknown or unfit parameters (all of them at once), or an environment that downloads.
+    """
+    if name in NEEDS_DOWNLOAD:
+        raise ConfigError(f"gymnax:{name} downloads its data when it is made, which jaxrl never does at run time")
+    if name not in names():
+        raise unknown("gymnax environment", name, names(), "jaxrl.environments() lists all")
+    allowed = constructor_arguments(name)
+    try:
+        static = tuple(sorted((k, _hashable(v)) for k, v in parameters.items() if k in allowed))
+        blueprint = _blueprint((name, static))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"gymnax:{name} cannot be made with {parameters}: {error}") from error
+    defaults = {k: getattr(blueprint.params, k) for k in blueprint.params.__dataclass_fields__}
+    problems, concrete, leaves = [], {}, {}
+    for k, value in parameters.items():
+        if k in allowed:
+            continue
+        if k not in defaults:
+            problems += unknown(f"parameter of gymnax:{name}", k, [*defaults, *allowed]).problems
+            continue
+        try:
+            leaves[k] = _like(defaults[k], value)
+        except (TypeError, ValueError) as error:
+            problems.append(f"parameter {k}={value!r} of gymnax:{name} does not fit its default {defaults[k]!r}: {error}")
+            continue
+        if not isinstance(leaves[k], jax.Array):
+            concrete[k] = leaves[k]
+    if problems:
+        raise ConfigError(problems)
+    observation_space, action_space = _spaces(name, blueprint, blueprint.params.replace(**concrete))
+    return GymnaxEnvironment(blueprint.params.replace(**leaves), (name, static), observation_space, action_space)
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """gymnax's environments that need no download."""
+    return tuple(n for n in gymnax.registered_envs if n not in NEEDS_DOWNLOAD)
+
+
+def constructor_arguments(name: str) -> tuple[str, ...]:
+    """What the constructor of gymnax's environment `name` takes: static, because it changes shapes or the program."""
+    return tuple(inspect.signature(gymnax.registration._registry[name]).parameters)
+
+
+class _Blueprint(NamedTuple):
+    env: Any
+    params: PyTree  # the defaults
+    dtypes: PyTree  # of the state after a step, in its tree
+
+
+@functools.lru_cache(maxsize=256)
+def _blueprint(key: Key) -> _Blueprint:
+    """What every environment of this key shares; cached, so that two of them share one compiled program."""
+    name, static = key
+    # A first call may come from within a trace, where the constructor's arrays would otherwise be tracers.
+    with (
+        jax.ensure_compile_time_eval(),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        env, params = gymnax.make(name, **dict(static))
+        action_space = env.action_space(params)
+        prng_key = jax.eval_shape(lambda: jax.random.key(0))
+        state = jax.eval_shape(env.reset_env, prng_key, params)[1]
+        action = jax.ShapeDtypeStruct(action_space.shape, action_space.dtype)
+        # States start with Python's numbers and become arrays of another (or of no longer weak) type after a step.
+        for _ in range(3):
+            before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+            state = jax.eval_shape(env.step_env, prng_key, before, action, params)[1]
+    return _Blueprint(env, params, jax.tree.map(lambda x: np.dtype(x.dtype), state))
+
+
+def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), state, dtypes)
+
+
+def _like(default: Any, value: Any) -> Any:
+    """`value` with the type of `default`: a Python number where it is one, else an array."""
+    if isinstance(default, jax.Array) or isinstance(value, jax.Array | np.ndarray):
+        dtype = jnp.result_type(default)
+        array = jnp.asarray(value)
+        if jnp.ndim(default) and array.shape[-jnp.ndim(default) :] != default.shape:
+            raise ValueError(f"shape {array.shape} is not {default.shape}")
+        return array.astype(dtype)
+    converted = type(default)(value)
+    if isinstance(value, str) or converted != value and not (math.isnan(converted) and math.isnan(value)):
+        raise ValueError(f"not of type {type(default).__name__}")
+    return converted
+
+
+def _hashable(value: Any) -> Hashable:
+    value = tuple(_hashable(v) for v in value) if isinstance(value, list | tuple) else value
+    hash(value)
+    return value
+
+
+# --- spaces ------------------------------------------------------------------------------------------------------
+
+
+def _spaces(name: str, blueprint: _Blueprint, params: PyTree) -> tuple[spaces.Space, spaces.Space]:
+    """The true spaces: those that gymnax declares, but for the exceptions."""
+    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        observation = _convert(blueprint.env.observation_space(params))
+        action = _convert(blueprint.env.action_space(params))
+    if name in WRONG_OBSERVATION_SPACES:
+        observation = WRONG_OBSERVATION_SPACES[name](observation, params)
+    return observation, action
+
+
+def _convert(space: Any) -> spaces.Space:
+    if isinstance(space, gymnax_spaces.Discrete):
+        return spaces.Discrete(int(space.n), np.dtype(space.dtype))
+    if isinstance(space, gymnax_spaces.Box):
+        shape = space.shape if isinstance(space.shape, tuple) else (int(space.shape),)
+        return spaces.Box(np.asarray(space.low), np.asarray(space.high), shape, np.dtype(space.dtype))
+    if isinstance(space, gymnax_spaces.Dict):
+        return spaces.Dict({k: _convert(child) for k, child in space.spaces.items()})
+    raise ConfigError(f"gymnax's space {space!r} has no counterpart in jaxrl")
+
+
+# Where gymnax 1.0.1 declares another observation space than its environment's observations lie in: a function from
+# what it declares, and the parameters, to the truth. Every entry is needed; `tests/envs/test_gymnax.py` shows it.
+WRONG_OBSERVATION_SPACES: dict[str, Any] = {}

@@ -1,0 +1,100 @@
+"""Environments by name, "suite:name". A suite is imported when it is first asked for."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics
+from jaxrl.errors import ConfigError, MissingExtraError, unknown
+from jaxrl.types import Environment, EnvironmentFactory, HostRecipe
+
+# Each module has `names()` and `make(name, **parameters)`, which returns a raw episodic environment.
+_SUITES = {"gymnax": "jaxrl.envs.gymnax"}
+_EXTRAS = {"brax": "brax"}  # suites whose package may be missing, and the extra that brings it
+_LATER = {"envpool": "the Sebulba topology", "gymnasium": "the Sebulba topology"}
+_REGISTERED: dict[str, EnvironmentFactory] = {}
+_AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {"exact": AutoReset, None: lambda env: env}
+
+
+def make(
+    name: str,
+    *,
+    wrappers: Sequence[Callable[[Environment], Environment]] = (),
+    auto_reset: str | None = "exact",
+    **parameters: Any,
+) -> Environment | HostRecipe:
+    """The environment `name` ("gymnax:CartPole-v1"), with episode statistics, ready for training.
+
+    Args:
+      name: "suite:name", one of `environments()`.
+      wrappers: functions from environment to environment, applied in order, under the auto-reset.
+      auto_reset: "exact" (`AutoReset`), or None: a raw environment, whose episodes end.
+      parameters: the environment's own; numbers become leaves, what changes shapes or the program is static.
+
+    Raises:
+      ConfigError: unknown suite, name or parameter (close names are suggested), or a suite that is not built yet.
+      MissingExtraError: the suite's package is not installed.
+    """
+    if auto_reset not in _AUTO_RESETS:
+        raise unknown("auto_reset", str(auto_reset), [str(k) for k in _AUTO_RESETS])
+    env = _factory(name)(**parameters)
+    if not isinstance(env, Environment):
+        if wrappers:
+            raise ConfigError(f"{name} is not a JAX environment, so it takes no wrappers of JAX environments")
+        return env
+    if env.resets:
+        return env
+    env = EpisodeStatistics(env)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return _AUTO_RESETS[auto_reset](env)
+
+
+def register(name: str, factory: EnvironmentFactory) -> None:
+    """Makes `make(name, **parameters)` call `factory(**parameters)`; `name` is "suite:name" and new.
+
+    Raises:
+      ConfigError: the name has no suite, or exists.
+    """
+    suite, _, rest = name.partition(":")
+    if not suite or not rest:
+        raise ConfigError(f"environment name {name!r} has no suite; register it as 'my:{name.strip(':')}'")
+    if suite in _LATER or suite in _SUITES or name in _REGISTERED:
+        raise ConfigError(f"environment name {name!r} is taken; choose another suite or name")
+    _REGISTERED[name] = factory
+
+
+def environments() -> list[str]:
+    """Every name that `make` knows, sorted; suites that are not installed are left out."""
+    known = list(_REGISTERED)
+    for suite in _SUITES:
+        if _installed(suite):
+            known += [f"{suite}:{n}" for n in importlib.import_module(_SUITES[suite]).names()]
+    return sorted(known)
+
+
+def _factory(name: str) -> EnvironmentFactory:
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    suite, colon, rest = name.partition(":")
+    if not colon:
+        homes = [known for known in environments() if known.partition(":")[2].lower() == name.lower()]
+        if homes:
+            raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")
+        raise unknown("environment", name, environments(), "names are 'suite:name'")
+    if suite in _LATER:
+        raise ConfigError(f"{name}: the {suite} suite is not built yet; it comes with {_LATER[suite]}")
+    if suite not in _SUITES:
+        registered = {known.partition(":")[0] for known in _REGISTERED}
+        if suite in registered:
+            raise unknown(f"{suite} environment", name, _REGISTERED)
+        raise unknown("suite", suite, {*_SUITES, *_LATER, *registered}, f"asked for {name!r}")
+    if not _installed(suite):
+        raise MissingExtraError(f"{name}", _EXTRAS[suite])
+    module = importlib.import_module(_SUITES[suite])
+    return lambda **parameters: module.make(rest, **parameters)
+
+
+def _installed(suite: str) -> bool:
+    return suite not in _EXTRAS or importlib.util.find_spec(_EXTRAS[suite]) is not None
