@@ -1,4 +1,4 @@
-"""Settings of every test, made before JAX starts: strict types and ranks, four CPU devices, no randomness between runs."""
+"""Settings of every test, made before JAX starts: strict types and ranks, four CPU devices, no chance."""
 
 import os
 
