@@ -1,0 +1,80 @@
+"""The layers that every network here is made of: dense and convolutional, orthogonal, with activations by name."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl.errors import unknown
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "elu": jax.nn.elu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "leaky_relu": jax.nn.leaky_relu,
+    "sigmoid": jax.nn.sigmoid,
+    "softplus": jax.nn.softplus,
+    "identity": lambda x: x,
+}
+
+HIDDEN_GAIN = math.sqrt(2.0)
+
+
+def activation(name: str) -> Callable[[jax.Array], jax.Array]:
+    """An activation by name.
+
+    Raises:
+      ConfigError: naming the close ones, if there is none of that name.
+    """
+    if name not in _ACTIVATIONS:
+        raise unknown("activation", str(name), _ACTIVATIONS)
+    return _ACTIVATIONS[name]
+
+
+def dense(inputs: int, outputs: int, gain: float, rngs: nnx.Rngs) -> nnx.Linear:
+    """A dense layer with an orthogonal kernel of the given gain (Saxe et al., 2014) and zero bias."""
+    return nnx.Linear(inputs, outputs, kernel_init=nnx.initializers.orthogonal(gain), rngs=rngs)
+
+
+def conv(inputs: int, outputs: int, kernel: int, stride: int, padding: str, rngs: nnx.Rngs) -> nnx.Conv:
+    """A square convolution over `[N, H, W, C]` with an orthogonal kernel of gain sqrt(2) and zero bias."""
+    return nnx.Conv(
+        inputs,
+        outputs,
+        (kernel, kernel),
+        strides=stride,
+        padding=padding,
+        kernel_init=nnx.initializers.orthogonal(HIDDEN_GAIN),
+        rngs=rngs,
+    )
+
+
+class DenseStack(nnx.Module):
+    """Dense layers, each followed by layer normalisation if asked for, and the activation.
+
+    Maps `[..., inputs]` to `[..., features]`.
+    """
+
+    def __init__(self, inputs: int, widths: tuple[int, ...], activation_name: str, layer_norm: bool, rngs: nnx.Rngs):
+        self.activation = activation(activation_name)
+        self.depth = len(widths)
+        self.layer_norm = layer_norm
+        for i, width in enumerate(widths):
+            setattr(self, f"layer_{i}", dense(inputs, width, HIDDEN_GAIN, rngs))
+            if layer_norm:
+                setattr(self, f"norm_{i}", nnx.LayerNorm(width, rngs=rngs))
+            inputs = width
+        self.features = inputs
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for i in range(self.depth):
+            x = getattr(self, f"layer_{i}")(x)
+            if self.layer_norm:
+                x = getattr(self, f"norm_{i}")(x)
+            x = self.activation(x)
+        return x
