@@ -17,7 +17,6 @@ from jaxrl import checkpoint
 from jaxrl.checkpoint import Checkpointer, read_manifest, restore
 from jaxrl.errors import CheckpointError
 
-
 # Orbax's event loop, after an error that is expected here.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 

@@ -1,0 +1,131 @@
+"""How far a run is: steps, steps a second, return and time left; in terminals, log files and notebooks."""
+
+import atexit
+import collections
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first that was seen is shown
+
+
+class ProgressBar:
+    """Shows a run's progress: a live bar in a terminal, one changing line in a notebook, else a line now and then.
+
+    Everything is drawn by `update`, on the caller's thread. Use it in a `with`, or call `close`: the terminal is as
+    before then, also after an exception.
+
+    Args:
+      console: where to; standard error if None.
+      interval: seconds between two lines where there is no terminal.
+      clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, *, console: Console | None = None, interval: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ):
+        self._console = console or Console(stderr=True)
+        self._interval = interval
+        self._clock = clock
+        self._bar: Progress | None = None
+        self._notebook: Any = None
+        self._open = False
+        self._metrics: dict[str, float] = {}
+        self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)
+        self._shown_step = -1
+        self._shown_at = -math.inf
+
+    def start(self, total: int, initial: int = 0) -> None:
+        """Begins: `total` steps in all, of which `initial` were done before."""
+        self.total, self.step = total, initial
+        self._recent.append((self._clock(), initial))
+        self._open = True
+        if self._console.is_jupyter:
+            from IPython.display import display
+
+            self._notebook = display(_Line(self._line()), display_id=True)
+        elif self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._bar = Progress(
+                BarColumn(bar_width=None), TextColumn("{task.description}"), console=self._console, auto_refresh=False
+            )
+            atexit.register(self.close)
+            self._bar.start()
+            self._bar.add_task(self._line(), total=total, completed=initial)
+            self._bar.refresh()
+
+    def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
+        """`step` steps are done; `metrics` are the newest."""
+        self.step = step
+        self._metrics.update({k: v for k, v in (metrics or {}).items() if v is not None and math.isfinite(v)})
+        self._recent.append((self._clock(), step))
+        self._show(last=False)
+
+    def note(self, text: str) -> None:
+        """Prints a line of text, above the bar where there is one."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Shows the last state and leaves the terminal as it was. May be called twice."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self._show(last=True)
+        finally:
+            if self._bar is not None:
+                self._bar.stop()
+                atexit.unregister(self.close)
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def steps_per_second(self) -> float:
+        """Over the last updates; NaN before the second."""
+        (then, start), (now, step) = self._recent[0], self._recent[-1]
+        return (step - start) / (now - then) if now > then else math.nan
+
+    def _show(self, last: bool) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self.step, description=self._line())
+            self._bar.refresh()
+        elif self._notebook is not None:
+            self._notebook.update(_Line(self._line()))
+        elif self._clock() - self._shown_at >= self._interval or (last and self.step != self._shown_step):
+            self._shown_at, self._shown_step = self._clock(), self.step
+            self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+
+    def _line(self) -> str:
+        parts = [f"{self.step:,} / {self.total:,} steps"]
+        rate = self.steps_per_second
+        if math.isfinite(rate):
+            parts.append(f"{rate:,.0f} steps/s")
+        value = next((self._metrics[name] for name in RETURN_METRICS if name in self._metrics), None)
+        if value is not None:
+            parts.append(f"return {value:.4g}")
+        if math.isfinite(rate) and rate > 0:
+            parts.append(f"{_duration(max(self.total - self.step, 0) / rate)} left")
+        return "  ".join(parts)
+
+
+class _Line:
+    """A line of text that a notebook shows as it is, without quotes."""
+
+    def __init__(self, text: str):
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
