@@ -220,6 +220,7 @@ class TransitionBatch:
     steps: jax.Array  # [batch] how many steps the transition really spans, 1..n
     bootstrap: jax.Array  # [batch] bool
     next_observation: PyTree
+    weight: jax.Array  # [batch] bool: False where there is nothing to learn from
     action_mask: PyTree | None = None
     next_action_mask: PyTree | None = None
 
@@ -262,6 +263,7 @@ class Replicas(Protocol):
     """
 
     shards: int  # logical shards on this device, static
+    devices: int  # how many devices share the work, static
     first_shard: jax.Array | int
 
     def mean(self, tree: PyTree) -> PyTree: ...

@@ -19,6 +19,10 @@ class SingleReplica:
     shards: int = 1
 
     @property
+    def devices(self) -> int:
+        return 1
+
+    @property
     def first_shard(self) -> int:
         return 0
 
@@ -49,6 +53,10 @@ class MeshReplicas:
 
     axis_name: str | tuple[str, ...]
     shards: int = 1
+
+    @property
+    def devices(self) -> int:
+        return jax.lax.axis_size(self.axis_name)
 
     @property
     def first_shard(self) -> jax.Array:

@@ -1,0 +1,211 @@
+"""Proximal policy optimisation (Schulman et al., 2017, arXiv:1707.06347), clipped or with an adaptive KL penalty."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.algos import minibatches, policy_gradient
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.optimisers import Adam, Optimiser, descend, weighted_mean
+from jaxrl.algos.policy_gradient import PolicyCarry, PolicyState
+from jaxrl.schedules import Scalar
+from jaxrl.networks import ActorCritic
+from jaxrl.types import ActorOutput, ActorState, EnvSpec, Network, Replicas, RolloutBatch, Source, TimeStep, UpdateInfo
+
+
+@algorithm
+class PPO:
+    """PPO with generalised advantages; feed-forward or recurrent by its network."""
+
+    learning_rate: Scalar = number(2.5e-4, above=0, help="step size; of the policy, if the value has its own")
+    value_learning_rate: Scalar | None = number(None, above=0, help="the value network's own step size")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
+    gae_lambda: Scalar = number(0.95, low=0, high=1, help="of generalised advantages; 1 is Monte Carlo")
+    clip: Scalar = number(0.2, above=0, help="how far the probability ratio may go from 1")
+    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
+    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
+    max_grad_norm: Scalar | None = number(0.5, above=0, help="largest global norm of a gradient; None: no limit")
+    kl_target: Scalar = number(0.01, above=0, help="objective=kl: the divergence aimed at")
+    kl_cutoff_cost: Scalar = number(1000.0, low=0, help="objective=kl: weight of the hinge at twice the target")
+    initial_penalty: Scalar = number(1.0, above=0, help="objective=kl: first weight of the divergence")
+    observation_clip: Scalar = number(10.0, above=0, help="of normalised observations")
+    reward_clip: Scalar = number(10.0, above=0, help="of normalised rewards")
+    objective: str = static("clip", choices=("clip", "kl"), help="clipped ratio, or adaptive KL penalty")
+    rollout_length: int = static(128, low=1, help="rows of every environment a batch; the longest episode, if whole")
+    epochs: int = static(4, low=1, help="passes over a batch")
+    minibatches: int = static(4, low=1, help="steps a pass")
+    clip_value: bool = static(True, help="limit a value's move by `clip` too")
+    normalize_advantage: bool = static(True, help="per minibatch")
+    normalize_observation: bool = static(False, help="by running mean and deviation")
+    normalize_reward: bool = static(False, help="by the running deviation of the discounted return")
+    whole_episodes: bool = static(False, help="a batch is one whole episode of every environment")
+    bootstrap_truncated: bool = static(True, help="False treats time limits as ends, as BatchPPO and purejaxrl do")
+    optimiser: Optimiser = number(Adam(eps=1e-5))
+    network: Network = static(ActorCritic())
+
+    @property
+    def recurrent(self) -> bool:
+        return policy_gradient.is_recurrent(self.network)
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        return (
+            field_problems(self)
+            + policy_gradient.minibatch_problems(self, num_envs, shards)
+            + policy_gradient.network_problems(self, spec)
+        )
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"rollout": policy_gradient.source(self)}
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
+        return policy_gradient.init(self, key, spec)
+
+    def actor(self, state: PolicyState) -> ActorState:
+        return policy_gradient.actor(state)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array) -> PolicyCarry:
+        return policy_gradient.initial_carry(self, spec)
+
+    def act(
+        self,
+        actor: ActorState,
+        timestep: TimeStep,
+        carry: PolicyCarry,
+        key: jax.Array,
+        *,
+        spec: EnvSpec,
+        explore: bool,
+    ) -> ActorOutput:
+        return policy_gradient.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
+
+    def update(
+        self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[PolicyState, UpdateInfo]:
+        rollout: RolloutBatch = batch["rollout"]
+        rows = rollout.rows
+        advantages, targets = policy_gradient.advantages(self, state.params, rollout, spec)
+        data = {
+            "timesteps": policy_gradient.observe(self, rollout.timesteps, rollout.statistics),
+            "action": rows.action,
+            "old": rows.extras,
+            "advantage": advantages,
+            "target": targets,
+            "weight": rows.weight,
+        }
+        cut = policy_gradient.minibatch_cutter(self, data, rollout.carry, key, replicas)
+
+        def step(learner, indices):
+            params, optimiser = learner
+            minibatch, carry = cut.take(indices)
+            gradients, metrics = jax.grad(self._loss, has_aux=True)(
+                params, minibatch, carry, state.penalty, spec, replicas
+            )
+            params, optimiser, norm = descend(
+                self.optimiser,
+                params,
+                gradients,
+                optimiser,
+                learning_rate={"policy": self.learning_rate, "value": self._value_rate},
+                max_grad_norm=self.max_grad_norm,
+                replicas=replicas,
+            )
+            return (params, optimiser), metrics | {"gradient_norm": norm}
+
+        (params, optimiser), metrics = jax.lax.scan(step, (state.params, state.optimiser), cut.indices)
+        metrics = replicas.mean(jax.tree.map(jnp.mean, metrics))
+        metrics["explained_variance"] = policy_gradient.explained_variance(
+            targets, rows.extras["value"], rows.weight, replicas
+        )
+        metrics["learning_rate"] = jnp.asarray(self.learning_rate)
+        new = state.replace(
+            params=params,
+            optimiser=optimiser,
+            statistics=policy_gradient.update_statistics(self, state.statistics, rollout, replicas),
+            updates=state.updates + 1,
+        )
+        if self.objective == "kl":
+            divergence = self._divergence(params, data, rollout, spec, replicas)
+            new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target))
+            metrics |= {"penalty": new.penalty, "kl_after_update": divergence}
+        return new, UpdateInfo(metrics)
+
+    @property
+    def _value_rate(self):
+        return self.learning_rate if self.value_learning_rate is None else self.value_learning_rate
+
+    def _loss(self, params, minibatch, carry, penalty, spec, replicas):
+        old, weight = minibatch["old"], minibatch["weight"]
+        output = policy_gradient.unrolled(self, params, minibatch["timesteps"], carry, spec)
+        log_prob = output.distribution.log_prob(minibatch["action"])
+        log_ratio = log_prob - old["log_prob"]
+        advantage = minibatch["advantage"]
+        if self.normalize_advantage:
+            advantage = policy_gradient.standardised(advantage, weight, replicas)
+
+        def mean(x):
+            return weighted_mean(x, weight, replicas)
+
+        if self.objective == "clip":
+            policy_loss = mean(clipped_surrogate(log_ratio, advantage, self.clip))
+        else:
+            # The hinge is of the mean divergence over all devices, so its value must be global here: each device
+            # contributes the gradient of its own share.
+            divergence = mean(old["distribution"].kl(output.distribution))
+            everywhere = jax.lax.stop_gradient(replicas.mean(divergence) - divergence) + divergence
+            policy_loss = mean(-jnp.exp(log_ratio) * advantage) + kl_penalty(
+                everywhere, penalty, self.kl_target, self.kl_cutoff_cost
+            )
+        value_clip = self.clip if self.clip_value else None
+        value_loss = mean(squared_value_error(output.value, old["value"], minibatch["target"], value_clip))
+        entropy = mean(output.distribution.entropy())
+        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        return loss, {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "approximate_kl": mean(jnp.expm1(log_ratio) - log_ratio),
+            "clip_fraction": mean((jnp.abs(jnp.expm1(log_ratio)) > self.clip).astype(jnp.float32)),
+        }
+
+    def _divergence(self, params, data, rollout, spec, replicas):
+        output = policy_gradient.unrolled(self, params, data["timesteps"], rollout.carry, spec)
+        divergence = data["old"]["distribution"].kl(output.distribution)
+        return replicas.mean(weighted_mean(divergence, data["weight"], replicas))
+
+
+def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) -> jax.Array:
+    """The clipped policy objective, equation 7, negated so that it is minimised.
+
+    Args:
+      log_ratio: log pi(a|o) now minus when acting, any shape.
+      advantage: the same shape.
+      clip: epsilon.
+
+    Returns:
+      The loss of every entry, the same shape.
+    """
+    ratio = jnp.exp(log_ratio)
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantage)
+
+
+def squared_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: Scalar | None) -> jax.Array:
+    """Half the squared error of the value, the larger of that and of the value moved by at most `clip`."""
+    error = jnp.square(value - target)
+    if clip is not None:
+        limited = old_value + jnp.clip(value - old_value, -clip, clip)
+        error = jnp.maximum(error, jnp.square(limited - target))
+    return 0.5 * error
+
+
+def kl_penalty(divergence: jax.Array, penalty: jax.Array, target: Scalar, cutoff_cost: Scalar) -> jax.Array:
+    """Equation 8 with BatchPPO's hinge (Hafner et al., 2017): beta KL + 1000 max(0, KL - 2 target)^2."""
+    return penalty * divergence + cutoff_cost * jnp.square(jnp.maximum(divergence - 2.0 * target, 0.0))
+
+
+def adapted_penalty(penalty: jax.Array, divergence: jax.Array, target: Scalar) -> jax.Array:
+    """The penalty for the next batch: times 1.5 above 1.3 times the target, divided by 1.5 below 0.7 times it."""
+    raised = jnp.where(divergence > 1.3 * target, penalty * 1.5, penalty)
+    return jnp.where(divergence < 0.7 * target, penalty / 1.5, raised)

@@ -1,0 +1,71 @@
+"""A JAX environment served as a host environment: what the equality of topologies is tested with."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl import keys
+from jaxrl.spaces import Space
+from jaxrl.types import Environment, PyTree, TimeStep
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ServedFromHost:
+    """The recipe: `env`, a JAX environment, stepped from the host like any other."""
+
+    env: Environment
+
+    @property
+    def name(self) -> str:
+        return self.env.name
+
+    @property
+    def observation_space(self) -> Space:
+        return self.env.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        return self.env.action_space
+
+    def build(self, num_envs: int, seed: int) -> "JaxHostEnvironment":
+        """`num_envs` environments whose keys are those that a compiled run of the same seed gives them."""
+        return JaxHostEnvironment(self.env, num_envs, seed)
+
+
+class JaxHostEnvironment:
+    """A batch of one JAX environment behind the host protocol: numpy in, numpy out."""
+
+    def __init__(self, env: Environment, num_envs: int, seed: int):
+        self.num_envs = num_envs
+        self._env = env
+        self._roots = keys.environment_keys(jax.random.key(seed), jnp.arange(num_envs, dtype=jnp.int32))
+        self._state: PyTree = None
+        self._ticks = 0
+
+    def reset(self) -> TimeStep:
+        self._ticks = 0
+        self._state, timestep = _reset(self._env, self._roots)
+        return jax.tree.map(np.asarray, timestep)
+
+    def step(self, actions: PyTree) -> TimeStep:
+        if self._state is None:
+            raise RuntimeError(f"{self._env.name} was stepped before it was reset; call reset() first")
+        self._state, timestep = _step(self._env, self._state, actions, self._roots, np.uint32(self._ticks))
+        self._ticks += 1
+        return jax.tree.map(np.asarray, timestep)
+
+    def close(self) -> None:
+        self._state = None
+
+
+@jax.jit
+def _reset(env, roots):
+    return jax.vmap(env.reset)(keys.reset_keys(roots))
+
+
+@partial(jax.jit, donate_argnums=1)
+def _step(env, state, actions, roots, tick):
+    return jax.vmap(env.step)(state, actions, keys.tick_keys(roots, tick, 1)[0])

@@ -1,0 +1,210 @@
+"""Anakin (Hessel et al., 2021, arXiv:2104.06272): environments, replay and learner in one compiled program."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl import keys
+from jaxrl.buffers import uniform
+from jaxrl.parallel import learner
+from jaxrl.parallel import mesh as meshes
+from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.learner import Report
+from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
+from jaxrl.parallel.rollout import EpisodeSums, RunState
+from jaxrl.schedules import at
+from jaxrl.types import Algorithm, Counter, Environment, EnvSpec, Episodes, Replay, Replicas, RolloutBatch, env_spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Anakin:
+    """Everything on the accelerator: `num_envs` environments, sharded over `devices`.
+
+    Args:
+      num_envs: environments over all devices together.
+      devices: how many devices of this process; None: all accelerators, or one CPU.
+      shards: logical groups of environments that minibatches are drawn within; the same for any number of devices
+        gives the same run. None: the largest of 8, 4, 2, 1 that the algorithm can work with.
+    """
+
+    num_envs: int = 64
+    devices: int | None = None
+    shards: int | None = None
+
+    def bind(self, algo: Algorithm, env: Environment) -> "AnakinProgram":
+        """Checks everything that can be checked before compiling, and fixes the program.
+
+        Raises:
+          ConfigError: with every problem found.
+        """
+        spec = env_spec(env)
+        devices = meshes.local_device_count() if self.devices is None else self.devices
+        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards)
+        return AnakinProgram(spec, self.num_envs, devices, shards)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnakinProgram:
+    """The pure functions of one run, and their compiled forms. Static: a key of the compilation cache."""
+
+    spec: EnvSpec
+    num_envs: int
+    devices: int
+    shards: int
+
+    @property
+    def _replicas(self) -> Replicas:
+        if self.devices == 1:
+            return SingleReplica(self.shards)
+        return MeshReplicas("data", self.shards // self.devices)
+
+    def rows_per_iteration(self, algo: Algorithm) -> int:
+        return ro.rollout_length(algo) * self.num_envs
+
+    def init(self, algo: Algorithm, env: Environment, key: jax.Array) -> RunState:
+        """The state of a run that has not begun; pure."""
+        env_index = jnp.arange(self.num_envs, dtype=jnp.int32)
+        initial = at(algo, jnp.float32(0.0)).init(keys.initial_key(key), self.spec)
+        roots = keys.environment_keys(key, env_index)
+        env_state, timestep = jax.vmap(env.reset)(keys.reset_keys(roots))
+        timestep = ro.first_timestep(timestep, self.spec)
+        carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index))(env_index)
+        state = RunState(initial, env_state, timestep, carry, {}, key, Counter.zero())
+        rows = jax.eval_shape(lambda: self._collect(at(algo, jnp.float32(0.0)), env, state, 0)[1].rows)
+        return state.replace(buffers=learner.empty_buffers(algo, rows, self.num_envs))
+
+    def _collect(
+        self, algo: Algorithm, env: Environment, state: RunState, first_env: Any
+    ) -> tuple[RunState, RolloutBatch, EpisodeSums]:
+        """Acts for one rollout with the learner as it is."""
+        length = ro.rollout_length(algo)
+        actor = algo.actor(state.learner)
+        env_index = first_env + jnp.arange(state.timestep.first.shape[0], dtype=jnp.int32)
+        roots = keys.environment_keys(state.key, env_index)
+        env_keys = keys.tick_keys(roots, state.ticks.low, length)
+        act_keys = keys.tick_keys(keys.policy_keys(state.key, env_index), state.ticks.low, length)
+        whole_episodes = any(isinstance(source, Episodes) for source in algo.experience.values())
+        env_state, timestep, carry = state.env_state, state.timestep, state.carry
+        if whole_episodes:
+            env_state, timestep = jax.vmap(env.reset)(jax.vmap(lambda key: jax.random.fold_in(key, 1))(env_keys[0]))
+            timestep = ro.first_timestep(timestep, self.spec)
+        initial = carry
+
+        def step(moment, tick_keys):
+            env_state, timestep, carry = moment
+            env_key, act_key = tick_keys
+            output = algo.act(actor, timestep, carry, act_key, spec=self.spec, explore=True)
+            env_state, following = jax.vmap(env.step)(env_state, output.action, env_key)
+            following = ro.with_previous_action(following, output.action)
+            return (env_state, following, output.carry), (timestep, output.action, output.extras)
+
+        moment, (timesteps, action, extras) = jax.lax.scan(step, (env_state, timestep, carry), (env_keys, act_keys))
+        env_state, final, carry = moment
+        batch = ro.assemble(
+            timesteps,
+            final,
+            action,
+            extras,
+            carry=initial,
+            final_carry=carry,
+            statistics=actor.statistics,
+            whole_episodes=whole_episodes,
+        )
+        episodes = ro.episode_sums(batch.rows, timesteps, final)
+        state = state.replace(env_state=env_state, timestep=final, carry=carry, ticks=state.ticks.add(length))
+        return state, batch, episodes
+
+    def iterate(
+        self, algo: Algorithm, env: Environment, state: RunState, total_ticks: jax.Array
+    ) -> tuple[RunState, Report]:
+        """One iteration of one run on this device: collect, store, update. Pure; the report is this device's."""
+        replicas = self._replicas
+        algo = at(algo, jnp.minimum(state.ticks.as_float() / total_ticks, 1.0))
+        tick = state.ticks.low
+        first_env = replicas.first_shard * (self.num_envs // self.shards)
+        state, collected, episodes = self._collect(algo, env, state, first_env)
+        return learner.learn(
+            algo, state, collected, episodes, tick=tick, spec=self.spec, num_envs=self.num_envs, replicas=replicas
+        )
+
+    def advance(
+        self,
+        algo: Algorithm,
+        env: Environment,
+        state: RunState,
+        length: jax.Array,
+        total_ticks: jax.Array,
+        *,
+        iterate: Callable | None = None,
+    ) -> tuple[RunState, Report]:
+        """`length` iterations (traced) on this device. Pure; `iterate` may be a mapped form of `self.iterate`."""
+        iterate = iterate or self.iterate
+        shapes = jax.eval_shape(lambda state: iterate(algo, env, state, total_ticks)[1], state)
+
+        def body(number, carried):
+            state, total = carried
+            state, report = iterate(algo, env, state, total_ticks)
+            return state, total.add(report, number)
+
+        state, report = jax.lax.fori_loop(0, length, body, (state, Report.zeros_like(shapes)))
+        return state, report.over(self._replicas)
+
+    # --- compiled forms ----------------------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        return meshes.data_mesh(self.devices)
+
+    def partition(self, algo: Algorithm) -> RunState:
+        """How a run's state lies on the mesh: a prefix tree of partition specs."""
+        data, everywhere = PartitionSpec("data"), PartitionSpec()
+        replays = [name for name, source in algo.experience.items() if isinstance(source, Replay)]
+        return RunState(
+            learner=everywhere,
+            env_state=data,
+            timestep=data,
+            carry=data,
+            buffers={name: uniform.partition("data") for name in replays},
+            key=everywhere,
+            ticks=everywhere,
+        )
+
+    def shardings(self, algo: Algorithm) -> RunState:
+        """The same as shardings, for placing a state that was read from disk."""
+        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.partition(algo), is_leaf=is_spec)
+
+    def start(self, algo: Algorithm, env: Environment, seed: int) -> RunState:
+        """`init`, compiled, with every leaf where it belongs."""
+        return jax.jit(self.init, out_shardings=self.shardings(algo))(algo, env, jax.random.key(seed))
+
+    def chunk(
+        self, algo: Algorithm, env: Environment, state: RunState, length: int, total_ticks: int
+    ) -> tuple[RunState, Report]:
+        """`length` iterations in one call, dispatched and not awaited. The buffers of `state` are donated."""
+        return _chunk(
+            self, algo, env, state.replace(buffers={}), state.buffers, jnp.int32(length), jnp.float32(total_ticks)
+        )
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=4)
+def _chunk(program, algo, env, state, buffers, length, total_ticks):
+    # Only the buffers are donated: they are large, and the rest of the state before a chunk is what is kept when
+    # the chunk turns out to have met NaN.
+    state = state.replace(buffers=buffers)
+    if program.devices == 1:
+        return program.advance(algo, env, state, length, total_ticks)
+    partition, everywhere = program.partition(algo), PartitionSpec()
+    advance = jax.shard_map(
+        program.advance,
+        mesh=program.mesh,
+        in_specs=(everywhere, everywhere, partition, everywhere, everywhere),
+        out_specs=(partition, everywhere),
+        check_vma=False,
+    )
+    return advance(algo, env, state, length, total_ticks)

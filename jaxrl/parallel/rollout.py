@@ -1,0 +1,177 @@
+"""What every topology does alike while acting: the state of a run, turning moments into rows, and counting."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl import spaces
+from jaxrl.types import (
+    Algorithm,
+    Counter,
+    EnvSpec,
+    Episodes,
+    Metrics,
+    PyTree,
+    Replay,
+    Rollout,
+    RolloutBatch,
+    TimeStep,
+    Trajectory,
+)
+
+@struct.dataclass
+class RunState:
+    """Everything a run is; a checkpoint holds all of it."""
+
+    learner: PyTree
+    env_state: PyTree  # [B, ...]; () where environments are on the host
+    timestep: TimeStep  # [B, ...] the moment to act at
+    carry: PyTree  # [B, ...]
+    buffers: dict[str, PyTree]
+    key: jax.Array  # the run's root key, constant
+    ticks: Counter  # rows of one environment so far
+
+
+def rollout_length(algo: Algorithm) -> int:
+    """How many rows of every environment one iteration collects: the longest that any source asks for."""
+    lengths = {
+        name: source.max_length
+        if isinstance(source, Episodes)
+        else source.length
+        if isinstance(source, Rollout)
+        else source.rollout_length
+        for name, source in algo.experience.items()
+    }
+    return max(lengths.values())
+
+
+def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
+    """The moment after `action` [B, ...], which it remembers unless it begins an episode."""
+
+    def zero_where_first(x):
+        mask = timestep.first.reshape(timestep.first.shape + (1,) * (x.ndim - timestep.first.ndim))
+        return jnp.where(mask, jnp.zeros_like(x), x)
+
+    return timestep.replace(previous_action=jax.tree.map(zero_where_first, action))
+
+
+def first_timestep(timestep: TimeStep, spec: EnvSpec) -> TimeStep:
+    """A run's first moment [B, ...], with a previous action of zeros."""
+    batch = timestep.first.shape
+    zero = jax.tree.map(lambda x: jnp.zeros(batch + x.shape, x.dtype), spaces.zeros(spec.action_space))
+    return timestep.replace(previous_action=zero)
+
+
+def assemble(
+    timesteps: TimeStep,
+    final: TimeStep,
+    action: PyTree,
+    extras: dict[str, PyTree],
+    *,
+    carry: PyTree,
+    final_carry: PyTree,
+    statistics: PyTree,
+    whole_episodes: bool,
+) -> RolloutBatch:
+    """Rows from the moments they were taken at `[T, B]`, the actions taken there, and the moment after the last.
+
+    With `whole_episodes` every environment began an episode at the first row, and what follows its end is masked.
+    """
+
+    def following(x, x_final):
+        return jnp.concatenate([x[1:], x_final[None]])
+
+    weight = ~timesteps.last
+    if whole_episodes:
+        weight = jnp.cumsum(timesteps.last.astype(jnp.int32), axis=0) == 0
+    rows = Trajectory(
+        observation=timesteps.observation,
+        action=action,
+        reward=jnp.where(weight, following(timesteps.reward, final.reward), 0.0),
+        terminated=weight & following(timesteps.terminated, final.terminated),
+        truncated=weight & following(timesteps.truncated, final.truncated),
+        first=timesteps.first,
+        weight=weight,
+        action_mask=timesteps.action_mask,
+        extras=extras,
+    )
+    return RolloutBatch(
+        rows=rows,
+        timesteps=timesteps.replace(episode=None),
+        final=final.replace(episode=None),
+        carry=carry,
+        final_carry=final_carry,
+        statistics=statistics,
+    )
+
+
+@struct.dataclass
+class EpisodeSums:
+    """Sums over the episodes that ended, so that they can be added over ticks, devices and chunks."""
+
+    count: jax.Array
+    returns: jax.Array
+    squares: jax.Array
+    length: jax.Array
+    steps: jax.Array  # real environment steps: rows that count
+
+    @classmethod
+    def zero(cls) -> "EpisodeSums":
+        return cls(*(jnp.float32(0.0) for _ in range(5)))
+
+    def __add__(self, other: "EpisodeSums") -> "EpisodeSums":
+        return jax.tree.map(jnp.add, self, other)
+
+    def metrics(self) -> Metrics:
+        """Means over the episodes that ended; NaN where none did."""
+        mean = self.returns / self.count
+        variance = self.squares / self.count - mean**2
+        return {
+            "episodes": self.count,
+            "return_mean": mean,
+            "return_std": abs(variance) ** 0.5,
+            "length_mean": self.length / self.count,
+            "environment_steps": self.steps,
+        }
+
+
+def episode_sums(rows: Trajectory, timesteps: TimeStep, final: TimeStep) -> EpisodeSums:
+    """What ended within these rows."""
+    ended = (rows.terminated | rows.truncated).astype(jnp.float32)
+
+    def at_end(x, x_final):
+        return jnp.concatenate([x[1:], x_final[None]]).astype(jnp.float32) * ended
+
+    returns = at_end(timesteps.episode.returns, final.episode.returns)
+    return EpisodeSums(
+        count=jnp.sum(ended),
+        returns=jnp.sum(returns),
+        squares=jnp.sum(jnp.square(returns)),
+        length=jnp.sum(at_end(timesteps.episode.length, final.episode.length)),
+        steps=jnp.sum(rows.weight.astype(jnp.float32)),
+    )
+
+
+def source_problems(algo: Algorithm, num_envs: int, shards: int) -> list[str]:
+    """Why these sources cannot be served with `num_envs` environments in `shards` groups; empty if they can."""
+    problems = []
+    for name, source in algo.experience.items():
+        if not isinstance(source, Replay):
+            continue
+        label = f"{type(algo).__name__} source {name!r}:"
+        if source.capacity < source.min_size:
+            problems.append(f"{label} capacity={source.capacity} is less than min_size={source.min_size}; raise it")
+        if source.capacity < num_envs * (source.n_step + 1 + source.rollout_length):
+            least = num_envs * (source.n_step + 1 + source.rollout_length)
+            problems.append(
+                f"{label} capacity={source.capacity} cannot hold {num_envs} environments; use {least} at least"
+            )
+        if source.batch_size % shards:
+            problems.append(
+                f"{label} batch_size={source.batch_size} does not divide over {shards} shards; use a multiple of it"
+            )
+    return problems
+
+

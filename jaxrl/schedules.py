@@ -1,0 +1,1 @@
+from jaxrl.algos.schedules import *  # noqa
