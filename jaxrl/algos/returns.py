@@ -82,12 +82,12 @@ def lambda_returns(
       Returns, shape (T, B); the row's own value where weight is False.
     """
     _check(rewards, values, bootstrap_value, terminated, truncated, weight)
-    following = _following(values, bootstrap_value)
-    ends = terminated | truncated
-    carried = jnp.where(weight & ~ends, gamma * return_lambda, 0.0)
-    bootstrapped = jnp.where(ends, gamma, gamma * (1.0 - return_lambda)) * jnp.where(terminated, 0.0, following)
-    last = jnp.where(weight, rewards + bootstrapped, values)
-    return _backward_sum(last, carried, bootstrap_value)
+    following = jnp.where(terminated, 0.0, _following(values, bootstrap_value))
+    next_weight = _following(weight, jnp.zeros_like(weight[0]))
+    continues = weight & ~(terminated | truncated) & next_weight
+    bootstrapped = jnp.where(continues, gamma * (1.0 - return_lambda), gamma) * following
+    one_step = jnp.where(weight, rewards + bootstrapped, 0.0)
+    return jnp.where(weight, _backward_sum(one_step, jnp.where(continues, gamma * return_lambda, 0.0)), values)
 
 
 def discounted_returns(
@@ -275,12 +275,15 @@ def _td_errors(rewards, predictions, values, bootstrap_value, terminated, weight
     return jnp.where(weight, rewards + gamma * following - predictions, 0.0)
 
 
-def _backward_sum(x, coefficients, last=None):
-    """y_t = x_t + coefficients_t y_{t+1}, with y_T = `last` [B] or 0."""
+def _backward_sum(x, coefficients):
+    """y_t = x_t + coefficients_t y_{t+1}, with y_T = 0.
+
+    A plain scan: on CPU it takes 7, 18 and 196 us for 4, 64 and 2048 environments of 128 rows, where unrolling it 16
+    times takes 60, 92 and 1787 us and `jax.lax.associative_scan` 37, 130 and 975 us.
+    """
 
     def step(y, row):
         y = row[0] + row[1] * y
         return y, y
 
-    initial = jnp.zeros_like(x[0]) if last is None else last
-    return jax.lax.scan(step, initial, (x, coefficients), reverse=True)[1]
+    return jax.lax.scan(step, jnp.zeros_like(x[0]), (x, coefficients), reverse=True)[1]

@@ -1,0 +1,427 @@
+"""Returns against sums written out from their definitions, against rlax, and by their properties."""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl.algos import returns
+
+T, B, ACTIONS = 14, 3, 3
+GOLDEN = json.loads((pathlib.Path(__file__).parent.parent / "golden" / "rlax_returns.json").read_text())
+SEEDS = st.integers(0, 2**32 - 1)
+DISCOUNTS = st.floats(0.0, 1.0, width=32)
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+quick = settings(max_examples=30)
+
+jitted = {
+    name: jax.jit(getattr(returns, name), static_argnames="n" if name == "n_step_returns" else ())
+    for name in ("gae", "lambda_returns", "discounted_returns", "n_step_returns", "vtrace", "retrace", "q_lambda")
+}
+
+
+def rows(seed, time=T, masked=True):
+    """Random rows that keep the row convention, with both endings and, if asked, masked stretches without an ending."""
+    rng = np.random.default_rng(seed)
+    terminated = rng.random((time, B)) < 0.15
+    truncated = (rng.random((time, B)) < 0.15) & ~terminated
+    weight = np.ones((time, B), bool)
+    for t in range(1, time):
+        weight[t] = ~((terminated | truncated)[t - 1] & weight[t - 1])
+    if masked:
+        weight &= rng.random((time, B)) > 0.1
+    terminated, truncated = terminated & weight, truncated & weight
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    return {
+        "rewards": normal(time, B) * weight,
+        "values": normal(time, B),
+        "bootstrap_value": normal(B),
+        "terminated": terminated,
+        "truncated": truncated,
+        "weight": weight,
+        "q_values": normal(time, B),
+        "all_q": normal(time, B, ACTIONS),
+        "bootstrap_q": normal(B, ACTIONS),
+        "rhos": np.exp(normal(time, B)),
+    }
+
+
+COMMON = ("rewards", "values", "bootstrap_value", "terminated", "truncated", "weight")
+
+
+def call(name, data, *arguments, **keywords):
+    """One of the functions, on jnp arrays of `data`, in the order of its signature."""
+    order = {
+        "vtrace": ("rewards", "values", "bootstrap_value", "rhos", "terminated", "truncated", "weight"),
+        "retrace": ("rewards", "q_values", "values", "bootstrap_value", "rhos", "terminated", "truncated", "weight"),
+        "q_lambda": ("rewards", "all_q", "bootstrap_q", "terminated", "truncated", "weight"),
+    }.get(name, COMMON)
+    return jitted[name](*(jnp.asarray(data[field]) for field in order), *arguments, **keywords)
+
+
+# --- the definitions, written out ----------------------------------------------------------------------------------
+
+
+class Definition:
+    """Every return as the sum that its paper writes, in float64, one row and environment at a time."""
+
+    def __init__(self, data, gamma):
+        self.data, self.gamma = data, gamma
+        self.time = data["rewards"].shape[0]
+
+    def following(self, t, b, values="values", bootstrap="bootstrap_value"):
+        """The value of the observation after row t, 0 where the task ended."""
+        if self.data["terminated"][t, b]:
+            return 0.0
+        return float(self.data[bootstrap][b] if t + 1 == self.time else self.data[values][t + 1, b])
+
+    def steps(self, t, b):
+        """The rows of the same episode from t on, as far as they were seen."""
+        found = []
+        while t < self.time and self.data["weight"][t, b]:
+            found.append(t)
+            if self.data["terminated"][t, b] or self.data["truncated"][t, b]:
+                break
+            t += 1
+        return found
+
+    def td_error(self, t, b, predictions="values"):
+        prediction = float(self.data[predictions][t, b])
+        return float(self.data["rewards"][t, b]) + self.gamma * self.following(t, b) - prediction
+
+    def n_step(self, t, b, n):
+        steps = self.steps(t, b)[:n]
+        rewards = sum(self.gamma**k * float(self.data["rewards"][s, b]) for k, s in enumerate(steps))
+        return rewards + self.gamma ** len(steps) * self.following(steps[-1], b)
+
+    def lambda_return(self, t, b, lam):
+        longest = len(self.steps(t, b))
+        mixed = sum((1 - lam) * lam ** (n - 1) * self.n_step(t, b, n) for n in range(1, longest))
+        return mixed + lam ** (longest - 1) * self.n_step(t, b, longest)
+
+    def gae(self, t, b, lam):
+        return sum((self.gamma * lam) ** k * self.td_error(s, b) for k, s in enumerate(self.steps(t, b)))
+
+    def vtrace_value(self, s, b, lam, clip_rho, clip_c):
+        rhos = self.data["rhos"].astype(np.float64)
+        total, steps = float(self.data["values"][s, b]), self.steps(s, b)
+        for k, t in enumerate(steps):
+            traces = np.prod([lam * min(clip_c, rhos[i, b]) for i in steps[:k]])
+            total += self.gamma**k * traces * min(clip_rho, rhos[t, b]) * self.td_error(t, b)
+        return total
+
+    def vtrace_advantage(self, s, b, lam, clip_rho, clip_c, clip_pg):
+        if len(self.steps(s, b)) > 1:
+            after = self.vtrace_value(s + 1, b, lam, clip_rho, clip_c)
+        else:
+            after = self.following(s, b)
+        target = float(self.data["rewards"][s, b]) + self.gamma * after
+        return min(clip_pg, float(self.data["rhos"][s, b])) * (target - float(self.data["values"][s, b]))
+
+    def retrace(self, t, b, lam):
+        total, steps = float(self.data["q_values"][t, b]), self.steps(t, b)
+        for k, s in enumerate(steps):
+            traces = np.prod([lam * min(1.0, float(self.data["rhos"][i, b])) for i in steps[1 : k + 1]])
+            total += self.gamma**k * traces * self.td_error(s, b, "q_values")
+        return total
+
+    def everywhere(self, function, elsewhere):
+        """`function(t, b)` where weight is True, `elsewhere` where it is False."""
+        result = np.array(np.broadcast_to(elsewhere, self.data["rewards"].shape), np.float64)
+        for t, b in np.argwhere(self.data["weight"]):
+            result[t, b] = function(t, b)
+        return result
+
+
+@quick
+@given(SEEDS, DISCOUNTS, DISCOUNTS)
+def test_gae_and_lambda_returns_are_their_sums(seed, gamma, lam):
+    data = rows(seed)
+    truth = Definition(data, gamma)
+    close(call("gae", data, gamma, lam), truth.everywhere(lambda t, b: truth.gae(t, b, lam), 0.0))
+    close(
+        call("lambda_returns", data, gamma, lam),
+        truth.everywhere(lambda t, b: truth.lambda_return(t, b, lam), data["values"]),
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, T, 3 * T])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_n_step_returns_are_their_sums(n, seed):
+    data = rows(seed)
+    truth = Definition(data, 0.9)
+    close(call("n_step_returns", data, 0.9, n=n), truth.everywhere(lambda t, b: truth.n_step(t, b, n), data["values"]))
+
+
+@quick
+@given(SEEDS, DISCOUNTS, DISCOUNTS, st.sampled_from([0.7, 1.0, 1.5]), st.sampled_from([0.5, 1.0, 1.2]))
+def test_vtrace_is_its_sum(seed, gamma, lam, clip_rho, clip_c):
+    data = rows(seed)
+    truth = Definition(data, gamma)
+    result = call("vtrace", data, gamma, trace_lambda=lam, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=1.1)
+    close(
+        result.values,
+        truth.everywhere(lambda t, b: truth.vtrace_value(t, b, lam, clip_rho, clip_c), data["values"]),
+        rtol=1e-4,
+    )
+    close(
+        result.advantages,
+        truth.everywhere(lambda t, b: truth.vtrace_advantage(t, b, lam, clip_rho, clip_c, 1.1), 0.0),
+        rtol=1e-4,
+    )
+
+
+@quick
+@given(SEEDS, DISCOUNTS, DISCOUNTS)
+def test_retrace_is_its_sum(seed, gamma, lam):
+    data = rows(seed)
+    truth = Definition(data, gamma)
+    close(call("retrace", data, gamma, lam), truth.everywhere(lambda t, b: truth.retrace(t, b, lam), data["q_values"]))
+
+
+@quick
+@given(SEEDS, DISCOUNTS, DISCOUNTS)
+def test_q_lambda_is_the_lambda_return_of_the_greedy_value(seed, gamma, lam):
+    data = rows(seed)
+    data["all_q"][..., 1] = -np.inf  # an action that is never allowed
+    data["bootstrap_q"][..., 1] = -np.inf
+    greedy = data | {"values": data["all_q"].max(-1), "bootstrap_value": data["bootstrap_q"].max(-1)}
+    truth = Definition(greedy, gamma)
+    close(
+        call("q_lambda", data, gamma, lam),
+        truth.everywhere(lambda t, b: truth.lambda_return(t, b, lam), greedy["values"]),
+    )
+
+
+# --- rlax ----------------------------------------------------------------------------------------------------------
+
+
+def golden_results():
+    data = {name: np.asarray(x, np.float32 if isinstance(np.ravel(x)[0], float) else None)
+            for name, x in GOLDEN["inputs"].items()}  # fmt: skip
+    settings_ = GOLDEN["settings"]
+    gamma, lam = np.float32(settings_["gamma"]), np.float32(settings_["lambda"])
+    taken = data["actions"][..., None]
+    q_taken, policy, behaviour = (
+        np.take_along_axis(data[name], taken, -1)[:-1, :, 0] for name in ("q_values", "policy", "behaviour")
+    )
+    ours = data | {
+        "values": data["values"][:-1],
+        "bootstrap_value": data["values"][-1],
+        "rhos": policy / behaviour,
+        "q_values": q_taken,
+        "all_q": data["q_values"][:-1],
+        "bootstrap_q": data["q_values"][-1],
+    }
+    expected_values = (data["policy"] * data["q_values"]).sum(-1)
+    off_policy = ours | {"values": expected_values[:-1], "bootstrap_value": expected_values[-1]}
+    clips = {"clip_rho": settings_["clip_rho"], "clip_pg_rho": settings_["clip_pg_rho"]}
+    return data["weight"], {
+        "gae": lambda: call("gae", ours, gamma, lam),
+        "lambda_returns": lambda: call("lambda_returns", ours, gamma, lam),
+        "discounted_returns": lambda: call("discounted_returns", ours, gamma),
+        "n_step_returns": lambda: call("n_step_returns", ours, gamma, n=settings_["n"]),
+        "vtrace_values": lambda: call("vtrace", ours, gamma).values,
+        "vtrace_advantages": lambda: call("vtrace", ours, gamma).advantages,
+        "vtrace_clipped_values": lambda: call("vtrace", ours, gamma, **clips).values,
+        "vtrace_clipped_advantages": lambda: call("vtrace", ours, gamma, **clips).advantages,
+        "vtrace_lambda_values": lambda: call("vtrace", ours, gamma, trace_lambda=lam).values,
+        "retrace": lambda: call("retrace", off_policy, gamma, lam),
+        "q_lambda": lambda: call("q_lambda", ours, gamma, lam),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN["results"]))
+def test_golden_values_of_rlax(name):
+    weight, ours = golden_results()
+    assert set(ours) == set(GOLDEN["results"])
+    expected = np.asarray(GOLDEN["results"][name], np.float32)
+    close(np.asarray(ours[name]())[weight], expected[weight])
+
+
+# --- properties ----------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(SEEDS, DISCOUNTS)
+def test_ends_of_lambda(seed, gamma):
+    data = rows(seed)
+    monte_carlo = call("discounted_returns", data, gamma)
+    close(call("lambda_returns", data, gamma, 1.0), monte_carlo)
+    close(call("gae", data, gamma, 1.0) + data["values"], monte_carlo)
+    close(call("n_step_returns", data, gamma, n=T), monte_carlo)
+    one_step = call("n_step_returns", data, gamma, n=1)
+    close(call("lambda_returns", data, gamma, 0.0), one_step)
+    close(call("gae", data, gamma, 0.0) + data["values"], one_step)
+
+
+@quick
+@given(SEEDS, DISCOUNTS, DISCOUNTS)
+def test_on_policy_corrections_are_the_lambda_return(seed, gamma, lam):
+    data = rows(seed) | {"rhos": np.ones((T, B), np.float32)}
+    target = call("lambda_returns", data, gamma, lam)
+    corrected = call("vtrace", data, gamma, trace_lambda=lam)
+    close(corrected.values, target)
+    close(call("retrace", data | {"q_values": data["values"]}, gamma, lam), target)
+    close(call("vtrace", data, gamma).advantages, call("gae", data, gamma, 1.0))
+
+
+@quick
+@given(SEEDS, DISCOUNTS, DISCOUNTS, st.floats(-3.0, 3.0, width=32))
+def test_linear_in_rewards_and_values(seed, gamma, lam, factor):
+    first, other = rows(seed), rows(seed + 1)
+    factor = np.float32(factor)
+    linear = ("rewards", "values", "bootstrap_value", "q_values")
+    second = first | {name: other[name] for name in linear}
+    mixed = first | {name: first[name] + factor * second[name] for name in linear}
+    for name, arguments in {
+        "gae": (gamma, lam),
+        "lambda_returns": (gamma, lam),
+        "discounted_returns": (gamma,),
+        "retrace": (gamma, lam),
+        "vtrace": (gamma,),
+    }.items():
+        parts = [call(name, data, *arguments) for data in (first, second, mixed)]
+        jax.tree.map(lambda a, b, c: close(c, a + factor * b, atol=2e-4, rtol=1e-4), *parts)
+
+
+@quick
+@given(SEEDS, st.integers(1, T - 2), st.booleans())
+def test_nothing_leaks_over_an_end(seed, end, by_time):
+    """Everything after an episode changes; not one bit before does. A cut at a time limit sees the next value alone."""
+    data = rows(seed, masked=False)
+    for name in ("terminated", "truncated"):
+        data[name][end : end + 2] = False
+    data["truncated" if by_time else "terminated"][end] = True
+    data["weight"][end], data["weight"][end + 1] = True, False
+    data["terminated"] &= data["weight"]
+    data["truncated"] &= data["weight"]
+    last = end + 1 if by_time else end  # the last row whose value counts
+    other = {name: np.array(x) for name, x in data.items()}
+    for name in ("rewards", "values", "q_values", "rhos", "all_q"):
+        other[name][last + 1 :] = np.nan
+    other["rewards"][end + 1], other["rhos"][end + 1], other["q_values"][end + 1] = np.nan, np.nan, np.nan
+    other["weight"][end + 2 :] = False
+    for name in ("bootstrap_value", "bootstrap_q"):
+        other[name][:] = np.inf
+    for name, arguments in {
+        "gae": (0.9, 0.8),
+        "lambda_returns": (0.9, 0.8),
+        "discounted_returns": (0.9,),
+        "vtrace": (0.9,),
+        "retrace": (0.9, 0.8),
+        "q_lambda": (0.9, 0.8),
+    }.items():
+        ours, changed = call(name, data, *arguments), call(name, other, *arguments)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[: end + 1], b[: end + 1]), ours, changed)
+
+
+def test_n_step_returns_do_not_leak_over_an_end():
+    data = rows(3, masked=False)
+    for name in ("terminated", "truncated"):
+        data[name][5:7] = False
+    data["terminated"][5], data["weight"][5], data["weight"][6] = True, True, False
+    other = {name: np.array(x) for name, x in data.items()}
+    other["values"][6:], other["rewards"][6:] = np.nan, np.nan
+    ours, changed = (call("n_step_returns", each, 0.9, n=4)[:6] for each in (data, other))
+    np.testing.assert_array_equal(ours, changed)
+    assert np.isfinite(ours).all()
+
+
+@pytest.mark.parametrize("name", ["gae", "vtrace"])
+def test_rows_of_weight_zero_have_no_advantage_whatever_they_hold(name):
+    data = rows(5)
+    for field in ("rewards", "rhos"):
+        data[field] = np.where(data["weight"], data[field], np.nan).astype(np.float32)
+    result = call(name, data, 0.9, 0.8) if name == "gae" else call(name, data, 0.9).advantages
+    assert np.isfinite(result).all()
+    assert (np.asarray(result)[~data["weight"]] == 0.0).all()
+    assert (~data["weight"]).sum() > 5
+
+
+@quick
+@given(st.floats(0.0, 0.984375, width=32), st.floats(-2.0, 2.0, width=32), DISCOUNTS, st.integers(1, T))
+def test_a_constant_reward_truncated_for_ever_is_worth_r_over_one_minus_gamma(gamma, reward, lam, length):
+    """r / (1 - gamma) is the fixed point, however short the time limit; taken as ends, it would be much less."""
+    ends = (np.arange(T) % (length + 1)) == length - 1
+    weight = (np.arange(T) % (length + 1)) != length
+    worth = np.float32(reward) / (1 - np.float32(gamma))
+    data = rows(0) | {
+        "rewards": np.where(weight, np.float32(reward), np.float32(0))[:, None] * np.ones((1, B), np.float32),
+        "values": np.full((T, B), worth, np.float32),
+        "bootstrap_value": np.full(B, worth, np.float32),
+        "q_values": np.full((T, B), worth, np.float32),
+        "terminated": np.zeros((T, B), bool),
+        "truncated": np.repeat(ends[:, None], B, 1),
+        "weight": np.repeat(weight[:, None], B, 1),
+    }
+    near = functools.partial(close, atol=2e-5 * max(1.0, abs(worth)))
+    near(call("gae", data, gamma, lam), np.zeros((T, B)))
+    near(call("discounted_returns", data, gamma), data["values"])
+    near(call("vtrace", data, gamma).values, data["values"])
+    near(call("retrace", data, gamma, lam), data["values"])
+    near(call("n_step_returns", data, gamma, n=5), data["values"])
+
+
+def test_fitting_values_to_returns_finds_the_value_behind_a_time_limit():
+    """Values that become their own returns converge to r / (1 - gamma) = 10, from zero, with episodes of 3 steps."""
+    ends, weight = (np.arange(T) % 4) == 2, (np.arange(T) % 4) != 3
+    data = rows(0) | {
+        "rewards": np.repeat(weight[:, None], B, 1).astype(np.float32),
+        "terminated": np.zeros((T, B), bool),
+        "truncated": np.repeat(ends[:, None], B, 1),
+        "weight": np.repeat(weight[:, None], B, 1),
+    }
+    value = np.float32(0.0)
+    for _ in range(100):
+        fitted = data | {"values": np.full((T, B), value), "bootstrap_value": np.full(B, value)}
+        value = np.asarray(call("gae", fitted, 0.9, 0.95) + fitted["values"])[0, 0]
+    close(value, 10.0, rtol=1e-4)
+
+
+def test_gamma_and_lambda_may_be_traced_and_mapped():
+    data = rows(7)
+    gammas = jnp.float32([0.0, 0.5, 0.99])
+    common = [jnp.asarray(data[name]) for name in COMMON]
+    mapped = jax.jit(jax.vmap(lambda gamma: returns.gae(*common, gamma, gamma)))(gammas)
+    for i, gamma in enumerate(gammas):
+        close(mapped[i], returns.gae(*common, gamma, gamma))
+    slope = jax.grad(lambda gamma: jnp.sum(returns.discounted_returns(*common, gamma)))(jnp.float32(0.9))
+    change = [np.sum(np.float64(call("discounted_returns", data, g)), dtype=np.float64) for g in (0.901, 0.899)]
+    close(slope, (change[0] - change[1]) / 0.002, rtol=1e-2)
+
+
+def test_the_result_has_the_type_of_the_values():
+    data = rows(8)
+    assert call("gae", data, 0.9, 0.8).dtype == jnp.float32
+    assert call("vtrace", data, jnp.float32(0.9)).values.dtype == jnp.float32
+
+
+def test_wrong_shapes_and_types_are_told_at_once():
+    data = {name: jnp.asarray(x) for name, x in rows(9).items()}
+    good = [data[name] for name in COMMON]
+
+    def wrong(position, value):
+        return [*good[:position], value, *good[position + 1 :], 0.9, 0.8]
+
+    for position, value in [
+        (0, good[0][:-1]),  # one reward too few
+        (1, jnp.concatenate([good[1], good[2][None]])),  # values with the bootstrap value at their end
+        (2, good[2][None]),  # a bootstrap value with a time axis
+        (3, good[3].astype(jnp.float32)),  # a float for a flag
+        (0, good[0].astype(jnp.int32)),  # whole rewards
+        (5, good[5][:, :1]),  # a weight that would broadcast
+    ]:
+        with pytest.raises(AssertionError):
+            returns.gae(*wrong(position, value))
+    with pytest.raises(ValueError, match="n=0"):
+        returns.n_step_returns(*good, 0.9, 0)
