@@ -97,7 +97,9 @@ def make(name: str, **parameters: Any) -> GymnaxEnvironment:
         try:
             leaves[k] = _like(defaults[k], value)
         except (TypeError, ValueError) as error:
-            problems.append(f"parameter {k}={value!r} of gymnax:{name} does not fit its default {defaults[k]!r}: {error}")
+            problems.append(
+                f"parameter {k}={value!r} of gymnax:{name} does not fit its default {defaults[k]!r}: {error}"
+            )
             continue
         if not isinstance(leaves[k], jax.Array):
             concrete[k] = leaves[k]

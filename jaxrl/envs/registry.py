@@ -5,16 +5,20 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics
+from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, PooledReset
 from jaxrl.errors import ConfigError, MissingExtraError, unknown
 from jaxrl.types import Environment, EnvironmentFactory, HostRecipe
 
 # Each module has `names()` and `make(name, **parameters)`, which returns a raw episodic environment.
-_SUITES = {"gymnax": "jaxrl.envs.gymnax"}
+_SUITES = {"gymnax": "jaxrl.envs.gymnax", "probe": "jaxrl.envs.probes"}
 _EXTRAS = {"brax": "brax"}  # suites whose package may be missing, and the extra that brings it
 _LATER = {"envpool": "the Sebulba topology", "gymnasium": "the Sebulba topology"}
 _REGISTERED: dict[str, EnvironmentFactory] = {}
-_AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {"exact": AutoReset, None: lambda env: env}
+_AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {
+    "exact": AutoReset,
+    "pooled": PooledReset,
+    None: lambda env: env,
+}
 
 
 def make(
@@ -29,7 +33,8 @@ def make(
     Args:
       name: "suite:name", one of `environments()`.
       wrappers: functions from environment to environment, applied in order, under the auto-reset.
-      auto_reset: "exact" (`AutoReset`), or None: a raw environment, whose episodes end.
+      auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`: cheaper where resets are costly), or None: a raw
+        environment, whose episodes end.
       parameters: the environment's own; numbers become leaves, what changes shapes or the program is static.
 
     Raises:

@@ -1,14 +1,17 @@
-"""Wrappers: environments around an environment. Each is a frozen pytree of its own; they compose, in any order but
-where said, and none is another's subclass."""
+"""Auto-reset: the next episode begins on the step after an episode's last time step.
 
-from typing import Any
+That step ignores its action and shows the first observation of the new episode (`first`, reward 0, no ending). So the
+last observation of every episode is seen, as a row of its own.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.types import Environment, Episode, PyTree, TimeStep
+from jaxrl.envs.wrappers.delegate import same
+from jaxrl.types import Environment, PyTree, TimeStep
 
 
 @struct.dataclass
@@ -19,25 +22,11 @@ class AutoResetState:
 
 @struct.dataclass
 class AutoReset:
-    """Begins the next episode on the step after an episode's last time step.
-
-    That step ignores its action and shows the first observation of the new episode (`first`, reward 0, no ending), as
-    made by `env.reset` with the step's key. So the last observation of every episode is seen.
-    """
+    """Begins episodes with `env.reset` of the step's key. Computes a reset at every step of every environment."""
 
     env: Environment
 
-    @property
-    def name(self) -> str:
-        return self.env.name
-
-    @property
-    def observation_space(self) -> spaces.Space:
-        return self.env.observation_space
-
-    @property
-    def action_space(self) -> spaces.Space:
-        return self.env.action_space
+    name, observation_space, action_space = same("name"), same("observation_space"), same("action_space")
 
     @property
     def resets(self) -> bool:
@@ -51,51 +40,81 @@ class AutoReset:
         # Both are computed, since `vmap` would make a `cond` do so too; only one is used, hence one key is enough.
         fresh = self.env.reset(key)
         moved = self.env.step(state.env, action, key)
-        env_state, time_step = jax.tree.map(lambda a, b: jnp.where(state.last, a, b), fresh, moved)
+        env_state, time_step = jax.tree.map(functools.partial(jnp.where, state.last), fresh, moved)
         return AutoResetState(env_state, time_step.last), time_step
 
 
 @struct.dataclass
-class EpisodeStatisticsState:
-    env: PyTree
-    episode: Episode
+class PooledReset:
+    """`AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
 
+    At every step the environments whose episodes ended take turns at the pool, `slots` at a time, until each has its
+    own new episode; where none ended, no reset is computed. The episodes begin as with `AutoReset`, from the same
+    keys: nothing is shared or used twice, so there is no bias, and no dependence on the batch or the device. (A pool
+    of *stored* states, as is common, begins several episodes alike, and which ones depends on the batch.)
 
-@struct.dataclass
-class EpisodeStatistics:
-    """Fills `TimeStep.episode` with the return and the length so far, of the rewards as `env` gives them."""
+    It pays where a reset costs more than moving a few states; `benchmarks/resets.py` measures it.
+
+    Args:
+      env: the environment.
+      slots: how many resets are computed at once; None: a 16th of the batch, and at least 8.
+    """
 
     env: Environment
+    slots: int | None = struct.field(pytree_node=False, default=None)
 
-    @property
-    def name(self) -> str:
-        return self.env.name
-
-    @property
-    def observation_space(self) -> spaces.Space:
-        return self.env.observation_space
-
-    @property
-    def action_space(self) -> spaces.Space:
-        return self.env.action_space
+    name, observation_space, action_space = same("name"), same("observation_space"), same("action_space")
 
     @property
     def resets(self) -> bool:
-        return self.env.resets
+        return True
 
-    def reset(self, key: jax.Array) -> tuple[EpisodeStatisticsState, TimeStep]:
+    def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
         state, time_step = self.env.reset(key)
-        episode = Episode(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
-        return EpisodeStatisticsState(state, episode), time_step.replace(episode=episode)
+        return AutoResetState(state, time_step.last), time_step
 
-    def step(self, state: Any, action: PyTree, key: jax.Array) -> tuple[EpisodeStatisticsState, TimeStep]:
-        env_state, time_step = self.env.step(state.env, action, key)
-        going = ~time_step.first
-        episode = Episode(
-            returns=jnp.where(going, state.episode.returns + time_step.reward, 0.0),
-            length=jnp.where(going, state.episode.length + 1, 0),
-        )
-        return EpisodeStatisticsState(env_state, episode), time_step.replace(episode=episode)
+    def step(self, state: AutoResetState, action: PyTree, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
+        moved = self.env.step(state.env, action, key)
+        env_state, time_step = _renewal(self.slots)(self.env, state.last, key, moved)
+        return AutoResetState(env_state, time_step.last), time_step
+
+
+@functools.cache
+def _renewal(slots: int | None):
+    """A function from (environment, ended, key, what a step gave) to what `env.reset(key)` gives where it ended."""
+
+    @jax.custom_batching.custom_vmap
+    def renew(env, ended, key, moved):
+        return jax.lax.cond(ended, lambda: env.reset(key), lambda: moved)
+
+    @renew.def_vmap
+    def renew_batch(axis_size, in_batched, env, ended, keys, moved):
+        def spread(tree, batched):
+            return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (axis_size, *x.shape)), tree, batched)
+
+        ended, keys, moved = spread((ended, keys, moved), tuple(in_batched[1:]))
+        size = min(axis_size, slots or max(8, axis_size // 16))
+        # Who ended, in front; past the end stands an index out of range, whose writes are dropped.
+        turns = jnp.nonzero(ended, size=-(-axis_size // size) * size, fill_value=axis_size)[0]
+        env_leaves, env_tree = jax.tree.flatten(env)
+        mapped = jax.tree.leaves(in_batched[0])
+
+        def fresh(rows):
+            leaves = [leaf[rows] if b else leaf for leaf, b in zip(env_leaves, mapped, strict=True)]
+            axes = ([0 if b else None for b in mapped], 0)
+            return jax.vmap(lambda one, key: env_tree.unflatten(one).reset(key), axes)(leaves, keys[rows])
+
+        def serve(carry):
+            served, result = carry
+            rows = jax.lax.dynamic_slice(turns, (served,), (size,))
+            result = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), result, fresh(rows))
+            return served + size, result
+
+        count = jnp.sum(ended, dtype=jnp.int32)
+        _, result = jax.lax.while_loop(lambda carry: carry[0] < count, serve, (jnp.zeros((), jnp.int32), moved))
+        return result, jax.tree.map(lambda _: True, result)
+
+    return renew
 
 
 def with_auto_reset(env: Environment) -> Environment:

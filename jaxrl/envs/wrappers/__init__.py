@@ -1,0 +1,27 @@
+"""Wrappers: environments around an environment.
+
+Each is a frozen pytree of its own whose numbers are leaves, unless they change shapes or the program. They compose, in
+any order but where said, under or over an auto-reset, and none is another's subclass.
+"""
+
+from jaxrl.envs.wrappers.actions import ActionRepeat, ClipAction, RescaleAction, StickyActions
+from jaxrl.envs.wrappers.episodes import EpisodeStatistics, TimeLimit
+from jaxrl.envs.wrappers.observations import Flatten, FrameStack
+from jaxrl.envs.wrappers.resets import AutoReset, PooledReset, with_auto_reset
+from jaxrl.envs.wrappers.rewards import ClipReward, ScaleReward
+
+__all__ = [
+    "ActionRepeat",
+    "AutoReset",
+    "ClipAction",
+    "ClipReward",
+    "EpisodeStatistics",
+    "Flatten",
+    "FrameStack",
+    "PooledReset",
+    "RescaleAction",
+    "ScaleReward",
+    "StickyActions",
+    "TimeLimit",
+    "with_auto_reset",
+]

@@ -1,0 +1,146 @@
+"""Wrappers of actions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxrl import spaces
+from jaxrl.envs.wrappers.delegate import same
+from jaxrl.errors import ConfigError
+from jaxrl.types import Environment, PyTree, TimeStep
+
+
+@struct.dataclass
+class StickyActionsState:
+    env: PyTree
+    action: PyTree  # what was done last
+    fresh: jax.Array  # bool: nothing was done yet in this episode
+
+
+@struct.dataclass
+class StickyActions:
+    """Does what was done before, instead of the action, with a probability (Machado et al., 2018, arXiv:1709.06009).
+
+    The first action of an episode is always done.
+
+    Args:
+      env: the environment.
+      probability: of repeating, in [0, 1]; the paper's is 0.25.
+    """
+
+    env: Environment
+    probability: Any = 0.25
+
+    name, resets = same("name"), same("resets")
+    observation_space, action_space = same("observation_space"), same("action_space")
+
+    def reset(self, key: jax.Array) -> tuple[StickyActionsState, TimeStep]:
+        state, time_step = self.env.reset(key)
+        return StickyActionsState(state, spaces.zeros(self.action_space), time_step.first), time_step
+
+    def step(self, state: StickyActionsState, action: PyTree, key: jax.Array) -> tuple[StickyActionsState, TimeStep]:
+        key_env, key_sticky = jax.random.split(key)
+        stick = jax.random.bernoulli(key_sticky, self.probability) & ~state.fresh
+        done = jax.tree.map(lambda old, new: jnp.where(stick, old, new.astype(old.dtype)), state.action, action)
+        env_state, time_step = self.env.step(state.env, done, key_env)
+        return StickyActionsState(env_state, done, time_step.first), time_step
+
+
+@struct.dataclass
+class ActionRepeat:
+    """Does every action several times; the rewards are added up, and an episode's end stops it.
+
+    Args:
+      env: the environment.
+      times: how often, at least 1; static.
+    """
+
+    env: Environment
+    times: int = struct.field(pytree_node=False, default=4)
+
+    name, resets = same("name"), same("resets")
+    observation_space, action_space = same("observation_space"), same("action_space")
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self.env.reset(key)
+
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        keys = jax.random.split(key, self.times)
+        now = self.env.step(state, action, keys[0])
+
+        def again(now, key):
+            state, time_step = now
+            next_state, next_step = self.env.step(state, action, key)
+            next_step = next_step.replace(reward=time_step.reward + next_step.reward)
+            # `first`: an environment that resets itself began an episode; the action was not meant for it.
+            stop = time_step.last | time_step.first
+            return jax.tree.map(lambda a, b: jnp.where(stop, a, b), now, (next_state, next_step)), None
+
+        return jax.lax.scan(again, now, keys[1:])[0]
+
+
+@struct.dataclass
+class ClipAction:
+    """Takes any real action and clips it to the bounds of `env`'s action space, a `Box`."""
+
+    env: Environment
+
+    name, observation_space, resets = same("name"), same("observation_space"), same("resets")
+
+    @property
+    def action_space(self) -> spaces.Space:
+        space = _real_box(self.env, "ClipAction")
+        return spaces.Box(-np.inf, np.inf, space.shape, space.dtype)
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self.env.reset(key)
+
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        space = _real_box(self.env, "ClipAction")
+        return self.env.step(state, jnp.clip(action, space.low, space.high), key)
+
+
+@struct.dataclass
+class RescaleAction:
+    """Takes actions in [low, high] and maps them to the bounds of `env`'s action space, a bounded `Box`.
+
+    Args:
+      env: the environment.
+      low, high: bounds of the actions taken; static, for they are the action space. Beyond them is clipped.
+    """
+
+    env: Environment
+    low: float = struct.field(pytree_node=False, default=-1.0)
+    high: float = struct.field(pytree_node=False, default=1.0)
+
+    name, observation_space, resets = same("name"), same("observation_space"), same("resets")
+
+    @property
+    def action_space(self) -> spaces.Space:
+        space = _real_box(self.env, "RescaleAction")
+        if not space.bounded or not self.low < self.high:
+            raise ConfigError(
+                f"RescaleAction(low={self.low}, high={self.high}) to {space}: low must be below high, and the "
+                "environment's bounds finite"
+            )
+        return spaces.Box(self.low, self.high, space.shape, space.dtype)
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self.env.reset(key)
+
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        space = _real_box(self.env, "RescaleAction")
+        share = (action - self.low) / (self.high - self.low)
+        # Clipped, because rounding may step over a bound.
+        inner = jnp.clip(space.low + share * (space.high - space.low), space.low, space.high)
+        return self.env.step(state, inner, key)
+
+
+def _real_box(env: Environment, wrapper: str) -> spaces.Box:
+    space = env.action_space
+    if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
+        raise ConfigError(f"{wrapper} needs an action space of real numbers; that of {env.name} is {space}")
+    return space

@@ -1,0 +1,88 @@
+"""Wrappers that count: episode statistics and time limits."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.envs.wrappers.delegate import same
+from jaxrl.errors import ConfigError
+from jaxrl.types import Environment, Episode, PyTree, TimeStep
+
+
+@struct.dataclass
+class EpisodeStatisticsState:
+    env: PyTree
+    episode: Episode
+
+
+@struct.dataclass
+class EpisodeStatistics:
+    """Fills `TimeStep.episode` with the return and the length so far, of the rewards as `env` gives them."""
+
+    env: Environment
+
+    name, resets = same("name"), same("resets")
+    observation_space, action_space = same("observation_space"), same("action_space")
+
+    def reset(self, key: jax.Array) -> tuple[EpisodeStatisticsState, TimeStep]:
+        state, time_step = self.env.reset(key)
+        episode = Episode(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+        return EpisodeStatisticsState(state, episode), time_step.replace(episode=episode)
+
+    def step(
+        self, state: EpisodeStatisticsState, action: PyTree, key: jax.Array
+    ) -> tuple[EpisodeStatisticsState, TimeStep]:
+        env_state, time_step = self.env.step(state.env, action, key)
+        going = ~time_step.first
+        episode = Episode(
+            returns=jnp.where(going, state.episode.returns + time_step.reward, 0.0),
+            length=jnp.where(going, state.episode.length + 1, 0),
+        )
+        return EpisodeStatisticsState(env_state, episode), time_step.replace(episode=episode)
+
+
+@struct.dataclass
+class TimeLimitState:
+    env: PyTree
+    steps: jax.Array  # int32, transitions of this episode so far
+
+
+@struct.dataclass
+class TimeLimit:
+    """Truncates an episode at its `max_steps`-th transition, if it did not end by then.
+
+    It goes under the auto-reset, which must see the truncation to begin the next episode.
+
+    Args:
+      env: an environment that does not reset itself.
+      max_steps: transitions, at least 1.
+
+    Raises:
+      ConfigError: `env` resets itself.
+    """
+
+    env: Environment
+    max_steps: Any
+
+    name, resets = same("name"), same("resets")
+    observation_space, action_space = same("observation_space"), same("action_space")
+
+    def __post_init__(self):
+        # JAX rebuilds pytrees with placeholders for `env`, which have no `resets`.
+        if getattr(self.env, "resets", False) is True:
+            raise ConfigError(
+                "TimeLimit around an environment that resets itself would never begin the next episode; put it under "
+                "the auto-reset: make(name, wrappers=(lambda env: TimeLimit(env, max_steps),))"
+            )
+
+    def reset(self, key: jax.Array) -> tuple[TimeLimitState, TimeStep]:
+        state, time_step = self.env.reset(key)
+        return TimeLimitState(state, jnp.zeros((), jnp.int32)), time_step
+
+    def step(self, state: TimeLimitState, action: PyTree, key: jax.Array) -> tuple[TimeLimitState, TimeStep]:
+        env_state, time_step = self.env.step(state.env, action, key)
+        steps = state.steps + 1
+        truncated = (time_step.truncated | (steps >= self.max_steps)) & ~time_step.terminated
+        return TimeLimitState(env_state, steps), time_step.replace(truncated=truncated)

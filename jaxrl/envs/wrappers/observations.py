@@ -1,0 +1,114 @@
+"""Wrappers of observations."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxrl import spaces
+from jaxrl.envs.wrappers.delegate import same
+from jaxrl.errors import ConfigError
+from jaxrl.types import Environment, PyTree, TimeStep
+
+
+@struct.dataclass
+class FrameStackState:
+    env: PyTree
+    frames: PyTree  # the stacked observation
+
+
+@struct.dataclass
+class FrameStack:
+    """The last `frames` observations side by side on the last axis, the newest last.
+
+    At an episode's first time step all of them are its first observation.
+
+    Args:
+      env: its observation space is a `Box`, or a `Dict` of them.
+      frames: how many, at least 1; static.
+
+    Raises:
+      ConfigError: an observation that is not a `Box`, when the observation space is asked for.
+    """
+
+    env: Environment
+    frames: int = struct.field(pytree_node=False, default=4)
+
+    name, action_space, resets = same("name"), same("action_space"), same("resets")
+
+    @property
+    def observation_space(self) -> spaces.Space:
+        return self._stacked(self.env.observation_space)
+
+    def _stacked(self, space: spaces.Space) -> spaces.Space:
+        if isinstance(space, spaces.Dict):
+            return spaces.Dict({name: self._stacked(child) for name, child in space.items})
+        if not isinstance(space, spaces.Box) or self.frames < 1:
+            raise ConfigError(f"FrameStack(frames={self.frames}) of {space}: it stacks at least one frame of a Box")
+        shape = space.shape or (1,)
+        low, high = (np.tile(b.reshape(shape), self.frames) for b in (space.low, space.high))
+        return spaces.Box(low, high, low.shape, space.dtype)
+
+    def reset(self, key: jax.Array) -> tuple[FrameStackState, TimeStep]:
+        state, time_step = self.env.reset(key)
+        frames = self._fill(time_step.observation)
+        return FrameStackState(state, frames), time_step.replace(observation=frames)
+
+    def step(self, state: FrameStackState, action: PyTree, key: jax.Array) -> tuple[FrameStackState, TimeStep]:
+        env_state, time_step = self.env.step(state.env, action, key)
+
+        def push(old, filled):
+            width = filled.shape[-1] // self.frames
+            pushed = jnp.concatenate([old[..., width:], filled[..., :width]], axis=-1)
+            return jnp.where(time_step.first, filled, pushed)
+
+        frames = jax.tree.map(push, state.frames, self._fill(time_step.observation))
+        return FrameStackState(env_state, frames), time_step.replace(observation=frames)
+
+    def _fill(self, observation: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jnp.concatenate([x.reshape(x.shape or (1,))] * self.frames, axis=-1), observation)
+
+
+@struct.dataclass
+class Flatten:
+    """Observations as one float32 vector: a `Box` row by row, integers one-hot, a `Dict` in the order of its keys."""
+
+    env: Environment
+
+    name, action_space, resets = same("name"), same("action_space"), same("resets")
+
+    @property
+    def observation_space(self) -> spaces.Space:
+        low, high = _flat_bounds(self.env.observation_space)
+        return spaces.Box(low, high, low.shape)
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self._flatten(*self.env.reset(key))
+
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self._flatten(*self.env.step(state, action, key))
+
+    def _flatten(self, state: PyTree, time_step: TimeStep) -> tuple[PyTree, TimeStep]:
+        return state, time_step.replace(observation=_flat(self.env.observation_space, time_step.observation))
+
+
+def _flat(space: spaces.Space, x: Any) -> jax.Array:
+    if isinstance(space, spaces.Dict):
+        return jnp.concatenate([_flat(child, x[name]) for name, child in space.items])
+    if isinstance(space, spaces.Discrete):
+        return jax.nn.one_hot(x, space.n, dtype=jnp.float32)
+    if isinstance(space, spaces.MultiDiscrete):
+        return jnp.concatenate([jax.nn.one_hot(x[i], n, dtype=jnp.float32) for i, n in enumerate(space.nvec)])
+    return x.astype(jnp.float32).reshape(-1)
+
+
+def _flat_bounds(space: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(space, spaces.Dict):
+        lows, highs = zip(*(_flat_bounds(child) for _, child in space.items), strict=True)
+        return np.concatenate(lows), np.concatenate(highs)
+    if isinstance(space, spaces.Box):
+        return space.low.astype(np.float32).reshape(-1), space.high.astype(np.float32).reshape(-1)
+    n = space.n if isinstance(space, spaces.Discrete) else sum(space.nvec)
+    return np.zeros(n, np.float32), np.ones(n, np.float32)
