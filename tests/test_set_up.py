@@ -1,0 +1,114 @@
+"""The set-up that `make` does: which Python it takes, and that the lock names no addresses."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "find_python.sh"
+
+
+class Machine:
+    """A machine with just the fake Pythons that a test puts on it."""
+
+    def __init__(self, path):
+        self.path = path
+        self.bin = path / "bin"
+        self.bin.mkdir()
+        for tool in ("sh", "ls", "grep", "sort"):
+            (self.bin / tool).symlink_to(shutil.which(tool))
+
+    def put(self, where, usable):
+        """A Python that passes the check, one too old (which fails it), or a pyenv shim that runs nothing."""
+        file = self.path / where
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"#!/bin/sh\nexit {0 if usable else 127}\n")
+        file.chmod(0o755)
+        return str(file)
+
+    def find(self, **environment):
+        environment = {"PATH": str(self.bin), "HOME": str(self.path / "home")} | environment
+        return subprocess.run(["sh", str(SCRIPT)], env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+def test_the_named_python_comes_first(machine):
+    named = machine.put("opt/python", True)
+    machine.put("bin/python3.13", True)
+    assert machine.find(PYTHON=named).stdout.strip() == named
+
+
+def test_the_order_on_the_path(machine):
+    names = ["python3", "python3.12", "python3.13"]
+    for name in names:
+        expected = machine.put(f"bin/{name}", True)
+        assert machine.find().stdout.strip() == expected
+
+
+def test_one_that_does_not_run_is_passed_over(machine):
+    broken = machine.put("bin/python3.13", False)
+    machine.put("bin/python3.12", False)
+    expected = machine.put("bin/python3", True)
+    assert machine.find(PYTHON=broken).stdout.strip() == expected
+    assert machine.find(PYTHON="no-such-python").stdout.strip() == expected
+
+
+def test_the_newest_that_pyenv_holds_and_that_runs(machine):
+    machine.put("bin/python3", False)
+    machine.put("home/.pyenv/versions/2.7.18/bin/python", True)
+    machine.put("home/.pyenv/versions/3.12.1/bin/python", True)
+    machine.put("home/.pyenv/versions/3.9.20/bin/python", False)
+    expected = machine.put("home/.pyenv/versions/3.12.10/bin/python", True)
+    machine.put("home/.pyenv/versions/3.14.0/bin/python", False)
+    assert machine.find().stdout.strip() == expected
+    elsewhere = machine.put("pyenv/versions/3.12.5/bin/python", True)
+    assert machine.find(PYENV_ROOT=str(machine.path / "pyenv")).stdout.strip() == elsewhere
+
+
+def test_none_is_one_clear_line(machine):
+    machine.put("bin/python3", False)
+    found = machine.find()
+    assert found.returncode == 1
+    assert found.stdout == ""
+    assert found.stderr.count("\n") == 1
+    assert "jaxrl needs CPython 3.12 or newer" in found.stderr
+
+
+def test_a_real_python_passes_the_check(machine):
+    assert machine.find(PYTHON=sys.executable).stdout.strip() == sys.executable
+
+
+def test_the_lock_names_no_address_and_pins_every_hash():
+    text = (ROOT / "requirements.lock").read_text()
+    assert not re.search(r"://|file:|@ |--find-links|--index-url|--extra-index-url", text)
+    for entry in re.split(r"\n(?=\S)", text.split("make lock\n")[1].strip()):
+        assert "==" in entry and "--hash=sha256:" in entry, entry
+    assert not re.search(r"^(nvidia|jax-cuda|tensorflow\b)", text, re.MULTILINE)
+
+
+def test_every_dependency_has_a_floor():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    assert [entry for entry in named if ">=" not in entry and not entry.startswith("jaxrl[")] == []
+
+
+def test_no_path_of_this_machine_is_in_the_project():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git work tree")
+    own = os.path.basename(__file__)
+    for name in listed.stdout.split("\n"):
+        file = ROOT / name
+        if file.suffix in {".py", ".toml", ".md", ".sh", ".lock", ""} and file.is_file() and file.name != own:
+            text = file.read_text()
+            assert "/root/" not in text and "/opt/pypi" not in text, name
