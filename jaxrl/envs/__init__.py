@@ -1,5 +1,6 @@
 """Environments in JAX: adapters of suites, wrappers, and a registry of names."""
 
+from jaxrl.envs.prepare import prepared
 from jaxrl.envs.registry import environments, make, register
 from jaxrl.envs.wrappers import (
     ActionRepeat,
@@ -32,6 +33,7 @@ __all__ = [
     "TimeLimit",
     "environments",
     "make",
+    "prepared",
     "register",
     "with_auto_reset",
 ]

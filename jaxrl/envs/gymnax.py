@@ -3,7 +3,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import gymnax
@@ -196,6 +196,65 @@ def _convert(space: Any) -> spaces.Space:
     raise ConfigError(f"gymnax's space {space!r} has no counterpart in jaxrl")
 
 
-# Where gymnax 1.0.1 declares another observation space than its environment's observations lie in: a function from
-# what it declares, and the parameters, to the truth. Every entry is needed; `tests/envs/test_gymnax.py` shows it.
-WRONG_OBSERVATION_SPACES: dict[str, Any] = {}
+def _box(declared: Any, *, low: Mapping[int, float], high: Mapping[int, float]) -> spaces.Box:
+    """`declared` with the bounds at some positions (of a vector) replaced."""
+    lows, highs = declared.low.copy(), declared.high.copy()
+    for bounds, new in ((lows, low), (highs, high)):
+        for position, bound in new.items():
+            bounds[position] = bound
+    return spaces.Box(lows, highs, declared.shape, declared.dtype)
+
+
+def _clock(params: Any) -> tuple[float, float]:
+    """Bounds of the time that MetaMaze and GaussianBandit show: steps, or from -1 on and 2 more every 100 steps."""
+    steps = float(params.max_steps_in_episode)
+    return (-1.0, max(1.0, steps / 50.0 - 1.0)) if params.normalize_time else (0.0, steps)
+
+
+def _catch(declared: Any, params: Any) -> spaces.Space:
+    del params  # it gives floats and declares integers
+    return spaces.Box(declared.low, declared.high, declared.shape)
+
+
+def _four_rooms(declared: Any, params: Any) -> spaces.Space:
+    del params  # it gives integer positions and declares floats; the picture is as declared
+    return declared if len(declared.shape) == 3 else spaces.Box(declared.low, declared.high, (4,), np.int32)
+
+
+def _gaussian_bandit(declared: Any, params: Any) -> spaces.Space:
+    # The reward shown is a normal variable.
+    start, end = _clock(params)
+    return _box(declared, low={0: -np.inf, 3: start}, high={0: np.inf, 3: end})
+
+
+def _memory_chain(declared: Any, params: Any) -> spaces.Space:
+    del params  # the context is -1 or 1
+    context = range(2, declared.shape[0])
+    return _box(declared, low={0: -ROUNDING, **dict.fromkeys(context, -1.0)}, high={})
+
+
+def _meta_maze(declared: Any, params: Any) -> spaces.Space:
+    # The reward shown is not in [0, 1].
+    start, end = _clock(params)
+    parts = np.asarray([params.reward, params.punishment])
+    low, high = np.minimum(parts, 0.0).sum(), np.maximum(parts, 0.0).sum()
+    return _box(declared, low={-2: low, -1: start}, high={-2: high, -1: end})
+
+
+def _umbrella_chain(declared: Any, params: Any) -> spaces.Space:
+    del params
+    return _box(declared, low={2: -ROUNDING}, high={})
+
+
+ROUNDING = 1e-6  # 1 - t / n ends below 0 where the compiler rounds so
+
+# Where gymnax 1.0.1 declares another observation space than its environment's observations lie in: functions from what
+# it declares, and the parameters, to the truth. Every entry is needed, and no other: `tests/envs/test_gymnax.py`.
+WRONG_OBSERVATION_SPACES: dict[str, Callable[[Any, Any], spaces.Space]] = {
+    "Catch-bsuite": _catch,
+    "FourRooms-misc": _four_rooms,
+    "GaussianBandit-misc": _gaussian_bandit,
+    "MemoryChain-bsuite": _memory_chain,
+    "MetaMaze-misc": _meta_maze,
+    "UmbrellaChain-bsuite": _umbrella_chain,
+}
