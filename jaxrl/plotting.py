@@ -1,6 +1,7 @@
 """Learning curves: interquartile means over runs, with bootstrap intervals (Agarwal et al., 2021, arXiv:2108.13264)."""
 
 import dataclasses
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,20 @@ from matplotlib.ticker import EngFormatter
 
 from jaxrl.errors import ConfigError
 from jaxrl.loggers import read_metrics
-from jaxrl.run_directory import flatten, read_config
+from jaxrl.run_directory import MAY_CHANGE, flatten, read_config
 
 EVALUATION, TRAINING = "evaluation/return_mean", "train/return_mean"
-_NOT_CONFIGURATION = ("seed", "run_dir", "logging")  # fields in which runs of one group may differ
+_NOT_CONFIGURATION = (*MAY_CHANGE, "seed")  # fields in which runs of one group may differ
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+
+
+class Chart(Figure):
+    """A matplotlib figure that notebooks show without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        picture = io.BytesIO()
+        self.savefig(picture, format="png")
+        return picture.getvalue()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +47,9 @@ class Run:
         return steps[np.isfinite(values)], values[np.isfinite(values)]
 
 
+Plottable = Run | str | os.PathLike | Sequence[Mapping[str, Any]]
+
+
 def read_run(path: str | os.PathLike) -> Run:
     """Reads a run directory.
 
@@ -47,17 +60,20 @@ def read_run(path: str | os.PathLike) -> Run:
     return Run(path.name, read_config(path), read_metrics(path / "metrics.jsonl"))
 
 
-def plot_run(run: Run | str | os.PathLike, out: str | os.PathLike) -> Path:
+def plot_run(run: Plottable, out: str | os.PathLike | None = None) -> Chart:
     """Draws one run's learning curve: returns while training, and of the evaluations.
 
     Args:
-      run: a run, or its directory.
-      out: the picture; its suffix gives the format.
+      run: a run, its directory, or the rows of its metrics.
+      out: where the picture goes, if anywhere; its suffix gives the format.
 
     Returns:
-      Where the picture is. One without any return yet says so.
+      The picture. One without any return yet says so.
+
+    Raises:
+      RunDirectoryError: a path is no run directory.
     """
-    run = run if isinstance(run, Run) else read_run(run)
+    run = _as_run(run, 0)
     figure, axes = _figure(_title(run.config) or run.name)
     drawn = False
     for metric, label, style in (
@@ -72,33 +88,33 @@ def plot_run(run: Run | str | os.PathLike, out: str | os.PathLike) -> Path:
         axes.legend(frameon=False)
     else:
         axes.text(0.5, 0.5, "no episode has ended yet", transform=axes.transAxes, ha="center")
-    return _save(figure, out)
+    return _saved(figure, out)
 
 
 def plot_runs(
-    runs: Sequence[Run | str | os.PathLike],
-    out: str | os.PathLike,
+    runs: Sequence[Plottable],
+    out: str | os.PathLike | None = None,
     *,
     metric: str | None = None,
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-) -> Path:
+) -> Chart:
     """Draws the interquartile mean over runs of each configuration, with its bootstrap interval.
 
     Runs that differ in their seed alone make one curve, over the steps that all of them have reached. A curve of one
     run has no interval.
 
     Args:
-      runs: runs, or their directories.
-      out: the picture; its suffix gives the format.
+      runs: runs, their directories, or the rows of their metrics.
+      out: where the picture goes, if anywhere; its suffix gives the format.
       metric: what to draw; if None, the evaluations' return where every run has two or more, else that while training.
       confidence: of the interval.
       resamples: of the bootstrap.
       seed: of the bootstrap.
 
     Returns:
-      Where the picture is.
+      The picture.
 
     Raises:
       ConfigError: there is no run, or a run has no value of the metric (named).
@@ -106,7 +122,7 @@ def plot_runs(
     """
     if not runs:
         raise ConfigError("no runs to plot; give at least one run directory")
-    read = [run if isinstance(run, Run) else read_run(run) for run in runs]
+    read = [_as_run(run, index) for index, run in enumerate(runs)]
     if metric is None:
         metric = EVALUATION if all(len(run.curve(EVALUATION)[0]) >= 2 for run in read) else TRAINING
     for run in read:
@@ -114,7 +130,8 @@ def plot_runs(
             known = sorted({name for row in run.rows for name in row if name != "step"})
             raise ConfigError(f"run {run.name} has no values of {metric!r}; it has: {', '.join(known) or 'no metrics'}")
     groups = _groups(read)
-    figure, axes = _figure(_title(read[0].config) if len(groups) == 1 else "", metric)
+    titles = {_title(run.config) for run in read}
+    figure, axes = _figure(titles.pop() if len(titles) == 1 else "", metric)
     for index, (label, members) in enumerate(groups.items()):
         colour = _COLOURS[index % len(_COLOURS)]
         steps, values = _align([run.curve(metric) for run in members])
@@ -124,7 +141,7 @@ def plot_runs(
             low, high = bootstrap_interval([values], confidence=confidence, resamples=resamples, seed=seed)
             axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
     axes.legend(frameon=False, fontsize="small")
-    return _save(figure, out)
+    return _saved(figure, out)
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
@@ -201,14 +218,22 @@ def _align(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
     return grid, np.stack([np.interp(grid, steps, values) for steps, values in curves])
 
 
+def _as_run(run: Plottable, index: int) -> Run:
+    if isinstance(run, Run):
+        return run
+    if isinstance(run, str | os.PathLike):
+        return read_run(run)
+    return Run(f"run {index}", {}, run)
+
+
 def _title(config: Mapping[str, Any]) -> str:
-    algo = config.get("algo")
-    name = algo.get("name") if isinstance(algo, Mapping) else algo
-    return " on ".join(str(part) for part in (name, config.get("env")) if isinstance(part, str))
+    """'PPO on gymnax:CartPole-v1', as far as the configuration tells."""
+    algorithm = config.get("algorithm", {}).get("type", "").rsplit(":", 1)[-1]
+    return " on ".join(part for part in (algorithm, config.get("environment", {}).get("name")) if part)
 
 
-def _figure(title: str, metric: str = TRAINING) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7, 4.5), dpi=120, layout="constrained")
+def _figure(title: str, metric: str = TRAINING) -> tuple[Chart, Axes]:
+    figure = Chart(figsize=(7, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_title(title)
@@ -220,8 +245,8 @@ def _figure(title: str, metric: str = TRAINING) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _save(figure: Figure, out: str | os.PathLike) -> Path:
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out)
-    return out
+def _saved(figure: Chart, out: str | os.PathLike | None) -> Chart:
+    if out is not None:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out)
+    return figure

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich import progress as rich_progress
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first that was seen is shown
 
 
-class ProgressBar:
+class Progress:
     """Shows a run's progress: a live bar in a terminal, one changing line in a notebook, else a line now and then.
 
     Everything is drawn by `update`, on the caller's thread. Use it in a `with`, or call `close`: the terminal is as
@@ -31,7 +31,7 @@ class ProgressBar:
         self._console = console or Console(stderr=True)
         self._interval = interval
         self._clock = clock
-        self._bar: Progress | None = None
+        self._bar: rich_progress.Progress | None = None
         self._notebook: Any = None
         self._open = False
         self._metrics: dict[str, float] = {}
@@ -49,9 +49,8 @@ class ProgressBar:
 
             self._notebook = display(_Line(self._line()), display_id=True)
         elif self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._bar = Progress(
-                BarColumn(bar_width=None), TextColumn("{task.description}"), console=self._console, auto_refresh=False
-            )
+            columns = rich_progress.BarColumn(bar_width=None), rich_progress.TextColumn("{task.description}")
+            self._bar = rich_progress.Progress(*columns, console=self._console, auto_refresh=False)
             atexit.register(self.close)
             self._bar.start()
             self._bar.add_task(self._line(), total=total, completed=initial)
@@ -80,7 +79,7 @@ class ProgressBar:
                 self._bar.stop()
                 atexit.unregister(self.close)
 
-    def __enter__(self) -> "ProgressBar":
+    def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,3 +1,4 @@
+import io
 import itertools
 import json
 
@@ -66,7 +67,11 @@ def test_the_interval_does_not_depend_on_how_it_is_chunked():
 
 
 def run(seed=0, gamma=0.99, steps=(0, 100, 200), values=(0.0, 1.0, 2.0), metric=plotting.TRAINING):
-    config = {"algo": {"name": "ppo", "gamma": gamma}, "env": "gymnax:CartPole-v1", "seed": seed}
+    config = {
+        "algorithm": {"type": "jaxrl.algos.ppo:PPO", "gamma": gamma},
+        "environment": {"name": "gymnax:CartPole-v1"},
+        "seed": seed,
+    }
     rows = [{"step": step, metric: value} for step, value in zip(steps, values, strict=True)]
     return Run(f"run{seed}", config, rows)
 
@@ -98,24 +103,30 @@ def test_rows_without_the_metric_are_left_out():
 
 def test_a_picture_is_drawn_of_many_runs(tmp_path):
     runs = [run(seed, gamma, values=(0, seed, 2 * seed)) for seed in range(3) for gamma in (0.9, 0.99)]
-    path = plot_runs(runs, tmp_path / "plots" / "curves.png", resamples=100)
+    path = tmp_path / "plots" / "curves.png"
+    chart = plot_runs(runs, path, resamples=100)
+    assert chart.axes[0].get_title() == "PPO on gymnax:CartPole-v1"
     picture = matplotlib.image.imread(path)
     assert picture.shape == (540, 840, 4)
     assert picture.std() > 0.05
-    again = plot_runs(runs, tmp_path / "again.png", resamples=100)
+    again = io.BytesIO(plot_runs(runs, resamples=100)._repr_png_())
     np.testing.assert_array_equal(matplotlib.image.imread(again), picture)
 
 
 def test_a_picture_is_drawn_of_a_run_directory(tmp_path):
+    path = tmp_path / "learning_curve.png"
     with pytest.raises(RunDirectoryError, match="no run directory"):
-        plot_run(tmp_path, tmp_path / "learning_curve.png")
+        plot_run(tmp_path, path)
     (tmp_path / "config.json").write_text(json.dumps(run().config))
-    empty = matplotlib.image.imread(plot_run(tmp_path, tmp_path / "learning_curve.png"))
+    plot_run(tmp_path, path)
+    empty = matplotlib.image.imread(path)
     rows = [{"step": 1, plotting.TRAINING: 1.0}, {"step": 2, plotting.TRAINING: 3.0, plotting.EVALUATION: 4.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    drawn = matplotlib.image.imread(plot_run(tmp_path, tmp_path / "learning_curve.png"))
-    assert not np.array_equal(empty, drawn)
-    assert plot_runs([tmp_path], tmp_path / "runs.svg").read_text().startswith("<?xml")
+    plot_run(tmp_path, path)
+    assert not np.array_equal(empty, matplotlib.image.imread(path))
+    plot_runs([tmp_path, rows], tmp_path / "runs.svg")
+    assert (tmp_path / "runs.svg").read_text().startswith("<?xml")
+    assert [line.get_label() for line in plot_run(rows).axes[0].get_lines()] == ["training", "evaluation"]
 
 
 def test_bad_input_is_told(tmp_path):
