@@ -1,1 +1,34 @@
+"""jaxrl: reinforcement learning in JAX, environment, replay and learner in one compiled program."""
 
+from jaxrl import envs, networks, schedules
+from jaxrl.algos import ALGORITHMS, DQN, PPO, make_algorithm
+from jaxrl.envs import environments, make, register
+from jaxrl.errors import JaxrlError
+from jaxrl.evaluation import Evaluation, evaluate
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.sebulba import Sebulba
+from jaxrl.policy import Policy
+from jaxrl.training import Result, train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALGORITHMS",
+    "DQN",
+    "PPO",
+    "Anakin",
+    "Evaluation",
+    "JaxrlError",
+    "Policy",
+    "Result",
+    "Sebulba",
+    "environments",
+    "envs",
+    "evaluate",
+    "make",
+    "make_algorithm",
+    "networks",
+    "register",
+    "schedules",
+    "train",
+]

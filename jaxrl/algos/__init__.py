@@ -1,1 +1,7 @@
+"""Algorithms: losses, targets and exploration, one file each."""
 
+from jaxrl.algos.base import ALGORITHMS, make_algorithm
+from jaxrl.algos.dqn import DQN
+from jaxrl.algos.ppo import PPO
+
+__all__ = ["ALGORITHMS", "DQN", "PPO", "make_algorithm"]

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -182,6 +183,13 @@ class AnakinProgram:
     def start(self, algo: Algorithm, env: Environment, seed: int) -> RunState:
         """`init`, compiled, with every leaf where it belongs."""
         return jax.jit(self.init, out_shardings=self.shardings(algo))(algo, env, jax.random.key(seed))
+
+    def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
+        """The parts of a state that a resumed run takes from a fresh one: none, a run is all in its state."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def chunk(
         self, algo: Algorithm, env: Environment, state: RunState, length: int, total_ticks: int

@@ -6,6 +6,7 @@ environments are the same.
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,10 @@ class SebulbaProgram:
         self.close()
         self._host = env.build(self.num_envs, seed)
         return self._steps.init(algo, self._host.reset(), jax.random.key(seed))
+
+    def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
+        """The parts of a state that a resumed run takes from a fresh one: host environments cannot be saved."""
+        return {"timestep": fresh.timestep, "carry": fresh.carry}
 
     def chunk(
         self, algo: Algorithm, env: HostRecipe, state: RunState, length: int, total_ticks: int

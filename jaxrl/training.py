@@ -1,0 +1,486 @@
+"""The training loop, one for every algorithm in every topology.
+
+It runs compiled chunks of about a second. Between chunks live the progress display, logging, evaluation,
+checkpoints, signals, and the stop at NaN; a chunk is dispatched before the report of the one before it is read.
+"""
+
+import dataclasses
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl import envs
+from jaxrl.algos.base import make_algorithm
+from jaxrl.checkpoint import Checkpointer
+from jaxrl.config import encode
+from jaxrl.errors import ConfigError
+from jaxrl.evaluation import Evaluation, evaluate
+from jaxrl.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.learner import Report
+from jaxrl.parallel.rollout import RunState
+from jaxrl.parallel.sebulba import Sebulba
+from jaxrl.plotting import Run, plot_run
+from jaxrl.policy import Policy
+from jaxrl.progress import ProgressBar
+from jaxrl.run_directory import RunDirectory, write_json
+from jaxrl.schedules import at
+from jaxrl.types import Algorithm, Environment, HostRecipe
+
+Topology = Anakin | Sebulba
+_CHUNK_SECONDS = 1.0
+
+
+@dataclasses.dataclass
+class Result:
+    """What a training run leaves behind.
+
+    Attributes:
+      state: the whole state of the run after the last good chunk.
+      metrics: one row a chunk: "step", "train/...", "update/...", and "evaluation/..." where there was one.
+      evaluation: the last evaluation, or None if the run was stopped before any.
+      stopped: "finished", "target_return", "interrupted", or "non_finite".
+      problem: what was not finite and where, if that stopped the run.
+      total_steps: rows done, over all environments.
+    """
+
+    algo: Algorithm
+    env: Environment | HostRecipe
+    state: RunState
+    metrics: list[dict[str, float]]
+    evaluation: Evaluation | None
+    stopped: str
+    problem: str | None
+    total_steps: int
+    steps_per_second: float
+    wall_seconds: float
+    spec: Any
+    progress: float
+    run_dir: Path | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy as learnt, its statistics frozen."""
+        final = at(self.algo, np.float32(self.progress))
+        return Policy(final, final.actor(self.state.learner), self.spec)
+
+    def evaluate(self, episodes: int = 128, *, seed: int = 0, explore: bool = False) -> Evaluation:
+        """Plays complete episodes with the policy as learnt."""
+        policy = self.policy
+        return evaluate(
+            policy.algo, policy.actor, self.env, self.spec, seed=seed, episodes=episodes, explore=explore
+        )
+
+    def plot(self, path: str | Path | None = None) -> Path:
+        """The learning curve, a PNG at `path`; by default `learning_curve.png` in the run directory, or here."""
+        path = Path(path or (self.run_dir or Path()) / "learning_curve.png")
+        return plot_run(Run("run", {"environment": {"name": self.env.name}}, self.metrics), path)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a run directory that `jaxrl.load` reads: configuration, metrics and the whole state."""
+        config = _config(self.algo, self.env, None, self.total_steps, None, {})
+        with RunDirectory(path, config) as directory:
+            with Checkpointer(directory.checkpoints, config=config) as checkpointer:
+                checkpointer.save(self.total_steps, self.state)
+        return Path(path)
+
+
+def train(
+    algo: Algorithm | str,
+    env: Environment | HostRecipe | str,
+    *,
+    total_steps: int,
+    seed: int = 0,
+    topology: Topology | None = None,
+    num_envs: int | None = None,
+    run_dir: str | Path | None = None,
+    overwrite: bool = False,
+    evaluate_every: int | None = None,
+    evaluation_episodes: int = 128,
+    evaluation_env: Environment | HostRecipe | None = None,
+    explore_in_evaluation: bool = False,
+    target_return: float | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 3,
+    loggers: Sequence[Logger] = (),
+    progress: bool = True,
+) -> Result:
+    """Trains an algorithm on an environment.
+
+    The same call with the same `run_dir` goes on where the run stopped, bit for bit for JAX environments.
+
+    Args:
+      algo: the algorithm, or its name for the defaults.
+      env: what `jaxrl.make` gives, or its name.
+      total_steps: rows over all environments; the last iteration may go over it.
+      seed: the same seed is the same run.
+      topology: `Anakin` or `Sebulba`; None: by the kind of environment.
+      num_envs: environments, if no topology is given.
+      run_dir: where configuration, metrics, checkpoints and the result go; None: nowhere.
+      overwrite: begin anew where `run_dir` holds another run.
+      evaluate_every: rows between evaluations; None: a tenth of the run; 0: only at the end.
+      evaluation_episodes: complete episodes an evaluation.
+      evaluation_env: another environment to evaluate in.
+      explore_in_evaluation: sample actions as in training instead of taking the best.
+      target_return: stop when an evaluation reaches it.
+      checkpoint_every: rows between checkpoints; None: a tenth of the run; 0: only at the end.
+      keep: how many checkpoints stay, besides the best.
+      loggers: further places for metrics.
+      progress: show a progress bar.
+
+    Returns:
+      The result. Ctrl-C ends the run after the running chunk, saves and returns what there is; a second one leaves at once.
+
+    Raises:
+      ConfigError: settings that do not fit, all of them, before anything is compiled.
+      RunDirectoryError: the directory is in use, or holds another configuration.
+    """
+    if isinstance(algo, str):
+        algo = make_algorithm(algo)
+    if isinstance(env, str):
+        env = envs.make(env)
+    problems = [
+        f"{name}={value} must be at least {least}"
+        for name, value, least in (
+            ("total_steps", total_steps, 1),
+            ("evaluation_episodes", evaluation_episodes, 1),
+            ("evaluate_every", evaluate_every, 0),
+            ("checkpoint_every", checkpoint_every, 0),
+            ("keep", keep, 1),
+        )
+        if value is not None and value < least
+    ]
+    if topology is not None and num_envs is not None:
+        problems.append(f"num_envs={num_envs} beside topology={topology}; set num_envs in the topology")
+    if problems:
+        raise ConfigError(problems)
+    env = envs.prepared(env)
+    topology = topology or default_topology(env, num_envs)
+    program = topology.bind(algo, env)
+    run = _Run(
+        algo=algo,
+        env=env,
+        program=program,
+        total_steps=total_steps,
+        evaluation_env=env if evaluation_env is None else envs.prepared(evaluation_env),
+        evaluation_episodes=evaluation_episodes,
+        explore=explore_in_evaluation,
+        seed=seed,
+        target_return=target_return,
+        evaluate_every=total_steps // 10 if evaluate_every is None else evaluate_every,
+        checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
+    )
+    display = ProgressBar() if progress else None
+    try:
+        if run_dir is None:
+            return run.train(loggers, display, None, None)
+        settings = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
+        config = _config(algo, env, topology, total_steps, seed, settings)
+        with RunDirectory(run_dir, config, overwrite=overwrite) as directory:
+            with Checkpointer(directory.checkpoints, config=config, keep=keep) as checkpointer:
+                return run.train(loggers, display, directory, checkpointer)
+    finally:
+        program.close()
+
+
+def default_topology(env: Environment | HostRecipe, num_envs: int | None = None) -> Topology:
+    """`Anakin` for JAX environments, `Sebulba` for those on the host."""
+    topology = Anakin() if isinstance(env, Environment) else Sebulba()
+    return topology if num_envs is None else dataclasses.replace(topology, num_envs=num_envs)
+
+
+def _config(algo, env, topology, total_steps, seed, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "algorithm": encode(algo),
+        "environment": {"name": env.name, "value": encode(env)},
+        "topology": encode(topology),
+        "total_steps": total_steps,
+        "seed": seed,
+        "logging": dict(settings),
+    }
+
+
+class _Stop(Exception):
+    """Ends the loop; `reason` is the result's `stopped`."""
+
+    def __init__(self, reason: str, problem: str | None = None):
+        super().__init__(reason)
+        self.reason, self.problem = reason, problem
+
+
+class _Signals:
+    """Ctrl-C and SIGTERM ask for an end after the running chunk; a second Ctrl-C ends at once."""
+
+    def __init__(self):
+        self.asked: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number, frame):
+        if self.asked is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+@dataclasses.dataclass
+class _Chunk:
+    """A chunk that was dispatched and whose report was not read yet."""
+
+    before: RunState  # without buffers, which are donated
+    report: Report
+    first: int
+    length: int
+
+
+class _Run:
+    """One call of `train`: what is fixed, and the loop."""
+
+    def __init__(
+        self,
+        *,
+        algo: Algorithm,
+        env: Environment | HostRecipe,
+        program: Any,
+        total_steps: int,
+        seed: int,
+        evaluation_env: Environment | HostRecipe,
+        evaluation_episodes: int,
+        explore: bool,
+        target_return: float | None,
+        evaluate_every: int,
+        checkpoint_every: int,
+    ):
+        self.algo, self.env, self.program, self.seed = algo, env, program, seed
+        self.evaluation_env, self.evaluation_episodes = evaluation_env, evaluation_episodes
+        self.explore, self.target_return = explore, target_return
+        self.rows = program.rows_per_iteration(algo)
+        self.iterations = -(-total_steps // self.rows)
+        self.total_ticks = self.iterations * self.rows // program.num_envs
+        self.evaluate_each = self._iterations(evaluate_every)
+        self.save_each = self._iterations(checkpoint_every)
+        self.history: list[dict[str, float]] = []
+        self.evaluation: Evaluation | None = None
+        self.seconds_per_iteration = 0.0
+
+    def _iterations(self, steps):
+        return self.iterations if steps == 0 else max(1, round(steps / self.rows))
+
+    def train(
+        self,
+        loggers: Sequence[Logger],
+        display: ProgressBar | None,
+        directory: RunDirectory | None,
+        checkpointer: Checkpointer | None,
+    ) -> Result:
+        """The loop, from the newest checkpoint if there is one."""
+        self.display, self.checkpointer = display, checkpointer
+        state = self.program.start(self.algo, self.env, self.seed)
+        done = 0
+        if checkpointer is not None and not checkpointer.is_empty():
+            state, done = self._resume(state)
+        files = [] if directory is None else self._open_files(directory, done)
+        self.loggers = Loggers([*files, *loggers])
+        if display is not None:
+            display.start(self.iterations * self.rows, done * self.rows)
+        self.began, first = time.monotonic(), done
+        stop = _Stop("finished")
+        try:
+            with _Signals() as signals:
+                try:
+                    for state, done in self._chunks(state, done, signals):
+                        pass
+                except _Stop as ended:
+                    stop, state, done = ended, self.state, self.done
+                result = self._finish(state, done, first, stop, directory)
+                if signals.asked == signal.SIGTERM:
+                    raise SystemExit(143)
+                return result
+        finally:
+            self.loggers.close()
+            if display is not None:
+                display.close()
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def _chunks(self, state, done, signals):
+        """Runs to the end, yielding the state at every point where nothing is under way."""
+        self.state, self.done = state, done
+        if done and self.evaluation is None and done >= self.iterations:
+            return
+        pending, length = None, 1
+        while done < self.iterations:
+            border = self._next_border(done)
+            length = min(self._chunk_length(length), border - done)
+            before = state.replace(buffers={})
+            state, report = self.program.chunk(self.algo, self.env, state, length, self.total_ticks)
+            chunk = _Chunk(before, report, done, length)
+            done += length
+            if pending is not None:
+                self._read(pending, state)
+            pending = chunk
+            if done == border or signals.asked is not None:
+                self._read(pending, state)
+                pending = None
+                self.state, self.done = state, done
+                self._at_border(state, done, signals)
+                yield state, done
+
+    def _next_border(self, done):
+        following = [(done // each + 1) * each for each in (self.evaluate_each, self.save_each)]
+        return min([*following, self.iterations])
+
+    def _chunk_length(self, last):
+        if not self.seconds_per_iteration:
+            return 1
+        wanted = int(_CHUNK_SECONDS / self.seconds_per_iteration)
+        return max(1, min(wanted, last * 8))
+
+    def _read(self, chunk, state):
+        """Waits for a chunk and writes down what happened in it.
+
+        Raises:
+          _Stop: something was not finite; the state before the chunk is the last good one.
+        """
+        report = jax.device_get(chunk.report)
+        now = time.monotonic()
+        since, self.read_at = getattr(self, "read_at", None), now
+        if since is not None:  # the first chunk compiles
+            self.seconds_per_iteration = (now - since) / chunk.length
+        step = (chunk.first + chunk.length) * self.rows
+        if int(report.failed_at) >= 0:
+            broken = sorted(name for name, fine in report.finite.items() if not fine)
+            at_step = (chunk.first + int(report.failed_at) + 1) * self.rows
+            self.state, self.done = chunk.before.replace(buffers=state.buffers), chunk.first
+            raise _Stop("non_finite", f"not finite in the iteration that ended at step {at_step}: {', '.join(broken)}")
+        row = {"step": step, "seconds": now - self.began}
+        row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
+        if since is not None:
+            row["steps_per_second"] = chunk.length * self.rows / (now - since)
+        self._write(row)
+
+    def _write(self, row):
+        self.history.append(row)
+        metrics = {name: value for name, value in row.items() if name != "step"}
+        self.loggers.write(int(row["step"]), metrics)
+        if self.display is not None:
+            self.display.update(int(row["step"]), metrics)
+
+    def _at_border(self, state, done, signals):
+        """Nothing is under way here, and all that came before was finite: evaluate, save, stop."""
+        score = None
+        last = done >= self.iterations
+        if last or done % self.evaluate_each == 0:
+            self._evaluate(state, done)
+            score = self.evaluation.return_mean
+        reached = self.target_return is not None and score is not None and score >= self.target_return
+        if self.checkpointer is not None and (last or reached or signals.asked or done % self.save_each == 0):
+            self.checkpointer.save(done * self.rows, state, score=score)
+        self.read_at = time.monotonic()
+        if reached and not last:
+            raise _Stop("target_return")
+        if signals.asked is not None and not last:
+            raise _Stop("interrupted")
+
+    def _evaluate(self, state, done):
+        algo = at(self.algo, np.float32(min(done / self.iterations, 1.0)))
+        self.evaluation = evaluate(
+            algo,
+            algo.actor(state.learner),
+            self.evaluation_env,
+            self.program.spec,
+            seed=self.seed,
+            episodes=self.evaluation_episodes,
+            explore=self.explore,
+        )
+        row = {f"evaluation/{name}": value for name, value in self.evaluation.metrics().items()}
+        self._write({"step": done * self.rows, "seconds": time.monotonic() - self.began} | row)
+
+    # --- beginning and end -------------------------------------------------------------------------------------
+
+    def _resume(self, fresh):
+        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
+        kept = self.program.not_in_checkpoints(fresh)
+        del fresh
+        state, step, _ = self.checkpointer.restore(template)
+        if kept:
+            self._note(f"resumed at step {step}; host environments begin new episodes, all else is as it was")
+        elif step < self.iterations * self.rows:
+            self._note(f"resumed at step {step}")
+        return state.replace(**kept), step // self.rows
+
+    def _note(self, text):
+        if self.display is not None:
+            self.display.note(text)
+
+    def _open_files(self, directory, done):
+        truth = JSONLLogger(directory.metrics_jsonl)
+        truth.truncate_after(done * self.rows)
+        self.history = read_metrics(directory.metrics_jsonl)
+        return [
+            truth,
+            CSVLogger(directory.metrics_csv, directory.metrics_jsonl),
+            TensorBoardLogger(directory.tensorboard, resumed_at=done * self.rows if done else None),
+        ]
+
+    def _finish(self, state, done, first, stop, directory):
+        if stop.problem is not None:
+            message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+        if self.evaluation is None and stop.reason == "finished":
+            self._evaluate(state, done)  # a finished run that was started again
+        if self.checkpointer is not None:
+            self.checkpointer.wait()
+        wall = time.monotonic() - self.began
+        result = Result(
+            algo=self.algo,
+            env=self.env,
+            state=state,
+            metrics=self.history,
+            evaluation=self.evaluation,
+            stopped=stop.reason,
+            problem=stop.problem,
+            total_steps=done * self.rows,
+            steps_per_second=(done - first) * self.rows / wall,
+            wall_seconds=wall,
+            spec=self.program.spec,
+            progress=min(done / self.iterations, 1.0),
+            run_dir=None if directory is None else directory.path,
+        )
+        if directory is not None:
+            self.loggers.close()
+            _write_result(result, directory)
+        return result
+
+
+def _write_result(result: Result, directory: RunDirectory) -> None:
+    evaluation = {} if result.evaluation is None else result.evaluation.metrics()
+    record = {
+        "evaluation": evaluation,
+        "stopped": result.stopped,
+        "problem": result.problem,
+        "total_steps": result.total_steps,
+        "steps_per_second": result.steps_per_second,
+        "wall_seconds": result.wall_seconds,
+    }
+    try:
+        write_json(directory.result, record)
+        if result.metrics:
+            plot_run(directory.path, directory.learning_curve)
+    except OSError as error:
+        warnings.warn(f"the result could not be written to {directory.path}: {error}", RuntimeWarning, stacklevel=4)
