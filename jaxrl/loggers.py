@@ -8,10 +8,9 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import IO, Any, Protocol
 
 from jaxrl.errors import MissingExtraError
-from jaxrl.run_directory import RunDirectory
 
 
 class Logger(Protocol):
@@ -19,15 +18,6 @@ class Logger(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class Rewindable(Protocol):
-    """A logger that can take back rows, for a run that goes on from a checkpoint."""
-
-    def truncate_after(self, step: int) -> None:
-        """Drops the rows later than `step`: those that a run killed after that checkpoint will write again."""
-        ...
 
 
 class JSONLLogger:
@@ -49,6 +39,7 @@ class JSONLLogger:
         self._file.flush()
 
     def truncate_after(self, step: int) -> None:
+        """Drops the rows later than `step`: those that a run killed after that checkpoint will write again."""
         self._file.close()
         self._rewrite(step)
         self._file = open(self.path, "a")
@@ -90,30 +81,27 @@ class CSVLogger:
 
 
 class TensorBoardLogger:
-    """TensorBoard events in `directory`, written by tensorboardX."""
+    """TensorBoard events, written by tensorboardX.
 
-    def __init__(self, directory: str | os.PathLike):
-        self.directory = Path(directory)
-        self._purge: int | None = None
-        self._writer: Any = None
+    Args:
+      directory: where the event files go.
+      resumed_at: the step that a resumed run starts from; what an earlier run wrote later than that is hidden.
+    """
+
+    def __init__(self, directory: str | os.PathLike, *, resumed_at: int | None = None):
+        from tensorboardX import SummaryWriter
+
+        earlier = len(list(Path(directory).glob("events.out.tfevents.*")))  # the names have whole seconds only
+        purge = None if resumed_at is None else resumed_at + 1
+        self._writer = SummaryWriter(str(directory), purge_step=purge, filename_suffix=f".{earlier}")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._writer is None:
-            from tensorboardX import SummaryWriter
-
-            earlier = len(list(self.directory.glob("events.out.tfevents.*")))  # names have whole seconds only
-            self._writer = SummaryWriter(str(self.directory), purge_step=self._purge, filename_suffix=f".{earlier}")
         for name, value in metrics.items():
             if value is not None:
                 self._writer.add_scalar(name, float(value), step)
 
-    def truncate_after(self, step: int) -> None:
-        """Hides what was written later than `step`; to be called before the first `write`."""
-        self._purge = step + 1
-
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 class WandbLogger:
@@ -165,15 +153,6 @@ class Loggers:
             except Exception as error:  # whatever a backend raises
                 self._switch_off(logger, error)
 
-    def truncate_after(self, step: int) -> None:
-        """Drops the rows later than `step` wherever that can be done; to be called before the first `write`."""
-        for logger in list(self.active):
-            try:
-                if isinstance(logger, Rewindable):
-                    logger.truncate_after(step)
-            except Exception as error:
-                self._switch_off(logger, error)
-
     def close(self) -> None:
         for logger in list(self.active):
             try:
@@ -191,15 +170,6 @@ class Loggers:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def run_loggers(directory: RunDirectory) -> list[Logger]:
-    """The loggers that every run directory has: JSON lines, the table and TensorBoard."""
-    return [
-        JSONLLogger(directory.metrics_jsonl),
-        CSVLogger(directory.metrics_csv, directory.metrics_jsonl),
-        TensorBoardLogger(directory.tensorboard),
-    ]
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from rich.console import Console
 RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first that was seen is shown
 
 
-class Progress:
+class ProgressBar:
     """Shows a run's progress: a live bar in a terminal, one changing line in a notebook, else a line now and then.
 
     Everything is drawn by `update`, on the caller's thread. Use it in a `with`, or call `close`: the terminal is as
@@ -79,7 +79,7 @@ class Progress:
                 self._bar.stop()
                 atexit.unregister(self.close)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressBar":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl.errors import MissingExtraError
-from jaxrl.loggers import (
-    CSVLogger,
-    JSONLLogger,
-    Loggers,
-    TensorBoardLogger,
-    WandbLogger,
-    read_metrics,
-    run_loggers,
-)
-from jaxrl.run_directory import RunDirectory
+from jaxrl.loggers import CSVLogger, JSONLLogger, Loggers, TensorBoardLogger, WandbLogger, read_metrics
 
 
 def test_jsonl_rows_come_back(tmp_path):
@@ -64,15 +55,14 @@ def test_csv_grows_columns(tmp_path):
     assert rows[2] == {"step": "3", "a": "", "evaluation/return_mean": "", "b": "3.0"}
 
 
-def test_tensorboard_events_are_written(tmp_path):
-    logger = TensorBoardLogger(tmp_path)
-    logger.truncate_after(5)
-    logger.write(6, {"loss": 0.25, "none": None})
-    logger.close()
-    (events,) = tmp_path.glob("events.out.tfevents.*")
-    assert b"loss" in events.read_bytes()
-    TensorBoardLogger(tmp_path / "unused").close()
-    assert not (tmp_path / "unused").exists()
+def test_tensorboard_events_are_written_and_a_resumed_run_adds_a_file(tmp_path):
+    for resumed_at, loss in ((None, "first"), (5, "second")):
+        logger = TensorBoardLogger(tmp_path, resumed_at=resumed_at)
+        logger.write(6, {loss: 0.25, "none": None})
+        logger.close()
+    first, second = sorted(tmp_path.glob("events.out.tfevents.*"))
+    assert b"first" in first.read_bytes()
+    assert b"second" in second.read_bytes()
 
 
 def test_wandb_without_the_extra_says_how_to_get_it(monkeypatch):
@@ -93,20 +83,6 @@ def test_wandb_gets_rows_and_is_finished(monkeypatch):
     logger.close()
     assert (calls[0]["id"], calls[0]["resume"], calls[0]["config"]) == ("cartpole", "allow", {"seed": 0})
     assert calls[1:] == [(1, {"a": 1.0}), "end"]
-
-
-def test_a_run_directory_has_its_loggers_and_they_go_back_together(tmp_path):
-    with RunDirectory(tmp_path, {}) as directory:
-        for first, last in ((1, 3), (3, 4)):
-            loggers = Loggers([*run_loggers(directory), Broken()])
-            loggers.truncate_after(2)
-            with pytest.warns(RuntimeWarning, match="Broken"):
-                for step in range(first, last + 1):
-                    loggers.write(step, {"a": float(step)})
-            loggers.close()
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
-    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 5
-    assert len(list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))) == 2
 
 
 class Broken:

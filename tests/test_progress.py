@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from jaxrl.progress import Progress
+from jaxrl.progress import ProgressBar
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 
 def plain():
     out, clock = io.StringIO(), Clock()
-    return Progress(console=Console(file=out, width=100), interval=5.0, clock=clock), out, clock
+    return ProgressBar(console=Console(file=out, width=100), interval=5.0, clock=clock), out, clock
 
 
 def test_lines_now_and_then_where_there_is_no_terminal():
@@ -50,7 +50,7 @@ def test_the_evaluation_return_is_shown_where_there_is_no_other():
 def test_a_bar_in_a_terminal_and_the_cursor_back_after_an_exception():
     out, clock = io.StringIO(), Clock()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
-    with pytest.raises(ZeroDivisionError), Progress(console=console, clock=clock) as progress:
+    with pytest.raises(ZeroDivisionError), ProgressBar(console=console, clock=clock) as progress:
         progress.start(1000)
         clock.now += 1.0
         progress.update(500, {"train/return_mean": 21.5})
@@ -63,7 +63,7 @@ def test_a_bar_in_a_terminal_and_the_cursor_back_after_an_exception():
 
 
 def test_the_cursor_is_back_when_the_process_ends_without_close():
-    script = "from jaxrl.progress import Progress\np = Progress(); p.start(10); p.update(5); raise SystemExit(3)"
+    script = "from jaxrl.progress import ProgressBar\np = ProgressBar(); p.start(10); p.update(5); raise SystemExit(3)"
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
     child = subprocess.run([sys.executable, "-c", script], stderr=follower, env=environment)
@@ -84,7 +84,7 @@ def test_one_changing_line_in_a_notebook(monkeypatch):
             shown.append(repr(line))
 
     monkeypatch.setattr(display, "display", lambda line, display_id: shown.append(repr(line)) or Handle())
-    progress = Progress(console=Console(file=io.StringIO(), force_jupyter=True), clock=Clock())
+    progress = ProgressBar(console=Console(file=io.StringIO(), force_jupyter=True), clock=Clock())
     progress.start(10)
     progress.update(5)
     progress.close()
