@@ -1,19 +1,51 @@
 """Networks: descriptions of torsos, recurrent cores and heads, and the distributions they end in."""
 
 from jaxrl.networks.actor_critic import ActorCritic, PolicyValue
-from jaxrl.networks.cores import GRU, LSTM
-from jaxrl.networks.distributions import Categorical, DiagonalGaussian, MultiCategorical
+from jaxrl.networks.cores import GRU, LSTM, Core
+from jaxrl.networks.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+    TanhGaussian,
+)
+from jaxrl.networks.foreign import ForeignNetwork, from_equinox, from_linen, from_nnx
+from jaxrl.networks.heads import ActionValues, QHead, to_distribution
 from jaxrl.networks.q_network import QNetwork
-from jaxrl.networks.torsos import MLP
+from jaxrl.networks.torsos import (
+    MLP,
+    DictEncoder,
+    ImpalaResNet,
+    MinAtarCNN,
+    NatureCNN,
+    Torso,
+    default_torso,
+)
 
 __all__ = [
     "GRU",
     "LSTM",
     "MLP",
+    "ActionValues",
     "ActorCritic",
     "Categorical",
+    "Core",
     "DiagonalGaussian",
+    "DictEncoder",
+    "Distribution",
+    "ForeignNetwork",
+    "ImpalaResNet",
+    "MinAtarCNN",
     "MultiCategorical",
+    "NatureCNN",
     "PolicyValue",
+    "QHead",
     "QNetwork",
+    "TanhGaussian",
+    "Torso",
+    "default_torso",
+    "from_equinox",
+    "from_linen",
+    "from_nnx",
+    "to_distribution",
 ]

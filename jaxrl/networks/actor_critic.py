@@ -1,13 +1,13 @@
 """The network of the actor-critics: a distribution over actions, and a value."""
 
 import dataclasses
-from typing import Any
 
 import jax
 from flax import nnx, struct
 
 from jaxrl.networks.body import Body, bind, init_params
 from jaxrl.networks.cores import Core
+from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead, ValueHead
 from jaxrl.networks.torsos import Torso
 from jaxrl.types import Carry, EnvSpec, Params, TimeStep
@@ -17,7 +17,7 @@ from jaxrl.types import Carry, EnvSpec, Params, TimeStep
 class PolicyValue:
     """What an actor-critic says of moments `[T, B]`."""
 
-    distribution: Any  # over actions, leaves [T, B, ...]
+    distribution: Distribution  # over actions, leaves [T, B, ...]
     value: jax.Array  # [T, B]
 
 
@@ -33,7 +33,8 @@ class ActorCritic:
       shared: whether policy and value share torso and core.
       previous_action, previous_reward: whether they join the features.
       continuous: over boxes, "gaussian" (unbounded) or "tanh" (squashed into the bounds).
-      initial_log_std: of the Gaussian, whose log standard deviation is a parameter for each action dimension.
+      initial_log_std: logarithm of the Gaussian's standard deviation at the start.
+      state_dependent_std: whether it is an output of the network rather than a parameter for each dimension.
       policy_gain, value_gain: of the heads' orthogonal initialisation.
     """
 
@@ -44,6 +45,7 @@ class ActorCritic:
     previous_reward: bool = False
     continuous: str = "gaussian"
     initial_log_std: float = 0.0
+    state_dependent_std: bool = False
     policy_gain: float = 0.01
     value_gain: float = 1.0
 
@@ -88,7 +90,13 @@ def _body(network: ActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
 
 def _policy_head(network: ActorCritic, inputs: int, spec: EnvSpec, rngs: nnx.Rngs) -> PolicyHead:
     return PolicyHead(
-        inputs, spec.action_space, network.policy_gain, network.continuous, network.initial_log_std, rngs
+        inputs,
+        spec.action_space,
+        rngs,
+        gain=network.policy_gain,
+        continuous=network.continuous,
+        initial_log_std=network.initial_log_std,
+        state_dependent_std=network.state_dependent_std,
     )
 
 

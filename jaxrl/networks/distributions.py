@@ -4,6 +4,7 @@ Every leaf carries the leading axes, so a distribution may be indexed, stacked a
 Sampling takes one typed key for each element, hence a sample does not depend on how environments are grouped.
 """
 
+import functools
 import math
 
 import jax
@@ -17,7 +18,9 @@ FORBIDDEN = -1e30
 
 _LOG_2 = math.log(2.0)
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
-_UNROLLED_CLASSES = 32  # below, the cumulative sum is written out: it fuses, where XLA's own would be many kernels
+# Up to here the inverse of the cumulative distribution is written out class by class: it fuses into one kernel, where
+# XLA's cumulative sum is many (64 classes, 2048 environments, 2 CPU cores: 0.3 instead of 1.0 ms).
+_UNROLLED_CLASSES = 128
 
 
 def _per_key(draw, keys: jax.Array) -> jax.Array:
@@ -32,20 +35,20 @@ def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     Rounding could leave `uniform * total` at or beyond the last partial sum, or the partial sums uneven where they
     are computed in another order; so a class is only ever chosen if its own weight is positive.
     """
-    classes = logits.shape[-1]
-    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
-    if classes > _UNROLLED_CLASSES:
+    if logits.shape[-1] > _UNROLLED_CLASSES:
+        weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
         cumulative = jnp.cumsum(weights, axis=-1)
         hit = (cumulative > (uniform * cumulative[..., -1])[..., None]) & (weights > 0.0)
         found = jnp.argmax(hit, axis=-1)
         return jnp.where(jnp.any(hit, axis=-1), found, jnp.argmax(weights, axis=-1)).astype(jnp.int32)
-    total = jnp.sum(weights, axis=-1)
-    target = uniform * total
+    classes = [logits[..., i] for i in range(logits.shape[-1])]
+    largest = functools.reduce(jnp.maximum, classes)
+    weights = [jnp.exp(x - largest) for x in classes]
+    target = uniform * functools.reduce(jnp.add, weights)
     partial = jnp.zeros_like(target)
     chosen = jnp.zeros(target.shape, jnp.int32)
-    passed = jnp.ones(target.shape, bool)  # whether every class so far with a weight was passed over
-    for i in range(classes):
-        weight = weights[..., i]
+    passed = jnp.ones(target.shape, bool)  # whether every class so far was passed over
+    for i, weight in enumerate(weights):
         chosen = jnp.where(passed & (weight > 0.0), jnp.int32(i), chosen)
         partial = partial + weight
         passed = passed & (partial <= target)
@@ -182,3 +185,91 @@ class DiagonalGaussian:
         log_ratio = self.log_std - other.log_std
         distance = jnp.square((self.mean - other.mean) * jnp.exp(-other.log_std))
         return 0.5 * jnp.sum(jnp.exp(2.0 * log_ratio) + distance - 1.0 - 2.0 * log_ratio, axis=-1)
+
+
+# Gauss-Hermite nodes and weights for expectations under a standard normal.
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(8)
+_QUADRATURE = tuple(zip(_NODES.tolist(), (_WEIGHTS / _WEIGHTS.sum()).tolist(), strict=True))
+
+
+def _log_tanh_slope(x: jax.Array) -> jax.Array:
+    """log(1 - tanh(x)^2), without the cancellation that makes it -inf from |x| = 9 on in float32."""
+    return 2.0 * (_LOG_2 - x - jax.nn.softplus(-2.0 * x))
+
+
+@struct.dataclass
+class TanhGaussian:
+    """Independent Gaussians squashed by tanh into a box; actions float32 `[..., n]` (Haarnoja et al., 2018).
+
+    Densities are those of the actions in the box's own units.
+
+    Attributes:
+      mean, log_std: of the Gaussian before tanh, `[..., n]`.
+      low, high: the box's bounds, n floats each; static.
+    """
+
+    mean: jax.Array
+    log_std: jax.Array
+    low: tuple[float, ...] = struct.field(pytree_node=False)
+    high: tuple[float, ...] = struct.field(pytree_node=False)
+
+    @property
+    def base(self) -> DiagonalGaussian:
+        """The Gaussian before tanh."""
+        return DiagonalGaussian(self.mean, self.log_std)
+
+    def _bounds(self, ndim: int) -> tuple[jax.Array, jax.Array]:
+        shape = (1,) * (ndim - 1) + (-1,)
+        return tuple(jnp.asarray(bound, self.mean.dtype).reshape(shape) for bound in (self.low, self.high))
+
+    def _squash(self, x: jax.Array) -> jax.Array:
+        low, high = self._bounds(x.ndim)
+        return jnp.clip(low + (high - low) * (0.5 * (jnp.tanh(x) + 1.0)), low, high)
+
+    def _log_scale(self) -> float:
+        return sum(math.log(0.5 * (high - low)) for low, high in zip(self.low, self.high, strict=True))
+
+    def _log_prob_of(self, x: jax.Array) -> jax.Array:
+        return self.base.log_prob(x) - jnp.sum(_log_tanh_slope(x), axis=-1) - self._log_scale()
+
+    def sample(self, keys: jax.Array) -> jax.Array:
+        """Actions `[..., n]` within the bounds; keys `[...]`."""
+        return self._squash(self.base.sample(keys))
+
+    def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Actions `[..., n]` and their exact log-density `[...]`, both differentiable; keys `[...]`."""
+        x = self.base.sample(keys)
+        return self._squash(x), self._log_prob_of(x)
+
+    def mode(self) -> jax.Array:
+        """The Gaussian's mean, squashed, `[..., n]`: the median, which is what evaluation conventionally acts by."""
+        return self._squash(self.mean)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Log-density `[...]` of actions `[..., n]`.
+
+        The inverse of tanh is clipped one float away from the bounds (at |x| = 8.3): exact inside, finite on and
+        beyond them, where the action no longer tells x; `sample_and_log_prob` is exact everywhere.
+        """
+        low, high = self._bounds(action.ndim)
+        limit = 1.0 - float(jnp.finfo(self.mean.dtype).eps)
+        squashed = jnp.clip((action - low) / (0.5 * (high - low)) - 1.0, -limit, limit)
+        return self._log_prob_of(jnp.arctanh(squashed))
+
+    def entropy(self) -> jax.Array:
+        """Differential entropy `[...]` in nats, by quadrature, as it has no closed form.
+
+        It is the Gaussian's entropy plus E[log |d action / d x|], each dimension's expectation by 8 Gauss-Hermite
+        nodes: within 1e-3 nats for a standard deviation up to 1, 0.03 at 2, 0.2 at 4. Deterministic and
+        differentiable, where the usual estimates take one sample, or the mean alone.
+        """
+        std = jnp.exp(self.log_std)
+        slope = sum(weight * _log_tanh_slope(self.mean + std * node) for node, weight in _QUADRATURE)
+        return self.base.entropy() + jnp.sum(slope, axis=-1) + self._log_scale()
+
+    def kl(self, other: "TanhGaussian") -> jax.Array:
+        """KL(self || other) `[...]` in nats; that of the Gaussians, as both are squashed alike."""
+        return self.base.kl(other.base)
+
+
+Distribution = Categorical | MultiCategorical | DiagonalGaussian | TanhGaussian

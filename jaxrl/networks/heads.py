@@ -1,77 +1,115 @@
-"""Heads: from features to a distribution over actions, and to values."""
+"""Heads: from features to a distribution over actions, to values, and to action values."""
 
-import math
-from typing import Any
+import dataclasses
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxrl import spaces
 from jaxrl.errors import ConfigError, unknown
-from jaxrl.networks.distributions import Categorical, DiagonalGaussian, MultiCategorical
-from jaxrl.networks.layers import dense
+from jaxrl.networks.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical, TanhGaussian
+from jaxrl.networks.layers import DenseStack, dense
 
 CONTINUOUS = ("gaussian", "tanh")
+_LOG_STD_RANGE = (-20.0, 2.0)  # of standard deviations that depend on the state, as in Haarnoja et al.'s code
 
 
-def action_size(space: spaces.Space) -> int:
-    """How many numbers parametrise the location of a distribution over `space`: logits, or means.
+# --- policies ------------------------------------------------------------------------------------------------------
+
+
+def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
+    """How many numbers give the location of a distribution over `space`: logits, or means.
+
+    Args:
+      space: of actions.
+      continuous: "gaussian" or "tanh", for boxes.
 
     Raises:
-      ConfigError: if there is no distribution over such a space.
+      ConfigError: if there is no such distribution over `space`.
     """
+    if continuous not in CONTINUOUS:
+        raise unknown("continuous policy", str(continuous), CONTINUOUS)
     if isinstance(space, spaces.Discrete):
         return space.n
     if isinstance(space, spaces.MultiDiscrete):
         return sum(space.nvec)
-    if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind == "f":
-        return math.prod(space.shape)
-    raise ConfigError(
-        f"no policy for the action space {space}; allowed are Discrete, MultiDiscrete, and Box of floats of shape (n,)"
-    )
+    if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] and space.dtype.kind == "f"):
+        raise ConfigError(
+            f"no policy for the action space {space}; allowed are Discrete, MultiDiscrete, and Box of floats of shape "
+            "(n,): flatten it with a wrapper"
+        )
+    if continuous == "tanh" and not (space.bounded and np.all(space.low < space.high)):
+        raise ConfigError(f"continuous='tanh' needs bounds with low < high, not {space}; use continuous='gaussian'")
+    return space.shape[0]
 
 
-def to_distribution(space: spaces.Space, location: jax.Array, log_std: jax.Array | None, mask: Any, continuous: str):
-    """The distribution over `space` that a policy head's outputs stand for.
+def to_distribution(
+    space: spaces.Space,
+    location: jax.Array,
+    log_std: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    continuous: str = "gaussian",
+) -> Distribution:
+    """The distribution over `space` that a policy's outputs stand for.
 
     Args:
-      space: of actions.
+      space: of actions, as `action_size` accepts it.
       location: logits or means, `[..., action_size(space)]`.
-      log_std: `[..., n]` for boxes, else ignored.
-      mask: bool, True where allowed, `[..., action_size(space)]`, or None.
-      continuous: "gaussian" or "tanh", for boxes.
+      log_std: `[..., n]` or `[n]`, for boxes.
+      mask: bool, True where allowed, `[..., action_size(space)]`, or None; for integers.
+      continuous: "gaussian" (unbounded) or "tanh" (squashed into the bounds), for boxes.
     """
     if isinstance(space, spaces.Discrete):
         return Categorical.masked(location, mask)
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical.masked(location, space.nvec, mask)
+    # Every leaf of a distribution has the leading axes, so that it can be indexed and stored as a whole.
+    log_std = jnp.broadcast_to(jnp.expand_dims(log_std, range(location.ndim - log_std.ndim)), location.shape)
+    if continuous == "tanh":
+        return TanhGaussian(location, log_std, tuple(space.low.tolist()), tuple(space.high.tolist()))
     return DiagonalGaussian(location, log_std)
 
 
 class PolicyHead(nnx.Module):
-    """Maps features `[..., inputs]` to a distribution over the action space."""
+    """Maps features `[..., inputs]` and a mask to a distribution over the action space.
+
+    For boxes the log standard deviation is a parameter of each dimension, or an output beside the mean.
+    """
 
     def __init__(
-        self, inputs: int, space: spaces.Space, gain: float, continuous: str, initial_log_std: float, rngs: nnx.Rngs
+        self,
+        inputs: int,
+        space: spaces.Space,
+        rngs: nnx.Rngs,
+        *,
+        gain: float,
+        continuous: str,
+        initial_log_std: float,
+        state_dependent_std: bool,
     ):
-        if continuous not in CONTINUOUS:
-            raise unknown("continuous policy", str(continuous), CONTINUOUS)
+        size = action_size(space, continuous)
         self.space = space
         self.continuous = continuous
-        size = action_size(space)
+        self.initial_log_std = initial_log_std
         self.output = dense(inputs, size, gain, rngs)
-        self.is_box = isinstance(space, spaces.Box)
-        if self.is_box:
+        self.std = "none"
+        if isinstance(space, spaces.Box):
+            self.std = "output" if state_dependent_std else "parameter"
+        if self.std == "output":
+            self.log_std = dense(inputs, size, gain, rngs)
+        elif self.std == "parameter":
             self.log_std = nnx.Param(jnp.full((size,), initial_log_std, jnp.float32))
 
-    def __call__(self, features: jax.Array, mask: jax.Array | None):
-        location = self.output(features)
+    def __call__(self, features: jax.Array, mask: jax.Array | None) -> Distribution:
         log_std = None
-        if self.is_box:
-            shape = (1,) * (location.ndim - 1) + (-1,)
-            log_std = jnp.broadcast_to(self.log_std[...].reshape(shape), location.shape)
-        return to_distribution(self.space, location, log_std, mask, self.continuous)
+        if self.std == "output":
+            log_std = jnp.clip(self.initial_log_std + self.log_std(features), *_LOG_STD_RANGE)
+        elif self.std == "parameter":
+            log_std = self.log_std[...]
+        return to_distribution(self.space, self.output(features), log_std, mask, self.continuous)
 
 
 class ValueHead(nnx.Module):
@@ -82,3 +120,60 @@ class ValueHead(nnx.Module):
 
     def __call__(self, features: jax.Array) -> jax.Array:
         return self.output(features)[..., 0]
+
+
+# --- action values -------------------------------------------------------------------------------------------------
+
+
+class QHead(Protocol):
+    """What a Q-network ends in; frozen and hashable. Distributional and noisy heads are further ones of these."""
+
+    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        """A module of (features `[..., inputs]`, mask `[..., actions]` or None, key or None) -> the head's output."""
+        ...
+
+
+def mask_values(values: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """`values`, with the most negative finite number where `mask` is False; the same shape."""
+    return values if mask is None else jnp.where(mask, values, jnp.finfo(values.dtype).min)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionValues:
+    """The expected return of each action, `[..., actions]`.
+
+    Args:
+      dueling: whether they are V + A - mean A, with an output each (Wang et al., 2016, equation 9).
+      widths: of ReLU layers before each output, of its own (512 in the dueling paper).
+      gain: of the outputs' orthogonal initialisation.
+    """
+
+    dueling: bool = False
+    widths: tuple[int, ...] = ()
+    gain: float = 1.0
+
+    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        return _ActionValuesModule(self, inputs, actions, rngs)
+
+
+class _Stream(nnx.Module):
+    def __init__(self, head: ActionValues, inputs: int, outputs: int, rngs: nnx.Rngs):
+        self.hidden = DenseStack(inputs, head.widths, "relu", False, rngs)
+        self.output = dense(self.hidden.features, outputs, head.gain, rngs)
+
+    def __call__(self, features: jax.Array) -> jax.Array:
+        return self.output(self.hidden(features))
+
+
+class _ActionValuesModule(nnx.Module):
+    def __init__(self, head: ActionValues, inputs: int, actions: int, rngs: nnx.Rngs):
+        self.dueling = head.dueling
+        self.advantage = _Stream(head, inputs, actions, rngs)
+        if head.dueling:
+            self.state_value = _Stream(head, inputs, 1, rngs)
+
+    def __call__(self, features: jax.Array, mask: jax.Array | None, key: Any) -> jax.Array:
+        values = self.advantage(features)
+        if self.dueling:
+            values = self.state_value(features) + (values - jnp.mean(values, axis=-1, keepdims=True))
+        return mask_values(values, mask)

@@ -1,37 +1,18 @@
-"""The network of the DQN family: one value for each action."""
+"""The network of the DQN family: one value for each action, or what another head makes of the features."""
 
 import dataclasses
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl import spaces
 from jaxrl.errors import ConfigError
 from jaxrl.networks.body import Body, bind, init_params
 from jaxrl.networks.cores import Core
-from jaxrl.networks.layers import dense
+from jaxrl.networks.heads import ActionValues, QHead
 from jaxrl.networks.torsos import Torso
 from jaxrl.types import Carry, EnvSpec, Params, TimeStep
-
-
-class QHead(nnx.Module):
-    """Maps features `[..., inputs]` to action values `[..., actions]`.
-
-    With `dueling` they are V + A - mean A (Wang et al., 2016, equation 9).
-    """
-
-    def __init__(self, inputs: int, actions: int, dueling: bool, gain: float, rngs: nnx.Rngs):
-        self.dueling = dueling
-        self.advantage = dense(inputs, actions, gain, rngs)
-        if dueling:
-            self.state_value = dense(inputs, 1, gain, rngs)
-
-    def __call__(self, features: jax.Array) -> jax.Array:
-        advantage = self.advantage(features)
-        if not self.dueling:
-            return advantage
-        return self.state_value(features) + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +22,15 @@ class QNetwork:
     Args:
       torso: from observations to features; None takes the one that suits the observation space.
       core: recurrent core after the torso, or None.
-      dueling: whether state value and advantages have their own outputs.
+      head: what the features become; `ActionValues(dueling=True)` for a dueling network.
       previous_action, previous_reward: whether they join the features.
-      gain: of the head's orthogonal initialisation.
     """
 
     torso: Torso | None = None
     core: Core | None = None
-    dueling: bool = False
+    head: QHead = dataclasses.field(default_factory=ActionValues)
     previous_action: bool = False
     previous_reward: bool = False
-    gain: float = 1.0
 
     @property
     def recurrent(self) -> bool:
@@ -62,7 +41,7 @@ class QNetwork:
         return _QModule(self, spec, rngs)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> Params:
-        """Fresh parameters, a dict with the keys "torso" and "head".
+        """Fresh parameters, a dict with the keys "torso" (torso and core) and "head".
 
         Raises:
           ConfigError: if the network does not fit the spaces.
@@ -75,12 +54,12 @@ class QNetwork:
 
     def apply(
         self, params: Params, timesteps: TimeStep, carry: Carry, *, spec: EnvSpec, key: jax.Array | None = None
-    ) -> tuple[jax.Array, Carry]:
-        """Action values `[T, B, n]` of moments `[T, B, ...]`, and the carry after the last.
+    ) -> tuple[Any, Carry]:
+        """The head's output for moments `[T, B, ...]`, and the carry after the last; see `types.Network`.
 
-        Masked actions have the most negative finite value. See `types.Network`.
+        Of `ActionValues`: values `[T, B, n]`, the most negative finite number where the action mask forbids.
         """
-        return bind(self, params, spec)(timesteps, carry)
+        return bind(self, params, spec)(timesteps, carry, key)
 
 
 class _QModule(nnx.Module):
@@ -88,11 +67,8 @@ class _QModule(nnx.Module):
         if not isinstance(spec.action_space, spaces.Discrete):
             raise ConfigError(f"QNetwork needs a Discrete action space, not {spec.action_space}; use an actor-critic")
         self.torso = Body(network.torso, network.core, network.previous_action, network.previous_reward, spec, rngs)
-        self.head = QHead(self.torso.features, spec.action_space.n, network.dueling, network.gain, rngs)
+        self.head = network.head.build(self.torso.features, spec.action_space.n, rngs)
 
-    def __call__(self, timesteps: TimeStep, carry: Carry) -> tuple[jax.Array, Carry]:
+    def __call__(self, timesteps: TimeStep, carry: Carry, key: jax.Array | None) -> tuple[Any, Carry]:
         features, carry = self.torso(timesteps, carry)
-        values = self.head(features)
-        if timesteps.action_mask is not None:
-            values = jnp.where(timesteps.action_mask, values, jnp.finfo(values.dtype).min)
-        return values, carry
+        return self.head(features, timesteps.action_mask, key), carry

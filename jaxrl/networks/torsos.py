@@ -2,10 +2,12 @@
 
 A torso is a frozen, hashable description. `build(space, rngs)` makes a `flax.nnx` module that maps observations with
 any number of leading axes to features `[..., features]`, and says how many in its attribute `features`.
+Observations become float32 inside: uint8 scaled to [0, 1], integers that are names one-hot, all else cast.
 """
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -13,8 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl import spaces
-from jaxrl.errors import ConfigError
-from jaxrl.networks.layers import DenseStack
+from jaxrl.errors import ConfigError, unknown
+from jaxrl.networks.layers import DenseStack, activation, conv
 
 
 class Torso(Protocol):
@@ -29,10 +31,16 @@ class Torso(Protocol):
         ...
 
 
+# --- observations as numbers ---------------------------------------------------------------------------------------
+
+
 def to_float(x: jax.Array, space: spaces.Box) -> jax.Array:
-    """float32; uint8 divided by the space's largest bound (255 for pixels), so that it lies in [0, 1]."""
+    """float32; uint8 divided by the space's largest bound (255 for pixels), so that it lies in [0, 1].
+
+    What arrives as another dtype than the space's uint8 was normalised already, and is only cast.
+    """
     if x.dtype == jnp.uint8:
-        return x.astype(jnp.float32) / jnp.float32(max(int(space.high.max(initial=1)), 1))
+        return x.astype(jnp.float32) * jnp.float32(1.0 / max(int(space.high.max(initial=1)), 1))
     return x.astype(jnp.float32)
 
 
@@ -56,14 +64,17 @@ def flatten(x: jax.Array, space: spaces.Space) -> jax.Array:
     return to_float(x, space).reshape((*leading, math.prod(space.shape)))
 
 
+# --- vectors -------------------------------------------------------------------------------------------------------
+
+
 class _FlatTorso(nnx.Module):
     def __init__(self, space: spaces.Space, stack: DenseStack):
         self.space = space
-        self.stack = stack
+        self.dense = stack
         self.features = stack.features
 
-    def __call__(self, observation: Any) -> jax.Array:
-        return self.stack(flatten(observation, self.space))
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        return self.dense(flatten(observation, self.space))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +93,227 @@ class MLP:
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
         if isinstance(space, spaces.Dict):
-            raise ConfigError(f"MLP on a dictionary observation ({', '.join(space.spaces)}); use DictEncoder or None")
-        stack = DenseStack(flat_size(space), self.widths, self.activation, self.layer_norm, rngs)
-        return _FlatTorso(space, stack)
+            raise ConfigError(
+                f"MLP cannot read a dictionary observation ({', '.join(space.spaces)}); use torso=None or DictEncoder"
+            )
+        size = flat_size(space)
+        if size == 0:
+            raise ConfigError(f"MLP cannot read the empty observation {space}; leave it out with DictEncoder")
+        return _FlatTorso(space, DenseStack(size, self.widths, self.activation, self.layer_norm, rngs))
+
+
+# --- images --------------------------------------------------------------------------------------------------------
+
+
+def _image_shape(name: str, space: spaces.Space) -> tuple[tuple[int, int, int], bool]:
+    """Height, width and channels of an image space, and whether its channels come first (as EnvPool's do)."""
+    if not isinstance(space, spaces.Box) or len(space.shape) != 3:
+        what = "a dictionary" if isinstance(space, spaces.Dict) else f"{type(space).__name__} of shape {space.shape}"
+        raise ConfigError(f"{name} needs images of shape (height, width, channels), not {what}; use MLP or torso=None")
+    a, b, c = space.shape
+    if a < b and a < c:
+        return (b, c, a), True
+    return (a, b, c), False
+
+
+class _ImageTorso(nnx.Module):
+    """Images as float32 `[N, H, W, C]` through `trunk`, then flattened and through dense layers."""
+
+    def __init__(self, space: spaces.Box, channels_first: bool, trunk: nnx.Module, dense: DenseStack):
+        self.space = space
+        self.channels_first = channels_first
+        self.trunk = trunk
+        self.dense = dense
+        self.features = dense.features
+
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        leading = observation.shape[:-3]
+        x = to_float(observation, self.space).reshape((math.prod(leading), *observation.shape[-3:]))
+        if self.channels_first:
+            x = jnp.moveaxis(x, 1, 3)
+        x = self.trunk(x)
+        return self.dense(x.reshape((*leading, math.prod(x.shape[1:]))))
+
+
+class _ConvStack(nnx.Module):
+    def __init__(self, name: str, shape, layers: tuple[tuple[int, int, int], ...], activation_name: str, rngs):
+        height, width, inputs = shape
+        self.activation = activation(activation_name)
+        self.depth = len(layers)
+        for i, (outputs, kernel, stride) in enumerate(layers):
+            if min(height, width) < kernel:
+                raise ConfigError(
+                    f"{name}: images of {shape[0]}x{shape[1]} are too small, a {kernel}x{kernel} convolution meets "
+                    f"{height}x{width}; use MinAtarCNN, MLP or torso=None"
+                )
+            setattr(self, f"conv_{i}", conv(inputs, outputs, kernel, stride, "VALID", rngs))
+            height, width, inputs = (height - kernel) // stride + 1, (width - kernel) // stride + 1, outputs
+        self.size = height * width * inputs
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for i in range(self.depth):
+            x = self.activation(getattr(self, f"conv_{i}")(x))
+        return x
+
+
+def _build_cnn(name: str, space: spaces.Space, layers, widths, activation_name: str, rngs: nnx.Rngs) -> nnx.Module:
+    shape, channels_first = _image_shape(name, space)
+    trunk = _ConvStack(name, shape, layers, activation_name, rngs)
+    return _ImageTorso(space, channels_first, trunk, DenseStack(trunk.size, widths, activation_name, False, rngs))
+
+
+@dataclasses.dataclass(frozen=True)
+class MinAtarCNN:
+    """One small convolution and a dense layer, for 10 x 10 images (Young and Tian, 2019, arXiv:1903.03176).
+
+    Args:
+      filters, kernel: of the convolution, of stride 1.
+      width: of the dense layer.
+      activation: by name, after both.
+    """
+
+    filters: int = 16
+    kernel: int = 3
+    width: int = 128
+    activation: str = "relu"
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+        layers = ((self.filters, self.kernel, 1),)
+        return _build_cnn("MinAtarCNN", space, layers, (self.width,), self.activation, rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class NatureCNN:
+    """The three convolutions and dense layer of Mnih et al. (2015), for 84 x 84 images, channels first or last.
+
+    Args:
+      filters: of the convolutions, whose kernels are 8, 4, 3 and strides 4, 2, 1.
+      width: of the dense layer.
+      activation: by name, after every layer.
+    """
+
+    filters: tuple[int, int, int] = (32, 64, 64)
+    width: int = 512
+    activation: str = "relu"
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+        if len(self.filters) != 3:
+            raise ConfigError(f"NatureCNN.filters={self.filters} must be three numbers, one a convolution")
+        layers = tuple(zip(self.filters, (8, 4, 3), (4, 2, 1), strict=True))
+        return _build_cnn("NatureCNN", space, layers, (self.width,), self.activation, rngs)
+
+
+class _ResidualStack(nnx.Module):
+    """A convolution, a pooling that halves the image, and two residual blocks, for each entry of `channels`."""
+
+    def __init__(self, shape: tuple[int, int, int], channels: tuple[int, ...], rngs: nnx.Rngs):
+        height, width, inputs = shape
+        self.depth = len(channels)
+        for i, outputs in enumerate(channels):
+            setattr(self, f"conv_{i}", conv(inputs, outputs, 3, 1, "SAME", rngs))
+            for name in ("a0", "a1", "b0", "b1"):
+                setattr(self, f"block_{i}_{name}", conv(outputs, outputs, 3, 1, "SAME", rngs))
+            height, width, inputs = -(-height // 2), -(-width // 2), outputs
+        self.size = height * width * inputs
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for i in range(self.depth):
+            x = nnx.max_pool(getattr(self, f"conv_{i}")(x), (3, 3), strides=(2, 2), padding="SAME")
+            for block in "ab":
+                inner = getattr(self, f"block_{i}_{block}0")(jax.nn.relu(x))
+                x = x + getattr(self, f"block_{i}_{block}1")(jax.nn.relu(inner))
+        return jax.nn.relu(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImpalaResNet:
+    """The deep residual network of IMPALA (Espeholt et al., 2018, figure 3 right), ReLU throughout.
+
+    Args:
+      channels: of each section, which halves the image.
+      width: of the dense layer.
+    """
+
+    channels: tuple[int, ...] = (16, 32, 32)
+    width: int = 256
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+        shape, channels_first = _image_shape("ImpalaResNet", space)
+        trunk = _ResidualStack(shape, self.channels, rngs)
+        return _ImageTorso(space, channels_first, trunk, DenseStack(trunk.size, (self.width,), "relu", False, rngs))
+
+
+# --- dictionaries --------------------------------------------------------------------------------------------------
+
+
+class _DictModule(nnx.Module):
+    def __init__(self, encoders: dict[str, nnx.Module]):
+        self.keys = tuple(encoders)
+        for key, encoder in encoders.items():
+            setattr(self, f"encode_{key}", encoder)
+        self.features = sum(encoder.features for encoder in encoders.values())
+
+    def __call__(self, observation: Mapping[str, Any]) -> jax.Array:
+        parts = [getattr(self, f"encode_{key}")(observation[key]) for key in self.keys]
+        return jnp.concatenate(parts, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class DictEncoder:
+    """One encoder for each key of a dictionary observation, their features one after the other in sorted order.
+
+    Args:
+      encoders: a torso for every key of the space, or None for a key that is not to be read.
+    """
+
+    items: tuple[tuple[str, Torso | None], ...]
+
+    def __init__(self, encoders: Mapping[str, Torso | None]):
+        object.__setattr__(self, "items", tuple(sorted(dict(encoders).items(), key=lambda item: item[0])))
+
+    def __repr__(self) -> str:
+        return f"DictEncoder({dict(self.items)})"
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+        if not isinstance(space, spaces.Dict):
+            raise ConfigError(f"DictEncoder needs a dictionary observation, not {space}; use torso=None")
+        encoders = dict(self.items)
+        problems = [str(unknown("observation key", key, space.spaces)) for key in encoders if key not in space.spaces]
+        problems += [
+            f"DictEncoder has no encoder for the observation key {key!r}; add one, or {key!r}: None to leave it out"
+            for key in space.spaces
+            if key not in encoders
+        ]
+        if not problems and all(torso is None for torso in encoders.values()):
+            problems = ["DictEncoder leaves out every key; encode one at least"]
+        if problems:
+            raise ConfigError(problems)
+        return _DictModule(
+            {key: torso.build(space.spaces[key], rngs) for key, torso in self.items if torso is not None}
+        )
+
+
+# --- the choice ----------------------------------------------------------------------------------------------------
 
 
 def default_torso(space: spaces.Space) -> Torso:
-    """The torso that suits a space."""
+    """The torso that suits a space: `MLP()` for vectors, a CNN for images by size, a `DictEncoder` of these.
+
+    Images of 36 x 36 and more get `NatureCNN()`, which fits no smaller ones, and those of 3 x 3 and more
+    `MinAtarCNN()`. Empty entries of a dictionary are left out.
+    """
+    if isinstance(space, spaces.Dict):
+        return DictEncoder({key: default_torso(child) if _readable(child) else None for key, child in space.items})
+    if isinstance(space, spaces.Box) and len(space.shape) == 3:
+        (height, width, _), _ = _image_shape("", space)
+        if min(height, width) >= 36:
+            return NatureCNN()
+        if min(height, width) >= 3:
+            return MinAtarCNN()
     return MLP()
+
+
+def _readable(space: spaces.Space) -> bool:
+    if isinstance(space, spaces.Dict):
+        return any(_readable(child) for _, child in space.items)
+    return flat_size(space) > 0
