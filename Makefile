@@ -25,7 +25,7 @@ bench: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/ty check --python .venv
 
 lock: $(STAMP)  ## Resolve the dependencies anew: the newest that pyproject.toml allows.
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
@@ -39,5 +39,5 @@ $(STAMP): requirements.lock pyproject.toml scripts/make_venv.sh scripts/find_pyt
 	touch $@
 
 clean:
-	rm -rf .venv .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
