@@ -10,7 +10,7 @@ from jaxrl.errors import ConfigError, MissingExtraError, unknown
 from jaxrl.types import Environment, EnvironmentFactory, HostRecipe
 
 # Each module has `names()` and `make(name, **parameters)`, which returns a raw episodic environment.
-_SUITES = {"gymnax": "jaxrl.envs.gymnax", "probe": "jaxrl.envs.probes"}
+_SUITES = {"brax": "jaxrl.envs.brax", "gymnax": "jaxrl.envs.gymnax", "probe": "jaxrl.envs.probes"}
 _EXTRAS = {"brax": "brax"}  # suites whose package may be missing, and the extra that brings it
 _LATER = {"envpool": "the Sebulba topology", "gymnasium": "the Sebulba topology"}
 _REGISTERED: dict[str, EnvironmentFactory] = {}
