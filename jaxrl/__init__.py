@@ -8,6 +8,7 @@ from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.policy import Policy
+from jaxrl.sweep import LogUniform, SweepResult, Uniform, make_train, sweep
 from jaxrl.training import Result, train
 
 __version__ = "0.1.0"
@@ -19,16 +20,21 @@ __all__ = [
     "Anakin",
     "Evaluation",
     "JaxrlError",
+    "LogUniform",
     "Policy",
     "Result",
     "Sebulba",
+    "SweepResult",
+    "Uniform",
     "environments",
     "envs",
     "evaluate",
     "make",
     "make_algorithm",
+    "make_train",
     "networks",
     "register",
     "schedules",
+    "sweep",
     "train",
 ]

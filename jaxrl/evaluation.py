@@ -83,8 +83,10 @@ def evaluate(
     key = keys.evaluation_key(jax.random.key(seed))
     limit = max_steps * quota
     if isinstance(env, Environment):
-        play = _play(algo, actor, env, key, jnp.int32(limit), spec=spec, num_envs=num_envs, quota=quota, explore=explore)
-        returns, lengths, done = jax.device_get(play)
+        scores = _play(
+            algo, actor, env, key, jnp.int32(limit), spec=spec, num_envs=num_envs, quota=quota, explore=explore
+        )
+        returns, lengths, done = jax.device_get(scores)
     else:
         returns, lengths, done = _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, seed)
     counts = np.arange(quota)[:, None] < done[None]
@@ -116,8 +118,23 @@ def _key_roots(key, num_envs):
     return keys.environment_keys(key, env_index), keys.policy_keys(key, env_index), env_index
 
 
-@partial(jax.jit, static_argnames=("spec", "num_envs", "quota", "explore"))
-def _play(algo, actor, env, key, limit, *, spec, num_envs, quota, explore):
+def play(
+    algo: Algorithm,
+    actor: ActorState,
+    env: Environment,
+    key: jax.Array,
+    limit: jax.Array,
+    *,
+    spec: EnvSpec,
+    num_envs: int,
+    quota: int,
+    explore: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Plays `quota` episodes in each of `num_envs` environments, or `limit` rows of each; pure.
+
+    Returns:
+      Returns and lengths, each (quota, num_envs), and how many of them are filled, (num_envs,).
+    """
     env_roots, act_roots, env_index = _key_roots(key, num_envs)
     env_state, timestep = jax.vmap(env.reset)(keys.reset_keys(env_roots))
     timestep = ro.first_timestep(timestep, spec)
@@ -140,6 +157,9 @@ def _play(algo, actor, env, key, limit, *, spec, num_envs, quota, explore):
     return jax.lax.while_loop(unfinished, step, start)[-1]
 
 
+_play = jax.jit(play, static_argnames=("spec", "num_envs", "quota", "explore"))
+
+
 @partial(jax.jit, static_argnames=("spec", "explore"))
 def _act_on_host(algo, actor, timestep, carry, roots, tick, *, spec, explore):
     return algo.act(actor, timestep, carry, keys.tick_keys(roots, tick, 1)[0], spec=spec, explore=explore)
@@ -157,9 +177,7 @@ def _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, 
         carry = jax.vmap(lambda index: algo.initial_carry(spec, index))(env_index)
         scores, tick = _no_scores(num_envs, quota), 0
         while tick < limit and np.any(np.asarray(scores[2]) < quota):
-            output = _act_on_host(
-                algo, actor, timestep, carry, act_roots, jnp.uint32(tick), spec=spec, explore=explore
-            )
+            output = _act_on_host(algo, actor, timestep, carry, act_roots, jnp.uint32(tick), spec=spec, explore=explore)
             timestep = _follow_on_host(host.step(jax.device_get(output.action)), output.action)
             carry, scores, tick = output.carry, _record_on_host(scores, timestep), tick + 1
         return jax.device_get(scores)

@@ -133,5 +133,3 @@ def _as_space(observation, space, lift):
     if isinstance(space, spaces.Dict):
         return {name: _as_space(observation[name], child, lift) for name, child in space.items}
     return lift(np.asarray(observation)).astype(space.dtype)
-
-

@@ -74,9 +74,7 @@ class Result:
     def evaluate(self, episodes: int = 128, *, seed: int = 0, explore: bool = False) -> Evaluation:
         """Plays complete episodes with the policy as learnt."""
         policy = self.policy
-        return evaluate(
-            policy.algo, policy.actor, self.env, self.spec, seed=seed, episodes=episodes, explore=explore
-        )
+        return evaluate(policy.algo, policy.actor, self.env, self.spec, seed=seed, episodes=episodes, explore=explore)
 
     def plot(self, path: str | Path | None = None) -> Path:
         """The learning curve, a PNG at `path`; by default `learning_curve.png` in the run directory, or here."""
@@ -277,6 +275,8 @@ class _Run:
         self.history: list[dict[str, float]] = []
         self.evaluation: Evaluation | None = None
         self.seconds_per_iteration = 0.0
+        self.timed_iterations, self.timed_seconds = 0, 0.0  # without compiling, evaluating and saving
+        self.read_at: float | None = None
 
     def _iterations(self, steps):
         return self.iterations if steps == 0 else max(1, round(steps / self.rows))
@@ -298,16 +298,17 @@ class _Run:
         self.loggers = Loggers([*files, *loggers])
         if display is not None:
             display.start(self.iterations * self.rows, done * self.rows)
-        self.began, first = time.monotonic(), done
+        self.began = time.monotonic()
         stop = _Stop("finished")
+        self.state, self.done = state, done
+        del state
         try:
             with _Signals() as signals:
                 try:
-                    for state, done in self._chunks(state, done, signals):
-                        pass
+                    self._loop(signals)
                 except _Stop as ended:
-                    stop, state, done = ended, self.state, self.done
-                result = self._finish(state, done, first, stop, directory)
+                    stop = ended
+                result = self._finish(self.state, self.done, stop, directory)
                 if signals.asked == signal.SIGTERM:
                     raise SystemExit(143)
                 return result
@@ -318,12 +319,13 @@ class _Run:
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
-    def _chunks(self, state, done, signals):
-        """Runs to the end, yielding the state at every point where nothing is under way."""
-        self.state, self.done = state, done
-        if done and self.evaluation is None and done >= self.iterations:
-            return
-        pending, length = None, 1
+    def _loop(self, signals):
+        """Runs to the end; `self.state` and `self.done` are the last moment at which all before was known finite.
+
+        Raises:
+          _Stop: the run ends before its time.
+        """
+        state, done, pending, length = self.state, self.done, None, 1
         while done < self.iterations:
             border = self._next_border(done)
             length = min(self._chunk_length(length), border - done)
@@ -339,7 +341,6 @@ class _Run:
                 pending = None
                 self.state, self.done = state, done
                 self._at_border(state, done, signals)
-                yield state, done
 
     def _next_border(self, done):
         following = [(done // each + 1) * each for each in (self.evaluate_each, self.save_each)]
@@ -359,9 +360,11 @@ class _Run:
         """
         report = jax.device_get(chunk.report)
         now = time.monotonic()
-        since, self.read_at = getattr(self, "read_at", None), now
+        since, self.read_at = self.read_at, now
         if since is not None:  # the first chunk compiles
             self.seconds_per_iteration = (now - since) / chunk.length
+            self.timed_iterations += chunk.length
+            self.timed_seconds += now - since
         step = (chunk.first + chunk.length) * self.rows
         if int(report.failed_at) >= 0:
             broken = sorted(name for name, fine in report.finite.items() if not fine)
@@ -391,7 +394,7 @@ class _Run:
         reached = self.target_return is not None and score is not None and score >= self.target_return
         if self.checkpointer is not None and (last or reached or signals.asked or done % self.save_each == 0):
             self.checkpointer.save(done * self.rows, state, score=score)
-        self.read_at = time.monotonic()
+        self.read_at = time.monotonic()  # what evaluating and saving took is not training
         if reached and not last:
             raise _Stop("target_return")
         if signals.asked is not None and not last:
@@ -438,7 +441,7 @@ class _Run:
             TensorBoardLogger(directory.tensorboard, resumed_at=done * self.rows if done else None),
         ]
 
-    def _finish(self, state, done, first, stop, directory):
+    def _finish(self, state, done, stop, directory):
         if stop.problem is not None:
             message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
             warnings.warn(message, RuntimeWarning, stacklevel=4)
@@ -456,7 +459,7 @@ class _Run:
             stopped=stop.reason,
             problem=stop.problem,
             total_steps=done * self.rows,
-            steps_per_second=(done - first) * self.rows / wall,
+            steps_per_second=self.timed_iterations * self.rows / max(self.timed_seconds, 1e-9),
             wall_seconds=wall,
             spec=self.program.spec,
             progress=min(done / self.iterations, 1.0),

@@ -32,7 +32,7 @@ class Episode:
 
 @struct.dataclass
 class TimeStep:
-    """What an environment shows at one moment. The reward and the endings are those that *arrived with* the observation."""
+    """What an environment shows at one moment; reward and endings are those that *arrived with* the observation."""
 
     observation: PyTree
     reward: jax.Array  # float32; 0 where first

@@ -98,7 +98,9 @@ class DQN:
         values, carry = self.network.apply(actor.params, jax.tree.map(lambda x: x[None], timestep), carry, spec=spec)
         action = jnp.argmax(values[0], axis=-1).astype(jnp.int32)
         if explore:
-            action = epsilon_greedy(key, action, timestep.action_mask, actor.exploration["epsilon"], spec.action_space.n)
+            action = epsilon_greedy(
+                key, action, timestep.action_mask, actor.exploration["epsilon"], spec.action_space.n
+            )
         return ActorOutput(action, carry)
 
     def update(

@@ -84,12 +84,14 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
         shift = replicas.sum(jnp.sum(shifted, axes)) / entries
         deviation = jnp.where(counts, shifted - jnp.expand_dims(shift, axes), 0.0)
         left, squares = replicas.sum((jnp.sum(deviation, axes), jnp.sum(jnp.square(deviation), axes)))
-        shift = shift + left / entries
-        variance = squares / entries - jnp.square(left / entries)
-        # The running mean is `mean + mean_rest`; `shift` was measured from `mean` alone.
-        shift = shift - moments.mean_rest
-        change = variance - moments.variance - moments.variance_rest + jnp.square(shift) * (1.0 - share)
+        correction = left / entries
+        variance = squares / entries - jnp.square(correction)
+        # The running mean is `mean + mean_rest`, and the shift was measured from `mean` alone.
+        correction = correction - moments.mean_rest
+        distance = jnp.square(shift + correction)
+        change = variance - moments.variance - moments.variance_rest + distance * (1.0 - share)
         new_mean, mean_rest = _compensated(moments.mean, moments.mean_rest, share * shift)
+        new_mean, mean_rest = _compensated(new_mean, mean_rest, share * correction)
         new_variance, variance_rest = _compensated(moments.variance, moments.variance_rest, share * change)
         return Moments(new_mean, new_variance, mean_rest, variance_rest)
 
@@ -139,9 +141,7 @@ def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float |
     return jnp.where(_enough(statistics), scaled, reward)
 
 
-def discounted_return(
-    previous: jax.Array, reward: jax.Array, first: jax.Array, gamma: float | jax.Array
-) -> jax.Array:
+def discounted_return(previous: jax.Array, reward: jax.Array, first: jax.Array, gamma: float | jax.Array) -> jax.Array:
     """The running discounted return R <- gamma R + r whose deviation scales rewards (Engstrom et al., 2020).
 
     Args:

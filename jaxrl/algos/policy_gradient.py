@@ -12,8 +12,8 @@ from jaxrl.types import (
     ActorOutput,
     ActorState,
     Carry,
-    Episodes,
     EnvSpec,
+    Episodes,
     PyTree,
     Replicas,
     Rollout,
@@ -84,7 +84,14 @@ def observe(algo: Any, timesteps: TimeStep, statistics: Statistics) -> TimeStep:
 
 
 def act(
-    algo: Any, actor: ActorState, timestep: TimeStep, carry: PolicyCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    algo: Any,
+    actor: ActorState,
+    timestep: TimeStep,
+    carry: PolicyCarry,
+    key: jax.Array,
+    *,
+    spec: EnvSpec,
+    explore: bool,
 ) -> ActorOutput:
     """One action for each environment, with what the update needs of this moment: log-probability and value."""
     seen = jax.tree.map(lambda x: x[None], observe(algo, timestep, actor.statistics))
@@ -191,7 +198,6 @@ def network_problems(algo: Any, spec: EnvSpec) -> list[str]:
     except ValueError as error:
         return [str(error)]
     return []
-
 
 
 def is_recurrent(network: Any) -> bool:

@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import minibatches, policy_gradient
+from jaxrl.algos import policy_gradient
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.optimisers import Adam, Optimiser, descend, weighted_mean
 from jaxrl.algos.policy_gradient import PolicyCarry, PolicyState
-from jaxrl.schedules import Scalar
 from jaxrl.networks import ActorCritic
+from jaxrl.schedules import Scalar
 from jaxrl.types import ActorOutput, ActorState, EnvSpec, Network, Replicas, RolloutBatch, Source, TimeStep, UpdateInfo
 
 

@@ -1,5 +1,6 @@
 """Environments in JAX: adapters of suites, wrappers, and a registry of names."""
 
+from jaxrl.envs.check import check_env
 from jaxrl.envs.prepare import prepared
 from jaxrl.envs.registry import environments, make, register
 from jaxrl.envs.wrappers import (
@@ -31,6 +32,7 @@ __all__ = [
     "ScaleReward",
     "StickyActions",
     "TimeLimit",
+    "check_env",
     "environments",
     "make",
     "prepared",

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,18 @@ from jaxrl.parallel.learner import Report
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.rollout import EpisodeSums, RunState
 from jaxrl.schedules import at
-from jaxrl.types import Algorithm, Counter, Environment, EnvSpec, Episodes, Replay, Replicas, RolloutBatch, env_spec
+from jaxrl.types import (
+    Algorithm,
+    Counter,
+    Environment,
+    EnvSpec,
+    Episodes,
+    Metrics,
+    Replay,
+    Replicas,
+    RolloutBatch,
+    env_spec,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +164,17 @@ class AnakinProgram:
 
         state, report = jax.lax.fori_loop(0, length, body, (state, Report.zeros_like(shapes)))
         return state, report.over(self._replicas)
+
+    def run(
+        self, algo: Algorithm, env: Environment, key: jax.Array, iterations: int, total_ticks: jax.Array
+    ) -> tuple[RunState, Metrics]:
+        """A whole run on one device, from its key; pure. Metrics have one entry an iteration."""
+
+        def step(state, _):
+            state, report = self.iterate(algo, env, state, total_ticks)
+            return state, report.metrics()
+
+        return jax.lax.scan(step, self.init(algo, env, key), None, iterations)
 
     # --- compiled forms ----------------------------------------------------------------------------------------
 

@@ -89,9 +89,7 @@ def learn(
       The state, and this iteration's report on this device.
     """
     sources = replays(algo)
-    buffers = {
-        name: uniform.add(state.buffers[name], collected.rows.replace(extras={})) for name in sources
-    }
+    buffers = {name: uniform.add(state.buffers[name], collected.rows.replace(extras={})) for name in sources}
     state = state.replace(buffers=buffers)
     rollouts = {name: collected for name in algo.experience if name not in sources}
     update_key, sample_key = keys.update_key(state.key, tick), keys.sample_key(state.key, tick)

@@ -1,7 +1,5 @@
 """What every topology does alike while acting: the state of a run, turning moments into rows, and counting."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -20,6 +18,7 @@ from jaxrl.types import (
     TimeStep,
     Trajectory,
 )
+
 
 @struct.dataclass
 class RunState:
@@ -173,5 +172,3 @@ def source_problems(algo: Algorithm, num_envs: int, shards: int) -> list[str]:
                 f"{label} batch_size={source.batch_size} does not divide over {shards} shards; use a multiple of it"
             )
     return problems
-
-

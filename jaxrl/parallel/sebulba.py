@@ -135,7 +135,12 @@ class _Steps:
 
     def _example(self, algo, state):
         output = algo.act(
-            algo.actor(state.learner), state.timestep, state.carry, self._act_keys(state, 1)[0], spec=self.spec, explore=True
+            algo.actor(state.learner),
+            state.timestep,
+            state.carry,
+            self._act_keys(state, 1)[0],
+            spec=self.spec,
+            explore=True,
         )
         moment = (state.timestep, output.action, output.extras)
         return self._assemble([moment], state.timestep, state.carry, state.carry, ()).rows

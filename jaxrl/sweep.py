@@ -1,0 +1,461 @@
+"""Many runs in one program: pure training functions, and sweeps over seeds and numbers."""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxrl import envs
+from jaxrl.algos.base import make_algorithm, replace
+from jaxrl.errors import ConfigError
+from jaxrl.evaluation import layout, play
+from jaxrl.parallel.anakin import Anakin, AnakinProgram
+from jaxrl.parallel.learner import Report
+from jaxrl.parallel.mesh import use_cpu_devices
+from jaxrl.parallel.rollout import RunState, rollout_length
+from jaxrl.plotting import interquartile_mean
+from jaxrl.progress import ProgressBar
+from jaxrl.schedules import at
+from jaxrl.types import Algorithm, Environment, Metrics
+
+
+def make_train(
+    algo: Algorithm | str,
+    env: Environment | str,
+    *,
+    total_steps: int,
+    num_envs: int = 64,
+    topology: Anakin | None = None,
+) -> Callable[[jax.Array], tuple[RunState, Metrics]]:
+    """A training run as a pure function, to `jit` and `vmap` as you like.
+
+        train = jax.jit(jax.vmap(jaxrl.make_train(jaxrl.PPO(), "gymnax:CartPole-v1", total_steps=500_000)))
+        state, metrics = train(jax.random.split(jax.random.key(0), 16))
+
+    `algo` may hold tracers, so a function of a learning rate can build its own run. Every run is on one device;
+    spread runs over devices with `jaxrl.sweep`.
+
+    Args:
+      algo, env, total_steps: as for `jaxrl.train`; JAX environments only.
+      num_envs: environments of the run, if no topology is given.
+      topology: `Anakin` on one device.
+
+    Returns:
+      key -> (state, metrics); each metric has one entry an iteration, NaN where no episode ended.
+
+    Raises:
+      ConfigError: settings that do not fit, all of them.
+    """
+    algo, env, program, iterations = _bound(algo, env, total_steps, topology or Anakin(num_envs, devices=1))
+    return partial(_run, program, algo, env, iterations)
+
+
+def _run(program, algo, env, iterations, key):
+    # Numbers that the compiler knows it folds into others, which rounds differently: hidden, this is the same run,
+    # bit for bit, as that of `train` and `sweep`.
+    algo, env, total_ticks = jax.lax.optimization_barrier(
+        (
+            jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), algo),
+            jax.tree.map(jnp.asarray, env),
+            jnp.float32(iterations * rollout_length(algo)),
+        )
+    )
+    return program.run(algo, env, key, iterations, total_ticks)
+
+
+def _bound(algo, env, total_steps, topology):
+    algo = make_algorithm(algo) if isinstance(algo, str) else algo
+    env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
+    if not isinstance(env, Environment):
+        raise ConfigError(f"{env.name} is stepped on the host and cannot be part of a compiled run; use jaxrl.train")
+    if topology.devices not in (None, 1):
+        raise ConfigError(f"devices={topology.devices}: here every run is on one device; use devices=1")
+    if total_steps < 1:
+        raise ConfigError(f"total_steps={total_steps} must be at least 1")
+    program = dataclasses.replace(topology, devices=1).bind(algo, env)
+    return algo, env, program, -(-total_steps // program.rows_per_iteration(algo))
+
+
+# --- what is searched -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """Drawn uniformly between two numbers."""
+
+    low: float
+    high: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return float(rng.uniform(self.low, self.high))
+
+
+@dataclasses.dataclass(frozen=True)
+class LogUniform:
+    """Drawn between two positive numbers, uniformly in their logarithm."""
+
+    low: float
+    high: float
+
+    def draw(self, rng: np.random.Generator) -> float:
+        return float(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+
+
+def configurations(samples: int | None, space: Mapping[str, Any], search_seed: int = 0) -> list[dict[str, Any]]:
+    """The settings that a sweep tries: the product of the lists, or random draws.
+
+    Args:
+      samples: None for the full grid; a number for that many random draws, from lists and distributions alike.
+      space: by field, a list of values, a single value, or a distribution.
+      search_seed: of the draws.
+
+    Raises:
+      ConfigError: a distribution without `samples`, or an empty list.
+    """
+    choices = {name: list(v) if isinstance(v, (list, tuple, np.ndarray, range)) else v for name, v in space.items()}
+    problems = [f"{name} has no values to try" for name, v in choices.items() if isinstance(v, list) and not v]
+    if samples is None:
+        drawn = [name for name, v in choices.items() if isinstance(v, (Uniform, LogUniform))]
+        problems += [f"{name} is a distribution; say how many draws: samples=32" for name in drawn]
+    elif samples < 1:
+        problems.append(f"samples={samples} must be at least 1")
+    if problems:
+        raise ConfigError(problems)
+    if samples is None:
+        lists = [v if isinstance(v, list) else [v] for v in choices.values()]
+        return [dict(zip(choices, values, strict=True)) for values in itertools.product(*lists)]
+    rng = np.random.default_rng(search_seed)
+
+    def draw(v):
+        if isinstance(v, (Uniform, LogUniform)):
+            return v.draw(rng)
+        return v[int(rng.integers(len(v)))] if isinstance(v, list) else v
+
+    return [{name: draw(v) for name, v in choices.items()} for _ in range(samples)]
+
+
+# --- the sweep --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class SweepResult:
+    """Labelled results.
+
+    Attributes:
+      configurations: the settings tried, in order.
+      seeds: the seeds of each.
+      steps: rows done at each point of the curves, shape (points,).
+      metrics: by name, float32 (configurations, seeds, points); NaN where no episode ended.
+      returns: of the final evaluations, (configurations, seeds, episodes); NaN where unfinished.
+      failed: bool (configurations, seeds): something was not finite in that run.
+      learners: the final learner states, leaves (seeds, ...), one tree a configuration.
+    """
+
+    configurations: list[dict[str, Any]]
+    seeds: list[int]
+    steps: np.ndarray
+    metrics: dict[str, np.ndarray]
+    returns: np.ndarray
+    failed: np.ndarray
+    learners: list[Any]
+    steps_per_second: float
+    wall_seconds: float
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Mean final return of every run, (configurations, seeds); NaN for runs that failed."""
+        with np.errstate(invalid="ignore"):
+            means = np.nanmean(np.where(np.isnan(self.returns).all(-1, keepdims=True), 0.0, self.returns), axis=-1)
+        return np.where(self.failed | np.isnan(self.returns).all(-1), np.nan, means)
+
+    @property
+    def interquartile_means(self) -> np.ndarray:
+        """Over the seeds of each configuration, a failed run counting as the worst; (configurations,)."""
+        worst = np.nanmin(self.scores) if np.isfinite(self.scores).any() else np.nan
+        filled = np.where(np.isnan(self.scores), worst, self.scores)
+        return np.asarray([interquartile_mean(row[:, None])[0] for row in filled])
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The configuration of the highest interquartile mean."""
+        return self.configurations[int(np.nanargmax(self.interquartile_means))]
+
+    def table(self) -> str:
+        """A line a configuration, the best first."""
+        names = list(self.configurations[0])
+        header = [*names, "IQM", "mean", "std", "min", "max", "failed"]
+        rows = []
+        for index in np.argsort(-self.interquartile_means):
+            scores = self.scores[index][~np.isnan(self.scores[index])]
+            scores = scores if scores.size else np.asarray([np.nan])
+            numbers = [self.interquartile_means[index], scores.mean(), scores.std(), scores.min(), scores.max()]
+            setting = [_short(self.configurations[index][name]) for name in names]
+            rows.append([*setting, *(f"{x:.1f}" for x in numbers), str(int(self.failed[index].sum()))])
+        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]
+        )
+
+
+def _short(value):
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def sweep(
+    algo: Algorithm | str,
+    env: Environment | str,
+    *,
+    total_steps: int,
+    seeds: int | Sequence[int] = 8,
+    samples: int | None = None,
+    search_seed: int = 0,
+    num_envs: int = 64,
+    topology: Anakin | None = None,
+    devices: int | None = None,
+    mapping: str | None = None,
+    points: int = 50,
+    evaluation_episodes: int = 128,
+    explore_in_evaluation: bool = False,
+    progress: bool = True,
+    **space: Any,
+) -> SweepResult:
+    """Seeds times settings in one compiled program; the runs are spread over the devices.
+
+    A run is the same, bit for bit, as that seed alone where runs are mapped in turn, and up to rounding under `vmap`.
+
+    Args:
+      algo, env, total_steps, num_envs, topology: as for `make_train`; of every run.
+      seeds: how many, from 0 on, or which.
+      samples: None: the full grid of the lists in `space`; a number: so many random draws.
+      search_seed: of those draws.
+      devices: over how many devices of this process the runs are spread; None: all of them, where on a CPU JAX is
+        asked for one device a core if it has not started yet.
+      mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
+      points: of the curves.
+      evaluation_episodes, explore_in_evaluation: of the final evaluation of every run.
+      progress: show a progress bar.
+      **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `samples`. Static fields
+        may be swept too; each of their combinations is a program of its own.
+
+    Raises:
+      ConfigError: settings that do not fit, all of them.
+    """
+    if devices is None:
+        use_cpu_devices(_cores())
+    if mapping not in (None, "vmap", "in_turn"):
+        raise ConfigError(f"mapping={mapping!r} is not one of 'vmap', 'in_turn'")
+    here = jax.local_device_count()
+    devices = here if devices is None else devices
+    if not 1 <= devices <= here:
+        raise ConfigError(f"devices={devices} must be between 1 and the {here} that this process has")
+    mapping = mapping or ("in_turn" if jax.default_backend() == "cpu" else "vmap")
+    seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not seeds:
+        raise ConfigError("seeds: at least one")
+    algo = make_algorithm(algo) if isinstance(algo, str) else algo
+    settings = configurations(samples, space, search_seed)
+    topology = topology or Anakin(num_envs, devices=1)
+    groups: dict[Any, list[int]] = {}
+    bound = [_bound(replace(algo, **setting), env, total_steps, topology) for setting in settings]
+    for index, (variant, *_) in enumerate(bound):
+        groups.setdefault(jax.tree.structure(variant), []).append(index)
+
+    display = ProgressBar() if progress else None
+    began = time.monotonic()
+    parts = {}
+    if display is not None:
+        display.start(sum(b[3] * b[2].rows_per_iteration(b[0]) for b in bound) * len(seeds))
+    done, timed = 0, []
+    try:
+        for members in groups.values():
+            _, env_, program, iterations = bound[members[0]]
+            many = _Many(program, devices, mapping, len(members) * len(seeds))
+            algos = many.spread([bound[index][0] for index in members for _ in seeds])
+            keys = many.spread([jax.random.key(seed) for _ in members for seed in seeds])
+            part, parts_timed, done = _train_many(many, algos, env_, keys, iterations, points, display, done)
+            timed += parts_timed
+            returns = many.evaluate(algos, part["learner"], env_, keys, evaluation_episodes, explore_in_evaluation)
+            for position, index in enumerate(members):
+                rows = slice(position * len(seeds), (position + 1) * len(seeds))
+                parts[index] = {
+                    "steps": part["steps"],
+                    "metrics": {name: curve[rows] for name, curve in part["metrics"].items()},
+                    "failed": part["failed"][rows],
+                    "learner": jax.tree.map(lambda x, rows=rows: x[rows], part["learner"]),
+                    "returns": returns[rows],
+                }
+    finally:
+        if display is not None:
+            display.close()
+    ordered = [parts[index] for index in range(len(settings))]
+    names = set.intersection(*(set(part["metrics"]) for part in ordered))
+    length = min(len(part["steps"]) for part in ordered)
+    return SweepResult(
+        configurations=settings,
+        seeds=seeds,
+        steps=ordered[0]["steps"][-length:],
+        metrics={name: np.stack([part["metrics"][name][:, -length:] for part in ordered]) for name in sorted(names)},
+        returns=np.stack([part["returns"] for part in ordered]),
+        failed=np.stack([part["failed"] for part in ordered]),
+        learners=[part["learner"] for part in ordered],
+        steps_per_second=sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9),
+        wall_seconds=time.monotonic() - began,
+    )
+
+
+def _cores():
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def _train_many(many, algos, env, keys, iterations, points, display, done_before):
+    states = many.start(algos, env, keys)
+    points = min(points, iterations)
+    borders = [iterations * (index + 1) // points for index in range(points)]
+    total_ticks = iterations * many.program.rows_per_iteration(many.first(algos)) // many.program.num_envs
+    rows = many.program.rows_per_iteration(many.first(algos))
+    reports, steps, at_iteration, timed, done = [], [], 0, [], done_before
+    since = time.monotonic()
+    for border in borders:
+        length = border - at_iteration
+        states, report = many.chunk(algos, env, states, length, total_ticks)
+        reports.append(jax.device_get(report))
+        now = time.monotonic()
+        timed.append((now - since, length * rows * many.runs))
+        since = now
+        at_iteration = border
+        steps.append(border * rows)
+        done += length * rows * many.runs
+        if display is not None:
+            display.update(done, {"train/return_mean": float(np.nanmean(_mean_return(reports[-1], many.runs)))})
+    curves = [report.metrics() for report in reports]
+    failed = np.stack([report.failed_at for report in reports], axis=-1).max(axis=-1) >= 0
+    return (
+        {
+            "steps": np.asarray(steps),
+            "metrics": {
+                name: np.stack([np.asarray(curve[name])[: many.runs] for curve in curves], -1) for name in curves[0]
+            },
+            "failed": failed[: many.runs],
+            "learner": states.learner,
+        },
+        timed[1:] or timed,  # the first part compiles
+        done,
+    )
+
+
+def _mean_return(report, runs):
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.asarray(report.episodes.returns)[:runs] / np.asarray(report.episodes.count)[:runs]
+    return mean if np.isfinite(mean).any() else np.zeros(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Many:
+    """Many runs of one program over a mesh of devices; static. Runs beyond `runs` only fill up the last device."""
+
+    program: AnakinProgram
+    devices: int
+    mapping: str
+    runs: int
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        auto = (jax.sharding.AxisType.Auto,)
+        return jax.make_mesh((self.devices,), ("runs",), axis_types=auto, devices=jax.local_devices()[: self.devices])
+
+    def spread(self, trees: list[Any]) -> Any:
+        """One tree with a leading axis of runs, padded to a multiple of the devices."""
+        padded = trees + [trees[-1]] * (-len(trees) % self.devices)
+        if isinstance(trees[0], jax.Array):
+            return jnp.stack(padded)
+        return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y, jnp.float32) for y in x]), *padded)
+
+    def first(self, algos: Any) -> Any:
+        return jax.tree.map(lambda x: x[0], algos)
+
+    def start(self, algos, env, keys):
+        return _start_many(self, algos, env, keys)
+
+    def chunk(self, algos, env, states, length, total_ticks) -> tuple[RunState, Report]:
+        return _chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_ticks))
+
+    def evaluate(self, algos, learners, env, keys, episodes, explore) -> np.ndarray:
+        num_envs, quota = layout(episodes, None)
+        returns, _, done = jax.device_get(
+            _evaluate_many(self, algos, learners, env, keys, num_envs=num_envs, quota=quota, explore=explore)
+        )
+        counts = np.arange(quota)[None, :, None] < done[:, None, :]
+        return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]
+
+    def mapped(self, function):
+        """`function` of the runs of one device, from a function of one run."""
+        if self.mapping == "vmap":
+            return lambda *trees: jax.vmap(function)(*trees)
+        return lambda *trees: jax.lax.map(lambda tree: function(*tree), trees)
+
+    def sharded(self, function, unmapped: int = 0, out_specs: Any = PartitionSpec("runs")):
+        """`function` of the runs of one device, over all devices; the last `unmapped` arguments go to all."""
+        runs = PartitionSpec("runs")
+
+        def call(*arguments):
+            cut = len(arguments) - unmapped
+            specs = (runs,) * cut + (PartitionSpec(),) * unmapped
+            mapped = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
+            return mapped(*arguments)
+
+        return call
+
+
+@partial(jax.jit, static_argnums=0)
+def _start_many(many, algos, env, keys):
+    def one_device(algos, keys, env):
+        states = many.mapped(lambda algo, key: many.program.init(algo, env, key))(algos, keys)
+        return states
+
+    return many.sharded(one_device, unmapped=1)(algos, keys, env)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _chunk_many(many, algos, env, states, length, total_ticks):
+    program = many.program
+
+    def one_device(algos, states, env, length, total_ticks):
+        if many.mapping == "in_turn":
+            advance = many.mapped(lambda algo, state: program.advance(algo, env, state, length, total_ticks))
+            return advance(algos, states)
+        # Under vmap the tick counter stays outside of the mapped axis, so that branches on it stay branches.
+        ticks = jax.tree.map(lambda x: x[0], states.ticks)
+        axes = RunState(0, 0, 0, 0, 0, 0, None)
+        mapped = jax.vmap(program.iterate, in_axes=(0, None, axes, None), out_axes=(axes, 0))
+        states, report = program.advance(algos, env, states.replace(ticks=ticks), length, total_ticks, iterate=mapped)
+        count = jax.tree.leaves(algos)[0].shape[0]
+        return states.replace(ticks=jax.tree.map(lambda x: jnp.broadcast_to(x, (count,)), states.ticks)), report
+
+    return many.sharded(one_device, unmapped=3)(algos, states, env, length, total_ticks)
+
+
+@partial(jax.jit, static_argnums=0, static_argnames=("num_envs", "quota", "explore"))
+def _evaluate_many(many, algos, learners, env, keys, *, num_envs, quota, explore):
+    spec = many.program.spec
+
+    def one(algo, learner, key, env):
+        final = at(algo, jnp.float32(1.0))
+        limit = jnp.int32(27_000 * quota)
+        return play(
+            final, final.actor(learner), env, key, limit, spec=spec, num_envs=num_envs, quota=quota, explore=explore
+        )
+
+    def one_device(algos, learners, keys, env):
+        return many.mapped(lambda algo, learner, key: one(algo, learner, key, env))(algos, learners, keys)
+
+    return many.sharded(one_device, unmapped=1)(algos, learners, keys, env)
