@@ -80,7 +80,7 @@ class Probe:
         return False
 
     def reset(self, key: jax.Array) -> tuple[ProbeState, TimeStep]:
-        sign = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
+        sign = jnp.where(jax.random.bernoulli(key), jnp.float32(1), jnp.float32(-1))
         observation = jnp.where(jnp.asarray(self.random_observation, jnp.bool_), sign, 0.0).reshape(1)
         return ProbeState(jnp.zeros((), jnp.int32), observation), restart(observation)
 
@@ -96,7 +96,7 @@ class Probe:
         reward = (
             self.reward + self.observation_reward * state.observation.reshape(()) + self.action_reward * effect
         ) * jnp.asarray(done | endless, jnp.float32)
-        later = jnp.where(endless, 0.0, 1.0).reshape(1)
+        later = jnp.where(endless, jnp.float32(0), jnp.float32(1)).reshape(1)
         observation = jnp.where(jnp.asarray(self.random_observation, jnp.bool_), state.observation, later)
         time_step = transition(observation, reward, done & ~endless, time >= self.max_steps)
         return ProbeState(time, observation), time_step

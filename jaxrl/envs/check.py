@@ -1,0 +1,192 @@
+"""`check_env`: does an environment keep the protocol of `jaxrl.types.Environment`?"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl import spaces
+from jaxrl.envs.wrappers import with_auto_reset
+from jaxrl.errors import EnvironmentContractError
+from jaxrl.types import Environment, PyTree, TimeStep
+
+_BATCH = 4
+
+
+def check_env(env: Environment, *, steps: int = 100, seed: int = 0) -> None:
+    """Tries `env` in every way that training uses it: traced, compiled, mapped and scanned.
+
+    Args:
+      env: the environment, with or without auto-reset.
+      steps: how many random steps each of 4 environments takes; 0 compiles nothing, and sees types and shapes only.
+      seed: of the actions and resets.
+
+    Raises:
+      EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
+    """
+    _raise(env, _static_problems(env))
+    key = jax.random.key(seed)
+    state, time_step = _traced(env, "reset", env.reset, key)
+    _raise(env, _time_step_problems(env, "reset", time_step) + _weak_problems("reset", state, time_step))
+    action = jax.eval_shape(lambda key: env.action_space.sample(key), key)
+    next_state, next_step = _traced(env, "step", env.step, state, action, key)
+    problems = _time_step_problems(env, "step", next_step) + _weak_problems("step", next_state, next_step)
+    problems += _difference("state", "reset gives", state, "step gives", next_state)
+    problems += _difference("time step", "reset gives", time_step, "step gives", next_step)
+    _raise(env, problems)
+    if steps == 0:
+        return
+    _raise(env, _determinism_problems(env, key))
+    _raise(env, _rollout_problems(env, key, steps))
+
+
+def _raise(env: Any, problems: list[str]) -> None:
+    if problems:
+        name = getattr(env, "name", type(env).__name__)
+        raise EnvironmentContractError(f"{name} breaks the contract of environments:\n" + "\n".join(problems))
+
+
+def _static_problems(env: Any) -> list[str]:
+    missing = [
+        a for a in ("name", "observation_space", "action_space", "resets", "reset", "step") if not hasattr(env, a)
+    ]
+    if missing:
+        return [f"it has no {name!r}" for name in missing]
+    problems = []
+    for name in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, name), spaces.Space):
+            problems.append(f"{name} is {getattr(env, name)!r}, which is no space of jaxrl.spaces")
+    leaves, tree = jax.tree.flatten(env)
+    if len(leaves) == 1 and leaves[0] is env:
+        problems.append("it is not a pytree; make it a flax.struct.dataclass")
+    try:
+        hash(tree)
+    except TypeError as error:
+        problems.append(f"its static fields are not hashable ({error}); jit needs them to be")
+    return problems
+
+
+def _traced(env: Any, method: str, function: Callable, *args: Any) -> tuple[PyTree, TimeStep]:
+    try:
+        result = jax.eval_shape(function, *args)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        line = f"{method} cannot be traced by jit, vmap and scan: {type(error).__name__}: {reason}"
+        raise EnvironmentContractError(f"{env.name} breaks the contract of environments:\n{line}") from error
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
+        _raise(env, [f"{method} returns {type(result).__name__}, not the pair (state, TimeStep)"])
+    return result
+
+
+def _time_step_problems(env: Environment, method: str, time_step: TimeStep) -> list[str]:
+    problems = []
+    for name, dtype in (("reward", "float32"), ("terminated", "bool"), ("truncated", "bool"), ("first", "bool")):
+        leaf = getattr(time_step, name)
+        if not hasattr(leaf, "dtype") or leaf.shape != () or leaf.dtype != dtype:
+            problems.append(f"{method}: TimeStep.{name} is {_describe(leaf)}; a scalar of {dtype} is required")
+    expected = jax.eval_shape(lambda: spaces.zeros(env.observation_space))
+    where = "TimeStep.observation"
+    problems += _difference(where, "the space says", expected, f"{method} gives", time_step.observation)
+    if time_step.action_mask is not None:
+        for path, leaf in jax.tree.leaves_with_path(time_step.action_mask):
+            if leaf.dtype != "bool":
+                name = f"TimeStep.action_mask{jax.tree_util.keystr(path)}"
+                problems.append(f"{method}: {name} is {_describe(leaf)}; bool is required")
+    return problems
+
+
+def _weak_problems(method: str, state: PyTree, time_step: TimeStep) -> list[str]:
+    return [
+        f"{method}: {where}{jax.tree_util.keystr(path)} is weakly typed {leaf.dtype} (a Python number?); "
+        f"make it jnp.asarray(..., jnp.{leaf.dtype})"
+        for where, tree in (("state", state), ("TimeStep", time_step))
+        for path, leaf in jax.tree.leaves_with_path(tree)
+        if leaf.weak_type
+    ]
+
+
+def _difference(where: str, said_a: str, a: PyTree, said_b: str, b: PyTree) -> list[str]:
+    leaves_a = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(a)}
+    leaves_b = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(b)}
+    problems = []
+    for path in dict.fromkeys([*leaves_a, *leaves_b]):
+        left, right = _describe(leaves_a.get(path)), _describe(leaves_b.get(path))
+        if left != right:
+            problems.append(f"{where}{path}: {said_a} {left}, {said_b} {right}")
+    if not problems and jax.tree.structure(a) != jax.tree.structure(b):
+        problems.append(f"{where}: {said_a} {jax.tree.structure(a)}, {said_b} {jax.tree.structure(b)}")
+    return problems
+
+
+def _describe(leaf: Any) -> str:
+    if leaf is None:
+        return "nothing"
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf)
+
+
+def _determinism_problems(env: Environment, key: jax.Array) -> list[str]:
+    # Two functions, hence two traces: a number drawn by numpy while tracing would differ.
+    runs = [jax.jit(lambda key: _plain(env.reset(key)))(key) for _ in range(2)]
+    return [
+        f"reset with one key gives two results, at {jax.tree_util.keystr(path)}; draw all randomness from the key"
+        for (path, a), b in zip(jax.tree.leaves_with_path(runs[0]), jax.tree.leaves(runs[1]), strict=True)
+        if not np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    ]
+
+
+def _plain(tree: PyTree) -> PyTree:
+    """Typed keys as their words, to be compared."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree)
+
+
+def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]:
+    resetting = with_auto_reset(env)
+
+    def contained(time_step):
+        return {
+            path: jax.vmap(space.contains)(leaf)
+            for path, space, leaf in _leaves(env.observation_space, time_step.observation, "")
+        }
+
+    @jax.jit
+    def rollout(env, key):
+        key_reset, key_steps = jax.random.split(key)
+        state, time_step = jax.vmap(env.reset)(jax.random.split(key_reset, _BATCH))
+
+        def one(carry, key):
+            state, before = carry
+            key_action, key_step = jax.random.split(key)
+            action = jax.vmap(env.action_space.sample)(jax.random.split(key_action, _BATCH))
+            state, time_step = jax.vmap(env.step)(state, action, jax.random.split(key_step, _BATCH))
+            wrong = {
+                "TimeStep.terminated and TimeStep.truncated are both set": time_step.terminated & time_step.truncated,
+                "TimeStep.first is not set on the step after an episode's end": before.last & ~time_step.first,
+                "TimeStep.first is set within an episode": ~before.last & time_step.first,
+                "TimeStep.reward is not 0 where first": time_step.first & (time_step.reward != 0),
+                "TimeStep.reward is not finite": ~jnp.isfinite(time_step.reward),
+            }
+            if time_step.action_mask is not None:
+                allowed = [jnp.any(m, axis=-1) for m in jax.tree.leaves(time_step.action_mask)]
+                wrong["TimeStep.action_mask allows nothing"] = ~jnp.all(jnp.stack(allowed), axis=0)
+            return (state, time_step), (wrong, {path: ~ok for path, ok in contained(time_step).items()})
+
+        first = {"TimeStep.first is not set by reset": ~time_step.first, "reset gives an end": time_step.last}
+        outside = {path: ~ok for path, ok in contained(time_step).items()}
+        wrong = jax.lax.scan(one, (state, time_step), jax.random.split(key_steps, steps))[1]
+        return jax.tree.map(jnp.any, ((first, outside), wrong))
+
+    (first, outside_first), (wrong, outside) = jax.device_get(rollout(resetting, key))
+    problems = [line for line, bad in {**first, **wrong}.items() if bad]
+    for when, flags in (("reset", outside_first), ("step", outside)):
+        for path, bad in flags.items():
+            if bad:
+                problems.append(f"{when}: TimeStep.observation{path} leaves the space {env.observation_space}")
+    return problems
+
+
+def _leaves(space: spaces.Space, x: PyTree, path: str) -> list[tuple[str, Any, jax.Array]]:
+    if isinstance(space, spaces.Dict):
+        return [leaf for name, child in space.items for leaf in _leaves(child, x[name], f"{path}[{name!r}]")]
+    return [(path, space, x)]

@@ -1,0 +1,128 @@
+"""`check_env` names what is wrong, and which leaf."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from jaxrl import envs, spaces
+from jaxrl.envs.timestep import restart, transition
+from jaxrl.errors import EnvironmentContractError
+
+
+@struct.dataclass
+class State:
+    time: Any
+    key: Any
+
+
+@struct.dataclass
+class Walk:
+    """Right, unless `fault` says what to break."""
+
+    fault: str = struct.field(pytree_node=False, default="")
+
+    name = "test:Walk"
+    observation_space = spaces.Dict({"time": spaces.Box(0, 3, (), np.int32), "x": spaces.Box(-1.0, 1.0, (2,))})
+    action_space = spaces.Discrete(2)
+    resets = False
+
+    def reset(self, key):
+        if self.fault == "numpy randomness":
+            key = jax.random.key(int(np.random.default_rng().integers(1 << 30)))
+        if self.fault == "host code" and float(jax.random.uniform(key)) > 0.5:
+            pass
+        time = 0 if self.fault == "weak" else jnp.int32(0)
+        time_step = restart(self._observe(jnp.int32(0), key))
+        if self.fault == "first not set":
+            time_step = time_step.replace(first=jnp.bool_(False))
+        return State(time, key), time_step
+
+    def step(self, state, action, key):
+        time = state.time + 1
+        if self.fault == "dtype changes":
+            time = time.astype(jnp.float32)
+        time_step = transition(self._observe(jnp.asarray(time, jnp.int32), key), jnp.float32(1), time >= 3, time < 0)
+        if self.fault == "reward type":
+            time_step = time_step.replace(reward=jnp.int32(1))
+        if self.fault == "both endings":
+            time_step = time_step.replace(truncated=time_step.terminated)
+        if self.fault == "infinite reward":
+            time_step = time_step.replace(reward=jnp.float32(jnp.inf))
+        if self.fault == "first within":
+            time_step = time_step.replace(first=time == 2)
+        if self.fault == "tree changes":
+            return (time, key), time_step
+        if self.fault == "no pair":
+            return time_step
+        return State(time, key), time_step
+
+    def _observe(self, time, key):
+        scale = 9.0 if self.fault == "outside" else 1.0
+        x = scale * jax.random.uniform(key, (3 if self.fault == "shape" else 2,))
+        return {"time": time, "x": x}
+
+
+FAULTS = {
+    "weak": "reset: state.time is weakly typed int32",
+    "dtype changes": r"state.time: reset gives int32\[\], step gives float32\[\]",
+    "tree changes": "state",
+    "reward type": r"step: TimeStep.reward is int32\[\]; a scalar of float32 is required",
+    "both endings": "terminated and TimeStep.truncated are both set",
+    "infinite reward": "TimeStep.reward is not finite",
+    "first within": "TimeStep.first is set within an episode",
+    "first not set": "TimeStep.first is not set by reset",
+    "numpy randomness": "reset with one key gives two results, at .*x.*draw all randomness from the key",
+    "host code": "reset cannot be traced by jit, vmap and scan: ",
+    "outside": r"TimeStep.observation\['x'\] leaves the space",
+    "shape": r"TimeStep.observation\['x'\]: the space says float32\[2\], reset gives float32\[3\]",
+    "no pair": r"step returns TimeStep, not the pair \(state, TimeStep\)",
+}
+
+
+def test_a_right_environment_passes():
+    envs.check_env(Walk(), steps=10)
+    envs.check_env(envs.make("gymnax:CartPole-v1", max_steps_in_episode=5), steps=20)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_named(fault):
+    with pytest.raises(EnvironmentContractError, match=FAULTS[fault]):
+        envs.check_env(Walk(fault), steps=10)
+
+
+def test_a_wrong_auto_reset_is_named():
+    @struct.dataclass
+    class NeverResets:
+        env: Any = Walk()  # noqa: RUF009
+        name, observation_space, action_space, resets = Walk.name, Walk.observation_space, Walk.action_space, True
+
+        def reset(self, key):
+            return self.env.reset(key)
+
+        def step(self, state, action, key):
+            state, time_step = self.env.step(state, action, key)
+            return state, time_step.replace(observation={**time_step.observation, "time": jnp.int32(0)})
+
+    with pytest.raises(EnvironmentContractError, match="first is not set on the step after an episode's end"):
+        envs.check_env(NeverResets(), steps=10)
+
+
+def test_what_is_no_environment():
+    class Nothing:
+        name = "test:Nothing"
+
+    with pytest.raises(EnvironmentContractError, match="it has no 'observation_space'"):
+        envs.check_env(Nothing())
+
+    class NoPytree(Walk):
+        fault = ""
+
+        def __init__(self):
+            pass
+
+    with pytest.raises(EnvironmentContractError, match="not a pytree"):
+        envs.check_env(NoPytree())

@@ -1,0 +1,157 @@
+"""The gymnax adapter: spaces, endings, parameters, types."""
+
+import functools
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl import envs
+from jaxrl.envs import gymnax as adapter
+from jaxrl.errors import ConfigError
+
+
+@functools.cache
+def rollout_range(name):
+    """Lowest and highest value of every element of the observations of random rollouts; one compile an environment."""
+    env = envs.make(f"gymnax:{name}")
+    batch, steps = 8, 250
+
+    @jax.jit
+    def run(key):
+        key_reset, key_steps = jax.random.split(key)
+        state, first = jax.vmap(env.reset)(jax.random.split(key_reset, batch))
+
+        def one(carry, key):
+            state, low, high = carry
+            action = jax.vmap(env.action_space.sample)(jax.random.split(key, batch))
+            state, time_step = jax.vmap(env.step)(state, action, jax.random.split(key, batch))
+            return (state, jnp.minimum(low, time_step.observation), jnp.maximum(high, time_step.observation)), None
+
+        start = (state, first.observation, first.observation)
+        (_, low, high), _ = jax.lax.scan(one, start, jax.random.split(key_steps, steps))
+        return low.min(axis=0), high.max(axis=0)
+
+    return jax.device_get(run(jax.random.key(0)))
+
+
+def declared_and_true(name):
+    blueprint = adapter._blueprint((name, ()))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        declared = adapter._convert(blueprint.env.observation_space(blueprint.params))
+        raw = jax.eval_shape(blueprint.env.reset_env, jax.random.key(0), blueprint.params)[0]
+    return declared, adapter._spaces(name, blueprint, blueprint.params)[0], raw
+
+
+@pytest.mark.parametrize("name", adapter.names())
+def test_observations_lie_in_the_corrected_space_and_every_correction_is_needed(name):
+    declared, true, raw = declared_and_true(name)
+    low, high = rollout_range(name)
+    assert raw.shape == true.shape and raw.dtype == true.dtype
+    assert low.shape == true.shape and low.dtype == true.dtype
+    assert bool(true.contains(low)) and bool(true.contains(high))
+    fits = raw.dtype == declared.dtype and bool(declared.contains(low)) and bool(declared.contains(high))
+    assert fits == (name not in adapter.WRONG_OBSERVATION_SPACES)
+
+
+def test_only_environments_that_download_are_left_out():
+    assert set(adapter.names()) | set(adapter.NEEDS_DOWNLOAD) == set(gymnax.registered_envs)
+    with pytest.raises(ConfigError, match="downloads"):
+        envs.make("gymnax:MNISTBandit-bsuite")
+
+
+@pytest.mark.parametrize("name", adapter.names())
+def test_types_are_stable_from_reset_to_step(name):
+    env = envs.make(f"gymnax:{name}")
+    envs.check_env(env, steps=0)
+
+
+def balance(env, key, steps):
+    """Plays CartPole with a linear policy that never falls."""
+
+    @jax.jit
+    def run(env, key):
+        state, time_step = env.reset(key)
+
+        def one(carry, key):
+            state, time_step = carry
+            action = jnp.asarray(time_step.observation @ jnp.asarray([0.1, 0.5, 1.0, 1.0]) > 0, jnp.int32)
+            state, time_step = env.step(state, action, key)
+            return (state, time_step), time_step
+
+        return jax.lax.scan(one, (state, time_step), jax.random.split(key, steps))[1]
+
+    return run(env, key)
+
+
+def test_a_time_limit_truncates_and_a_fall_terminates():
+    limited = balance(envs.make("gymnax:CartPole-v1", max_steps_in_episode=7), jax.random.key(0), 16)
+    np.testing.assert_array_equal(np.flatnonzero(limited.truncated), [6, 14])
+    np.testing.assert_array_equal(np.flatnonzero(limited.first), [7, 15])
+    assert not limited.terminated.any()
+    assert limited.episode.returns[6] == 7 and limited.episode.length[6] == 7
+    fragile = balance(envs.make("gymnax:CartPole-v1", theta_threshold_radians=0.0), jax.random.key(0), 2)
+    assert fragile.terminated[0] and not fragile.truncated[0] and fragile.first[1]
+
+
+def test_termination_wins_over_truncation():
+    # The deep sea ends at its bottom, on the very step of its time limit.
+    env = envs.make("gymnax:DeepSea-bsuite", auto_reset=None)
+    state, _ = env.reset(jax.random.key(0))
+    step = jax.jit(env.step)
+    for _ in range(8):
+        state, time_step = step(state, jnp.int32(0), jax.random.key(0))
+    assert time_step.terminated and not time_step.truncated
+
+
+def test_parameters_are_leaves_and_can_be_mapped_over():
+    gravities = jnp.asarray([5.0, 9.8, 20.0])
+
+    @jax.jit
+    def fall(env):
+        state, _ = env.reset(jax.random.key(0))
+        for _ in range(3):
+            state, time_step = env.step(state, jnp.int32(1), jax.random.key(1))
+        return time_step.observation
+
+    mapped = jax.vmap(lambda g: fall(envs.make("gymnax:CartPole-v1", gravity=g)))(gravities)
+    alone = [fall(envs.make("gymnax:CartPole-v1", gravity=float(g))) for g in gravities]
+    np.testing.assert_allclose(mapped, jnp.stack(alone), rtol=1e-5)
+    assert len({float(x[3]) for x in mapped}) == 3
+    batched = jax.vmap(fall)(
+        envs.make("gymnax:CartPole-v1", **{f: jnp.full(3, getattr(gymnax.make("CartPole-v1")[1], f)) for f in FIELDS})
+    )
+    np.testing.assert_allclose(batched, jnp.broadcast_to(alone[1], (3, 4)), rtol=1e-5)
+
+
+FIELDS = [*gymnax.make("CartPole-v1")[1].__dataclass_fields__]
+
+
+def test_two_makes_share_one_compiled_program():
+    reset = jax.jit(lambda env, key: env.reset(key)[1].observation)
+    for gravity in (9.8, 12.0, 3):
+        reset(envs.make("gymnax:MemoryChain-bsuite", num_bits=2, memory_length=int(gravity)), jax.random.key(0))
+    assert reset._cache_size() == 1
+    assert reset(envs.make("gymnax:MemoryChain-bsuite", num_bits=4), jax.random.key(0)).shape == (6,)
+
+
+def test_spaces_follow_the_numbers_given():
+    env = envs.make("gymnax:CartPole-v1", x_threshold=5.0)
+    assert env.observation_space.high[0] == 10.0
+    env = envs.make("gymnax:MetaMaze-misc", punishment=-3.0, max_steps_in_episode=50)
+    np.testing.assert_array_equal(env.observation_space.low[-2:], [-3, 0])
+    np.testing.assert_array_equal(env.observation_space.high[-2:], [10, 50])
+
+
+def test_wrong_parameters_are_told_all_at_once():
+    with pytest.raises(ConfigError) as caught:
+        envs.make("gymnax:CartPole-v1", gravty=1.0, masscart="heavy", max_steps_in_episode=2.5)
+    assert len(caught.value.problems) == 3
+    assert "did you mean 'gravity'" in caught.value.problems[0]
+    assert "'heavy'" in caught.value.problems[1] and "2.5" in caught.value.problems[2]
+    with pytest.raises(ConfigError, match="did you mean 'num_bits'"):
+        envs.make("gymnax:MemoryChain-bsuite", num_bit=3)
+    with pytest.raises(ConfigError, match="cannot be made with"):
+        envs.make("gymnax:MetaMaze-misc", rf_size=2)

@@ -1,0 +1,73 @@
+"""The probe environments have the values that they promise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl import envs
+from jaxrl.envs.probes import BEST_ACTION, names
+
+GAMMA = 0.9
+
+
+@jax.jit
+def play(env, action, key):
+    state, first = env.reset(key)
+
+    def one(state, key):
+        return env.step(state, action, key)
+
+    rest = jax.lax.scan(one, state, jax.random.split(key, 40))[1]
+    return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)
+
+
+def values(steps):
+    """Discounted returns at every row up to the end, bootstrapping a truncation from r / (1 - gamma), a fixed point."""
+    value, result = np.nan, np.full(len(steps.first), np.nan)
+    for t in reversed(range(len(steps.first))):
+        if steps.terminated[t]:
+            value = 0.0
+        elif steps.truncated[t]:
+            value = 1.0 / (1.0 - GAMMA)
+        else:
+            result[t] = value
+        value = float(steps.reward[t]) + GAMMA * value if not steps.first[t] else np.nan
+    return result
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_values(continuous):
+    best = jnp.full((1,), BEST_ACTION) if continuous else jnp.int32(0)
+    truth = {
+        "Constant": lambda o: np.ones_like(o),
+        "RewardIsObservation": lambda o: o,
+        "TwoStepDiscount": lambda o: np.where(o == 0, GAMMA, 1.0),
+        "ActionReward": lambda o: np.ones_like(o),
+        "Truncated": lambda o: np.full_like(o, 1.0 / (1.0 - GAMMA)),
+    }
+    assert set(truth) == set(names())
+    before = play._cache_size()
+    for name, value in truth.items():
+        env = envs.make(f"probe:{name}", continuous=continuous)
+        steps = play(env, best, jax.random.key(2))
+        got, observation = values(steps), np.asarray(steps.observation)[:, 0]
+        known = ~np.isnan(got)
+        assert known.sum() > 10
+        np.testing.assert_allclose(got[known], value(observation[known]), rtol=1e-5)
+        assert bool(steps.truncated.any()) == (name == "Truncated")
+        assert bool(steps.terminated.any()) == (name != "Truncated")
+    assert play._cache_size() == before + 1, "the probes must share one program"
+    assert set(np.unique(play(envs.make("probe:RewardIsObservation"), best, jax.random.key(2)).observation)) == {-1, 1}
+
+
+def test_the_wrong_action_is_worse():
+    steps = play(envs.make("probe:ActionReward"), jnp.int32(1), jax.random.key(0))
+    assert steps.reward[1] == -1
+    steps = play(envs.make("probe:ActionReward", continuous=True), jnp.full((1,), -0.5), jax.random.key(0))
+    assert steps.reward[1] == 0
+
+
+def test_contract():
+    for continuous in (False, True):
+        envs.check_env(envs.make("probe:Truncated", continuous=continuous), steps=20)

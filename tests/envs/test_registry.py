@@ -1,0 +1,77 @@
+"""Names, suggestions, registration, laziness."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl import envs
+from jaxrl.envs import AutoReset, EpisodeStatistics, FrameStack, TimeLimit, registry
+from jaxrl.envs.probes import Probe
+from jaxrl.errors import ConfigError, MissingExtraError
+
+
+def test_make_wraps_in_order_under_the_auto_reset():
+    env = envs.make("gymnax:CartPole-v1", wrappers=(lambda e: TimeLimit(e, 9), lambda e: FrameStack(e, 2)))
+    assert isinstance(env, AutoReset) and isinstance(env.env, FrameStack) and isinstance(env.env.env, TimeLimit)
+    assert isinstance(env.env.env.env, EpisodeStatistics)
+    assert env.observation_space.shape == (8,) and env.name == "gymnax:CartPole-v1"
+    assert not envs.make("gymnax:CartPole-v1", auto_reset=None).resets
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CartPole-v1", "has no suite; did you mean 'gymnax:CartPole-v1'"),
+        ("CartPole", "did you mean 'gymnax:CartPole-v1'"),
+        ("gymnx:CartPole-v1", "unknown suite 'gymnx'; did you mean 'gymnax'"),
+        ("gymnax:CartPol-v1", "did you mean 'CartPole-v1'"),
+        ("probe:Constnt", "did you mean 'Constant'"),
+        ("envpool:Pong-v5", "not built yet; it comes with the Sebulba topology"),
+        ("gymnasium:Ant-v5", "not built yet; it comes with the Sebulba topology"),
+        ("my:Thing-v0", "unknown suite 'my'"),
+    ],
+)
+def test_unknown_names(name, message):
+    with pytest.raises(ConfigError, match=message):
+        envs.make(name)
+
+
+def test_unknown_auto_reset():
+    with pytest.raises(ConfigError, match="did you mean 'pooled'"):
+        envs.make("gymnax:CartPole-v1", auto_reset="poled")
+
+
+def test_register(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    envs.register("my:Probe-v0", lambda reward=1.0: Probe(reward=reward))
+    assert "my:Probe-v0" in envs.environments()
+    assert envs.make("my:Probe-v0", reward=3.0, auto_reset=None).env.reward == 3.0
+    with pytest.raises(ConfigError, match="did you mean 'my:Probe-v0'"):
+        envs.make("my:Prob-v0")
+    for taken in ("my:Probe-v0", "gymnax:Mine-v0", "envpool:Mine-v0"):
+        with pytest.raises(ConfigError, match="taken"):
+            envs.register(taken, Probe)
+    with pytest.raises(ConfigError, match="'my:Mine-v0'"):
+        envs.register("Mine-v0", Probe)
+
+
+def test_every_name_is_listed_once_and_sorted():
+    names = envs.environments()
+    assert names == sorted(set(names)) and {"gymnax:CartPole-v1", "probe:Truncated"} <= set(names)
+
+
+def test_a_missing_package_names_its_extra(monkeypatch):
+    monkeypatch.setattr(registry, "_installed", lambda suite: suite != "brax")
+    with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[brax\]'"):
+        envs.make("brax:ant")
+    assert not any(name.startswith("brax:") for name in envs.environments())
+
+
+def test_importing_imports_no_suite():
+    code = (
+        "import sys, jaxrl.envs; jaxrl.envs.make('probe:Constant'); "
+        "assert not {'brax', 'gymnax'} & set(sys.modules); "
+        "jaxrl.envs.environments(); assert 'brax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
