@@ -1,7 +1,7 @@
 """jaxrl: reinforcement learning in JAX, environment, replay and learner in one compiled program."""
 
 from jaxrl import envs, networks, schedules
-from jaxrl.algos import ALGORITHMS, DQN, PPO, make_algorithm
+from jaxrl.algos import A2C, ALGORITHMS, DQN, PPO, make_algorithm
 from jaxrl.envs import environments, make, register
 from jaxrl.errors import JaxrlError
 from jaxrl.evaluation import Evaluation, evaluate
@@ -14,6 +14,7 @@ from jaxrl.training import Result, train
 __version__ = "0.1.0"
 
 __all__ = [
+    "A2C",
     "ALGORITHMS",
     "DQN",
     "PPO",

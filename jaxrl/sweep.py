@@ -403,14 +403,14 @@ class _Many:
             return lambda *trees: jax.vmap(function)(*trees)
         return lambda *trees: jax.lax.map(lambda tree: function(*tree), trees)
 
-    def sharded(self, function, unmapped: int = 0, out_specs: Any = PartitionSpec("runs")):
+    def sharded(self, function, unmapped: int):
         """`function` of the runs of one device, over all devices; the last `unmapped` arguments go to all."""
         runs = PartitionSpec("runs")
 
         def call(*arguments):
             cut = len(arguments) - unmapped
             specs = (runs,) * cut + (PartitionSpec(),) * unmapped
-            mapped = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
+            mapped = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=runs, check_vma=False)
             return mapped(*arguments)
 
         return call

@@ -134,7 +134,8 @@ def train(
       progress: show a progress bar.
 
     Returns:
-      The result. Ctrl-C ends the run after the running chunk, saves and returns what there is; a second one leaves at once.
+      The result. Ctrl-C ends the run after the running chunk, saves and returns what there is; a second one leaves at
+      once.
 
     Raises:
       ConfigError: settings that do not fit, all of them, before anything is compiled.

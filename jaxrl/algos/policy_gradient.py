@@ -38,7 +38,7 @@ class PolicyState:
     optimiser: PyTree
     statistics: Statistics
     updates: jax.Array  # int32, the version that actors are told
-    penalty: jax.Array  # the adaptive KL penalty's weight; constant where it is not used
+    penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () where there is none
 
 
 @struct.dataclass
@@ -49,7 +49,7 @@ class PolicyCarry:
     discounted_return: PyTree
 
 
-def init(algo: Any, key: jax.Array, spec: EnvSpec) -> PolicyState:
+def init(algo: Any, key: jax.Array, spec: EnvSpec, penalty: PyTree = ()) -> PolicyState:
     """A new learner state; `algo` has `network`, `optimiser`, `normalize_observation` and `normalize_reward`."""
     params = algo.network.init(key, spec)
     statistics = Statistics(
@@ -61,7 +61,7 @@ def init(algo: Any, key: jax.Array, spec: EnvSpec) -> PolicyState:
         optimiser=algo.optimiser.rule().init(params),
         statistics=statistics,
         updates=jnp.int32(0),
-        penalty=jnp.float32(algo.initial_penalty),
+        penalty=penalty,
     )
 
 
@@ -139,11 +139,12 @@ def update_statistics(algo: Any, statistics: Statistics, batch: RolloutBatch, re
 def advantages(algo: Any, params: PyTree, batch: RolloutBatch, spec: EnvSpec) -> tuple[jax.Array, jax.Array]:
     """Generalised advantages and value targets, each [T, B], from the values recorded while acting."""
     rows = batch.rows
+    terminated = rows.terminated if algo.bootstrap_truncated else rows.terminated | rows.truncated
     estimates = returns.gae(
         rewards(algo, batch),
         rows.extras["value"],
         bootstrap_value(algo, params, batch, spec),
-        rows.terminated,
+        terminated,
         rows.truncated,
         rows.weight,
         algo.gamma,
@@ -176,6 +177,12 @@ def standardised(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Arr
     mean = moments[1] / jnp.maximum(moments[0], 1.0)
     variance = replicas.sum(jnp.sum(weight * jnp.square(x - mean))) / jnp.maximum(moments[0], 1.0)
     return (x - mean) / (jnp.sqrt(variance) + 1e-8)
+
+
+def learning_rates(algo: Any) -> dict[str, Any]:
+    """By part of the parameters; the value's own where it has one."""
+    value = algo.learning_rate if algo.value_learning_rate is None else algo.value_learning_rate
+    return {"policy": algo.learning_rate, "value": value}
 
 
 def source(algo: Any) -> Rollout | Episodes:

@@ -61,7 +61,8 @@ class PPO:
         return {"rollout": policy_gradient.source(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        return policy_gradient.init(self, key, spec)
+        penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
+        return policy_gradient.init(self, key, spec, penalty)
 
     def actor(self, state: PolicyState) -> ActorState:
         return policy_gradient.actor(state)
@@ -108,7 +109,7 @@ class PPO:
                 params,
                 gradients,
                 optimiser,
-                learning_rate={"policy": self.learning_rate, "value": self._value_rate},
+                learning_rate=policy_gradient.learning_rates(self),
                 max_grad_norm=self.max_grad_norm,
                 replicas=replicas,
             )
@@ -131,10 +132,6 @@ class PPO:
             new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target))
             metrics |= {"penalty": new.penalty, "kl_after_update": divergence}
         return new, UpdateInfo(metrics)
-
-    @property
-    def _value_rate(self):
-        return self.learning_rate if self.value_learning_rate is None else self.value_learning_rate
 
     def _loss(self, params, minibatch, carry, penalty, spec, replicas):
         old, weight = minibatch["old"], minibatch["weight"]

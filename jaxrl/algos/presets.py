@@ -1,0 +1,124 @@
+"""Published settings by name, each with its source."""
+
+import dataclasses
+from typing import Any
+
+from jaxrl.algos.optimisers import Adam
+from jaxrl.algos.ppo import PPO
+from jaxrl.networks import MLP, ActorCritic
+from jaxrl.schedules import Linear
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Settings of a whole run.
+
+    Attributes:
+      name: for `--preset`.
+      algorithm: with all its fields.
+      env: where it was used; any other of its kind may take its place.
+      num_envs: environments.
+      total_steps: how long it was trained.
+      source: where the numbers are from, and where this differs.
+    """
+
+    name: str
+    algorithm: Any
+    env: str
+    num_envs: int
+    total_steps: int
+    source: str
+
+
+_BATCHPPO = PPO(
+    learning_rate=1e-4,
+    gae_lambda=1.0,  # Monte Carlo returns
+    value_cost=1.0,
+    entropy_cost=0.0,
+    max_grad_norm=None,
+    observation_clip=5.0,
+    objective="kl",
+    rollout_length=1000,
+    minibatches=1,
+    clip_value=False,
+    normalize_observation=True,
+    normalize_reward=True,
+    whole_episodes=True,
+    bootstrap_truncated=False,
+    optimiser=Adam(eps=1e-8),
+)
+
+
+def _batchppo_network(policy_gain: float, initial_log_std: float) -> ActorCritic:
+    torso = MLP((200, 100), activation="relu")
+    return ActorCritic(torso=torso, policy_gain=policy_gain, initial_log_std=initial_log_std)
+
+
+PRESETS: dict[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            name="purejaxrl-cartpole",
+            algorithm=PPO(learning_rate=Linear(2.5e-4, 0.0)),
+            env="gymnax:CartPole-v1",
+            num_envs=4,
+            total_steps=500_000,
+            source="github.com/luchris429/purejaxrl, purejaxrl/ppo.py. It takes time limits for ends; here they are "
+            "bootstrapped, as --no-bootstrap-truncated undoes.",
+        ),
+        Preset(
+            name="purejaxrl-minatar",
+            algorithm=PPO(
+                learning_rate=Linear(5e-3, 0.0),
+                minibatches=8,
+                network=ActorCritic(torso=MLP((64, 64), activation="relu")),
+            ),
+            env="gymnax:SpaceInvaders-MinAtar",
+            num_envs=64,
+            total_steps=10_000_000,
+            source="github.com/luchris429/purejaxrl, examples/brax_minatar.ipynb. Time limits as above.",
+        ),
+        Preset(
+            name="gymnax-minatar",
+            algorithm=PPO(
+                learning_rate=5e-4,
+                gamma=0.999,
+                minibatches=8,
+                network=ActorCritic(torso=MLP((256, 256), activation="relu")),
+            ),
+            env="gymnax:Breakout-MinAtar",
+            num_envs=64,
+            total_steps=10_000_000,
+            source="github.com/RobertTLange/gymnax-blines, agents/Breakout-MinAtar/ppo.yaml; without its warm-up of the "
+            "learning rate over the first 5 %, and with separate networks for policy and value.",
+        ),
+        Preset(
+            name="batchppo-paper",
+            algorithm=_BATCHPPO.replace(
+                value_learning_rate=1e-3,
+                gamma=0.985,
+                epochs=25,
+                network=_batchppo_network(policy_gain=0.05, initial_log_std=-1.0),
+            ),
+            env="brax:walker2d",
+            num_envs=25,
+            total_steps=10_000_000,
+            source="Hafner, Davidson and Vanhoucke (2017), arXiv:1709.02878, section 4; what the paper is silent on "
+            "from its release, github.com/google-research/batch-ppo at 5978698. It ran MuJoCo's environments of Gym, "
+            "and a tanh on the mean action, which is left out.",
+        ),
+        Preset(
+            name="batchppo-head",
+            algorithm=_BATCHPPO.replace(
+                gamma=0.995,
+                epochs=25,
+                network=_batchppo_network(policy_gain=0.1, initial_log_std=-1.05),  # a deviation of 0.35
+            ),
+            env="brax:walker2d",
+            num_envs=30,
+            total_steps=10_000_000,
+            source="github.com/google-research/batch-ppo at its last commit, 3d09705: agents/scripts/configs.py; "
+            "without the tanh on the mean action.",
+        ),
+    )
+}
