@@ -5,14 +5,15 @@ A core is a frozen, hashable description; `build(inputs, rngs)` makes a `flax.nn
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl.errors import ConfigError
-from jaxrl.types import Carry, where_first
+from jaxrl.networks.layers import check_positive
+from jaxrl.types import Carry, PyTree, where_first
 
 
 class Core(Protocol):
@@ -28,41 +29,54 @@ class Core(Protocol):
     def build(self, inputs: int, rngs: nnx.Rngs) -> nnx.Module: ...
 
 
-def _gates(count: int, gain: float = 1.0):
+def _gates(count: int):
     """Kernels of `count` gates side by side, each orthogonal by itself."""
-    orthogonal = nnx.initializers.orthogonal(gain)
+    orthogonal = nnx.initializers.orthogonal()
 
     def init(key, shape, dtype=jnp.float32):
         inputs, outputs = shape
-        keys = jax.random.split(key, count)
-        return jnp.concatenate([orthogonal(k, (inputs, outputs // count), dtype) for k in keys], axis=1)
+        # Mapped rather than one after the other: a third of the compile time.
+        draw = jax.vmap(lambda k: orthogonal(k, (inputs, outputs // count), dtype), out_axes=1)
+        return draw(jax.random.split(key, count)).reshape(shape)
 
     return init
 
 
-def _unroll(step, carry, inputs, first, initial):
-    """`step(carry, x) -> carry, y` over the first axis of `inputs`, resetting `carry` before each step."""
+def unroll(
+    step: Callable[[Carry, PyTree], tuple[Carry, PyTree]],
+    carry: Carry,
+    inputs: PyTree,
+    first: jax.Array,
+    initial: Carry,
+) -> tuple[PyTree, Carry]:
+    """Steps over time, with the carry reset wherever an episode begins.
+
+    Args:
+      step: from a carry and one moment's inputs to the next carry and this moment's outputs, all `[B, ...]`.
+      carry: before the first moment, `[B, ...]`.
+      inputs: of every moment, `[T, B, ...]`.
+      first: bool, `[T, B]`: the carry is reset before the step.
+      initial: the carry of an episode's beginning, no batch axis.
+
+    Returns:
+      Outputs `[T, B, ...]` and the carry after the last moment.
+    """
 
     def reset_and_step(carry, moment):
         x, is_first = moment
         return step(where_first(is_first, initial, carry), x)
 
     if first.shape[0] == 1:  # acting: a scan of one step would only cost
-        carry, y = reset_and_step(carry, (inputs[0], first[0]))
-        return y[None], carry
-    carry, ys = jax.lax.scan(reset_and_step, carry, (inputs, first))
-    return ys, carry
-
-
-def _checked_width(core) -> int:
-    if core.width < 1:
-        raise ConfigError(f"{type(core).__name__}.width={core.width} must be at least 1")
-    return core.width
+        carry, output = reset_and_step(carry, jax.tree.map(lambda x: x[0], (inputs, first)))
+        return jax.tree.map(lambda x: x[None], output), carry
+    carry, outputs = jax.lax.scan(reset_and_step, carry, (inputs, first))
+    return outputs, carry
 
 
 class _GRUModule(nnx.Module):
     def __init__(self, core: "GRU", inputs: int, rngs: nnx.Rngs):
-        width = _checked_width(core)
+        width = core.width
+        check_positive(f"{type(core).__name__}.width", width)
         self.core = core
         self.features = width
         self.input = nnx.Linear(inputs, 3 * width, kernel_init=_gates(3), rngs=rngs)
@@ -83,7 +97,7 @@ class _GRUModule(nnx.Module):
             return hidden, hidden
 
         # The projection of the inputs needs no carry: one product for all moments instead of one inside the scan.
-        return _unroll(step, carry, self.input(x), first, self.core.initial_carry())
+        return unroll(step, carry, self.input(x), first, self.core.initial_carry())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +121,8 @@ class GRU:
 
 class _LSTMModule(nnx.Module):
     def __init__(self, core: "LSTM", inputs: int, rngs: nnx.Rngs):
-        width = _checked_width(core)
+        width = core.width
+        check_positive(f"{type(core).__name__}.width", width)
         self.core = core
         self.features = width
         self.input = nnx.Linear(inputs, 4 * width, kernel_init=_gates(4), rngs=rngs)
@@ -125,7 +140,7 @@ class _LSTMModule(nnx.Module):
             hidden = output * jnp.tanh(cell)
             return {"cell": cell, "hidden": hidden}, hidden
 
-        return _unroll(step, carry, self.input(x), first, self.core.initial_carry())
+        return unroll(step, carry, self.input(x), first, self.core.initial_carry())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,13 +20,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl import spaces
-from jaxrl.errors import ConfigError, MissingExtraError, unknown
+from jaxrl.errors import ConfigError, unknown
 from jaxrl.networks.actor_critic import PolicyValue
+from jaxrl.networks.cores import unroll
 from jaxrl.networks.heads import action_size, mask_values, to_distribution
-from jaxrl.types import Carry, EnvSpec, Params, PyTree, TimeStep, where_first
+from jaxrl.types import Carry, EnvSpec, Params, PyTree, TimeStep
 
 OUTPUTS = ("actor_critic", "q")
 
@@ -93,13 +95,11 @@ class ForeignNetwork:
             return jax.tree.map(lambda x: x.reshape(first.shape + x.shape[1:]), output), carry
 
         def step(carry, moment):
-            observation, mask, first = moment
-            carry = where_first(first, self.initial_carry(spec), carry)
+            observation, mask = moment
             output, carry = self._outputs(params, observation, carry, mask, spec)
             return carry, output
 
-        carry, output = jax.lax.scan(step, carry, (observation, mask, first))
-        return output, carry
+        return unroll(step, carry, (observation, mask), first, self.initial_carry(spec))
 
     def value(self, params: Params, timesteps: TimeStep, carry: Carry, *, spec: EnvSpec) -> jax.Array:
         """Only the values `[T, B]`."""
@@ -114,10 +114,10 @@ class ForeignNetwork:
             output, carry = output
         if self.outputs == "q":
             return mask_values(_checked("action values", output, spec.action_space.n), mask), carry
-        policy, value = output
+        policy, value = _pair("the given module must return a pair of the policy's output and the value", output)
         log_std = None
         if isinstance(spec.action_space, spaces.Box):
-            policy, log_std = policy
+            policy, log_std = _pair("over boxes the policy's output must be a pair of mean and log_std", policy)
         policy = _checked("the policy's output", policy, action_size(spec.action_space, self.continuous))
         distribution = to_distribution(spec.action_space, policy, log_std, mask, self.continuous)
         return PolicyValue(distribution, value.reshape(policy.shape[:-1])), carry
@@ -149,9 +149,6 @@ def from_equinox(build: Callable[[EnvSpec, jax.Array], Any], **options: Any) -> 
     Args:
       build: makes the module from the spec and a key; it is called with one observation, and one carry if recurrent.
       **options: `outputs`, `carry`, `continuous`, see `ForeignNetwork`.
-
-    Raises:
-      MissingExtraError: from the first use, if Equinox is not installed.
     """
     return ForeignNetwork(_Equinox(build), **options)
 
@@ -218,27 +215,23 @@ class _Equinox:
     build: Callable
 
     def init(self, key, spec, example):
-        eqx = _equinox()
+        import equinox as eqx  # not a dependency: only who brings such a module needs it
+
         return _named(eqx.filter(self.build(spec, key), eqx.is_inexact_array))
 
     def call(self, params, spec, arguments):
+        import equinox as eqx
+
         example, static = _equinox_structure(self, spec)
-        return jax.vmap(_equinox().combine(_unnamed(example, params), static))(*arguments)
+        return jax.vmap(eqx.combine(_unnamed(example, params), static))(*arguments)
 
 
 @functools.lru_cache(maxsize=64)
 def _equinox_structure(library: _Equinox, spec: EnvSpec) -> tuple[PyTree, PyTree]:
-    eqx = _equinox()
+    import equinox as eqx
+
     with _standard_rules(), jax.ensure_compile_time_eval():
         return eqx.partition(library.build(spec, jax.random.key(0)), eqx.is_inexact_array)
-
-
-def _equinox() -> Any:
-    try:
-        import equinox
-    except ImportError:
-        raise MissingExtraError("a network in Equinox", "test") from None
-    return equinox
 
 
 # --- small things --------------------------------------------------------------------------------------------------
@@ -265,6 +258,12 @@ def _name(path) -> str:
 
 def _merge_time(x: jax.Array) -> jax.Array:
     return x.reshape((math.prod(x.shape[:2]), *x.shape[2:]))
+
+
+def _pair(rule: str, x: Any) -> tuple[Any, Any]:
+    if not isinstance(x, tuple | list) or len(x) != 2:
+        raise ConfigError(f"{rule}, not {jax.tree.map(jnp.shape, x)}")
+    return tuple(x)
 
 
 def _checked(what: str, x: jax.Array, size: int) -> jax.Array:

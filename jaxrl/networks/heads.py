@@ -11,7 +11,7 @@ from flax import nnx
 from jaxrl import spaces
 from jaxrl.errors import ConfigError, unknown
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical, TanhGaussian
-from jaxrl.networks.layers import DenseStack, dense
+from jaxrl.networks.layers import DenseStack, dense, freeze
 
 CONTINUOUS = ("gaussian", "tanh")
 _LOG_STD_RANGE = (-20.0, 2.0)  # of standard deviations that depend on the state, as in Haarnoja et al.'s code
@@ -151,6 +151,9 @@ class ActionValues:
     dueling: bool = False
     widths: tuple[int, ...] = ()
     gain: float = 1.0
+
+    def __post_init__(self):
+        freeze(self, "widths")
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
         return _ActionValuesModule(self, inputs, actions, rngs)

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl.errors import unknown
+from jaxrl.errors import ConfigError, unknown
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
@@ -36,6 +37,19 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     return _ACTIVATIONS[name]
 
 
+def freeze(description: Any, field: str) -> None:
+    """Makes a list given for a field a tuple, so that the description is hashable however it was written."""
+    if isinstance(getattr(description, field), list):
+        object.__setattr__(description, field, tuple(getattr(description, field)))
+
+
+def check_positive(label: str, sizes: int | tuple[int, ...]) -> None:
+    """Raises a ConfigError unless every size is a whole number of at least 1."""
+    for size in sizes if isinstance(sizes, tuple) else (sizes,):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"{label}={sizes!r}: a size must be a whole number of at least 1, not {size!r}")
+
+
 def dense(inputs: int, outputs: int, gain: float, rngs: nnx.Rngs) -> nnx.Linear:
     """A dense layer with an orthogonal kernel of the given gain (Saxe et al., 2014) and zero bias."""
     return nnx.Linear(inputs, outputs, kernel_init=nnx.initializers.orthogonal(gain), rngs=rngs)
@@ -43,6 +57,8 @@ def dense(inputs: int, outputs: int, gain: float, rngs: nnx.Rngs) -> nnx.Linear:
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int, padding: str, rngs: nnx.Rngs) -> nnx.Conv:
     """A square convolution over `[N, H, W, C]` with an orthogonal kernel of gain sqrt(2) and zero bias."""
+    check_positive("filters", outputs)
+    check_positive("kernel", kernel)
     return nnx.Conv(
         inputs,
         outputs,
@@ -61,6 +77,7 @@ class DenseStack(nnx.Module):
     """
 
     def __init__(self, inputs: int, widths: tuple[int, ...], activation_name: str, layer_norm: bool, rngs: nnx.Rngs):
+        check_positive("widths", widths)
         self.activation = activation(activation_name)
         self.depth = len(widths)
         self.layer_norm = layer_norm

@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxrl import spaces
 from jaxrl.errors import ConfigError, unknown
-from jaxrl.networks.layers import DenseStack, activation, conv
+from jaxrl.networks.layers import DenseStack, activation, check_positive, conv, freeze
 
 
 class Torso(Protocol):
@@ -91,6 +91,9 @@ class MLP:
     activation: str = "tanh"
     layer_norm: bool = False
 
+    def __post_init__(self):
+        freeze(self, "widths")
+
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
         if isinstance(space, spaces.Dict):
             raise ConfigError(
@@ -141,10 +144,11 @@ class _ConvStack(nnx.Module):
         self.activation = activation(activation_name)
         self.depth = len(layers)
         for i, (outputs, kernel, stride) in enumerate(layers):
+            check_positive(f"{name}'s kernel", kernel)
             if min(height, width) < kernel:
                 raise ConfigError(
-                    f"{name}: images of {shape[0]}x{shape[1]} are too small, a {kernel}x{kernel} convolution meets "
-                    f"{height}x{width}; use MinAtarCNN, MLP or torso=None"
+                    f"{name}: images of {shape[0]}x{shape[1]} are too small: convolution {i + 1}, of "
+                    f"{kernel}x{kernel}, meets {height}x{width}; use MinAtarCNN, MLP or torso=None"
                 )
             setattr(self, f"conv_{i}", conv(inputs, outputs, kernel, stride, "VALID", rngs))
             height, width, inputs = (height - kernel) // stride + 1, (width - kernel) // stride + 1, outputs
@@ -196,6 +200,9 @@ class NatureCNN:
     width: int = 512
     activation: str = "relu"
 
+    def __post_init__(self):
+        freeze(self, "filters")
+
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
         if len(self.filters) != 3:
             raise ConfigError(f"NatureCNN.filters={self.filters} must be three numbers, one a convolution")
@@ -236,6 +243,9 @@ class ImpalaResNet:
 
     channels: tuple[int, ...] = (16, 32, 32)
     width: int = 256
+
+    def __post_init__(self):
+        freeze(self, "channels")
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
         shape, channels_first = _image_shape("ImpalaResNet", space)

@@ -139,15 +139,12 @@ def test_multi_categorical_is_the_sum_of_its_components():
         whole.log_prob(action), sum(p.log_prob(action[:, i]) for i, p in enumerate(parts)), atol=1e-6
     )
     np.testing.assert_allclose(whole.entropy(), sum(p.entropy() for p in parts), atol=1e-6)
-    np.testing.assert_allclose(
-        whole.kl(against), sum(p.kl(q) for p, q in zip(parts, others, strict=True)), atol=1e-5
-    )
+    np.testing.assert_allclose(whole.kl(against), sum(p.kl(q) for p, q in zip(parts, others, strict=True)), atol=1e-5)
+    repeated = whole.replace(logits=jnp.repeat(whole.logits, 100, axis=0))
+    drawn = np.asarray(repeated.sample(jax.random.split(jax.random.key(1), 500)))
     for i, (start, end) in enumerate(((0, 3), (3, 4), (4, 8))):
-        drawn = whole.replace(logits=jnp.repeat(whole.logits, 100, axis=0)).sample(
-            jax.random.split(jax.random.key(i), 500)
-        )
         allowed = np.repeat(np.asarray(mask)[:, start:end], 100, axis=0)
-        assert np.all(np.take_along_axis(allowed, np.asarray(drawn)[:, i : i + 1], -1))
+        assert np.all(np.take_along_axis(allowed, drawn[:, i : i + 1], -1))
 
 
 # --- gaussians -----------------------------------------------------------------------------------------------------

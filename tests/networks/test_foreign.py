@@ -1,0 +1,189 @@
+"""A user's own NNX, Linen and Equinox networks: shapes, a gradient step that helps, unrolling, and errors."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxrl import spaces
+from jaxrl.errors import ConfigError
+from jaxrl.networks import Categorical, DiagonalGaussian, TanhGaussian, from_equinox, from_linen, from_nnx
+from jaxrl.types import EnvSpec, TimeStep
+
+T, B, WIDTH = 4, 3, 5
+DISCRETE = EnvSpec("discrete", spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
+BOX = EnvSpec("box", spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,)))
+
+
+def moments(first=()):
+    rng = np.random.default_rng(0)
+    flags = jnp.zeros((T, B), bool)
+    begins = flags
+    for index in first:
+        begins = begins.at[index].set(True)
+    observation = jnp.asarray(rng.normal(size=(T, B, 2)), jnp.float32)
+    return TimeStep(observation, jnp.zeros((T, B)), flags, flags, begins)
+
+
+def hidden():
+    return jnp.zeros((WIDTH,), jnp.float32)
+
+
+class NNXModule(nnx.Module):
+    """Policy and value on one layer held in a list; with `carried`, added to the carry."""
+
+    def __init__(self, spec, rngs, carried=False):
+        self.layers = nnx.List([nnx.Linear(2, WIDTH, rngs=rngs)])
+        self.policy = nnx.Linear(WIDTH, 3, rngs=rngs)
+        self.value = nnx.Linear(WIDTH, 1, rngs=rngs)
+        self.carried = carried
+
+    def __call__(self, x, carry=None):
+        x = nnx.tanh(self.layers[0](x) + (carry if self.carried else 0))
+        output = self.policy(x), self.value(x)
+        return (output, x) if self.carried else output
+
+
+class LinenModule(nn.Module):
+    carried: bool = False
+
+    @nn.compact
+    def __call__(self, x, carry=None):
+        x = nn.tanh(nn.Dense(WIDTH)(x) + (carry if self.carried else 0))
+        output = nn.Dense(3)(x), nn.Dense(1)(x)
+        return (output, x) if self.carried else output
+
+
+class EquinoxModule(eqx.Module):
+    body: eqx.nn.Linear
+    policy: eqx.nn.Linear
+    value: eqx.nn.Linear
+    scale: np.ndarray
+    carried: bool = eqx.field(static=True)
+
+    def __init__(self, spec, key, carried=False):
+        a, b, c = jax.random.split(key, 3)
+        self.body, self.policy = eqx.nn.Linear(2, WIDTH, key=a), eqx.nn.Linear(WIDTH, 3, key=b)
+        self.value = eqx.nn.Linear(WIDTH, "scalar", key=c)
+        self.scale = np.arange(1, 2)  # integers: not a parameter
+        self.carried = carried
+
+    def __call__(self, x, carry=None):
+        x = jnp.tanh(self.body(x) * self.scale + (carry if self.carried else 0))
+        output = self.policy(x), self.value(x)
+        return (output, x) if self.carried else output
+
+
+def networks(carried):
+    options = {"carry": hidden} if carried else {}
+    return {
+        "nnx": from_nnx(lambda spec, rngs: NNXModule(spec, rngs, carried), **options),
+        "linen": from_linen(LinenModule(carried), **options),
+        "equinox": from_equinox(lambda spec, key: EquinoxModule(spec, key, carried), **options),
+    }
+
+
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("library", ["nnx", "linen", "equinox"])
+def test_a_gradient_step_helps_and_time_is_unrolled(library, carried):
+    network = networks(carried)[library]
+    timesteps = moments(first=[(2, 1)])
+    params = network.init(jax.random.key(0), DISCRETE)
+    carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (B, *x.shape)), network.initial_carry(DISCRETE))
+    assert set(params) == {"policy"} and network.recurrent is carried
+    optimiser = optax.sgd(0.05)
+
+    @jax.jit
+    def step(params):
+        def loss(params):
+            output, after = network.apply(params, timesteps, carry, spec=DISCRETE)
+            log_prob = output.distribution.log_prob(jnp.ones((T, B), jnp.int32))
+            return jnp.mean(jnp.square(output.value - 1.0)) - jnp.mean(log_prob), (output, after)
+
+        (value, aux), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, _ = optimiser.update(gradient, optimiser.init(params))
+        return optax.apply_updates(params, updates), value, aux, gradient
+
+    new, before, (output, after), gradient = step(params)
+    assert step(new)[1] < before
+    assert all(np.any(np.asarray(g) != 0) for g in jax.tree.leaves(gradient))
+    assert type(output.distribution) is Categorical and output.value.shape == (T, B)
+    assert jax.tree.structure(after) == jax.tree.structure(carry)
+    if carried:
+        apply = jax.jit(lambda t, c: network.apply(params, t, c, spec=DISCRETE))
+        half, middle = apply(jax.tree.map(lambda x: x[:2], timesteps), carry)
+        rest, _ = apply(jax.tree.map(lambda x: x[2:], timesteps), middle)
+        np.testing.assert_allclose(jnp.concatenate([half.value, rest.value]), output.value, rtol=1e-5, atol=1e-6)
+        afresh, _ = apply(jax.tree.map(lambda x: x[2:], timesteps), carry)
+        np.testing.assert_allclose(afresh.value[:, 1], output.value[2:, 1], rtol=1e-5, atol=1e-6)
+        assert not np.allclose(afresh.value[:, 0], output.value[2:, 0])
+    else:
+        alone = network.value(params, jax.tree.map(lambda x: x[3:], timesteps), (), spec=DISCRETE)
+        np.testing.assert_allclose(alone[0], output.value[3], rtol=1e-5, atol=1e-6)
+
+
+class GaussianModule(nn.Module):
+    state_dependent: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        log_std = nn.Dense(2)(x) if self.state_dependent else self.param("log_std", nn.initializers.zeros, (2,))
+        return (nn.Dense(2)(x), log_std), nn.Dense(1)(x)
+
+
+@pytest.mark.parametrize("state_dependent", [False, True])
+@pytest.mark.parametrize(("continuous", "kind"), [("gaussian", DiagonalGaussian), ("tanh", TanhGaussian)])
+def test_boxes(state_dependent, continuous, kind):
+    network = from_linen(GaussianModule(state_dependent), continuous=continuous)
+    params = network.init(jax.random.key(0), BOX)
+    output, _ = network.apply(params, moments(), (), spec=BOX)
+    assert type(output.distribution) is kind
+    assert output.distribution.log_std.shape == output.distribution.mean.shape == (T, B, 2)
+
+
+def test_action_values_and_masks():
+    network = from_linen(nn.Dense(3), outputs="q")
+    params = network.init(jax.random.key(0), DISCRETE)
+    mask = jnp.zeros((T, B, 3), bool).at[..., 1].set(True)
+    values, _ = network.apply(params, moments().replace(action_mask=mask), (), spec=DISCRETE)
+    np.testing.assert_array_equal(values == np.finfo(np.float32).min, ~mask)
+    free, _ = network.apply(params, moments(), (), spec=DISCRETE)
+    np.testing.assert_allclose(values[..., 1], free[..., 1])
+
+
+class Dropping(nnx.Module):
+    def __init__(self, spec, rngs):
+        self.norm = nnx.BatchNorm(2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(x), x[:, 0]
+
+
+class BatchNormed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.BatchNorm(use_running_average=False)(x), x[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("network", "spec", "words"),
+    [
+        (from_linen(nn.Dense(4), outputs="q"), DISCRETE, ["(batch, 3)", "(1, 4)"]),
+        (from_linen(nn.Dense(4), outputs="q"), BOX, ["outputs='q'", "Discrete"]),
+        (from_linen(nn.Dense(3), outputs="value"), DISCRETE, ["'value'", "actor_critic"]),
+        (from_linen(nn.Dense(3)), DISCRETE, ["pair"]),
+        (from_linen(LinenModule()), BOX, ["pair", "mean"]),
+        (from_linen(BatchNormed()), DISCRETE, ["batch_stats"]),
+        (from_nnx(Dropping), DISCRETE, ["besides parameters", "BatchStat"]),
+        (from_linen(GaussianModule(), continuous="tan"), BOX, ["'tan'", "'tanh'"]),
+    ],
+)
+def test_what_does_not_fit_is_said(network, spec, words):
+    with pytest.raises(ConfigError) as raised:
+        jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    for word in words:
+        assert word in str(raised.value)

@@ -1,0 +1,349 @@
+"""Actor-critic and Q-network: structure, unrolling, inputs, masks, and that every field changes the program."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl import spaces
+from jaxrl.errors import ConfigError
+from jaxrl.networks import (
+    GRU,
+    LSTM,
+    MLP,
+    ActionValues,
+    ActorCritic,
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    QNetwork,
+    TanhGaussian,
+)
+from jaxrl.types import EnvSpec, TimeStep
+
+T, B = 5, 3
+SMALL = MLP((4,))
+VECTOR = spaces.Box(-1, 1, (3,))
+DISCRETE = EnvSpec("discrete", VECTOR, spaces.Discrete(4))
+MULTI = EnvSpec("multi", VECTOR, spaces.MultiDiscrete((2, 3)))
+BOX = EnvSpec("box", VECTOR, spaces.Box(-2, 2, (2,)))
+
+
+def moments(spec, length=T, batch=B, *, mask=None, seed=0):
+    rng = np.random.default_rng(seed)
+    shape = (length, batch)
+    flags = jnp.zeros(shape, bool)
+    first = flags.at[0, 0].set(True)
+    if length > 3:
+        first = first.at[3, 1].set(True)
+    action = spaces.zeros(spec.action_space)
+    return TimeStep(
+        observation=jnp.asarray(rng.normal(size=(*shape, 3)), jnp.float32),
+        reward=jnp.asarray(rng.normal(size=shape), jnp.float32),
+        terminated=flags,
+        truncated=flags,
+        first=first,
+        action_mask=mask,
+        previous_action=jnp.ones((*shape, *action.shape), action.dtype),
+    )
+
+
+def batched(carry, batch=B):
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), carry)
+
+
+def run(network, spec, timesteps, key=0):
+    params = network.init(jax.random.key(key), spec)
+    apply = jax.jit(lambda p, t, c: network.apply(p, t, c, spec=spec))
+    return params, apply, apply(params, timesteps, batched(network.initial_carry(spec), timesteps.first.shape[1]))
+
+
+def close(a, b, atol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=atol), a, b)
+
+
+# --- structure -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("core", [None, GRU(4)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_params_are_a_plain_dict_with_the_agreed_keys(shared, core):
+    network = ActorCritic(SMALL, core, shared)
+    params = jax.eval_shape(lambda key: network.init(key, BOX), jax.random.key(0))
+    assert set(params) == ({"torso", "policy", "value"} if shared else {"policy", "value"})
+
+    def plain(tree):
+        if isinstance(tree, dict):
+            assert type(tree) is dict and all(isinstance(key, str) for key in tree)
+            return all(plain(child) for child in tree.values())
+        return tree.dtype == jnp.float32
+
+    assert plain(params)
+    policy = params["policy"] if shared else params["policy"]["head"]
+    assert policy["log_std"].shape == (2,)
+    cores = [
+        path for path, _ in jax.tree_util.tree_leaves_with_path(params) if "recurrent" in jax.tree_util.keystr(path)
+    ]
+    assert len(cores) == (0 if core is None else 1 if shared else 2)
+
+
+def test_same_key_same_params_and_initial_values():
+    network = ActorCritic(SMALL, initial_log_std=-0.5, policy_gain=0.5, value_gain=2.0)
+    one, two, other = (network.init(jax.random.key(k), BOX) for k in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+    kernel = one["policy"]["head"]["output"]["kernel"]
+    assert not np.allclose(kernel, other["policy"]["head"]["output"]["kernel"])
+    np.testing.assert_allclose(kernel.T @ kernel, 0.25 * np.eye(2), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(one["value"]["head"]["output"]["kernel"]), 2.0, rtol=1e-5)
+    np.testing.assert_array_equal(one["policy"]["head"]["log_std"], [-0.5, -0.5])
+    policy, value = (one[part]["body"]["torso"]["dense"]["layer_0"]["kernel"] for part in ("policy", "value"))
+    assert not np.allclose(policy, value)
+
+
+def test_descriptions_are_values():
+    one, two = (ActorCritic(MLP([4, 4]), GRU(3)) for _ in range(2))
+    assert one == two and hash(one) == hash(two) and one != dataclasses.replace(one, core=LSTM(3))
+    assert {QNetwork(): 1}[QNetwork()] == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "network", "kind", "action"),
+    [
+        (DISCRETE, ActorCritic(SMALL), Categorical, ((), jnp.int32)),
+        (MULTI, ActorCritic(SMALL), MultiCategorical, ((2,), jnp.int32)),
+        (BOX, ActorCritic(SMALL), DiagonalGaussian, ((2,), jnp.float32)),
+        (BOX, ActorCritic(SMALL, continuous="tanh"), TanhGaussian, ((2,), jnp.float32)),
+        (BOX, ActorCritic(SMALL, state_dependent_std=True), DiagonalGaussian, ((2,), jnp.float32)),
+    ],
+)
+def test_outputs_for_every_action_space(spec, network, kind, action):
+    @jax.jit
+    def everything(key, timesteps):
+        params = network.init(key, spec)
+        output, carry = network.apply(params, timesteps, (), spec=spec)
+        drawn = output.distribution.sample(jax.random.split(key, (T, B)))
+        return output, drawn, output.distribution.log_prob(drawn), carry
+
+    output, drawn, log_prob, carry = everything(jax.random.key(0), moments(spec))
+    assert type(output.distribution) is kind
+    assert output.value.shape == log_prob.shape == (T, B) and np.all(np.isfinite(log_prob))
+    assert (drawn.shape, drawn.dtype) == ((T, B, *action[0]), action[1])
+    assert carry == ()
+    assert all(leaf.shape[:2] == (T, B) for leaf in jax.tree.leaves(output))
+
+
+# --- time ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", [ActorCritic(SMALL, GRU(4)), ActorCritic(SMALL, LSTM(4), shared=True)])
+def test_unroll_is_single_steps_and_resets(network):
+    timesteps = moments(DISCRETE)
+    params, apply, (whole, after) = run(network, DISCRETE, timesteps)
+    start = batched(network.initial_carry(DISCRETE))
+    carry = start
+    for t in range(T):
+        output, carry = apply(params, jax.tree.map(lambda x, t=t: x[t : t + 1], timesteps), carry)
+        close(jax.tree.map(lambda x: x[0], output), jax.tree.map(lambda x, t=t: x[t], whole))
+    close(carry, after)
+    # Environment 1 begins an episode at row 3: the rest is as if it had been started there by hand.
+    late, _ = apply(params, jax.tree.map(lambda x: x[3:], timesteps.replace(first=timesteps.first * False)), start)
+    close(late.value[:, 1], whole.value[3:, 1])
+    assert not np.allclose(late.value[:, 2], whole.value[3:, 2])
+    values = jax.jit(lambda p: network.value(p, timesteps, start, spec=DISCRETE))(params)
+    close(values, whole.value)
+
+
+def test_value_alone_leaves_the_policy_out():
+    """Half the matrix products, and the same numbers."""
+    network = ActorCritic(SMALL)
+    timesteps = moments(DISCRETE)
+    params, apply, (output, _) = run(network, DISCRETE, timesteps)
+    alone = jax.jit(lambda p: network.value(p, timesteps, (), spec=DISCRETE))
+    close(alone(params), output.value)
+    assert str(jax.make_jaxpr(alone)(params)).count("dot_general") == 2
+    gradient = jax.grad(lambda p: jnp.sum(alone(p)))(params)
+    assert all(np.all(np.asarray(leaf) == 0) for leaf in jax.tree.leaves(gradient["policy"]))
+
+
+@pytest.mark.parametrize("batch", [64, 2048])
+def test_the_compiled_program_is_the_bare_products(batch):
+    """CartPole's network costs what a hand-written one does, by XLA's own count."""
+    spec = EnvSpec("cartpole", spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
+    network = ActorCritic(MLP((64, 64)))
+    params = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    observation = jax.ShapeDtypeStruct((1, batch, 4), jnp.float32)
+    flags = jnp.zeros((1, batch), bool)
+
+    def ours(params, observation):
+        timesteps = TimeStep(observation, jnp.zeros((1, batch)), flags, flags, flags)
+        output, _ = network.apply(params, timesteps, (), spec=spec)
+        return output.distribution.logits, output.value
+
+    def by_hand(params, x):
+        def branch(p, x):
+            for layer in ("layer_0", "layer_1"):
+                weights = p["body"]["torso"]["dense"][layer]
+                x = jnp.tanh(x @ weights["kernel"] + weights["bias"][None])
+            return x @ p["head"]["output"]["kernel"] + p["head"]["output"]["bias"][None]
+
+        return branch(params["policy"], x[0])[None], branch(params["value"], x[0])[None, :, 0]
+
+    costs = [jax.jit(f).lower(params, observation).compile().cost_analysis() for f in (ours, by_hand)]
+    for measure in ("flops", "transcendentals", "bytes accessed"):
+        assert costs[0][measure] == pytest.approx(costs[1][measure], rel=0.01), measure
+
+
+# --- inputs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", [ActorCritic(SMALL), QNetwork(SMALL)])
+def test_previous_action_and_reward_are_seen_only_if_wanted(network):
+    base = moments(DISCRETE)
+    others = {
+        "previous_action": base.replace(previous_action=base.previous_action + 1),
+        "previous_reward": base.replace(reward=base.reward + 1.0),
+    }
+
+    def outputs(result):
+        return np.asarray(result[0].value if isinstance(network, ActorCritic) else result[0])
+
+    for wanted in others:
+        seeing = dataclasses.replace(network, **{wanted: True})
+        params, apply, reference = run(seeing, DISCRETE, base)
+        for field, timesteps in others.items():
+            changed = ~np.isclose(outputs(apply(params, timesteps, ())), outputs(reference)).reshape(T, B, -1).any(-1)
+            if field != wanted:
+                assert not changed.any()
+            elif wanted == "previous_action":  # nothing came before an episode's first observation
+                np.testing.assert_array_equal(changed, ~np.asarray(base.first))
+            else:
+                assert changed.all()
+
+
+def test_previous_action_must_be_there():
+    network = ActorCritic(SMALL, previous_action=True)
+    params = network.init(jax.random.key(0), DISCRETE)
+    with pytest.raises(ConfigError, match="previous_action=True"):
+        network.apply(params, moments(DISCRETE).replace(previous_action=None), (), spec=DISCRETE)
+
+
+def test_masks_reach_policy_and_values():
+    mask = jnp.asarray(np.random.default_rng(0).random((T, B, 4)) < 0.5).at[..., 2].set(True)
+    timesteps = moments(DISCRETE, mask=mask)
+    _, _, (output, _) = run(ActorCritic(SMALL), DISCRETE, timesteps)
+    probabilities = np.exp(np.asarray(output.distribution.log_probs()))
+    np.testing.assert_array_equal(probabilities == 0, ~np.asarray(mask))
+    _, _, (values, _) = run(QNetwork(SMALL), DISCRETE, timesteps)
+    np.testing.assert_array_equal(values == np.finfo(np.float32).min, ~np.asarray(mask))
+    assert np.all(np.isfinite(values))
+    several = jnp.concatenate([mask[..., :3], jnp.ones((T, B, 2), bool)], axis=-1).at[..., 0].set(True)
+    _, _, (output, _) = run(ActorCritic(SMALL), MULTI, moments(MULTI, mask=several))
+    logits = np.asarray(output.distribution.logits)
+    np.testing.assert_array_equal(logits < -1e20, ~np.asarray(several))
+
+
+# --- Q-network -----------------------------------------------------------------------------------------------------
+
+
+def test_dueling_is_value_plus_centred_advantage():
+    network = QNetwork(SMALL, head=ActionValues(dueling=True))
+    params, _, (values, _) = run(network, DISCRETE, moments(DISCRETE))
+    assert values.shape == (T, B, 4) and set(params) == {"torso", "head"}
+    layer = params["torso"]["torso"]["dense"]["layer_0"]
+    features = np.tanh(moments(DISCRETE).observation @ layer["kernel"] + layer["bias"][None, None])
+    value, advantage = (features @ params["head"][s]["output"]["kernel"] for s in ("state_value", "advantage"))
+    close(values, value + advantage - jnp.mean(advantage, axis=-1, keepdims=True), 1e-5)
+
+
+def test_recurrent_q_network_is_its_single_steps():
+    network = QNetwork(SMALL, GRU(4), previous_action=True)
+    timesteps = moments(DISCRETE)
+    params, apply, (whole, after) = run(network, DISCRETE, timesteps)
+    carry = batched(network.initial_carry(DISCRETE))
+    for t in range(T):
+        output, carry = apply(params, jax.tree.map(lambda x, t=t: x[t : t + 1], timesteps), carry)
+        close(output[0], whole[t])
+    close(carry, after)
+
+
+# --- errors and fields ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("network", "spec", "words"),
+    [
+        (QNetwork(), BOX, ["Discrete", "actor-critic"]),
+        (ActorCritic(continuous="tahn"), BOX, ["tahn", "'tanh'"]),
+        (
+            ActorCritic(continuous="tanh"),
+            EnvSpec("e", VECTOR, spaces.Box(-np.inf, np.inf, (2,))),
+            ["bounds", "gaussian"],
+        ),
+        (ActorCritic(), EnvSpec("e", VECTOR, spaces.Box(-1, 1, (2, 2))), ["(2, 2)", "flatten"]),
+        (ActorCritic(), EnvSpec("e", VECTOR, spaces.Dict({"a": spaces.Discrete(2)})), ["Dict", "Discrete"]),
+        (QNetwork(head=ActionValues(widths=[0])), DISCRETE, ["widths", "at least 1"]),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_is_compiled(network, spec, words):
+    with pytest.raises(ConfigError) as raised:
+        jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    for word in words:
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("network", "spec", "changes"),
+    [
+        (
+            ActorCritic(SMALL),
+            BOX,
+            {
+                "torso": None,
+                "core": GRU(2),
+                "shared": True,
+                "previous_action": True,
+                "previous_reward": True,
+                "continuous": "tanh",
+                "initial_log_std": -1.0,
+                "state_dependent_std": True,
+                "policy_gain": 0.1,
+                "value_gain": 0.1,
+            },
+        ),
+        (
+            QNetwork(SMALL),
+            DISCRETE,
+            {
+                "torso": None,
+                "core": LSTM(2),
+                "head": ActionValues(dueling=True),
+                "previous_action": True,
+                "previous_reward": True,
+            },
+        ),
+        (
+            QNetwork(SMALL, head=ActionValues(dueling=True)),
+            DISCRETE,
+            {"head": [ActionValues(True, (3,)), ActionValues(True, (), 0.5), ActionValues(False)]},
+        ),
+        (ActorCritic(SMALL, GRU(2)), DISCRETE, {"core": GRU(3)}),
+        (ActorCritic(SMALL, LSTM(2)), DISCRETE, {"core": LSTM(3)}),
+    ],
+)
+def test_every_field_changes_the_program(network, spec, changes):
+    def program(network):
+        def both(key):
+            params = network.init(key, spec)
+            output, _ = network.apply(params, moments(spec), batched(network.initial_carry(spec)), spec=spec)
+            return output if isinstance(network, QNetwork) else output.distribution.mode(), params
+
+        return str(jax.make_jaxpr(both)(jax.random.key(0)))
+
+    if len(changes) > 1:
+        assert set(changes) == {field.name for field in dataclasses.fields(network)}
+    before = program(network)
+    for field, values in changes.items():
+        for value in values if isinstance(values, list) else [values]:
+            assert program(dataclasses.replace(network, **{field: value})) != before, field

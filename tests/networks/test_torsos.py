@@ -1,0 +1,196 @@
+"""Torsos: shapes, what is done to observations, the choice by space, and errors before any compile."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxrl import spaces
+from jaxrl.errors import ConfigError
+from jaxrl.networks import MLP, DictEncoder, ImpalaResNet, MinAtarCNN, NatureCNN, default_torso
+from jaxrl.networks.torsos import flatten
+
+VECTOR = spaces.Box(-np.inf, np.inf, (3,))
+MINATAR = spaces.Box(0, 1, (10, 10, 4), np.bool_)
+ATARI = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+NESTED = spaces.Dict({"camera": MINATAR, "room": spaces.Discrete(5), "arm": spaces.Dict({"angle": VECTOR})})
+
+
+def build(torso, space):
+    return torso.build(space, nnx.Rngs(params=0))
+
+
+def shapes(torso, space):
+    """Of every parameter, without computing any."""
+    module = nnx.eval_shape(lambda: build(torso, space))
+    return jax.tree.map(lambda x: x.shape, nnx.to_pure_dict(nnx.state(module, nnx.Param)))
+
+
+def zeros(space, leading):
+    return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape), x.dtype), spaces.zeros(space))
+
+
+@pytest.mark.parametrize(
+    ("torso", "space", "features"),
+    [
+        (MLP((5, 7)), VECTOR, 7),
+        (MLP(()), VECTOR, 3),
+        (MLP((6,), "relu", True), MINATAR, 6),
+        (MLP((6,)), spaces.Box(0, 1, ()), 6),
+        (MLP((6,)), spaces.Discrete(4), 6),
+        (MLP((6,)), spaces.MultiDiscrete((2, 3)), 6),
+        (MinAtarCNN(), MINATAR, 128),
+        (NatureCNN(), ATARI, 512),
+        (NatureCNN(), spaces.Box(0, 255, (84, 84, 4), np.uint8), 512),
+        (ImpalaResNet(), spaces.Box(0, 255, (84, 84, 3), np.uint8), 256),
+        (ImpalaResNet(), ATARI, 256),
+        (default_torso(NESTED), NESTED, 128 + 64 + 64),
+        (DictEncoder({"camera": None, "room": MLP((2,)), "arm": default_torso(NESTED.spaces["arm"])}), NESTED, 66),
+    ],
+)
+def test_features_and_leading_axes(torso, space, features):
+    for leading in ((), (2,), (3, 2)):
+        out = nnx.eval_shape(lambda lead=leading: build(torso, space)(zeros(space, lead)))
+        assert out.shape == (*leading, features) and out.dtype == jnp.float32
+    assert hash(torso) == hash(dataclasses.replace(torso) if not isinstance(torso, DictEncoder) else torso)
+
+
+@pytest.mark.parametrize(
+    ("torso", "space"),
+    [
+        (MinAtarCNN(2, 3, 4), MINATAR),
+        (NatureCNN([2, 2, 2], 4), spaces.Box(0, 255, (3, 36, 40), np.uint8)),
+        (ImpalaResNet((2, 3), 4), spaces.Box(0, 255, (9, 8, 3), np.uint8)),
+    ],
+)
+def test_leading_axes_are_a_batch(torso, space):
+    """A batch of two axes gives what each image alone gives."""
+    images = np.random.default_rng(0).integers(0, int(space.high.max()) + 1, (2, 2, *space.shape)).astype(space.dtype)
+
+    @jax.jit
+    def run(key, images):
+        module = torso.build(space, nnx.Rngs(params=key))
+        return module(images), module(images[1, 0])
+
+    whole, one = run(jax.random.key(0), images)
+    np.testing.assert_allclose(whole[1, 0], one, rtol=1e-4, atol=1e-5)
+    assert np.std(whole) > 0.0
+
+
+def test_published_sizes():
+    assert shapes(MinAtarCNN(), MINATAR)["trunk"]["conv_0"]["kernel"] == (3, 3, 4, 16)
+    assert shapes(MinAtarCNN(), MINATAR)["dense"]["layer_0"]["kernel"] == (8 * 8 * 16, 128)
+    assert shapes(NatureCNN(), ATARI)["dense"]["layer_0"]["kernel"] == (7 * 7 * 64, 512)
+    assert shapes(ImpalaResNet(), ATARI)["dense"]["layer_0"]["kernel"] == (11 * 11 * 32, 256)
+    assert len(jax.tree.leaves(shapes(ImpalaResNet(), ATARI), is_leaf=lambda x: isinstance(x, tuple))) == 2 * 16
+
+
+def test_observations_become_floats():
+    pixels = jnp.asarray([[0, 255]], jnp.uint8)
+    np.testing.assert_allclose(flatten(pixels, spaces.Box(0, 255, (2,), np.uint8)), [[0.0, 1.0]])
+    np.testing.assert_allclose(flatten(pixels * 0 + 3, spaces.Box(0, 6, (2,), np.uint8)), [[0.5, 0.5]])
+    already = jnp.asarray([[2.0, -3.0]], jnp.float32)  # normalised by the algorithm: no longer uint8
+    np.testing.assert_array_equal(flatten(already, spaces.Box(0, 255, (2,), np.uint8)), already)
+    np.testing.assert_array_equal(flatten(jnp.asarray([True, False]), spaces.Box(0, 1, (), np.bool_)), [[1.0], [0.0]])
+    np.testing.assert_array_equal(flatten(jnp.asarray([7, -7], jnp.int32), spaces.Box(-9, 9, (2,), np.int32)), [7, -7])
+    np.testing.assert_array_equal(flatten(jnp.int32(1), spaces.Discrete(3)), [0, 1, 0])
+    two = flatten(jnp.asarray([[1, 0]], jnp.int32), spaces.MultiDiscrete((2, 3)))
+    np.testing.assert_array_equal(two, [[0, 1, 1, 0, 0]])
+
+
+def test_channels_first_is_channels_last_transposed():
+    torso, key = NatureCNN((2, 2, 2), 3), jax.random.key(1)
+    first, last = spaces.Box(0, 255, (2, 36, 37), np.uint8), spaces.Box(0, 255, (36, 37, 2), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, first.shape).astype(np.uint8)
+
+    @jax.jit
+    def run(key, image):
+        one, other = (torso.build(space, nnx.Rngs(params=key)) for space in (first, last))
+        return one(image), other(jnp.moveaxis(image, 0, 2))
+
+    np.testing.assert_allclose(*run(key, image), rtol=1e-5, atol=1e-6)
+
+
+def test_orthogonal_kernels_and_zero_biases():
+    dense = build(MLP((4, 4)), VECTOR).dense
+    kernel = dense.layer_1.kernel[...]
+    np.testing.assert_allclose(kernel @ kernel.T, 2.0 * np.eye(4), atol=1e-5)
+    np.testing.assert_array_equal(dense.layer_1.bias[...], np.zeros(4))
+
+
+def test_dictionaries_read_every_key():
+    space = spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)})
+    base = {"a": jnp.ones((2, 3)), "b": jnp.asarray([0, 1], jnp.int32)}
+    other_a, other_b = {**base, "a": 2 * base["a"]}, {**base, "b": base["b"] + 1}
+
+    def run(torso):
+        module = torso.build(space, nnx.Rngs(params=jax.random.key(0)))
+        return module(base), module(other_a), module(other_b)
+
+    out, with_a, with_b = jax.jit(run, static_argnums=0)(default_torso(space))
+    assert not np.allclose(out, with_a) and not np.allclose(out, with_b)
+    out, with_a, with_b = jax.jit(run, static_argnums=0)(DictEncoder({"a": MLP((2,)), "b": None}))
+    assert not np.allclose(out, with_a)
+    np.testing.assert_array_equal(out, with_b)
+
+
+def test_the_choice_by_space():
+    assert default_torso(VECTOR) == MLP()
+    assert default_torso(spaces.Discrete(3)) == MLP()
+    assert default_torso(MINATAR) == MinAtarCNN()
+    assert default_torso(ATARI) == NatureCNN()
+    assert default_torso(spaces.Box(0, 1, (2, 2, 2))) == MLP()
+    mixed = spaces.Dict({"image": MINATAR, "x": VECTOR, "nothing": spaces.Box(0, 1, (0,))})
+    assert default_torso(mixed) == DictEncoder({"x": MLP(), "image": MinAtarCNN(), "nothing": None})
+
+
+@pytest.mark.parametrize(
+    ("torso", "space", "words"),
+    [
+        (MLP(activation="rellu"), VECTOR, ["rellu", "relu"]),
+        (MLP(), NESTED, ["dictionary", "DictEncoder", "camera"]),
+        (MLP(), spaces.Box(0, 1, (0,)), ["empty", "leave it out"]),
+        (MLP((0,)), VECTOR, ["widths", "0"]),
+        (MinAtarCNN(), VECTOR, ["MinAtarCNN", "(3,)", "MLP"]),
+        (MinAtarCNN(activation="taanh"), MINATAR, ["taanh", "tanh"]),
+        (NatureCNN(), MINATAR, ["10x10", "4x4, meets 1x1", "MinAtarCNN"]),
+        (NatureCNN((1, 2)), ATARI, ["filters=(1, 2)", "three"]),
+        (ImpalaResNet(), NESTED, ["ImpalaResNet", "dictionary"]),
+        (DictEncoder({"a": MLP()}), VECTOR, ["DictEncoder", "Box"]),
+        (DictEncoder({"camer": None, "room": MLP()}), NESTED, ["camer'", "did you mean 'camera'", "'arm'"]),
+        (DictEncoder({"camera": None, "room": None, "arm": None}), NESTED, ["leaves out every key"]),
+    ],
+)
+def test_what_does_not_fit_is_said(torso, space, words):
+    with pytest.raises(ConfigError) as raised:
+        build(torso, space)
+    for word in words:
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("torso", "space", "changes"),
+    [
+        (MLP((4, 4)), VECTOR, {"widths": (4,), "activation": "relu", "layer_norm": True}),
+        (MinAtarCNN(2, 3, 4), MINATAR, {"filters": 3, "kernel": 4, "width": 5, "activation": "tanh"}),
+        (
+            NatureCNN((2, 2, 2), 4),
+            spaces.Box(0, 255, (36, 36, 1), np.uint8),
+            {"filters": (2, 3, 2), "width": 5, "activation": "tanh"},
+        ),
+        (ImpalaResNet((2,), 4), spaces.Box(0, 255, (8, 8, 1), np.uint8), {"channels": (2, 2), "width": 5}),
+    ],
+)
+def test_every_field_changes_the_program(torso, space, changes):
+    assert set(changes) == {field.name for field in dataclasses.fields(torso)}
+
+    def program(torso):
+        return str(jax.make_jaxpr(lambda: build(torso, space)(zeros(space, (2,))))())
+
+    for field, value in changes.items():
+        changed = dataclasses.replace(torso, **{field: value})
+        assert changed != torso
+        assert program(changed) != program(torso), field
