@@ -1,8 +1,6 @@
-"""Returns against sums written out from their definitions, against rlax, and by their properties."""
+"""Returns against sums written out from their definitions, and by their properties. `test_returns_golden.py`: rlax."""
 
 import functools
-import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from jaxrl.algos import returns
 
 T, B, ACTIONS = 14, 3, 3
-GOLDEN = json.loads((pathlib.Path(__file__).parent.parent / "golden" / "rlax_returns.json").read_text())
 SEEDS = st.integers(0, 2**32 - 1)
 DISCOUNTS = st.floats(0.0, 1.0, width=32)
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
@@ -200,52 +197,6 @@ def test_q_lambda_is_the_lambda_return_of_the_greedy_value(seed, gamma, lam):
         call("q_lambda", data, gamma, lam),
         truth.everywhere(lambda t, b: truth.lambda_return(t, b, lam), greedy["values"]),
     )
-
-
-# --- rlax ----------------------------------------------------------------------------------------------------------
-
-
-def golden_results():
-    data = {name: np.asarray(x, np.float32 if isinstance(np.ravel(x)[0], float) else None)
-            for name, x in GOLDEN["inputs"].items()}  # fmt: skip
-    settings_ = GOLDEN["settings"]
-    gamma, lam = np.float32(settings_["gamma"]), np.float32(settings_["lambda"])
-    taken = data["actions"][..., None]
-    q_taken, policy, behaviour = (
-        np.take_along_axis(data[name], taken, -1)[:-1, :, 0] for name in ("q_values", "policy", "behaviour")
-    )
-    ours = data | {
-        "values": data["values"][:-1],
-        "bootstrap_value": data["values"][-1],
-        "rhos": policy / behaviour,
-        "q_values": q_taken,
-        "all_q": data["q_values"][:-1],
-        "bootstrap_q": data["q_values"][-1],
-    }
-    expected_values = (data["policy"] * data["q_values"]).sum(-1)
-    off_policy = ours | {"values": expected_values[:-1], "bootstrap_value": expected_values[-1]}
-    clips = {"clip_rho": settings_["clip_rho"], "clip_pg_rho": settings_["clip_pg_rho"]}
-    return data["weight"], {
-        "gae": lambda: call("gae", ours, gamma, lam),
-        "lambda_returns": lambda: call("lambda_returns", ours, gamma, lam),
-        "discounted_returns": lambda: call("discounted_returns", ours, gamma),
-        "n_step_returns": lambda: call("n_step_returns", ours, gamma, n=settings_["n"]),
-        "vtrace_values": lambda: call("vtrace", ours, gamma).values,
-        "vtrace_advantages": lambda: call("vtrace", ours, gamma).advantages,
-        "vtrace_clipped_values": lambda: call("vtrace", ours, gamma, **clips).values,
-        "vtrace_clipped_advantages": lambda: call("vtrace", ours, gamma, **clips).advantages,
-        "vtrace_lambda_values": lambda: call("vtrace", ours, gamma, trace_lambda=lam).values,
-        "retrace": lambda: call("retrace", off_policy, gamma, lam),
-        "q_lambda": lambda: call("q_lambda", ours, gamma, lam),
-    }
-
-
-@pytest.mark.parametrize("name", sorted(GOLDEN["results"]))
-def test_golden_values_of_rlax(name):
-    weight, ours = golden_results()
-    assert set(ours) == set(GOLDEN["results"])
-    expected = np.asarray(GOLDEN["results"][name], np.float32)
-    close(np.asarray(ours[name]())[weight], expected[weight])
 
 
 # --- properties ----------------------------------------------------------------------------------------------------
