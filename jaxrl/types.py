@@ -275,7 +275,7 @@ class Replicas(Protocol):
 class Algorithm(Protocol):
     """Losses, targets and exploration, as pure functions; a frozen pytree whose leaves are its numbers.
 
-    Schedules are resolved before any of these is called (`jaxrl.algos.schedules.at`): an algorithm sees numbers.
+    Schedules are resolved before any of these is called (`jaxrl.schedules.at`): an algorithm sees numbers.
     """
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:

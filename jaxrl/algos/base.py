@@ -8,6 +8,7 @@ import jax
 from flax import struct
 
 from jaxrl.errors import ConfigError, unknown
+from jaxrl.schedules import schedule_problems
 
 ALGORITHMS: dict[str, type] = {}
 
@@ -93,6 +94,8 @@ def field_problems(algo: Any) -> list[str]:
 
 def _limit_problems(label: str, value: Any, limits: dict[str, float]) -> list[str]:
     leaves = jax.tree.leaves(value)
+    if problems := schedule_problems(label, value):
+        return problems
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return []  # checked when the numbers were still numbers
     if any(isinstance(leaf, (bool, str)) for leaf in leaves):
@@ -102,7 +105,7 @@ def _limit_problems(label: str, value: Any, limits: dict[str, float]) -> list[st
     named = jax.tree_util.tree_leaves_with_path(value)
     for path, leaf in named:
         part = jax.tree_util.keystr(path).lstrip(".")
-        if part in ("until", "boundaries"):  # of a schedule: a fraction of the run, not a value of the field
+        if part.startswith(("until", "boundaries")):  # of a schedule: a fraction of the run, not a value of the field
             continue
         ok = (
             math.isfinite(float(leaf))

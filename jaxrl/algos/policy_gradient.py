@@ -125,12 +125,13 @@ def bootstrap_value(algo: Any, params: PyTree, batch: RolloutBatch, spec: EnvSpe
 
 def update_statistics(algo: Any, statistics: Statistics, batch: RolloutBatch, replicas: Replicas) -> Statistics:
     """The statistics with this batch's rows merged in over all replicas; the next actor state will use them."""
+    # Last observations are real ones too; but what follows the end of a whole episode is no part of the batch.
+    real = batch.rows.weight if algo.whole_episodes else jnp.ones_like(batch.rows.weight)
     if algo.normalize_observation:
-        real = jnp.ones_like(batch.rows.weight)
         merged = normalise.update(statistics.observation, batch.rows.observation, real, replicas)
         statistics = statistics.replace(observation=merged)
     if algo.normalize_reward:
-        counts = ~batch.rows.first  # nothing arrived with an episode's first observation
+        counts = real & ~batch.rows.first  # nothing arrived with an episode's first observation
         seen = batch.rows.extras["discounted_return"]
         statistics = statistics.replace(reward=normalise.update(statistics.reward, seen, counts, replicas))
     return statistics

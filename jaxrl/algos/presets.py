@@ -89,8 +89,8 @@ PRESETS: dict[str, Preset] = {
             env="gymnax:Breakout-MinAtar",
             num_envs=64,
             total_steps=10_000_000,
-            source="github.com/RobertTLange/gymnax-blines, agents/Breakout-MinAtar/ppo.yaml; without its warm-up of the "
-            "learning rate over the first 5 %, and with separate networks for policy and value.",
+            source="github.com/RobertTLange/gymnax-blines, agents/Breakout-MinAtar/ppo.yaml; without its warm-up of "
+            "the learning rate over the first 5 %, and with separate networks for policy and value.",
         ),
         Preset(
             name="batchppo-paper",

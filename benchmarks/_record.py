@@ -1,0 +1,149 @@
+"""What every benchmark shares: the machine it ran on, its results as JSON, and peers in environments of their own."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "brax", "numpy")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, devices, versions, commit and command."""
+    import jax
+
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "jaxrl", "benchmarks"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "commit": commit + (" with uncommitted changes" if changed else ""),
+        "date": datetime.date.today().isoformat(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "devices": [device.device_kind for device in jax.devices()],
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES if _installed(name)},
+    }
+
+
+def _installed(name):
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _processor():
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def save(name: str, rows: list[dict[str, Any]], **extra: Any) -> pathlib.Path:
+    """Writes `benchmarks/results/<name>.json`; on an accelerator the name says so."""
+    import jax
+
+    suffix = "" if jax.default_backend() == "cpu" else f"-{jax.default_backend()}"
+    path = HERE / "results" / f"{name}{suffix}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"machine": machine(), **extra, "rows": rows}, indent=2) + "\n")
+    return path
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows of the same keys as text."""
+    names = list(rows[0])
+    cells = [names, *([_text(row.get(name)) for name in names] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
+    return "\n".join("  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells)
+
+
+def _text(value):
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def peer_python(name: str, requirements: Sequence[str]) -> pathlib.Path:
+    """The Python of an environment that holds a peer, made on first use under `.cache/peers`."""
+    folder = ROOT / ".cache" / "peers" / name
+    python = folder / "bin" / "python"
+    stamp = folder / "installed.txt"
+    wanted = "\n".join(requirements)
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    print(f"installing {', '.join(requirements)} into {folder.relative_to(ROOT)}", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirements], check=True)
+    stamp.write_text(wanted)
+    return python
+
+
+class Worker:
+    """A process that holds compiled programs and runs them when told: one line of JSON in, one out.
+
+    Args:
+      python: its interpreter.
+      script: what it runs; reads requests with `serve`.
+    """
+
+    def __init__(self, python: pathlib.Path | str, script: pathlib.Path):
+        # A peer must not see our packages, nor we theirs.
+        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        self._process = subprocess.Popen(
+            [str(python), str(script), "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def ask(self, **request: Any) -> Any:
+        """The answer to one request.
+
+        Raises:
+          RuntimeError: the process ended.
+        """
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("@"):
+                return json.loads(line[1:])
+        raise RuntimeError(f"the worker ended with {self._process.wait()} at {request}")
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+def serve(answer: Any) -> None:
+    """Answers each request read from standard input with `answer(**request)`, until it is closed."""
+    for line in sys.stdin:
+        print("@" + json.dumps(answer(**json.loads(line))), flush=True)
+
+
+def alternate(asks: dict[str, Any], repeats: int = 7) -> dict[str, float]:
+    """Median seconds of each callable, taken in turn `repeats` times after one warm-up each."""
+    for ask in asks.values():
+        ask()
+    seconds: dict[str, list[float]] = {name: [] for name in asks}
+    for _ in range(repeats):
+        for name, ask in asks.items():
+            seconds[name].append(ask())
+    return {name: statistics.median(values) for name, values in seconds.items()}
