@@ -8,6 +8,7 @@ from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.policy import Policy
+from jaxrl.rendering import render
 from jaxrl.sweep import LogUniform, SweepResult, Uniform, make_train, sweep
 from jaxrl.training import Result, train
 
@@ -35,6 +36,7 @@ __all__ = [
     "make_train",
     "networks",
     "register",
+    "render",
     "schedules",
     "sweep",
     "train",

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +120,8 @@ def _enlarged(pixels):
 
 def _minatar(name: str) -> None:
     def view(env, state, time_step):
+        import gymnax  # a suite is imported when it is first needed
+
         # Not the time step's: a wrapper may have flattened or stacked it.
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             return gymnax.make(name)[0].get_obs(state) > 0
@@ -128,9 +129,8 @@ def _minatar(name: str) -> None:
     register(f"gymnax:{name}", Drawing(view, planes, 15.0))
 
 
-for _name in ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar"):
-    if _name in gymnax.registered_envs:
-        _minatar(_name)
+for _name in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
+    _minatar(f"{_name}-MinAtar")
 
 
 # --- classic control ---------------------------------------------------------------------------------------------

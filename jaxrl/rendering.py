@@ -58,6 +58,8 @@ def render(
         raise ConfigError(f"max_steps={max_steps} must be at least 1")
     _check_spaces(policy, env)
     base = _unwrapped(env)
+    if base.name == "brax:fast":
+        raise ConfigError("brax:fast cannot be drawn: it is a stand-in for tests, without bodies")
     three_dimensional = base.name.startswith("brax:")
     path, ending = Path(path), ".html" if three_dimensional else ".gif"
     if path.suffix.lower() != ending:
