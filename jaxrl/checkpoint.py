@@ -25,6 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from jaxrl import host_copy
 from jaxrl import manifest as manifests
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.manifest import Damaged, Manifest
@@ -92,7 +93,7 @@ class Checkpointer:
         """
         self.wait()
         leaves = manifests.named_leaves(state)
-        arrays = {name: _private_copy(name, leaf) for name, leaf in leaves.items()}
+        arrays = {name: host_copy.take(name, leaf) for name, leaf in leaves.items()}
         if score is not None and not math.isfinite(score):
             score = None
         record = Manifest(
@@ -144,8 +145,7 @@ class Checkpointer:
     @property
     def best(self) -> int | None:
         """The step of the highest score; None where none has one."""
-        scored = [(score, step) for step, score in self._scores.items() if score is not None]
-        return max(scored)[1] if scored else None
+        return _best(self._scores)
 
     def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, int, Manifest]:
         """As `restore`; the damaged steps that it passes over no longer count among those kept."""
@@ -245,6 +245,24 @@ def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Mani
     return complete[max(complete)]
 
 
+def best_step(directory: str | os.PathLike) -> int:
+    """The step whose score is highest, the latest of equals.
+
+    Raises:
+      CheckpointError: no complete checkpoint has a score.
+    """
+    directory = Path(directory).absolute()
+    best = _best({step: record.score for step, record in _complete(directory).items()})
+    if best is None:
+        raise CheckpointError(f"no checkpoint in {directory} has a score, so none is the best; take the newest")
+    return best
+
+
+def _best(scores: Mapping[int, float | None]) -> int | None:
+    scored = [(score, step) for step, score in scores.items() if score is not None]
+    return max(scored)[1] if scored else None
+
+
 def _restore(directory: Path, template: PyTree, step: int | None, partial: bool, damaged: set[int]):
     here = _numbered(directory)
     if step is not None and step not in here:
@@ -295,46 +313,8 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
             raise Damaged(f"leaf {entry.name} is {value.dtype}{list(value.shape)}, the manifest says otherwise")
         if entry.crc32 is not None and manifests.checksum(value) != entry.crc32:
             raise Damaged(f"leaf {entry.name} does not match its checksum")
-        leaves[entry.name] = _place(value, wanted[entry.name], entry.key_impl)
+        leaves[entry.name] = host_copy.put(value, wanted[entry.name], entry.key_impl)
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in wanted]), record
-
-
-def _private_copy(name: str, leaf: Any) -> Any:
-    """A host copy that nobody else holds: on CPU a numpy view of a donated array would change under the writer.
-
-    With several processes, what no process holds whole is copied on its devices, and Orbax gathers it.
-    """
-    if isinstance(leaf, jax.Array):
-        if manifests.is_key(leaf):
-            leaf = jax.random.key_data(leaf)
-        if not leaf.is_fully_addressable:
-            if not leaf.is_fully_replicated:
-                return jax.numpy.copy(leaf)
-            leaf = leaf.addressable_data(0)
-        with jax.transfer_guard_device_to_host("allow"):
-            return np.array(leaf, copy=True)
-    if isinstance(leaf, bool | int | float | np.ndarray | np.generic):
-        return np.array(leaf, copy=True)
-    raise CheckpointError(f"leaf {name} of the state is a {type(leaf).__name__}; only arrays and numbers can be saved")
-
-
-def _place(value: np.ndarray, like: Any, key_impl: str | None) -> Any:
-    """`value` as the template has it: a typed key, on its sharding, or a plain number."""
-    if isinstance(like, bool | int | float):
-        return type(like)(value)
-    if isinstance(like, np.ndarray | np.generic):
-        return value
-    sharding = like.sharding
-    if isinstance(like, jax.Array) and not like.committed:
-        sharding = None
-    if sharding is not None and not sharding.is_fully_addressable:
-        if not manifests.is_key(like):
-            return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-        return jax.jit(lambda data: jax.random.wrap_key_data(data, impl=key_impl), out_shardings=sharding)(value)
-    if manifests.is_key(like):
-        keys = jax.random.wrap_key_data(value, impl=key_impl)
-        return keys if sharding is None else jax.device_put(keys, sharding)
-    return jax.device_put(value, sharding, may_alias=False)
 
 
 def _folder(step: int) -> str:

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl import checkpoint
-from jaxrl.checkpoint import Checkpointer, read_manifest, restore
+from jaxrl.checkpoint import Checkpointer, best_step, read_manifest, restore
 from jaxrl.errors import CheckpointError
 
 # Orbax's event loop, after an error that is expected here.
@@ -165,6 +165,9 @@ def test_keeps_the_newest_and_the_best(tmp_path):
         checkpointer.save(7, {"x": jnp.float32(7)}, score=10.0)
         checkpointer.wait()
         assert checkpointer.steps() == [7]
+    assert best_step(tmp_path) == 7
+    with pytest.raises(CheckpointError, match="has a score"):
+        best_step(tmp_path / "nowhere")
 
 
 def test_saving_a_step_again_replaces_it(saved):
