@@ -2,7 +2,7 @@
 
 from jaxrl import envs, networks, schedules
 from jaxrl.algos import A2C, ALGORITHMS, DQN, PPO, make_algorithm
-from jaxrl.envs import environments, make, register
+from jaxrl.envs import check_env, environments, make, register
 from jaxrl.errors import JaxrlError
 from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.parallel.anakin import Anakin
@@ -28,6 +28,7 @@ __all__ = [
     "Sebulba",
     "SweepResult",
     "Uniform",
+    "check_env",
     "environments",
     "envs",
     "evaluate",

@@ -27,7 +27,7 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.learner import Report
 from jaxrl.parallel.rollout import RunState
 from jaxrl.parallel.sebulba import Sebulba
-from jaxrl.plotting import Run, plot_run
+from jaxrl.plotting import Chart, Run, plot_run
 from jaxrl.policy import Policy
 from jaxrl.progress import ProgressBar
 from jaxrl.run_directory import RunDirectory, write_json
@@ -76,10 +76,10 @@ class Result:
         policy = self.policy
         return evaluate(policy.algo, policy.actor, self.env, self.spec, seed=seed, episodes=episodes, explore=explore)
 
-    def plot(self, path: str | Path | None = None) -> Path:
-        """The learning curve, a PNG at `path`; by default `learning_curve.png` in the run directory, or here."""
-        path = Path(path or (self.run_dir or Path()) / "learning_curve.png")
-        return plot_run(Run("run", {"environment": {"name": self.env.name}}, self.metrics), path)
+    def plot(self, path: str | Path | None = None) -> Chart:
+        """The learning curve, which notebooks show; also a picture at `path`, if given."""
+        config = {"algorithm": {"type": type(self.algo).__name__}, "environment": {"name": self.env.name}}
+        return plot_run(Run("run", config, self.metrics), path)
 
     def save(self, path: str | Path) -> Path:
         """Writes a run directory that `jaxrl.load` reads: configuration, metrics and the whole state."""
