@@ -1,7 +1,7 @@
 """Configurations as JSON and back: algorithms, networks, environments and topologies are dataclasses, hence trees.
 
-Only classes of jaxrl itself, and those that a user registered, are made again from a file: reading a configuration
-runs no code that the file names.
+Only classes of jaxrl itself, of the environment suites it adapts, and those that a user registered, are made again
+from a file: reading a configuration runs no other code that the file names.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl.errors import ConfigError
 
+_PACKAGES = ("jaxrl", "gymnax", "brax")  # an environment of a suite holds the suite's own parameters
 _REGISTERED: dict[str, type] = {}
 
 
@@ -63,6 +64,8 @@ def decode(value: Any) -> Any:
         return tuple(decode(item) for item in value)
     if not isinstance(value, dict):
         return value
+    if "type" in value:  # first: a class may have fields of the names below
+        return _decode_instance(value)
     if "float" in value:
         return float(value["float"])
     if "items" in value:
@@ -76,26 +79,40 @@ def decode(value: Any) -> Any:
             f"{value['opaque']} could not be written to config.json, so it cannot be read back; "
             "give the algorithm or environment itself: jaxrl.load(path, algo=..., env=...)"
         )
+    raise ConfigError(f"no value of a configuration has the keys {', '.join(sorted(value))}")
+
+
+def _decode_instance(value):
     cls = _find_class(value["type"])
     fields = {name: decode(item) for name, item in value.items() if name != "type"}
     known = {field.name for field in dataclasses.fields(cls)}
     if strange := sorted(set(fields) - known):
         raise ConfigError(f"{value['type']} has no field {', '.join(strange)}; the run is of another version of jaxrl")
-    return cls(**fields)
+    if cls.__dataclass_params__.init:
+        return cls(**fields)
+    made = cls.__new__(cls)  # its __init__ takes something else than its fields
+    for name, item in fields.items():
+        object.__setattr__(made, name, item)
+    return made
 
 
 def _find_class(name):
     if name in _REGISTERED:
         return _REGISTERED[name]
     module, _, path = name.partition(":")
-    if module.split(".")[0] != "jaxrl":
+    if module.split(".")[0] not in _PACKAGES:
         raise ConfigError(
-            f"class {name} is not jaxrl's; register it with jaxrl.config.register_class before loading, "
+            f"class {name} is not one that jaxrl knows; register it with jaxrl.config.register_class before loading, "
             "or give the algorithm or environment itself: jaxrl.load(path, algo=..., env=...)"
         )
-    found = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"class {name} is not here ({error}); the run is of another version of jaxrl, or needs an extra"
+        ) from error
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise ConfigError(f"{name} is not a dataclass of jaxrl")
+        raise ConfigError(f"{name} is not a dataclass")
     return found

@@ -1,0 +1,221 @@
+"""The command line: `jaxrl train`, `eval`, `plot`, `sweep`, `envs`, `algos`, `doctor`.
+
+Exit codes: 0; 1 where a run failed; 2 for bad input, told before anything is compiled; 130 and 143 after Ctrl-C and
+SIGTERM. What is heavy is imported by the command that needs it.
+"""
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jaxrl.errors import (
+    ConfigError,
+    EnvironmentContractError,
+    JaxrlError,
+    MissingExtraError,
+    RunDirectoryError,
+    unknown,
+)
+
+_BAD_INPUT = (ConfigError, EnvironmentContractError, MissingExtraError, RunDirectoryError)
+_EXAMPLE = "jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --run-dir runs/cartpole"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (that of the process if None) and returns the exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        with _plain_warnings():
+            return _run(argv)
+    except JaxrlError as error:
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        for problem in problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 2 if isinstance(error, _BAD_INPUT) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # jaxrl envs | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(argv):
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    command, *rest = argv
+    if command == "--version":
+        from importlib.metadata import version
+
+        print(f"jaxrl {version('jaxrl')}")
+        return 0
+    if command not in COMMANDS:
+        raise unknown("command", command, COMMANDS, "jaxrl --help lists them")
+    return COMMANDS[command][0](rest)
+
+
+def _overview():
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {line}" for name, (_, line) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: jaxrl COMMAND ...", "", *lines, "", "jaxrl COMMAND --help lists a command's flags. To begin with:", ""]
+        + [f"  {_EXAMPLE}"]
+    )
+
+
+@contextlib.contextmanager
+def _plain_warnings():
+    """Warnings as one line each, without the source line."""
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        print(f"warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+# --- the commands; what is heavy is imported by the one that needs it ----------------------------------------------
+
+
+def _train(argv: Sequence[str]) -> int:
+    from jaxrl.cli_runs import train
+
+    return train(argv)
+
+
+def _sweep(argv: Sequence[str]) -> int:
+    from jaxrl.cli_runs import sweep
+
+    return sweep(argv)
+
+
+def _eval(argv: Sequence[str]) -> int:
+    from jaxrl.cli_fields import Flag, Group, parse
+
+    flags = [
+        Flag("run", Path, None, "the run directory", shown="required", positional=True),
+        Flag("episodes", int, 128, "complete episodes"),
+        Flag("seed", int, 0, "of the episodes"),
+        Flag("explore", bool, False, "sample actions as in training instead of taking the best"),
+        Flag("env", str, None, "another environment to play in; None: the one it was trained on"),
+        Flag("env_params", str, (), "parameters of that environment, as key=value", many=True),
+        Flag("step", int | None, None, "of which checkpoint; None: the newest"),
+        Flag("best", bool, False, "the checkpoint with the highest evaluation"),
+    ]
+    what = "Plays complete episodes with a trained policy."
+    values, problems = parse("jaxrl eval", what, [Group("eval", flags)], argv)
+    asked = values["eval"]
+    if asked["run"] is None:
+        problems.append("no run directory: jaxrl eval RUN")
+    if asked["episodes"] < 1:
+        problems.append(f"--episodes: {asked['episodes']} must be at least 1")
+    if asked["env_params"] and asked["env"] is None:
+        problems.append("--env-params needs --env")
+    if problems:
+        raise ConfigError(problems)
+    from jaxrl.cli_runs import make_environment, score
+    from jaxrl.evaluation import evaluate
+    from jaxrl.loading import load_run
+
+    other = None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
+    run = load_run(asked["run"], step=asked["step"], best=asked["best"], env=other)
+    policy = run.policy
+    found = evaluate(
+        policy.algo,
+        policy.actor,
+        run.env,
+        policy.spec,
+        seed=asked["seed"],
+        episodes=asked["episodes"],
+        explore=asked["explore"],
+    )
+    print(f"{type(run.algo).__name__} on {run.env.name}, checkpoint at step {run.step:,}")
+    print(score(found))
+    return 0
+
+
+def _plot(argv: Sequence[str]) -> int:
+    from jaxrl.cli_fields import Flag, Group, parse
+
+    flags = [
+        Flag("runs", Path, (), "run directories", shown="required", many=True, positional=True),
+        Flag("out", Path, Path("learning_curves.png"), "where the picture goes; its suffix gives the format"),
+        Flag("metric", str | None, None, "what to draw; None: the return"),
+    ]
+    what = "Draws learning curves; runs that differ in their seed alone make one curve, with its interval."
+    values, problems = parse("jaxrl plot", what, [Group("plot", flags)], argv)
+    asked = values["plot"]
+    if not asked["runs"]:
+        problems.append("no runs to plot: jaxrl plot RUN ...")
+    if problems:
+        raise ConfigError(problems)
+    from jaxrl.plotting import plot_run, plot_runs
+
+    if len(asked["runs"]) == 1 and asked["metric"] is None:
+        plot_run(asked["runs"][0], asked["out"])
+    else:
+        plot_runs(asked["runs"], asked["out"], metric=asked["metric"])
+    print(asked["out"])
+    return 0
+
+
+def _envs(argv: Sequence[str]) -> int:
+    from jaxrl.cli_fields import Flag, Group, parse
+
+    flags = [Flag("suite", str, None, "only this suite", positional=True)]
+    values, _ = parse("jaxrl envs", "Lists the environments.", [Group("envs", flags)], argv)
+    from jaxrl.envs.registry import environments
+
+    suite, names = values["envs"]["suite"], environments()
+    if suite is not None:
+        suites = {name.partition(":")[0] for name in names}
+        if suite.rstrip(":") not in suites:
+            raise unknown("suite", suite, suites, "those that are installed")
+        names = [name for name in names if name.partition(":")[0] == suite.rstrip(":")]
+    print("\n".join(names))
+    return 0
+
+
+def _algos(argv: Sequence[str]) -> int:
+    from jaxrl.cli_fields import Group, parse
+
+    parse("jaxrl algos", "Lists the algorithms and the presets.", [Group("algos", [])], argv)
+    from jaxrl.cli_lists import algorithm_table, preset_table
+
+    print(algorithm_table() + "\n\n" + preset_table())
+    return 0
+
+
+def _doctor(argv: Sequence[str]) -> int:
+    from jaxrl.cli_fields import Flag, Group, parse
+
+    flags = [Flag("run_dir", Path, Path("runs"), "where runs are to go; checked to be writable")]
+    values, problems = parse("jaxrl doctor", "Checks this machine and installation.", [Group("doctor", flags)], argv)
+    if problems:
+        raise ConfigError(problems)
+    from jaxrl.doctor import examine
+
+    return examine(values["doctor"]["run_dir"])
+
+
+# By name: the command, and what it does in a line.
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "train": (_train, "train an algorithm on an environment; the same command again resumes"),
+    "eval": (_eval, "play episodes with a trained policy"),
+    "plot": (_plot, "draw the learning curves of runs"),
+    "sweep": (_sweep, "train over seeds and a grid of settings in one program"),
+    "envs": (_envs, "list the environments"),
+    "algos": (_algos, "list the algorithms and presets"),
+    "doctor": (_doctor, "check this machine and installation"),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

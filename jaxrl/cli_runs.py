@@ -1,0 +1,284 @@
+"""`jaxrl train` and `jaxrl sweep`: from flags to an algorithm, an environment and a topology, and what came of them."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl import envs, training
+from jaxrl import sweep as sweeping
+from jaxrl.algos import ALGORITHMS
+from jaxrl.algos.base import field_problems, make_algorithm
+from jaxrl.algos.presets import PRESETS, Preset
+from jaxrl.cli_fields import (
+    Flag,
+    Group,
+    algorithm_groups,
+    argument_flags,
+    assignments,
+    documented,
+    literal,
+    parse,
+    read_field,
+    with_flags,
+)
+from jaxrl.config import encode
+from jaxrl.errors import ConfigError, unknown
+from jaxrl.evaluation import Evaluation
+from jaxrl.loggers import WandbLogger
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.mesh import use_cpu_devices
+from jaxrl.types import Environment, HostRecipe
+
+
+def train(argv: Sequence[str]) -> int:
+    """`jaxrl train ALGORITHM [FLAGS]`; the exit code."""
+    if _asks_for_help(argv):
+        return _print_help("train")
+
+    def flags(preset):
+        steps = None if preset is None else preset.total_steps
+        help_ = documented(training.train)
+        return [
+            *argument_flags(training.train, ("topology", "num_envs", "loggers", "evaluation_env"), total_steps=steps),
+            Flag("evaluation_env", str, None, help_["evaluation_env"]),
+            Flag("wandb", str, None, "also log to this project of Weights & Biases"),
+            *_layout_flags("devices", "shards"),
+        ]
+
+    asked = _read_run("train", argv, flags)
+    arguments = dict(asked.arguments)
+    if arguments["evaluation_env"] is not None:
+        arguments["evaluation_env"] = make_environment(arguments["evaluation_env"])
+    layout = {name: arguments.pop(name) for name in ("devices", "shards")}
+    topology = _topology(asked.env, asked.num_envs, {k: v for k, v in layout.items() if v is not None})
+    project = arguments.pop("wandb")
+    loggers = [] if project is None else [_wandb(project, arguments["run_dir"], asked)]
+    return _report(training.train(asked.algo, asked.env, topology=topology, loggers=loggers, **arguments))
+
+
+def sweep(argv: Sequence[str]) -> int:
+    """`jaxrl sweep ALGORITHM [FLAGS]`; the exit code."""
+    if _asks_for_help(argv):
+        return _print_help("sweep")
+
+    def flags(preset):
+        steps = None if preset is None else preset.total_steps
+        left_out = ("seeds", "topology", "num_envs", "devices")
+        return [
+            Flag(
+                "grid",
+                str,
+                (),
+                "values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --samples also "
+                "uniform:LOW:HIGH and loguniform:LOW:HIGH",
+                many=True,
+            ),
+            Flag("seeds", tuple[int, ...], (8,), "how many, from 0 on; or which, with commas between"),
+            *argument_flags(sweeping.sweep, left_out, total_steps=steps),
+            Flag("devices", int | None, None, documented(sweeping.sweep)["devices"]),
+            Flag("out", Path | None, None, "a file for the table, or for all results if it ends in .npz"),
+        ]
+
+    asked = _read_run("sweep", argv, flags)
+    arguments = dict(asked.arguments)
+    out, seeds = arguments.pop("out"), arguments.pop("seeds")
+    space = _search_space(asked.algo, arguments.pop("grid"))
+    if asked.num_envs is not None:
+        arguments["num_envs"] = asked.num_envs
+    result = sweeping.sweep(
+        asked.algo, asked.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space
+    )
+    print(result.table())
+    print(f"{result.wall_seconds:,.0f} s, {result.steps_per_second:,.0f} steps/s over all runs")
+    if out is not None:
+        _save_sweep(result, out)
+    return 0
+
+
+# --- what was asked for ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    algo: Any
+    env: Environment | HostRecipe
+    num_envs: int | None
+    arguments: dict[str, Any]  # the command's own flags
+
+
+def _read_run(command: str, argv: Sequence[str], flags: Callable[[Preset | None], list[Flag]]) -> _Asked:
+    """Reads `ALGORITHM [FLAGS]`; `flags` are the command's own, with a preset's defaults if there is one.
+
+    Raises:
+      ConfigError: every value that is wrong, whichever part it belongs to.
+    """
+    preset, name, rest = _preset(argv), argv[0], list(argv[1:])
+    if preset is not None and name.startswith("-"):
+        name, rest = type(preset.algorithm).__name__.lower(), list(argv)
+    algo = make_algorithm(name)
+    if preset is not None:
+        if type(preset.algorithm) is not type(algo):
+            raise ConfigError(f"preset {preset.name} is one of {type(preset.algorithm).__name__}, not of {name}")
+        algo = preset.algorithm
+    fields = algorithm_groups(algo)
+    values, problems = parse(
+        f"jaxrl {command} {name}",
+        f"{fields[0].help} Numbers may be schedules over the run, as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5.",
+        [Group("run", _common_flags(preset) + flags(preset)), *fields],
+        rest,
+    )
+    run, algo = values["run"], with_flags(algo, values)
+    problems += field_problems(algo)
+    if run["devices"] is not None and run["devices"] > 1:
+        use_cpu_devices(run["devices"])  # before anything else asks JAX for its devices
+    env = None
+    if run["env"] is None:
+        problems.append("no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")
+    else:
+        try:
+            env = make_environment(run["env"], run["env_params"])
+        except ConfigError as error:
+            problems += error.problems
+    if run["total_steps"] is None:
+        problems.append("no length of the run: --total-steps N")
+    if problems or env is None:
+        raise ConfigError(problems)
+    common = ("preset", "env", "env_params", "num_envs")
+    return _Asked(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
+
+
+def _common_flags(preset):
+    name, env, num_envs = (None, None, None) if preset is None else (preset.name, preset.env, preset.num_envs)
+    required = "required" if preset is None else None
+    return [
+        Flag("env", str, env, "the environment, suite:name", required),
+        Flag("env_params", str, (), "parameters of the environment, as key=value; auto_reset=pooled too", many=True),
+        Flag("preset", str, name, "published settings to start from; jaxrl algos lists them"),
+        Flag("num_envs", int | None, num_envs, "environments side by side; None: 64, or 8 on the host"),
+    ]
+
+
+def _layout_flags(*names):
+    help_ = documented(Anakin)
+    return [Flag(name, int | None, None, help_[name]) for name in names]
+
+
+def _preset(argv):
+    """The preset that is asked for. It is looked up first, because it gives the defaults that the help shows."""
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag == "--preset":
+            name = value if equals else following
+            if name not in PRESETS:
+                raise unknown("preset", name, PRESETS, "jaxrl algos lists them")
+            return PRESETS[name]
+    return None
+
+
+def make_environment(name: str, words: Sequence[str] = ()) -> Environment | HostRecipe:
+    """The environment `name` with parameters given as `key=value` words.
+
+    Raises:
+      ConfigError: unknown name or parameters, or a word that is no `key=value`.
+    """
+    return envs.make(name, **{key: literal(value) for key, value in assignments("--env-params", words).items()})
+
+
+def _topology(env, num_envs, layout):
+    topology = training.default_topology(env, num_envs)
+    known = {field.name for field in dataclasses.fields(topology)}
+    if strange := sorted(set(layout) - known):
+        flags = ", ".join(f"--{name}" for name in strange)
+        raise ConfigError(f"{flags}: not for {env.name}, which is stepped on the host ({type(topology).__name__})")
+    return dataclasses.replace(topology, **layout)
+
+
+def _search_space(algo, words):
+    """`learning_rate=1e-4,3e-4` as the lists and distributions that `sweep` takes."""
+    drawn = {"uniform": sweeping.Uniform, "loguniform": sweeping.LogUniform}
+    space, problems = {}, []
+    for name, text in assignments("--grid", words).items():
+        name = name.replace("-", "_")
+        kind, *numbers = text.split(":")
+        try:
+            if kind in drawn:
+                if len(numbers) != 2:
+                    raise ConfigError(f"{text!r}: write {kind}:LOW:HIGH")
+                space[name] = drawn[kind](*(float(read_field(algo, name, number)) for number in numbers))
+            else:
+                space[name] = [read_field(algo, name, part) for part in text.split(",")]
+        except ConfigError as error:
+            problems += [f"--grid {name}: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    return space
+
+
+def _asks_for_help(argv):
+    return not argv or argv[0] in ("-h", "--help")
+
+
+def _print_help(command):
+    lines = [f"  jaxrl {command} {name} --help" for name in sorted(ALGORITHMS)]
+    print("\n".join([f"usage: jaxrl {command} ALGORITHM [FLAGS]", "", "the flags of each algorithm:", *lines]))
+    return 0
+
+
+# --- what came of it ---------------------------------------------------------------------------------------------
+
+
+def score(evaluation: Evaluation) -> str:
+    """An evaluation in a line."""
+    shown = f"return {evaluation.return_mean:.2f} ± {evaluation.return_std:.2f} over {evaluation.episodes} episodes"
+    return shown + (f"; {evaluation.unfinished} more did not end" if evaluation.unfinished else "")
+
+
+def _report(result: training.Result) -> int:
+    """Prints how a run ended; the exit code that says so."""
+    line = f"{type(result.algo).__name__} on {result.env.name}: {result.total_steps:,} steps"
+    if result.steps_per_second > 0:
+        line += f", {result.steps_per_second:,.0f} steps/s, {result.wall_seconds:,.0f} s"
+    print(line)
+    if result.evaluation is not None:
+        print(f"evaluation: {score(result.evaluation)}")
+    if result.run_dir is not None:
+        print(f"run directory: {_short(result.run_dir)}")
+    if result.stopped == "target_return":
+        print("stopped early: the target return was reached")
+    if result.stopped == "non_finite":
+        print(f"error: {result.problem}", file=sys.stderr)
+        return 1
+    if result.stopped == "interrupted":
+        saved = "nothing was saved, for want of --run-dir"
+        if result.run_dir is not None:
+            saved = "the same command goes on from here"
+        print(f"interrupted; {saved}")
+        return 130
+    return 0
+
+
+def _short(path: Path) -> Path:
+    with contextlib.suppress(ValueError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
+def _wandb(project, run_dir, asked):
+    config = {"algorithm": encode(asked.algo), "environment": asked.env.name}
+    return WandbLogger(project, config=config, directory=run_dir, name=None if run_dir is None else Path(run_dir).name)
+
+
+def _save_sweep(result, out):
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix == ".npz":
+        curves = {f"metrics/{name}": curve for name, curve in result.metrics.items()}
+        settings = [str(setting) for setting in result.configurations]
+        np.savez(out, configurations=settings, seeds=result.seeds, steps=result.steps, returns=result.returns, **curves)
+    else:
+        out.write_text(result.table() + "\n")
+    print(f"written to {out}")
