@@ -17,10 +17,12 @@ def batched(carry):
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (B, *x.shape)), carry)
 
 
-@pytest.fixture(params=CORES, ids=["gru", "lstm"])
+@pytest.fixture(params=CORES, ids=["gru", "lstm"], scope="module")
 def unroll(request):
-    module = request.param.build(INPUTS, nnx.Rngs(params=0))
-    graph, state = nnx.split(module)
+    rng = np.random.default_rng(0)
+    graph, state = nnx.split(nnx.eval_shape(lambda: request.param.build(INPUTS, nnx.Rngs(params=0))))
+    state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * 0.5, x.dtype), state)
+    module = nnx.merge(graph, state)
     call = jax.jit(lambda x, first, carry: nnx.merge(graph, state)(x, first, carry))
     return request.param, module, call
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl.networks import Categorical, DiagonalGaussian, MultiCategorical, TanhGaussian
-from jaxrl.networks.distributions import _inverse_cdf
+from jaxrl.networks.distributions import FORBIDDEN, _inverse_cdf
 
 RNG = np.random.default_rng(0)
 
@@ -65,14 +65,28 @@ def test_a_sample_depends_on_its_own_key_alone():
     keys = jax.random.split(jax.random.key(3), (2, 6))
     logits = f32(RNG.normal(size=(2, 6, 4)))
     mean, log_std = random_gaussian((2, 6, 3))
-    for whole in (
+    whole = (
         Categorical(logits),
         MultiCategorical(logits, (3, 1)),
         DiagonalGaussian(mean, log_std),
         TanhGaussian(mean, log_std, (-1.0,) * 3, (1.0,) * 3),
-    ):
-        part = jax.tree.map(lambda x: x[1, 2:4], whole)
-        np.testing.assert_array_equal(whole.sample(keys)[1, 2:4], part.sample(keys[1, 2:4]))
+    )
+
+    @jax.jit
+    def draw(distributions, keys):
+        return [distribution.sample(keys) for distribution in distributions]
+
+    part = draw(jax.tree.map(lambda x: x[1, 2:4], whole), keys[1, 2:4])
+    for together, alone in zip(draw(whole, keys), part, strict=True):
+        np.testing.assert_array_equal(together[1, 2:4], alone)
+
+
+@jax.jit
+def masked_facts(logits, mask, seed):
+    distribution = Categorical.masked(logits, mask)
+    many = jax.tree.map(lambda x: jnp.broadcast_to(x, (64, *x.shape)), distribution)
+    drawn = many.sample(jax.random.split(jax.random.key(seed), 64))
+    return jnp.exp(distribution.log_probs()), distribution.entropy(), distribution.mode(), drawn
 
 
 @given(
@@ -83,16 +97,15 @@ def test_a_sample_depends_on_its_own_key_alone():
 @settings(max_examples=50)
 def test_masked_classes_do_not_exist(logits, mask, seed):
     logits, mask = np.asarray(logits, np.float32), np.asarray(mask)
-    distribution = Categorical.masked(f32(logits), jnp.asarray(mask))
-    probabilities = np.exp(np.asarray(distribution.log_probs()))
+    probabilities, entropy, mode, drawn = (np.asarray(x) for x in masked_facts(logits, mask, np.uint32(seed)))
+    alone = softmax(logits[mask].astype(np.float64))
     assert np.all(probabilities[~mask] == 0.0)
-    alone = Categorical(f32(logits[mask]))
-    np.testing.assert_allclose(probabilities[mask], np.exp(np.asarray(alone.log_probs())), rtol=1e-5)
-    np.testing.assert_allclose(distribution.entropy(), alone.entropy(), rtol=1e-5, atol=1e-6)
-    assert mask[int(distribution.mode())]
-    many = jax.tree.map(lambda x: jnp.broadcast_to(x, (64, *x.shape)), distribution)
-    drawn = np.asarray(many.sample(jax.random.split(jax.random.key(seed), 64)))
-    assert np.all(mask[drawn])
+    np.testing.assert_allclose(probabilities[mask], alone, rtol=1e-4)
+    np.testing.assert_allclose(entropy, scipy.stats.entropy(alone), rtol=1e-4, atol=1e-6)
+    assert mask[mode] and np.all(mask[drawn])
+
+
+inverse_cdf = jax.jit(_inverse_cdf)
 
 
 @pytest.mark.parametrize("classes", [4, 130])
@@ -103,9 +116,9 @@ def test_the_edges_of_the_uniform_never_give_a_forbidden_class(classes, uniform)
     logits = rng.normal(size=(200, classes)).astype(np.float32) * 5
     mask = rng.random((200, classes)) < 0.3
     mask[:, 1] = True
-    masked = Categorical.masked(f32(logits), jnp.asarray(mask)).logits
-    drawn = np.asarray(jax.jit(_inverse_cdf)(masked, jnp.full((200,), uniform, jnp.float32)))
-    weights = np.exp(np.asarray(masked - masked.max(-1, keepdims=True)))
+    masked = np.where(mask, logits, np.float32(FORBIDDEN))
+    drawn = np.asarray(inverse_cdf(masked, jnp.full((200,), uniform, jnp.float32)))
+    weights = np.exp(masked - masked.max(-1, keepdims=True))
     assert np.all(np.take_along_axis(weights, drawn[:, None], -1) > 0)
     assert np.all(np.take_along_axis(mask, drawn[:, None], -1))
 
@@ -129,21 +142,27 @@ def test_multi_categorical_is_the_sum_of_its_components():
     nvec = (3, 1, 4)
     logits, other = f32(RNG.normal(size=(5, 8))), f32(RNG.normal(size=(5, 8)))
     mask = jnp.asarray(RNG.random((5, 8)) < 0.5).at[:, jnp.asarray([1, 3, 6])].set(True)
+    slices = (slice(0, 3), slice(3, 4), slice(4, 8))
     whole, against = (MultiCategorical.masked(x, nvec, mask) for x in (logits, other))
-    parts = [Categorical.masked(logits[:, a:b], mask[:, a:b]) for a, b in ((0, 3), (3, 4), (4, 8))]
-    others = [Categorical.masked(other[:, a:b], mask[:, a:b]) for a, b in ((0, 3), (3, 4), (4, 8))]
-    action = whole.sample(jax.random.split(jax.random.key(0), 5))
+
+    @jax.jit
+    def both_ways(whole, against, key):
+        action = whole.sample(jax.random.split(key, 5))
+        parts, others = ([Categorical(d.logits[:, i]) for i in slices] for d in (whole, against))
+        mode = jnp.stack([part.mode() for part in parts], -1)
+        log_prob = sum(part.log_prob(action[:, i]) for i, part in enumerate(parts))
+        kl = sum(one.kl(two) for one, two in zip(parts, others, strict=True))
+        together = whole.mode(), whole.log_prob(action), whole.entropy(), whole.kl(against)
+        return action, together, (mode, log_prob, sum(part.entropy() for part in parts), kl)
+
+    action, together, apart = both_ways(whole, against, jax.random.key(0))
     assert action.shape == (5, 3) and action.dtype == jnp.int32
-    np.testing.assert_array_equal(whole.mode(), np.stack([p.mode() for p in parts], -1))
-    np.testing.assert_allclose(
-        whole.log_prob(action), sum(p.log_prob(action[:, i]) for i, p in enumerate(parts)), atol=1e-6
-    )
-    np.testing.assert_allclose(whole.entropy(), sum(p.entropy() for p in parts), atol=1e-6)
-    np.testing.assert_allclose(whole.kl(against), sum(p.kl(q) for p, q in zip(parts, others, strict=True)), atol=1e-5)
+    for one, two in zip(together, apart, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
     repeated = whole.replace(logits=jnp.repeat(whole.logits, 100, axis=0))
-    drawn = np.asarray(repeated.sample(jax.random.split(jax.random.key(1), 500)))
-    for i, (start, end) in enumerate(((0, 3), (3, 4), (4, 8))):
-        allowed = np.repeat(np.asarray(mask)[:, start:end], 100, axis=0)
+    drawn = np.asarray(jax.jit(repeated.sample)(jax.random.split(jax.random.key(1), 500)))
+    for i, part in enumerate(slices):
+        allowed = np.repeat(np.asarray(mask)[:, part], 100, axis=0)
         assert np.all(np.take_along_axis(allowed, drawn[:, i : i + 1], -1))
 
 
@@ -204,27 +223,33 @@ def test_tanh_density_integrates_to_one():
     assert np.trapezoid(density, edges) == pytest.approx(1.0, abs=2e-3)
 
 
-@pytest.mark.parametrize("x", [-20.0, -9.0, 0.0, 9.0, 20.0])
-def test_tanh_is_stable_far_out(x):
-    keys = jax.random.split(jax.random.key(0), 4)
-    noise = np.asarray(DiagonalGaussian(f32(np.zeros((4, 1))), f32(np.zeros((4, 1)))).sample(keys), np.float64)
+@jax.jit
+def far_out(mean, log_std, keys):
+    """Noise, action, log-density and its gradients; the same of the action alone, and of the bound."""
 
-    def both(mean, log_std):
+    def sampled(mean, log_std):
         action, log_prob = TanhGaussian(mean, log_std, (-2.0,), (2.0,)).sample_and_log_prob(keys)
         return jnp.sum(log_prob), (action, log_prob)
 
+    def of(action):
+        return jax.grad(lambda m, s: jnp.sum(TanhGaussian(m, s, (-2.0,), (2.0,)).log_prob(action)), (0, 1))
+
+    gradients, (action, log_prob) = jax.grad(sampled, argnums=(0, 1), has_aux=True)(mean, log_std)
+    noise = DiagonalGaussian(jnp.zeros_like(mean), jnp.zeros_like(mean)).sample(keys)
+    given = of(action)(mean, log_std), of(jnp.full_like(action, 2.0))(mean, log_std)
+    return noise, action, log_prob, gradients, given
+
+
+@pytest.mark.parametrize("x", [-20.0, -9.0, 0.0, 9.0, 20.0])
+def test_tanh_is_stable_far_out(x):
     mean, log_std = jnp.full((4, 1), x, jnp.float32), jnp.full((4, 1), -1.0, jnp.float32)
-    gradients, (action, log_prob) = jax.grad(both, argnums=(0, 1), has_aux=True)(mean, log_std)
-    expected = tanh_density(x + np.exp(-1) * noise, x, np.exp(-1), -2.0, 2.0)[:, 0]
-    np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-5)
+    noise, action, log_prob, gradients, given = far_out(mean, log_std, jax.random.split(jax.random.key(0), 4))
+    drawn = x + np.exp(-1) * np.asarray(noise, np.float64)
+    np.testing.assert_allclose(log_prob, tanh_density(drawn, x, np.exp(-1), -2.0, 2.0)[:, 0], rtol=1e-4, atol=1e-5)
     assert np.all(np.abs(action) <= 2.0)
-    assert all(np.all(np.isfinite(g)) for g in gradients)
     # d/dx of -log(1 - tanh^2 x) is 2 tanh x: the sample's own Gaussian density does not move with the mean.
-    np.testing.assert_allclose(gradients[0], 2 * np.tanh(x + np.exp(-1) * noise), rtol=1e-4, atol=1e-4)
-    given = jax.grad(lambda m, s: jnp.sum(TanhGaussian(m, s, (-2.0,), (2.0,)).log_prob(action)), argnums=(0, 1))
-    assert all(np.all(np.isfinite(g)) for g in given(mean, log_std))
-    bound = jnp.full((4, 1), 2.0, jnp.float32)
-    assert np.all(np.isfinite(TanhGaussian(mean, log_std, (-2.0,), (2.0,)).log_prob(bound)))
+    np.testing.assert_allclose(gradients[0], 2 * np.tanh(drawn), rtol=1e-4, atol=1e-4)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((gradients, given)))
 
 
 def test_tanh_sample_mode_and_its_log_prob_agree():

@@ -92,7 +92,7 @@ def networks(carried):
 def test_a_gradient_step_helps_and_time_is_unrolled(library, carried):
     network = networks(carried)[library]
     timesteps = moments(first=[(2, 1)])
-    params = network.init(jax.random.key(0), DISCRETE)
+    params = jax.jit(lambda key: network.init(key, DISCRETE))(jax.random.key(0))
     carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (B, *x.shape)), network.initial_carry(DISCRETE))
     assert set(params) == {"policy"} and network.recurrent is carried
     optimiser = optax.sgd(0.05)
@@ -122,7 +122,8 @@ def test_a_gradient_step_helps_and_time_is_unrolled(library, carried):
         np.testing.assert_allclose(afresh.value[:, 1], output.value[2:, 1], rtol=1e-5, atol=1e-6)
         assert not np.allclose(afresh.value[:, 0], output.value[2:, 0])
     else:
-        alone = network.value(params, jax.tree.map(lambda x: x[3:], timesteps), (), spec=DISCRETE)
+        last = jax.tree.map(lambda x: x[3:], timesteps)
+        alone = jax.jit(lambda p: network.value(p, last, (), spec=DISCRETE))(params)
         np.testing.assert_allclose(alone[0], output.value[3], rtol=1e-5, atol=1e-6)
 
 
@@ -139,8 +140,9 @@ class GaussianModule(nn.Module):
 @pytest.mark.parametrize(("continuous", "kind"), [("gaussian", DiagonalGaussian), ("tanh", TanhGaussian)])
 def test_boxes(state_dependent, continuous, kind):
     network = from_linen(GaussianModule(state_dependent), continuous=continuous)
-    params = network.init(jax.random.key(0), BOX)
-    output, _ = network.apply(params, moments(), (), spec=BOX)
+    output = jax.eval_shape(
+        lambda key: network.apply(network.init(key, BOX), moments(), (), spec=BOX)[0], jax.random.key(0)
+    )
     assert type(output.distribution) is kind
     assert output.distribution.log_std.shape == output.distribution.mean.shape == (T, B, 2)
 

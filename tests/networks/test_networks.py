@@ -54,8 +54,15 @@ def batched(carry, batch=B):
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), carry)
 
 
-def run(network, spec, timesteps, key=0):
-    params = network.init(jax.random.key(key), spec)
+def random_params(network, spec):
+    """Of the right structure, biases not zero, and nothing to compile."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * 0.5, x.dtype), shapes)
+
+
+def run(network, spec, timesteps):
+    params = random_params(network, spec)
     apply = jax.jit(lambda p, t, c: network.apply(p, t, c, spec=spec))
     return params, apply, apply(params, timesteps, batched(network.initial_carry(spec), timesteps.first.shape[1]))
 
@@ -120,13 +127,12 @@ def test_descriptions_are_values():
 )
 def test_outputs_for_every_action_space(spec, network, kind, action):
     @jax.jit
-    def everything(key, timesteps):
-        params = network.init(key, spec)
+    def everything(params, key, timesteps):
         output, carry = network.apply(params, timesteps, (), spec=spec)
         drawn = output.distribution.sample(jax.random.split(key, (T, B)))
         return output, drawn, output.distribution.log_prob(drawn), carry
 
-    output, drawn, log_prob, carry = everything(jax.random.key(0), moments(spec))
+    output, drawn, log_prob, carry = everything(random_params(network, spec), jax.random.key(0), moments(spec))
     assert type(output.distribution) is kind
     assert output.value.shape == log_prob.shape == (T, B) and np.all(np.isfinite(log_prob))
     assert (drawn.shape, drawn.dtype) == ((T, B, *action[0]), action[1])
@@ -224,7 +230,7 @@ def test_previous_action_and_reward_are_seen_only_if_wanted(network):
 
 def test_previous_action_must_be_there():
     network = ActorCritic(SMALL, previous_action=True)
-    params = network.init(jax.random.key(0), DISCRETE)
+    params = random_params(network, DISCRETE)
     with pytest.raises(ConfigError, match="previous_action=True"):
         network.apply(params, moments(DISCRETE).replace(previous_action=None), (), spec=DISCRETE)
 
@@ -252,9 +258,12 @@ def test_dueling_is_value_plus_centred_advantage():
     params, _, (values, _) = run(network, DISCRETE, moments(DISCRETE))
     assert values.shape == (T, B, 4) and set(params) == {"torso", "head"}
     layer = params["torso"]["torso"]["dense"]["layer_0"]
-    features = np.tanh(moments(DISCRETE).observation @ layer["kernel"] + layer["bias"][None, None])
-    value, advantage = (features @ params["head"][s]["output"]["kernel"] for s in ("state_value", "advantage"))
-    close(values, value + advantage - jnp.mean(advantage, axis=-1, keepdims=True), 1e-5)
+    layer, head = jax.tree.map(np.asarray, (layer, params["head"]))
+    features = np.tanh(np.asarray(moments(DISCRETE).observation) @ layer["kernel"] + layer["bias"])
+    value, advantage = (
+        features @ head[s]["output"]["kernel"] + head[s]["output"]["bias"] for s in ("state_value", "advantage")
+    )
+    close(values, value + advantage - advantage.mean(-1, keepdims=True), 1e-5)
 
 
 def test_recurrent_q_network_is_its_single_steps():
