@@ -15,6 +15,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl import spaces
+from jaxrl.sources import Episodes as Episodes
+from jaxrl.sources import Replay as Replay
+from jaxrl.sources import Rollout as Rollout
+from jaxrl.sources import Source as Source
 
 PyTree = Any
 Params = PyTree
@@ -170,40 +174,25 @@ class Network(Protocol):
         ...
 
 
-# --- experience --------------------------------------------------------------------------------------------------
+# --- replayed experience -----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Rollout:
-    """An on-policy source: the rows of the last `length` steps of every environment, as a `RolloutBatch`."""
+@struct.dataclass
+class Drawn:
+    """What a replay tells of the items it drew, `[batch]`; an algorithm hands back new priorities in this order.
 
-    length: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Episodes:
-    """An on-policy source of whole episodes: every environment begins a new one and plays it to its end.
-
-    Rows after the end have weight 0. `max_length` transitions at most; one that is longer is cut there, and its next
-    observation is still bootstrapped from.
+    `place` and `tick` name an item: the place it was at, and the row that was there. Once the row is overwritten, a
+    new priority for it is dropped.
     """
 
-    max_length: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Replay:
-    """An off-policy source: transitions drawn from a ring of raw rows."""
-
-    capacity: int
-    batch_size: int
-    min_size: int
-    rollout_length: int = 1  # steps of every environment between two rounds of updates
-    updates: int = 1  # updates a round
-    n_step: int = 1
-
-
-Source = Rollout | Episodes | Replay
+    place: jax.Array  # int32, within the logical shard
+    tick: jax.Array  # uint32
+    probability: jax.Array  # float32, the chance of each draw to be this item, over all shards; 0: nothing to draw
+    importance: jax.Array  # float32, (N P)^-beta as the sampler normalises it; 1 without priorities
+    priority: jax.Array  # float32
+    age_steps: jax.Array  # int32, rows of its environment since
+    age_updates: jax.Array  # int32, draws from this source since it was stored
+    times_sampled: jax.Array  # int32, this time included
 
 
 @struct.dataclass
@@ -223,6 +212,24 @@ class TransitionBatch:
     weight: jax.Array  # [batch] bool: False where there is nothing to learn from
     action_mask: PyTree | None = None
     next_action_mask: PyTree | None = None
+    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # at the transition's first row
+    drawn: Drawn | None = None
+
+
+@struct.dataclass
+class SequenceBatch:
+    """What a `Replay` source with a `sequence` delivers: stretches of rows, leaves `[length, batch, ...]`.
+
+    `timesteps` are the moments the rows were taken at, as in `RolloutBatch`, so that a recurrent network can be
+    unrolled from `carry`. The first `burn_in` rows are there for that only: their weight is False.
+    """
+
+    rows: Trajectory  # [L, batch, ...]; zeros where not in the mask
+    timesteps: TimeStep  # [L, batch, ...]
+    mask: jax.Array  # [L, batch] bool: the row belongs to the sequence
+    carry: Carry  # [batch, ...] at the first row
+    drawn: Drawn
+    burn_in: int = struct.field(pytree_node=False, default=0)
 
 
 # --- algorithms --------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl import keys
-from jaxrl.buffers import uniform
+from jaxrl.buffers import replay
 from jaxrl.parallel import learner
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
@@ -25,7 +26,7 @@ from jaxrl.types import (
     EnvSpec,
     Episodes,
     Metrics,
-    Replay,
+    PyTree,
     Replicas,
     RolloutBatch,
     env_spec,
@@ -86,8 +87,13 @@ class AnakinProgram:
         timestep = ro.first_timestep(timestep, self.spec)
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index))(env_index)
         state = RunState(initial, env_state, timestep, carry, {}, key, Counter.zero())
+        return self.with_empty_buffers(algo, env, state)
+
+    def with_empty_buffers(self, algo: Algorithm, env: Environment, state: RunState) -> RunState:
+        """`state` with new buffers in place of what it has; pure."""
         rows = jax.eval_shape(lambda: self._collect(at(algo, jnp.float32(0.0)), env, state, 0)[1].rows)
-        return state.replace(buffers=learner.empty_buffers(algo, rows, self.num_envs))
+        buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.shards)
+        return state.replace(buffers=buffers)
 
     def _collect(
         self, algo: Algorithm, env: Environment, state: RunState, first_env: Any
@@ -163,7 +169,7 @@ class AnakinProgram:
             return state, total.add(report, number)
 
         state, report = jax.lax.fori_loop(0, length, body, (state, Report.zeros_like(shapes)))
-        return state, report.over(self._replicas)
+        return state, report.with_state(state, length - 1).over(self._replicas)
 
     def run(
         self, algo: Algorithm, env: Environment, key: jax.Array, iterations: int, total_ticks: jax.Array
@@ -185,13 +191,12 @@ class AnakinProgram:
     def partition(self, algo: Algorithm) -> RunState:
         """How a run's state lies on the mesh: a prefix tree of partition specs."""
         data, everywhere = PartitionSpec("data"), PartitionSpec()
-        replays = [name for name, source in algo.experience.items() if isinstance(source, Replay)]
         return RunState(
             learner=everywhere,
             env_state=data,
             timestep=data,
             carry=data,
-            buffers={name: uniform.partition("data") for name in replays},
+            buffers=replay.partition(learner.replays(algo), "data"),
             key=everywhere,
             ticks=everywhere,
         )
@@ -201,6 +206,10 @@ class AnakinProgram:
         is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.partition(algo), is_leaf=is_spec)
 
+    def place(self, tree: PyTree) -> PyTree:
+        """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
+        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+
     def start(self, algo: Algorithm, env: Environment, seed: int) -> RunState:
         """`init`, compiled, with every leaf where it belongs."""
         return jax.jit(self.init, out_shardings=self.shardings(algo))(algo, env, jax.random.key(seed))
@@ -209,6 +218,11 @@ class AnakinProgram:
         """The parts of a state that a resumed run takes from a fresh one: none, a run is all in its state."""
         return {}
 
+    def emptied(self, algo: Algorithm, env: Environment, state: RunState) -> RunState:
+        """`with_empty_buffers`, compiled."""
+        empty = jax.jit(self.with_empty_buffers, out_shardings=self.shardings(algo))
+        return empty(algo, env, state.replace(buffers={}))
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -216,9 +230,8 @@ class AnakinProgram:
         self, algo: Algorithm, env: Environment, state: RunState, length: int, total_ticks: int
     ) -> tuple[RunState, Report]:
         """`length` iterations in one call, dispatched and not awaited. The buffers of `state` are donated."""
-        return _chunk(
-            self, algo, env, state.replace(buffers={}), state.buffers, jnp.int32(length), jnp.float32(total_ticks)
-        )
+        length, total_ticks = self.place((np.int32(length), np.float32(total_ticks)))
+        return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, length, total_ticks)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)

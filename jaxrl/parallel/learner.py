@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl import keys
-from jaxrl.buffers import uniform
-from jaxrl.parallel.rollout import EpisodeSums, RunState
+from jaxrl.buffers import replay
+from jaxrl.parallel.rollout import EpisodeSums, RunState, rollout_length
 from jaxrl.types import Algorithm, EnvSpec, Metrics, PyTree, Replay, Replicas, RolloutBatch, Trajectory
 
 
@@ -46,10 +46,30 @@ class Report:
             failed_at=replicas.max(self.failed_at),
         )
 
+    def with_state(self, state: RunState, last: jax.Array) -> "Report":
+        """With what `state`, that iteration `last` left behind, says: it counts as failed unless all is finite.
+
+        The metrics of an iteration are of the parameters before its last update, so they cannot vouch for the state.
+        """
+        shape = self.failed_at.shape  # of the runs, if this is of many
+
+        def fine(x):
+            return jnp.all(jnp.isfinite(x).reshape(*shape, -1), axis=-1)
+
+        flags = [fine(x) for x in jax.tree.leaves(lasting(state)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        failed = ~jnp.all(jnp.stack(flags), axis=0) & (self.failed_at < 0)
+        return self.replace(failed_at=jnp.where(failed, jnp.asarray(last, jnp.int32), self.failed_at))
+
     def metrics(self) -> dict[str, jax.Array]:
         """Means by name: `train/...` of the episodes that ended, `update/...` of the updates."""
         episodes = {f"train/{name}": value for name, value in self.episodes.metrics().items()}
         return episodes | {f"update/{name}": value / self.iterations for name, value in self.updates.items()}
+
+
+def lasting(state: RunState) -> dict[str, PyTree]:
+    """The parts of a state that must be finite; environments may hold infinities, and rows are checked as they come."""
+    timestep = {"observation": state.timestep.observation, "reward": state.timestep.reward}
+    return {"learner": state.learner, "carry": state.carry, "timestep": timestep}
 
 
 def replays(algo: Algorithm) -> dict[str, Replay]:
@@ -57,10 +77,16 @@ def replays(algo: Algorithm) -> dict[str, Replay]:
     return {name: source for name, source in algo.experience.items() if isinstance(source, Replay)}
 
 
-def empty_buffers(algo: Algorithm, rows: Trajectory, num_envs: int) -> dict[str, PyTree]:
-    """A buffer for each replay source; `rows` are example rows `[T, num_envs, ...]` or their shapes."""
-    rows = rows.replace(extras={})
-    return {name: uniform.init(rows, source, num_envs) for name, source in replays(algo).items()}
+def empty_buffers(algo: Algorithm, rows: Trajectory, carry: PyTree, *, num_envs: int, shards: int) -> dict[str, PyTree]:
+    """A replay for each source that keeps one.
+
+    Args:
+      algo: gives the sources.
+      rows: example rows `[T, num_envs, ...]` or their shapes.
+      carry: `[num_envs, ...]` or its shapes.
+      num_envs, shards: over all devices.
+    """
+    return replay.init(replays(algo), rows, carry, num_envs=num_envs, rollout=rollout_length(algo), shards=shards)
 
 
 def learn(
@@ -89,40 +115,61 @@ def learn(
       The state, and this iteration's report on this device.
     """
     sources = replays(algo)
-    buffers = {name: uniform.add(state.buffers[name], collected.rows.replace(extras={})) for name in sources}
-    state = state.replace(buffers=buffers)
+    buffers = replay.add(state.buffers, sources, collected.rows, collected.carry, replicas)
+    rings = {name: buffers[source.over or name].ring for name, source in sources.items()}
     rollouts = {name: collected for name in algo.experience if name not in sources}
     update_key, sample_key = keys.update_key(state.key, tick), keys.sample_key(state.key, tick)
+    initial_carry = algo.initial_carry(spec, jnp.int32(0))
 
-    def update(learner, number):
-        batch = dict(rollouts)
-        for name, source in sources.items():
-            batch[name] = uniform.sample(buffers[name], jax.random.fold_in(sample_key, number), source, replicas)
+    def update(carried, number):
+        learner, indices = carried
+        batch, drawn = dict(rollouts), {}
+        for place, (name, source) in enumerate(sources.items()):
+            key = jax.random.fold_in(sample_key, number * len(sources) + place)
+            indices[name], batch[name] = replay.sample(
+                rings[name], indices[name], source, replay.storage(sources, name), key, replicas, initial_carry
+            )
+            drawn[name] = batch[name].drawn
         key = jax.random.fold_in(update_key, number)
         learner, info = algo.update(learner, batch, spec=spec, key=key, replicas=replicas)
-        return learner, jax.tree.map(jnp.float32, info.metrics)
+        metrics = dict(info.metrics)
+        for name, source in sources.items():
+            if name in info.priorities:
+                indices[name] = replay.update_priorities(
+                    rings[name], indices[name], source, drawn[name], info.priorities[name]
+                )
+            figures = replay.statistics(indices[name], drawn[name], replicas)
+            metrics |= {f"{name}_{figure}": value for figure, value in figures.items()}
+        return (learner, indices), jax.tree.map(jnp.float32, metrics)
 
-    def updates(learner):
+    def updates(carried):
         numbers = jnp.arange(max(source.updates for source in sources.values()), dtype=jnp.int32)
-        learner, metrics = jax.lax.scan(update, learner, numbers)
-        return learner, jax.tree.map(jnp.mean, metrics)
+        carried, metrics = jax.lax.scan(update, carried, numbers)
+        return carried, jax.tree.map(jnp.mean, metrics)
 
+    # Only what an update changes goes round: the learner and the indices, and not the rows.
+    carried = (state.learner, {name: buffers[name].index for name in sources})
     if not sources:
-        new, metrics = update(state.learner, jnp.int32(0))
+        carried, metrics = update(carried, jnp.int32(0))
         updated = jnp.float32(1.0)
     else:
-        shapes = jax.eval_shape(updates, state.learner)[1]
+        shapes = jax.eval_shape(updates, carried)[1]
 
-        def wait(learner):
-            return learner, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        def wait(carried):
+            return carried, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
         # The counter is one for all runs of a mapped batch, hence this stays a branch under vmap.
         enough = state.ticks.as_float() * num_envs >= max(source.min_size for source in sources.values())
-        new, metrics = jax.lax.cond(enough, updates, wait, state.learner)
+        carried, metrics = jax.lax.cond(enough, updates, wait, carried)
         updated = enough.astype(jnp.float32)
+    learner, indices = carried
+    buffers = {name: buffers[name].replace(index=indices[name]) for name in sources}
 
     finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
     finite["reward"] = jnp.all(jnp.isfinite(collected.rows.reward))
+    observations = [x for x in jax.tree.leaves(collected.rows.observation) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    if observations:
+        finite["observation"] = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in observations]))
     fine = jnp.all(jnp.stack(list(finite.values())))
     report = Report(episodes, metrics, updated, finite, jnp.where(fine, jnp.int32(-1), jnp.int32(0)))
-    return state.replace(learner=new), report
+    return state.replace(learner=learner, buffers=buffers), report

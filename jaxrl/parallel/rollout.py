@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl import spaces
+from jaxrl.buffers import checks
 from jaxrl.types import (
     Algorithm,
     Counter,
@@ -155,20 +156,6 @@ def episode_sums(rows: Trajectory, timesteps: TimeStep, final: TimeStep) -> Epis
 
 def source_problems(algo: Algorithm, num_envs: int, shards: int) -> list[str]:
     """Why these sources cannot be served with `num_envs` environments in `shards` groups; empty if they can."""
-    problems = []
-    for name, source in algo.experience.items():
-        if not isinstance(source, Replay):
-            continue
-        label = f"{type(algo).__name__} source {name!r}:"
-        if source.capacity < source.min_size:
-            problems.append(f"{label} capacity={source.capacity} is less than min_size={source.min_size}; raise it")
-        if source.capacity < num_envs * (source.n_step + 1 + source.rollout_length):
-            least = num_envs * (source.n_step + 1 + source.rollout_length)
-            problems.append(
-                f"{label} capacity={source.capacity} cannot hold {num_envs} environments; use {least} at least"
-            )
-        if source.batch_size % shards:
-            problems.append(
-                f"{label} batch_size={source.batch_size} does not divide over {shards} shards; use a multiple of it"
-            )
-    return problems
+    sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay)}
+    found = checks.source_problems(sources, num_envs, rollout_length(algo), shards)
+    return [f"{type(algo).__name__} {line}" for line in found]

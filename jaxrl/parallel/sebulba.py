@@ -20,7 +20,7 @@ from jaxrl.parallel.learner import Report
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.parallel.rollout import RunState
 from jaxrl.schedules import at
-from jaxrl.types import Algorithm, Counter, EnvSpec, Episodes, HostEnvironment, HostRecipe, env_spec
+from jaxrl.types import Algorithm, Counter, EnvSpec, Episodes, HostEnvironment, HostRecipe, PyTree, env_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +67,10 @@ class SebulbaProgram:
     def rows_per_iteration(self, algo: Algorithm) -> int:
         return ro.rollout_length(algo) * self.num_envs
 
+    def place(self, tree: PyTree) -> PyTree:
+        """Numbers as arrays on the device."""
+        return jax.device_put(tree)
+
     def start(self, algo: Algorithm, env: HostRecipe, seed: int) -> RunState:
         """Builds the environments and begins their first episodes."""
         self.close()
@@ -76,6 +80,10 @@ class SebulbaProgram:
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
         """The parts of a state that a resumed run takes from a fresh one: host environments cannot be saved."""
         return {"timestep": fresh.timestep, "carry": fresh.carry}
+
+    def emptied(self, algo: Algorithm, env: HostRecipe, state: RunState) -> RunState:
+        """`state` with new buffers in place of what it has."""
+        return self._steps.with_empty_buffers(algo, state.replace(buffers={}))
 
     def chunk(
         self, algo: Algorithm, env: HostRecipe, state: RunState, length: int, total_ticks: int
@@ -130,8 +138,13 @@ class _Steps:
             key=key,
             ticks=Counter.zero(),
         )
-        rows = jax.eval_shape(lambda: self._example(resolved, state))
-        return state.replace(buffers=learner.empty_buffers(algo, rows, self.num_envs))
+        return self.with_empty_buffers(algo, state)
+
+    @partial(jax.jit, static_argnums=0)
+    def with_empty_buffers(self, algo, state):
+        rows = jax.eval_shape(lambda: self._example(at(algo, jnp.float32(0.0)), state))
+        buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.replicas.shards)
+        return state.replace(buffers=buffers)
 
     def _example(self, algo, state):
         output = algo.act(
@@ -179,7 +192,7 @@ class _Steps:
     def learn(self, algo, state, buffers, moments, carry, statistics, tick):
         batch = self._assemble(moments, state.timestep, carry, state.carry, statistics)
         episodes = ro.episode_sums(batch.rows, batch.timesteps, batch.final)
-        return learner.learn(
+        state, report = learner.learn(
             algo,
             state.replace(buffers=buffers),
             batch.replace(timesteps=batch.timesteps.replace(episode=None), final=batch.final.replace(episode=None)),
@@ -189,3 +202,4 @@ class _Steps:
             num_envs=self.num_envs,
             replicas=self.replicas,
         )
+        return state, report.with_state(state, jnp.int32(0))

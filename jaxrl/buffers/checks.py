@@ -1,0 +1,78 @@
+"""What is wrong with the replay sources that an algorithm asks for, found before anything is allocated."""
+
+from collections.abc import Mapping
+
+from jaxrl.buffers import replay, ring
+from jaxrl.sources import Prioritised, Replay
+
+_ENDS = ("write", "truncate", "zero_pad", "continue")
+
+
+def source_problems(sources: Mapping[str, Replay], num_envs: int, rollout: int, shards: int) -> list[str]:
+    """Every problem, one line each; empty if the sources can be served.
+
+    Args:
+      sources: replay sources by name.
+      num_envs: environments over all devices.
+      rollout: rows of every environment that one iteration collects.
+      shards: logical shards over all devices.
+    """
+    found = []
+    for name in sources:
+        found += [f"replay source {name!r}: {line}" for line in _problems(sources, name, num_envs, rollout, shards)]
+    return found
+
+
+def _problems(sources, name, num_envs, rollout, shards):
+    source, found = sources[name], []
+    if source.over is not None:
+        other = sources.get(source.over)
+        if other is None or other.over is not None:
+            owners = [n for n, s in sources.items() if s.over is None]
+            return [f"over={source.over!r} is not a source that stores rows; use one of {owners}"]
+    stored = replay.storage(sources, name)
+    if source.n_step < 1:
+        found.append(f"n_step={source.n_step} must be at least 1")
+    if source.max_times_sampled < 0:
+        found.append(f"max_times_sampled={source.max_times_sampled} must be 0 (no limit) or more")
+    if source.updates < 1 or source.batch_size < 1:
+        found.append(f"updates={source.updates} and batch_size={source.batch_size} must be at least 1")
+    if source.sequence is not None:
+        found += _sequence_problems(source.sequence, rollout)
+        if found:
+            return found
+    if isinstance(source.sampler, Prioritised) and source.sampler.normalise not in ("batch", "none"):
+        found.append(f"normalise={source.sampler.normalise!r} must be 'batch' or 'none'")
+    if stored.capacity < source.min_size:
+        found.append(f"capacity={stored.capacity} is less than min_size={source.min_size}; raise it")
+    # A write must leave the rows of one item before and after it, in whole rollouts.
+    rows = replay.lookahead(source) + replay.lookback(source, stored) + 1 + rollout
+    least = -(-rows // rollout) * rollout * num_envs
+    if num_envs * ring.slots(stored.capacity, num_envs, rollout) < least:
+        found.append(f"capacity={stored.capacity} cannot hold items of {num_envs} environments; use {least} at least")
+    if source.batch_size % shards:
+        found.append(f"batch_size={source.batch_size} does not divide over {shards} shards; use a multiple of it")
+    return found
+
+
+def _sequence_problems(sequence, rollout):
+    found = []
+    if sequence.length < 1 or sequence.period < 1 or sequence.burn_in < 0:
+        found.append(
+            f"length={sequence.length}, period={sequence.period} and burn_in={sequence.burn_in} must be at least "
+            f"1, 1 and 0"
+        )
+    if sequence.end not in _ENDS:
+        found.append(f"end={sequence.end!r} must be one of {_ENDS}")
+    if sequence.stored_carry and sequence.end != "continue" and rollout != 1:
+        found.append(
+            f"stored_carry keeps a recurrent state every {rollout} rows, but end={sequence.end!r} begins stretches "
+            f"anywhere; use end='continue', or rollout_length=1"
+        )
+    if sequence.stored_carry and sequence.end == "continue" and sequence.period % rollout:
+        below = sequence.period // rollout * rollout or rollout
+        found.append(
+            f"period={sequence.period} must be a multiple of the {rollout} rows between two stored recurrent states; "
+            f"use {below} or change rollout_length"
+        )
+    return found

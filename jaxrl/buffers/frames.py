@@ -1,0 +1,79 @@
+"""Frame sharing: a frame of a stacked observation is stored once, and the stack is made again when it is drawn."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.buffers.ring import Ring
+from jaxrl.sources import FrameStack
+from jaxrl.types import PyTree
+
+
+def newest(observation: PyTree, stack: FrameStack | None) -> PyTree:
+    """The newest frame of stacks `[T, B, ...]`; what is stored."""
+    if stack is None:
+        return observation
+
+    def cut(x):
+        axis = _axis(x, stack, 2)
+        width = x.shape[axis] // stack.frames
+        return jax.lax.slice_in_dim(x, x.shape[axis] - width, x.shape[axis], axis=axis)
+
+    return jax.tree.map(cut, observation)
+
+
+def observation(ring: Ring, slot: jax.Array, column: jax.Array, stack: FrameStack | None) -> PyTree:
+    """The observations of rows, stacks made again from the frames of their episode.
+
+    Args:
+      ring: the rows.
+      slot, column: int32 [...].
+      stack: as stored; None: observations are stored whole.
+    """
+    stored = ring.rows.observation
+    if stack is None:
+        return jax.tree.map(lambda leaf: ring.take(leaf, slot, column), stored)
+    # Backwards from the newest, standing still at the episode's first frame.
+    places, before = [slot], jnp.zeros(slot.shape, bool)
+    absent = [before]
+    for _ in range(stack.frames - 1):
+        before = before | ring.take(ring.rows.first, places[-1], column)
+        places.append(jnp.where(before, places[-1], places[-1] - 1))
+        absent.append(before)
+
+    def gather(leaf):
+        frames = []
+        for place, missing in zip(places[::-1], absent[::-1], strict=True):
+            frame = ring.take(leaf, place, column)
+            if stack.fill == "zeros":
+                missing = missing.reshape(missing.shape + (1,) * (frame.ndim - missing.ndim))
+                frame = jnp.where(missing, jnp.zeros_like(frame), frame)
+            frames.append(frame)
+        return jnp.concatenate(frames, axis=_axis(frames[0], stack, slot.ndim))
+
+    return jax.tree.map(gather, stored)
+
+
+def lookback(stack: FrameStack | None) -> int:
+    """How many earlier rows an observation is made from."""
+    return 0 if stack is None else stack.frames - 1
+
+
+def problems(observation: PyTree, stack: FrameStack | None) -> list[str]:
+    """Why observations `[T, B, ...]` are not such stacks, one line a leaf; empty if they are."""
+    if stack is None:
+        return []
+    found = []
+    for path, leaf in jax.tree.leaves_with_path(observation):
+        axis, shape = _axis(leaf, stack, 2), leaf.shape[2:]
+        if not 2 <= axis < leaf.ndim or leaf.shape[axis] % stack.frames:
+            name = f"observation{jax.tree_util.keystr(path)}"
+            found.append(
+                f"frame_stack={stack.frames} frames along axis {stack.axis}: {name} has shape {shape}, which is no "
+                f"such stack; set FrameStack(frames, axis) to how frames are stacked"
+            )
+    return found
+
+
+def _axis(x: jax.Array, stack: FrameStack, leading: int) -> int:
+    """The axis of `x`, which has `leading` axes before one observation's."""
+    return x.ndim + stack.axis if stack.axis < 0 else leading + stack.axis

@@ -1,0 +1,306 @@
+"""A replay source at work: rows go into a ring, items are drawn from it by an index, new priorities come back.
+
+Pure functions over a state that is donated. The ring and the index are apart because a round of updates reads the one
+and changes the other: only the index, which is small, goes round with the learner.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import PartitionSpec
+
+from jaxrl.buffers import frames, index, ring, samplers, sequences, transitions, uniform
+from jaxrl.buffers.index import Index
+from jaxrl.buffers.ring import Ring
+from jaxrl.sources import Prioritised, Replay
+from jaxrl.types import Drawn, Metrics, PyTree, Replicas, SequenceBatch, Trajectory, TransitionBatch
+
+Sources = Mapping[str, Replay]
+
+
+@struct.dataclass
+class ReplayState:
+    """All that a replay source is."""
+
+    ring: Ring | None  # None where the source draws from another's rows
+    index: Index
+
+
+def storage(sources: Sources, name: str) -> Replay:
+    """The source whose rows the source `name` draws from."""
+    return sources[sources[name].over or name]
+
+
+def init(
+    sources: Sources, rows: Trajectory, carry: PyTree, *, num_envs: int, rollout: int, shards: int
+) -> dict[str, ReplayState]:
+    """Empty replays.
+
+    Args:
+      sources: the replay sources of an algorithm, by name.
+      rows: with leaves `[T, num_envs, ...]`, or their shapes, extras included.
+      carry: `[num_envs, ...]` or its shapes.
+      num_envs: environments over all devices.
+      rollout: rows of every environment that each `add` brings.
+      shards: logical shards over all devices.
+    """
+    states = {}
+    for name, source in sources.items():
+        stored = storage(sources, name)
+        slots = ring.slots(stored.capacity, num_envs, rollout)
+        rows_ring = None
+        if source.over is None:
+            carry_kept, steps_kept = _keeps(sources, name)
+            example = jax.eval_shape(lambda rows: _stored(rows, sources, name), rows)  # noqa: B023
+            rows_ring = ring.init(example, carry if carry_kept else (), slots, rollout, steps_kept)
+        states[name] = ReplayState(rows_ring, index.init(source, shards, slots, num_envs // shards))
+    return states
+
+
+def partition(sources: Sources, axis: str) -> dict[str, ReplayState]:
+    """How replays lie on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
+    columns, everywhere = PartitionSpec(None, axis), PartitionSpec()
+    states = {}
+    for name, source in sources.items():
+        rows_ring = None
+        if source.over is None:
+            steps = columns if _keeps(sources, name)[1] else None
+            rows_ring = Ring(columns, columns, steps, everywhere, everywhere, everywhere)
+        states[name] = ReplayState(rows_ring, index.partition(axis))
+    return states
+
+
+def add(
+    states: dict[str, ReplayState], sources: Sources, rows: Trajectory, carry: PyTree, replicas: Replicas
+) -> dict[str, ReplayState]:
+    """Stores one rollout: rows `[T, B, ...]` with their extras, and the carry `[B, ...]` at the first."""
+    rings, new = {}, {}
+    for name, state in states.items():
+        if state.ring is not None:
+            kept = _keeps(sources, name)[0]
+            rings[name] = ring.add(state.ring, _stored(rows, sources, name), carry if kept else ())
+    for name, state in states.items():
+        source, where = sources[name], sources[name].over or name
+        fresh = _insert(state.index, source, sources[where], states[where].ring, rings[where], rows.reward.shape[0])
+        fresh = fresh.replace(inserted=fresh.inserted.add(rows.reward.size * replicas.devices))
+        new[name] = ReplayState(rings.get(name), fresh)
+    return new
+
+
+def _insert(idx: Index, source: Replay, stored: Replay, before: Ring, after: Ring, length: int) -> Index:
+    """The index once the ring has changed: which rows begin an item now, and which no more."""
+    ahead, back = lookahead(source), lookback(source, stored)
+    slots, envs = after.rows.reward.shape
+    shards = idx.drawable.shape[0]
+    columns = envs // shards
+    written = (after.cursor - length) % slots
+    fresh = idx.replace(
+        times_sampled=jax.lax.dynamic_update_slice_in_dim(
+            idx.times_sampled, jnp.zeros((shards, length * columns), jnp.int32), written * columns, 1
+        ),
+        stamps=jax.lax.dynamic_update_slice_in_dim(
+            idx.stamps, jnp.broadcast_to(idx.updates[None], (length,)), written, 0
+        ),
+    )
+    # The rows whose future is complete now: they follow those that were at the last write.
+    start = after.cursor - length - ahead
+    exists = (length + ahead - jnp.arange(length, dtype=jnp.int32) <= after.filled)[:, None]
+    if index.dense(source):
+        begun = _transitions_begun(after, start, length) & exists
+        full = before.filled == slots
+        lost = _transitions_begun(before, before.cursor + back, length) & full
+        more = _per_shard(begun, shards) - _per_shard(lost, shards)
+        # The first time the ring is full, the oldest rows lose what came before them.
+        edge = _transitions_begun(after, after.cursor, back) & (after.filled == slots) & ~full if back else None
+        if edge is not None:
+            more = more - _per_shard(edge, shards)
+        return fresh.replace(drawable=idx.drawable + more)
+    begun, priority = _begun(idx, source, after, start, length)
+    # Nothing begins at the newest rows yet, nor at the oldest, whose past the next write takes.
+    blank = jnp.full((ahead + back, envs), samplers.ABSENT, jnp.float32)
+    priority = jnp.where(begun & exists, priority, samplers.ABSENT)
+    return index.write(fresh, source, start, jnp.concatenate([priority, blank]))
+
+
+def _begun(idx, source, after, start, length):
+    """Which of `length` rows from slot `start` begin an item [length, B], and with what priority."""
+    slots, envs = after.rows.reward.shape
+    shards = idx.drawable.shape[0]
+    largest = jnp.repeat(idx.largest, envs // shards)[None]
+    insertion = source.sampler.insertion if isinstance(source.sampler, Prioritised) else None
+    if source.sequence is None:
+        begun = _transitions_begun(after, start, length)
+        slot = (start + jnp.arange(length, dtype=jnp.int32)) % slots
+        priority = after.rows.extras[insertion][slot] if insertion else jnp.broadcast_to(largest, begun.shape)
+        return begun, priority
+    sequence = source.sequence
+    slot = (start + jnp.arange(length + sequence.rows - 1, dtype=jnp.int32)) % slots
+    begun = sequences.eligible(after, slot, sequence, _rollout(after, length))
+    priority = jnp.broadcast_to(largest, begun.shape)
+    if insertion:
+        inside = jnp.full(begun.shape, sequence.rows, jnp.int32)
+        if sequence.end != "continue":
+            inside = sequences.lengths(after.rows.first[slot], sequence.rows)
+        per_row = after.rows.extras[insertion][slot]
+        priority = sequences.mixed_priority(per_row, inside, sequence.rows, source.sampler.eta)
+    return begun, priority
+
+
+def sample(
+    rows: Ring,
+    idx: Index,
+    source: Replay,
+    stored: Replay,
+    key: jax.Array,
+    replicas: Replicas,
+    initial_carry: PyTree = (),
+) -> tuple[Index, TransitionBatch | SequenceBatch]:
+    """Draws this device's share of a batch.
+
+    Each logical shard of environments gives an equal part of the batch, drawn with its own key, so the content does
+    not depend on the number of devices.
+
+    Args:
+      rows: the rows to draw from.
+      idx: of this source.
+      source: what is drawn and how.
+      stored: the source that stored the rows.
+      key: for all devices.
+      replicas: says which shards are here.
+      initial_carry: of one environment, for sequences without a stored one.
+
+    Returns:
+      The index, and the batch.
+    """
+    shards, slots = replicas.shards, rows.slots
+    columns = rows.rows.reward.shape[1] // shards
+    count = source.batch_size // (shards * replicas.devices)
+    here = jnp.arange(shards, dtype=jnp.int32)
+    keys = jax.vmap(lambda shard: jax.random.fold_in(key, replicas.first_shard + shard))(here)
+    if index.dense(source):
+        place, held = uniform.draw(rows, keys, count, lookback(source, stored), lookahead(source))
+        chance = held.astype(jnp.float32) / jnp.maximum(idx.drawable, 1).astype(jnp.float32)[:, None]
+        idx = index.count_draws(idx, place, held)
+        priority = held.astype(jnp.float32)
+    else:
+        priorities = idx.priority
+        idx, place, chance = index.draw(idx, source, keys, count, (rows.cursor - 1) % slots)
+        priority = jnp.take_along_axis(priorities, place, axis=1)
+    slot, column = place // columns, here[:, None] * columns + place % columns
+    tick = rows.tick(slot)
+    chance = chance / (shards * replicas.devices)
+    drawn = Drawn(
+        place=place,
+        tick=tick,
+        probability=chance,
+        importance=_importance(source, idx, chance, replicas),
+        priority=priority,
+        age_steps=(rows.written - 1 - tick).astype(jnp.int32),
+        age_updates=idx.updates - idx.stamps[slot],
+        times_sampled=jnp.take_along_axis(idx.times_sampled, place, axis=1),
+    )
+    drawn, slot, column = jax.tree.map(lambda x: x.reshape(-1), (drawn, slot, column))
+    idx = idx.replace(updates=idx.updates + 1, sampled=idx.sampled.add(count * shards * replicas.devices))
+    valid = drawn.probability > 0.0
+    if source.sequence is None:
+        batch = transitions.gather(rows, slot, column, source, stored)
+        return idx, batch.replace(weight=batch.weight & valid, drawn=drawn)
+    initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (slot.shape[0], *x.shape)), initial_carry)
+    batch = sequences.gather(rows, slot, column, valid, initial, source, stored)
+    return idx, batch.replace(drawn=drawn)
+
+
+def _importance(source, idx, chance, replicas):
+    """Importance weights [shards, count] against the true chance of each draw; 1 without priorities."""
+    if not isinstance(source.sampler, Prioritised):
+        return jnp.ones_like(chance)
+    items = replicas.sum(jnp.sum(idx.drawable)).astype(jnp.float32)
+    beta = jnp.asarray(source.sampler.beta, jnp.float32)
+    raised = jnp.power(items * jnp.where(chance > 0.0, chance, 1.0), -beta)
+    weight = jnp.where(chance > 0.0, raised, 0.0)
+    if source.sampler.normalise == "none":
+        return weight
+    return weight / jnp.maximum(replicas.max(jnp.max(weight)), jnp.finfo(jnp.float32).tiny)
+
+
+def update_priorities(rows: Ring, idx: Index, source: Replay, drawn: Drawn, priorities: jax.Array) -> Index:
+    """Gives the items of a batch new priorities.
+
+    Args:
+      rows: the rows that were drawn from.
+      idx: of the source.
+      source: one that keeps priorities.
+      drawn: as the batch came with.
+      priorities: float32 [batch], in its order. NaN, infinite and negative ones are refused and counted; those for
+        rows that were overwritten since are dropped; of an item that comes twice, the larger counts.
+    """
+    shards = idx.drawable.shape[0]
+    place, tick, priority, chance = (
+        x.reshape(shards, -1) for x in (drawn.place, drawn.tick, priorities, drawn.probability)
+    )
+    return index.update(idx, source, place, priority.astype(jnp.float32), rows.holds(tick) & (chance > 0.0))
+
+
+def statistics(idx: Index, drawn: Drawn, replicas: Replicas) -> Metrics:
+    """Figures of a replay and of the last batch, over all devices: float32 scalars."""
+    inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
+    return {
+        "items": replicas.sum(jnp.sum(idx.drawable)).astype(jnp.float32),
+        "inserted": inserted,
+        "sampled": sampled,
+        "samples_per_insert": sampled / jnp.maximum(inserted, 1.0),
+        "age_steps": replicas.mean(jnp.mean(drawn.age_steps.astype(jnp.float32))),
+        "age_updates": replicas.mean(jnp.mean(drawn.age_updates.astype(jnp.float32))),
+        "times_sampled": replicas.mean(jnp.mean(drawn.times_sampled.astype(jnp.float32))),
+        "refused_priorities": replicas.sum(jnp.sum(idx.refused)).astype(jnp.float32),
+    }
+
+
+def lookahead(source: Replay) -> int:
+    """How many rows after its first an item reads."""
+    return transitions.lookahead(source) if source.sequence is None else sequences.lookahead(source)
+
+
+def lookback(source: Replay, stored: Replay) -> int:
+    """How many rows before its first an item reads: a stack's frames, and the reward that came with a moment."""
+    return max(frames.lookback(stored.frame_stack), 0 if source.sequence is None else 1)
+
+
+def _transitions_begun(rows: Ring, start: jax.Array, count: int) -> jax.Array:
+    """Whether a transition may begin, bool [count, B], from slot `start` on."""
+    envs = rows.rows.reward.shape[1]
+    slot = start + jnp.arange(count, dtype=jnp.int32)
+    return transitions.eligible(rows, slot[:, None], jnp.arange(envs, dtype=jnp.int32)[None])
+
+
+def _per_shard(flags: jax.Array, shards: int) -> jax.Array:
+    """How many flags [count, B] hold in each shard, int32 [shards]."""
+    return jnp.sum(index.by_shard(flags.astype(jnp.int32), shards), axis=1)
+
+
+def _rollout(rows: Ring, length: int) -> int:
+    leaves = jax.tree.leaves(rows.carry)
+    return rows.slots // leaves[0].shape[0] if leaves else length
+
+
+def _users(sources: Sources, name: str) -> list[Replay]:
+    """The sources that draw from the rows of `name`."""
+    return [source for other, source in sources.items() if (source.over or other) == name]
+
+
+def _keeps(sources: Sources, name: str) -> tuple[bool, bool]:
+    """Whether the rows of `name` are stored with carries, and with their place in the episode."""
+    asked = [source.sequence for source in _users(sources, name) if source.sequence is not None]
+    return any(s.stored_carry for s in asked), any(s.end != "continue" for s in asked)
+
+
+def _stored(rows: Trajectory, sources: Sources, name: str) -> Trajectory:
+    """What is kept of rows: the newest frames, and the extras that somebody asks for."""
+    names = set(sources[name].extras)
+    for source in _users(sources, name):
+        if isinstance(source.sampler, Prioritised) and source.sampler.insertion:
+            names.add(source.sampler.insertion)
+    observation = frames.newest(rows.observation, sources[name].frame_stack)
+    return rows.replace(observation=observation, extras={k: rows.extras[k] for k in sorted(names)})

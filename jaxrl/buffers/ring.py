@@ -1,0 +1,88 @@
+"""Storage: a ring of raw rows, where every environment has a column and every tick a slot."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.types import PyTree, Trajectory
+
+
+@struct.dataclass
+class Ring:
+    """The stored rows and where the next goes. A row's tick is its place among all rows of its environment."""
+
+    rows: Trajectory  # [slots, environment, ...]
+    carry: PyTree  # [slots // rollout, environment, ...]: at the first row of every rollout; () where not kept
+    step: jax.Array | None  # [slots, environment] int32: place in its episode; None where not kept
+    cursor: jax.Array  # int32, the slot written next
+    filled: jax.Array  # int32, how many slots hold rows
+    written: jax.Array  # uint32, ticks so far modulo 2^32
+
+    @property
+    def slots(self) -> int:
+        return self.rows.reward.shape[0]
+
+    def tick(self, slot: jax.Array) -> jax.Array:
+        """The tick (uint32) of the row that a slot holds."""
+        return self.written - 1 - ((self.cursor - 1 - slot) % self.slots).astype(jnp.uint32)
+
+    def holds(self, tick: jax.Array) -> jax.Array:
+        """Whether the row of a tick is still stored, bool."""
+        return self.written - 1 - tick < self.filled.astype(jnp.uint32)
+
+    def take(self, leaf: jax.Array, slot: jax.Array, column: jax.Array) -> jax.Array:
+        """The entries of a leaf [slots, environment, ...] at (slot, column), modulo the number of slots."""
+        return leaf[slot % self.slots, column]
+
+
+def slots(capacity: int, num_envs: int, rollout: int) -> int:
+    """How many slots hold `capacity` rows of `num_envs` environments: whole rollouts, so that no write wraps."""
+    return max(capacity // (num_envs * rollout), 1) * rollout
+
+
+def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_steps: bool) -> Ring:
+    """An empty ring.
+
+    Args:
+      example: rows with leaves `[T, B, ...]`, or their shapes; only the shapes of one row are read.
+      carry: `[B, ...]` or its shapes; () keeps none.
+      slots: a multiple of `rollout`, the length of every write.
+      keep_steps: whether to number the rows of each episode.
+    """
+
+    def empty(x):
+        return jnp.zeros((slots, *x.shape[1:]), x.dtype)
+
+    return Ring(
+        rows=jax.tree.map(empty, example),
+        carry=jax.tree.map(lambda x: jnp.zeros((slots // rollout, *x.shape), x.dtype), carry),
+        step=jnp.zeros((slots, *example.reward.shape[1:]), jnp.int32) if keep_steps else None,
+        cursor=jnp.int32(0),
+        filled=jnp.int32(0),
+        written=jnp.uint32(0),
+    )
+
+
+def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
+    """Stores one rollout `[T, B, ...]`, T as given to `init`, and the carry `[B, ...]` at its first row."""
+    length, size = rows.reward.shape[0], ring.slots
+
+    def write(stored, new):
+        return jax.lax.dynamic_update_slice_in_dim(stored, new, ring.cursor, 0)
+
+    step = None
+    if ring.step is not None:
+
+        def count(before, first):
+            now = jnp.where(first, 0, before + 1)
+            return now, now
+
+        step = write(ring.step, jax.lax.scan(count, ring.step[(ring.cursor - 1) % size], rows.first)[1])
+    return Ring(
+        rows=jax.tree.map(write, ring.rows, rows),
+        carry=jax.tree.map(lambda stored, new: stored.at[ring.cursor // length].set(new), ring.carry, carry),
+        step=step,
+        cursor=(ring.cursor + length) % size,
+        filled=jnp.minimum(ring.filled + length, size),
+        written=ring.written + jnp.uint32(length),
+    )

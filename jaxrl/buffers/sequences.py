@@ -1,0 +1,136 @@
+"""A view: stretches of rows, by Reverb's rules of where they begin and what happens where an episode ends."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.buffers import frames
+from jaxrl.buffers.ring import Ring
+from jaxrl.sources import Replay, Sequence
+from jaxrl.types import Carry, SequenceBatch, TimeStep
+
+
+def lookahead(source: Replay) -> int:
+    """How many rows after its first an item reads."""
+    return source.sequence.rows - 1
+
+
+def lengths(first: jax.Array, longest: int) -> jax.Array:
+    """How many rows from each on belong to its episode, `longest` at most.
+
+    Args:
+      first: bool [T, B], of consecutive rows.
+      longest: static.
+
+    Returns:
+      int32 [T - longest + 1, B]: of the rows that have `longest` rows.
+    """
+    starts = first.shape[0] - longest + 1
+    place = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
+    here = jnp.where(first, place, first.shape[0])
+    following = jax.lax.cummin(here, axis=0, reverse=True)[1:]
+    following = jnp.concatenate([following, jnp.full_like(here[:1], first.shape[0])])
+    return jnp.minimum(following[:starts] - place[:starts], longest)
+
+
+def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> jax.Array:
+    """Which rows a stretch begins at.
+
+    Args:
+      ring: the rows.
+      slot: int32 [starts + rows - 1], consecutive slots modulo the ring's; the last `rows - 1` begin none here.
+      sequence: the rules.
+      rollout: rows between two stored carries, static.
+
+    Returns:
+      bool [starts, B].
+    """
+    slot = slot % ring.slots
+    longest = sequence.rows
+    count = slot.shape[0] - longest + 1
+    start = slot[:count]
+    if sequence.end == "continue":
+        tick = ring.tick(start)
+        grid = (tick % jnp.uint32(sequence.period) == 0)[:, None]
+        found = jnp.broadcast_to(grid, (count, ring.rows.first.shape[1]))
+    else:
+        step = ring.step[start]
+        grid = step % sequence.period == 0
+        length = lengths(ring.rows.first[slot], longest)
+        full = length == longest
+        if sequence.end == "write":
+            ends = ~ring.rows.weight[slot[longest - 1 :]]
+            found = full & (grid | ends)
+        else:
+            # Past the last full stretch there is one short one, and none where a full one ends with the episode.
+            short = (step < sequence.period) | (length > longest - sequence.period)
+            found = grid & (full | short)
+    if sequence.stored_carry:
+        found = found & (start % rollout == 0)[:, None]
+    return found
+
+
+def mixed_priority(per_row: jax.Array, length: jax.Array, longest: int, eta: float) -> jax.Array:
+    """eta * max + (1 - eta) * mean of the rows' priorities [T, B] over each stretch, float32 [T - longest + 1, B]."""
+    starts = per_row.shape[0] - longest + 1
+    place = jnp.arange(starts, dtype=jnp.int32)[:, None] + jnp.arange(longest, dtype=jnp.int32)[None]
+    inside = jnp.arange(longest, dtype=jnp.int32)[None, :, None] < length[:, None]
+    values = jnp.where(inside, per_row[place], 0.0)
+    mean = jnp.sum(values, axis=1) / length.astype(jnp.float32)
+    return eta * jnp.max(values, axis=1) + (1.0 - eta) * mean
+
+
+def gather(
+    ring: Ring, slot: jax.Array, column: jax.Array, valid: jax.Array, initial: Carry, source: Replay, storage: Replay
+) -> SequenceBatch:
+    """The stretches that begin at the given rows.
+
+    Args:
+      ring: the rows.
+      slot, column: where they begin, int32 [batch].
+      valid: bool [batch], False where nothing was drawn.
+      initial: the carry [batch, ...] where none is stored.
+      source: the rules.
+      storage: how the rows are stored.
+
+    Returns:
+      Them, with `drawn` None.
+    """
+    sequence, rows = source.sequence, ring.rows
+    offset = jnp.arange(sequence.rows, dtype=jnp.int32)[:, None]
+    slots, columns = slot[None] + offset, jnp.broadcast_to(column[None], (sequence.rows, column.shape[0]))
+    at = lambda leaves, where: jax.tree.map(lambda leaf: ring.take(leaf, where, columns), leaves)  # noqa: E731
+
+    first = at(rows.first, slots)
+    stretch = at(rows.replace(observation=()), slots).replace(
+        observation=frames.observation(ring, slots, columns, storage.frame_stack)
+    )
+    mask = jnp.broadcast_to(valid[None], first.shape)
+    if sequence.end != "continue":
+        mask = mask & (jnp.cumsum((first & (offset > 0)).astype(jnp.int32), axis=0) == 0)
+    # A moment's reward, endings and previous action are of the row before it, unless it begins an episode.
+    before = at((rows.reward, rows.terminated, rows.truncated, rows.action), slots - 1)
+    reward, terminated, truncated, action = jax.tree.map(lambda x: _where(mask & ~first, x), before)
+    stretch = jax.tree.map(lambda x: _where(mask, x), stretch)
+    timesteps = TimeStep(
+        observation=stretch.observation,
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        first=stretch.first,
+        action_mask=stretch.action_mask,
+        previous_action=action,
+    )
+    belongs = jnp.broadcast_to(valid[None], mask.shape) if sequence.end == "zero_pad" else mask
+    carry = initial
+    if sequence.stored_carry:
+        rollout = ring.slots // jax.tree.leaves(ring.carry)[0].shape[0] if jax.tree.leaves(ring.carry) else 1
+        carry = jax.tree.map(lambda leaf: leaf[(slot % ring.slots) // rollout, column], ring.carry)
+    # A row that counts and is followed by a first one has lost what came next (see transitions.eligible).
+    lost = jnp.concatenate([first[1:], jnp.zeros_like(first[:1])])
+    stretch = stretch.replace(weight=stretch.weight & ~lost & (offset >= sequence.burn_in))
+    return SequenceBatch(stretch, timesteps, belongs, carry, None, sequence.burn_in)
+
+
+def _where(mask, x):
+    """`x` [L, batch, ...] where the mask [L, batch] holds, else zeros."""
+    return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - 2)), x, jnp.zeros_like(x))

@@ -1,0 +1,105 @@
+"""Sums over many weights in a few wide levels, to draw an item with a chance proportional to its weight.
+
+Level 0 holds the weights, and each entry of the next level is the sum of `FAN` entries below. A write adds up the
+touched blocks again from what lies below them, so float32 errors never accumulate, however many writes there are.
+A draw uses a new uniform number on each level: one number of 24 bits could not tell a million items apart evenly.
+"""
+
+import jax
+import jax.numpy as jnp
+
+FAN = 16  # measured on CPU: 16 is faster than 32, 64 and 128
+TOP = 256  # the last level is at most this wide, and searched whole
+
+Levels = tuple[jax.Array, ...]
+
+
+def widths(size: int) -> tuple[int, ...]:
+    """How wide the levels are over `size` weights, from the weights up; all but the last are multiples of FAN."""
+    found, width = [], size
+    while width > TOP:
+        found.append(-(-width // FAN) * FAN)
+        width = found[-1] // FAN
+    return *found, width
+
+
+def zeros(size: int) -> Levels:
+    """The levels over `size` weights of 0, float32."""
+    return tuple(jnp.zeros(width, jnp.float32) for width in widths(size))
+
+
+def total(levels: Levels) -> jax.Array:
+    """The sum of all weights, a scalar."""
+    return jnp.sum(levels[-1])
+
+
+def put(levels: Levels, position: jax.Array, weight: jax.Array) -> Levels:
+    """Sets weights anywhere.
+
+    Args:
+      levels: of one tree.
+      position: int32 [k]; where one comes twice it must have one weight; those out of range are dropped.
+      weight: float32 [k], finite and >= 0.
+    """
+    changed = [levels[0].at[position].set(weight, mode="drop")]
+    for level in levels[1:]:
+        position = position // FAN
+        sums = jnp.sum(_blocks(changed[-1], position), axis=-1)
+        changed.append(level.at[position].set(sums, mode="drop"))
+    return tuple(changed)
+
+
+def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) -> Levels:
+    """Sets the weights at `start`, `start + 1`, ... modulo `size`; cheaper than `put` for neighbours.
+
+    Args:
+      levels: of one tree over `size` weights.
+      start: int32, in [0, size).
+      weight: float32 [k], k <= size.
+      size: static.
+    """
+    count = weight.shape[0]
+    position = (start + jnp.arange(count, dtype=jnp.int32)) % size
+    changed = [levels[0].at[position].set(weight, unique_indices=True)]
+    for level in levels[1:]:
+        blocks = changed[-1].shape[0] // FAN
+        # A partial block at either end, and at the wrap; a block too many is only added up again.
+        count = min(count // FAN + 3, blocks)
+        start = start // FAN
+        block = (start + jnp.arange(count, dtype=jnp.int32)) % blocks
+        sums = jnp.sum(_blocks(changed[-1], block), axis=-1)
+        changed.append(level.at[block].set(sums, unique_indices=True))
+    return tuple(changed)
+
+
+def draw(levels: Levels, uniform: jax.Array) -> jax.Array:
+    """Positions drawn with a chance proportional to their weight, never one of weight 0 unless all are.
+
+    Args:
+      levels: of one tree.
+      uniform: float32 [len(levels), k] in [0, 1); the last row chooses on the last level, so stratifying it spreads
+        the draws evenly over the tree.
+
+    Returns:
+      int32 [k].
+    """
+    position = _choose(levels[-1][None], uniform[-1])
+    for level, u in zip(levels[-2::-1], uniform[-2::-1], strict=True):
+        position = position * FAN + _choose(_blocks(level, position), u)
+    return position
+
+
+def _blocks(level: jax.Array, block: jax.Array) -> jax.Array:
+    """The entries [k, FAN] of blocks [k]; of some block where out of range."""
+    return level.reshape(-1, FAN).at[block].get(mode="clip")
+
+
+def _choose(weight: jax.Array, uniform: jax.Array) -> jax.Array:
+    """The column [k] of weights [k, n], or of the one row [1, n], that uniform [k] falls on."""
+    sums = jnp.cumsum(weight, axis=-1)
+    positive = weight > 0.0
+    hit = (sums > (uniform * sums[:, -1])[:, None]) & positive
+    # Rounding may leave the target at or past the last sum: then it means the last column that has any weight.
+    column = jnp.arange(weight.shape[-1], dtype=jnp.int32)[None]
+    last = jnp.max(jnp.where(positive, column, 0), axis=-1)
+    return jnp.where(jnp.any(hit, axis=-1), jnp.argmax(hit, axis=-1).astype(jnp.int32), last)

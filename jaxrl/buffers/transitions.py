@@ -1,0 +1,65 @@
+"""A view: n-step transitions over the rows of a ring, right at both ends of an episode and where it was cut off."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.buffers import frames
+from jaxrl.buffers.ring import Ring
+from jaxrl.sources import Replay
+from jaxrl.types import TransitionBatch
+
+
+def lookahead(source: Replay) -> int:
+    """How many rows after its first an item reads."""
+    return source.n_step
+
+
+def eligible(ring: Ring, slot: jax.Array, column: jax.Array) -> jax.Array:
+    """Whether a transition may begin at rows, bool [...]; the row after each must be stored.
+
+    A row counts unless it is an episode's last observation. One that counts but is followed by a first row has lost
+    what came next (the run was resumed with new host environments), so it cannot be learned from.
+    """
+    return ring.take(ring.rows.weight, slot, column) & ~ring.take(ring.rows.first, slot + 1, column)
+
+
+def gather(ring: Ring, slot: jax.Array, column: jax.Array, source: Replay, storage: Replay) -> TransitionBatch:
+    """The n-step transitions that begin at the given rows; nothing is stored twice.
+
+    Args:
+      ring: the rows.
+      slot, column: where they begin, int32 [batch]; the n following slots hold rows.
+      source: gives n.
+      storage: how the rows are stored.
+
+    Returns:
+      Them, without `drawn`.
+    """
+    n, rows = source.n_step, ring.rows
+    alive = weight = eligible(ring, slot, column)
+    rewards, steps, bootstrap = [], jnp.zeros(slot.shape, jnp.int32), jnp.ones(slot.shape, bool)
+    for k in range(n):
+        alive = alive & ~ring.take(rows.first, slot + k + 1, column)
+        # An episode's last observation has lost nothing: its own row says so, and steps have stopped before it.
+        rewards.append(jnp.where(alive, ring.take(rows.reward, slot + k, column), 0.0))
+        steps = steps + alive.astype(jnp.int32)
+        terminated = alive & ring.take(rows.terminated, slot + k, column)
+        bootstrap = bootstrap & ~terminated
+        alive = alive & ~terminated & ~ring.take(rows.truncated, slot + k, column)
+
+    def at(leaves, where):
+        return jax.tree.map(lambda leaf: ring.take(leaf, where, column), leaves)
+
+    # Where the episode ends on the way, `steps` stops there, and the row it points to is the true last observation.
+    return TransitionBatch(
+        observation=frames.observation(ring, slot, column, storage.frame_stack),
+        action=at(rows.action, slot),
+        rewards=jnp.stack(rewards, axis=-1),
+        steps=steps,
+        bootstrap=bootstrap,
+        next_observation=frames.observation(ring, slot + steps, column, storage.frame_stack),
+        weight=weight,
+        action_mask=at(rows.action_mask, slot),
+        next_action_mask=at(rows.action_mask, slot + steps),
+        extras=at(rows.extras, slot),
+    )
