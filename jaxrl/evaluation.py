@@ -1,6 +1,7 @@
 """Evaluation: a fixed number of complete episodes of every environment, with everything about the policy frozen."""
 
 import dataclasses
+import functools
 from functools import partial
 
 import jax
@@ -80,17 +81,28 @@ def evaluate(
       explore: sample actions as in training instead of taking the best.
     """
     num_envs, quota = layout(episodes, num_envs)
-    key = keys.evaluation_key(jax.random.key(seed))
+    key = _root(seed)
     limit = max_steps * quota
     if isinstance(env, Environment):
-        scores = _play(
-            algo, actor, env, key, jnp.int32(limit), spec=spec, num_envs=num_envs, quota=quota, explore=explore
-        )
+        env, key, steps = _beside(actor, (env, key, np.int32(limit)))
+        scores = _play(algo, actor, env, key, steps, spec=spec, num_envs=num_envs, quota=quota, explore=explore)
         returns, lengths, done = jax.device_get(scores)
     else:
         returns, lengths, done = _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, seed)
     counts = np.arange(quota)[:, None] < done[None]
     return Evaluation(returns[counts], lengths[counts], int(num_envs * quota - counts.sum()))
+
+
+@functools.lru_cache(maxsize=8)
+def _root(seed):
+    """The root key of evaluations; kept, because making a key moves its seed to the device."""
+    return keys.evaluation_key(jax.random.key(seed))
+
+
+def _beside(actor, tree):
+    """`tree` on the devices that hold the actor, moved there on purpose rather than by the call that needs it."""
+    held = [x.sharding for x in jax.tree.leaves(actor) if isinstance(x, jax.Array)]
+    return jax.device_put(tree, held[0] if held else None)
 
 
 def _record(scores, timestep):

@@ -337,7 +337,8 @@ def _train_many(many, algos, env, keys, iterations, points, display, done_before
         done += length * rows * many.runs
         if display is not None:
             display.update(done, {"train/return_mean": float(np.nanmean(_mean_return(reports[-1], many.runs)))})
-    curves = [report.metrics() for report in reports]
+    with np.errstate(invalid="ignore", divide="ignore"):  # means where no episode ended are NaN
+        curves = [report.metrics() for report in reports]
     failed = np.stack([report.failed_at for report in reports], axis=-1).max(axis=-1) >= 0
     return (
         {

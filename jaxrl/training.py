@@ -24,18 +24,21 @@ from jaxrl.errors import ConfigError
 from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.learner import Report
+from jaxrl.parallel.learner import Report, lasting
 from jaxrl.parallel.rollout import RunState
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.plotting import Chart, Run, plot_run
 from jaxrl.policy import Policy
 from jaxrl.progress import ProgressBar
-from jaxrl.run_directory import RunDirectory, write_json
+from jaxrl.run_directory import MAY_CHANGE, RunDirectory, write_json
 from jaxrl.schedules import at
 from jaxrl.types import Algorithm, Environment, HostRecipe
 
 Topology = Anakin | Sebulba
 _CHUNK_SECONDS = 1.0
+_LEAVES_NAMED = 8  # of those that are not finite
+# With the same shards the same run, up to rounding, goes on on any number of devices.
+_MAY_CHANGE = (*MAY_CHANGE, "topology.devices")
 
 
 @dataclasses.dataclass
@@ -68,8 +71,8 @@ class Result:
     @property
     def policy(self) -> Policy:
         """The policy as learnt, its statistics frozen."""
-        final = at(self.algo, np.float32(self.progress))
-        return Policy(final, final.actor(self.state.learner), self.spec)
+        final, actor = _frozen(self.algo, self.state.learner, np.float32(self.progress))
+        return Policy(final, actor, self.spec)
 
     def evaluate(self, episodes: int = 128, *, seed: int = 0, explore: bool = False) -> Evaluation:
         """Plays complete episodes with the policy as learnt."""
@@ -181,8 +184,9 @@ def train(
         if run_dir is None:
             return run.train(loggers, display, None, None)
         settings = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
-        config = _config(algo, env, topology, total_steps, seed, settings)
-        with RunDirectory(run_dir, config, overwrite=overwrite) as directory:
+        resolved = dataclasses.replace(topology, shards=program.shards)
+        config = _config(algo, env, resolved, total_steps, seed, settings)
+        with RunDirectory(run_dir, config, overwrite=overwrite, may_change=_MAY_CHANGE) as directory:
             with Checkpointer(directory.checkpoints, config=config, keep=keep) as checkpointer:
                 return run.train(loggers, display, directory, checkpointer)
     finally:
@@ -204,6 +208,13 @@ def _config(algo, env, topology, total_steps, seed, settings: Mapping[str, Any])
         "seed": seed,
         "logging": dict(settings),
     }
+
+
+@jax.jit
+def _frozen(algo, learner, progress):
+    """The algorithm as it is at `progress`, and what acting with it needs."""
+    algo = at(algo, progress)
+    return algo, algo.actor(learner)
 
 
 class _Stop(Exception):
@@ -234,7 +245,8 @@ class _Signals:
 
     def __exit__(self, *_):
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: not from Python, and cannot be put back
+                signal.signal(number, handler)
 
 
 @dataclasses.dataclass
@@ -242,6 +254,7 @@ class _Chunk:
     """A chunk that was dispatched and whose report was not read yet."""
 
     before: RunState  # without buffers, which are donated
+    after: RunState  # likewise
     report: Report
     first: int
     length: int
@@ -291,7 +304,8 @@ class _Run:
     ) -> Result:
         """The loop, from the newest checkpoint if there is one."""
         self.display, self.checkpointer = display, checkpointer
-        state = self.program.start(self.algo, self.env, self.seed)
+        self._place()
+        state = self.program.start(self.algo_there, self.env_there, self.seed)
         done = 0
         if checkpointer is not None and not checkpointer.is_empty():
             state, done = self._resume(state)
@@ -306,6 +320,8 @@ class _Run:
         try:
             with _Signals() as signals:
                 try:
+                    if done and self._reached_target():
+                        raise _Stop("target_return")
                     self._loop(signals)
                 except _Stop as ended:
                     stop = ended
@@ -317,6 +333,17 @@ class _Run:
             self.loggers.close()
             if display is not None:
                 display.close()
+
+    def _place(self):
+        """Puts the numbers of algorithm and environment where the program runs, once, so that no chunk moves them."""
+        self.algo_there, self.env_there = self.program.place(self.algo), self.env
+        if isinstance(self.env, Environment):
+            self.env_there = self.program.place(self.env)
+        same = self.evaluation_env is self.env
+        if not same and isinstance(self.evaluation_env, Environment):
+            self.evaluation_env = self.program.place(self.evaluation_env)
+        elif same:
+            self.evaluation_env = self.env_there
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
@@ -331,14 +358,14 @@ class _Run:
             border = self._next_border(done)
             length = min(self._chunk_length(length), border - done)
             before = state.replace(buffers={})
-            state, report = self.program.chunk(self.algo, self.env, state, length, self.total_ticks)
-            chunk = _Chunk(before, report, done, length)
+            state, report = self.program.chunk(self.algo_there, self.env_there, state, length, self.total_ticks)
+            chunk = _Chunk(before, state.replace(buffers={}), report, done, length)
             done += length
             if pending is not None:
-                self._read(pending, state)
+                self._read(pending)
             pending = chunk
             if done == border or signals.asked is not None:
-                self._read(pending, state)
+                self._read(pending)
                 pending = None
                 self.state, self.done = state, done
                 self._at_border(state, done, signals)
@@ -353,7 +380,7 @@ class _Run:
         wanted = int(_CHUNK_SECONDS / self.seconds_per_iteration)
         return max(1, min(wanted, last * 8))
 
-    def _read(self, chunk, state):
+    def _read(self, chunk):
         """Waits for a chunk and writes down what happened in it.
 
         Raises:
@@ -368,12 +395,14 @@ class _Run:
             self.timed_seconds += now - since
         step = (chunk.first + chunk.length) * self.rows
         if int(report.failed_at) >= 0:
-            broken = sorted(name for name, fine in report.finite.items() if not fine)
-            at_step = (chunk.first + int(report.failed_at) + 1) * self.rows
-            self.state, self.done = chunk.before.replace(buffers=state.buffers), chunk.first
-            raise _Stop("non_finite", f"not finite in the iteration that ended at step {at_step}: {', '.join(broken)}")
+            # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
+            self.state = self.program.emptied(self.algo_there, self.env_there, chunk.before)
+            self.done = chunk.first
+            failed_step = (chunk.first + int(report.failed_at) + 1) * self.rows
+            raise _Stop("non_finite", _problem(report, chunk, step, failed_step))
         row = {"step": step, "seconds": now - self.began}
-        row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
+        with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
+            row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
         if since is not None:
             row["steps_per_second"] = chunk.length * self.rows / (now - since)
         self._write(row)
@@ -392,28 +421,41 @@ class _Run:
         if last or done % self.evaluate_each == 0:
             self._evaluate(state, done)
             score = self.evaluation.return_mean
-        reached = self.target_return is not None and score is not None and score >= self.target_return
-        if self.checkpointer is not None and (last or reached or signals.asked or done % self.save_each == 0):
+        reached = score is not None and self._reached_target()
+        asked = signals.asked is not None  # read once: what comes later is for the next border, which saves
+        if self.checkpointer is not None and (last or reached or asked or done % self.save_each == 0):
             self.checkpointer.save(done * self.rows, state, score=score)
         self.read_at = time.monotonic()  # what evaluating and saving took is not training
         if reached and not last:
             raise _Stop("target_return")
-        if signals.asked is not None and not last:
+        if asked and not last:
             raise _Stop("interrupted")
 
+    def _reached_target(self):
+        """Whether the evaluation of this moment, or of the run that is resumed here, is as good as asked for."""
+        step, score = self.done * self.rows, None
+        for row in self.history:
+            if row["step"] == step:
+                score = row.get("evaluation/return_mean", score)
+        return self.target_return is not None and score is not None and score >= self.target_return
+
     def _evaluate(self, state, done):
-        algo = at(self.algo, np.float32(min(done / self.iterations, 1.0)))
+        progress = self.program.place(np.float32(min(done / self.iterations, 1.0)))
+        algo, actor = _frozen(self.algo_there, state.learner, progress)
         self.evaluation = evaluate(
             algo,
-            algo.actor(state.learner),
+            actor,
             self.evaluation_env,
             self.program.spec,
             seed=self.seed,
             episodes=self.evaluation_episodes,
             explore=self.explore,
         )
+        step = done * self.rows
+        if any(row["step"] == step and "evaluation/return_mean" in row for row in self.history):
+            return  # a finished run that was started again: its row is there
         row = {f"evaluation/{name}": value for name, value in self.evaluation.metrics().items()}
-        self._write({"step": done * self.rows, "seconds": time.monotonic() - self.began} | row)
+        self._write({"step": step, "seconds": time.monotonic() - self.began} | row)
 
     # --- beginning and end -------------------------------------------------------------------------------------
 
@@ -446,8 +488,11 @@ class _Run:
         if stop.problem is not None:
             message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
             warnings.warn(message, RuntimeWarning, stacklevel=4)
-        if self.evaluation is None and stop.reason == "finished":
-            self._evaluate(state, done)  # a finished run that was started again
+        if self.evaluation is None and stop.reason in ("finished", "target_return"):
+            self._evaluate(state, done)  # a run that had ended and was started again
+        if self.checkpointer is not None and stop.problem is not None and done:
+            if done * self.rows not in self.checkpointer.steps():
+                self.checkpointer.save(done * self.rows, state)
         if self.checkpointer is not None:
             self.checkpointer.wait()
         wall = time.monotonic() - self.began
@@ -470,6 +515,23 @@ class _Run:
             self.loggers.close()
             _write_result(result, directory)
         return result
+
+
+def _problem(report, chunk, step, failed_step):
+    """What was not finite and where: the metrics of the first iteration, and the leaves that the chunk left so."""
+    named = jax.tree.leaves_with_path(jax.device_get(lasting(chunk.after)))
+    leaves = [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, leaf in named
+        if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all()
+    ]
+    broken = [name for name, fine in sorted(report.finite.items()) if not fine]
+    text = f"not finite in the iteration that ended at step {failed_step}"
+    text += f": {', '.join(broken)}" if broken else ""
+    if leaves:
+        more = f" and {len(leaves) - _LEAVES_NAMED} more" if len(leaves) > _LEAVES_NAMED else ""
+        text += f"; leaves at step {step}: {', '.join(leaves[:_LEAVES_NAMED])}{more}"
+    return text
 
 
 def _write_result(result: Result, directory: RunDirectory) -> None:
