@@ -2,7 +2,8 @@
 
     python benchmarks/resets.py [--env brax:hopper --backend spring] [--num-envs 64 2048] [--steps 256]
 
-Prints steps a second (median of 5) and writes benchmarks/results/resets.json, with the machine, versions and command.
+Prints steps a second (median of 7 alternations) and writes benchmarks/results/resets.json, with the machine, versions
+and command.
 """
 
 import argparse
@@ -27,11 +28,12 @@ DEFAULT = [
     ("gymnax:SpaceInvaders-MinAtar", {}),
     ("brax:inverted_pendulum", {"backend": "spring"}),
     ("brax:hopper", {"backend": "spring"}),
-    ("brax:hopper", {"backend": "generalized"}),
 ]
 
 
-def steps_per_second(env, num_envs: int, steps: int, repeats: int) -> float:
+def compiled(env, num_envs: int, steps: int):
+    """A function that plays `steps` steps of `num_envs` environments on and returns how many seconds it took."""
+
     @jax.jit
     def rollout(state, key):
         def one(state, key):
@@ -43,13 +45,16 @@ def steps_per_second(env, num_envs: int, steps: int, repeats: int) -> float:
         return jax.lax.scan(one, state, jax.random.split(key, steps))
 
     state, _ = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_envs))
-    state, _ = jax.block_until_ready(rollout(state, jax.random.key(1)))
-    seconds = []
-    for repeat in range(repeats):
+    keys = iter(jax.random.split(jax.random.key(1), 1000))
+
+    def play() -> float:
+        nonlocal state
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(rollout(state, jax.random.key(2 + repeat)))
-        seconds.append(time.perf_counter() - start)
-    return num_envs * steps / statistics.median(seconds)
+        state, _ = jax.block_until_ready(rollout(state, next(keys)))
+        return time.perf_counter() - start
+
+    play()
+    return play
 
 
 def machine() -> dict:
@@ -73,7 +78,7 @@ def main() -> None:
     parser.add_argument("--backend", help="of a brax environment")
     parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 2048])
     parser.add_argument("--steps", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     arguments = parser.parse_args()
     chosen = DEFAULT
@@ -84,9 +89,16 @@ def main() -> None:
     for name, parameters in chosen:
         for num_envs in arguments.num_envs:
             row = {"env": name, **parameters, "num_envs": num_envs, "steps": arguments.steps}
-            for auto_reset in (None, "exact", "pooled"):
-                env = envs.make(name, auto_reset=auto_reset, **parameters)
-                row[str(auto_reset).lower()] = steps_per_second(env, num_envs, arguments.steps, arguments.repeats)
+            plays = {
+                str(auto_reset).lower(): compiled(
+                    envs.make(name, auto_reset=auto_reset, **parameters), num_envs, arguments.steps
+                )
+                for auto_reset in (None, "exact", "pooled")
+            }
+            # In alternation, so that what else the machine does meets all three.
+            rounds = [{k: play() for k, play in plays.items()} for _ in range(arguments.repeats)]
+            for k in plays:
+                row[k] = num_envs * arguments.steps / statistics.median(seconds[k] for seconds in rounds)
             row["gain"] = row["pooled"] / row["exact"]
             rows.append(row)
             label = f"{name} {parameters.get('backend', '')}"

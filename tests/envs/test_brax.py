@@ -42,8 +42,9 @@ def test_a_time_limit_truncates_a_fall_terminates_and_the_system_can_be_mapped_o
 
 
 def test_types_are_stable_from_reset_to_step():
-    for name, backend in (("ant", "spring"), ("inverted_pendulum", "mjx")):
-        envs.check_env(envs.make(f"brax:{name}", backend=backend), steps=0)
+    # Without auto-reset, whose own trace of a brax reset is long.
+    for name, backend in (("reacher", "spring"), ("inverted_pendulum", "mjx")):
+        envs.check_env(envs.make(f"brax:{name}", backend=backend, auto_reset=None), steps=0)
 
 
 def test_names_are_braxs():
