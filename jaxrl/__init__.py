@@ -5,6 +5,7 @@ from jaxrl.algos import A2C, ALGORITHMS, DQN, PPO, make_algorithm
 from jaxrl.envs import check_env, environments, make, register
 from jaxrl.errors import JaxrlError
 from jaxrl.evaluation import Evaluation, evaluate
+from jaxrl.loading import load
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.policy import Policy
@@ -32,6 +33,7 @@ __all__ = [
     "environments",
     "envs",
     "evaluate",
+    "load",
     "make",
     "make_algorithm",
     "make_train",
