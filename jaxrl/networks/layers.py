@@ -50,9 +50,24 @@ def check_positive(label: str, sizes: int | tuple[int, ...]) -> None:
             raise ConfigError(f"{label}={sizes!r}: a size must be a whole number of at least 1, not {size!r}")
 
 
-def dense(inputs: int, outputs: int, gain: float, rngs: nnx.Rngs) -> nnx.Linear:
+class Dense(nnx.Module):
+    """An affine map of the last axis, `[..., inputs]` to `[..., outputs]`."""
+
+    def __init__(self, inputs: int, outputs: int, gain: float, rngs: nnx.Rngs):
+        initial = nnx.initializers.orthogonal(gain)
+        self.kernel = nnx.Param(initial(rngs.params(), (inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        # As one product of two matrices: with more leading axes, if only of size 1, the gradient of the kernel
+        # contracts over several axes, which XLA does 1.7 times slower on a CPU.
+        rows = x.reshape((-1, x.shape[-1])).astype(jnp.float32)
+        return (rows @ self.kernel[...] + self.bias[...][None]).reshape((*x.shape[:-1], -1))
+
+
+def dense(inputs: int, outputs: int, gain: float, rngs: nnx.Rngs) -> Dense:
     """A dense layer with an orthogonal kernel of the given gain (Saxe et al., 2014) and zero bias."""
-    return nnx.Linear(inputs, outputs, kernel_init=nnx.initializers.orthogonal(gain), rngs=rngs)
+    return Dense(inputs, outputs, gain, rngs)
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int, padding: str, rngs: nnx.Rngs) -> nnx.Conv:
