@@ -73,7 +73,7 @@ def descend(
     """
     with jax.numpy_dtype_promotion("standard"):  # optax mixes weak and strong types
         gradients = replicas.mean(gradients)
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         if max_grad_norm is not None:
             scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
             gradients = jax.tree.map(lambda g: g * scale, gradients)

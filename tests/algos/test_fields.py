@@ -1,0 +1,125 @@
+"""A field that changes nothing is a bug: every field of every algorithm changes the traced program or its numbers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxrl
+from jaxrl.algos.optimisers import Adam, RMSProp
+from jaxrl.networks import MLP, ActorCritic, QNetwork
+from jaxrl.schedules import Constant, at
+
+TINY = ActorCritic(MLP((4,)))
+BASES = {
+    "ppo": jaxrl.PPO(rollout_length=8, network=TINY, normalize_observation=True, normalize_reward=True),
+    "ppo-kl": jaxrl.PPO(rollout_length=8, network=TINY, objective="kl"),
+    "a2c": jaxrl.A2C(network=TINY, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
+    "dqn": jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16),
+}
+STATIC = {
+    "objective": "kl",
+    "rollout_length": 16,
+    "epochs": 3,
+    "minibatches": 2,
+    "optimiser": None,
+    "network": None,
+    "target_period": 7,
+    "n_step": 3,
+    "capacity": 512,
+    "min_size": 64,
+    "batch_size": 8,
+    "updates": 2,
+}
+# Numbers that only one of the objectives looks at.
+ONLY = {"kl_target": "ppo-kl", "kl_cutoff_cost": "ppo-kl", "initial_penalty": "ppo-kl"}
+NOT = {"ppo-kl": {"observation_clip", "reward_clip"}}
+
+
+def fields(name):
+    algo = BASES[name]
+    traced = [f.name for f in dataclasses.fields(algo) if f.metadata.get("pytree_node", True)]
+    static = [f.name for f in dataclasses.fields(algo) if f.name not in traced]
+    return traced, static
+
+
+def program(algo):
+    """The traced program of one iteration, and its inputs that come from the algorithm."""
+    env = jaxrl.make("gymnax:CartPole-v1")
+    bound = jaxrl.Anakin(4, devices=1, shards=1).bind(algo, env)
+    state = jax.eval_shape(bound.init, algo, env, jax.random.key(0))
+    # Numbers are inputs of the program, so that a field shows up as one that is used or not.
+    return jax.make_jaxpr(lambda algo, state: bound.iterate(algo, env, state, jnp.float32(1e3)))(algo, state)
+
+
+def used_inputs(closed):
+    """Which inputs the program's outputs depend on."""
+    from jax.interpreters import partial_eval as pe
+
+    return pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[1]
+
+
+@pytest.fixture(scope="module")
+def traced_programs():
+    return {name: program(algo) for name, algo in BASES.items()}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_every_number_reaches_the_program(name, traced_programs):
+    algo = BASES[name]
+    used = used_inputs(traced_programs[name])
+    leaves = jax.tree_util.tree_leaves_with_path(algo)
+    unused = {
+        jax.tree_util.keystr(path) for (path, _), is_used in zip(leaves, used[: len(leaves)], strict=True) if not is_used
+    }
+    elsewhere = {f".{field}" for field, base in ONLY.items() if base != name} | {f".{f}" for f in NOT.get(name, ())}
+    if name == "dqn":  # the schedule's exploration ends here, and the state's initial values are made elsewhere
+        assert unused <= elsewhere, unused
+    assert unused - elsewhere - {".initial_penalty"} == set()
+
+
+def test_the_initial_penalty_is_in_the_initial_state():
+    env = jaxrl.make("gymnax:CartPole-v1")
+    for penalty in (1.0, 3.0):
+        algo = BASES["ppo-kl"].replace(initial_penalty=penalty)
+        state = at(algo, jnp.float32(0)).init(jax.random.key(0), jaxrl.Anakin(4, devices=1).bind(algo, env).spec)
+        assert state.penalty == penalty
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn"])
+def test_every_static_field_changes_the_program(name, traced_programs):
+    algo = BASES[name]
+    same = []
+    for field in fields(name)[1]:
+        value = getattr(algo, field)
+        if isinstance(value, bool):
+            other = not value
+        elif field == "network":
+            other = type(value)(MLP((5,)))
+        else:
+            other = STATIC[field]
+        assert other != value, field
+        changed = algo.replace(**{field: other})
+        if str(program(changed)) == str(traced_programs[name]):
+            same.append(field)
+    assert same == []
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn"])
+def test_the_optimiser_changes_the_program(name, traced_programs):
+    other = RMSProp() if isinstance(BASES[name].optimiser, Adam) else Adam()
+    assert str(program(BASES[name].replace(optimiser=other))) != str(traced_programs[name])
+
+
+def test_optional_numbers_change_the_program(traced_programs):
+    for field, value in {"value_learning_rate": 1e-3, "max_grad_norm": None}.items():
+        assert str(program(BASES["ppo"].replace(**{field: value}))) != str(traced_programs["ppo"]), field
+
+
+def test_any_number_can_be_a_schedule():
+    algo = BASES["ppo"]
+    names = [f for f in fields("ppo")[0] if f != "optimiser" and getattr(algo, f) is not None]
+    scheduled = at(algo.replace(**{f: Constant(getattr(algo, f)) for f in names}), jnp.float32(0.5))
+    plain = at(algo, jnp.float32(0.5))
+    assert all(getattr(scheduled, f) == getattr(plain, f) for f in names)

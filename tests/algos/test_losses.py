@@ -1,0 +1,126 @@
+"""The algorithms' own equations against numpy written from the papers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl.algos.dqn import epsilon_greedy, n_step_target
+from jaxrl.algos.optimisers import Adam, RMSProp, descend, weighted_mean
+from jaxrl.algos.policy_gradient import explained_variance, standardised
+from jaxrl.algos.ppo import adapted_penalty, clipped_surrogate, kl_penalty, squared_value_error
+from jaxrl.parallel.replicas import SingleReplica
+
+ONE = SingleReplica(1)
+floats = st.floats(-3, 3, width=32)
+
+
+@given(floats, floats, st.floats(0.0625, 0.5, width=32))
+def test_clipped_surrogate_is_equation_7(log_ratio, advantage, clip):
+    ratio = np.exp(np.float64(log_ratio))
+    expected = -min(ratio * advantage, np.clip(ratio, 1 - clip, 1 + clip) * advantage)
+    got = clipped_surrogate(jnp.float32(log_ratio), jnp.float32(advantage), jnp.float32(clip))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_clipped_surrogate_has_no_gradient_where_the_clip_binds():
+    gradient = jax.grad(lambda x, a: clipped_surrogate(x, a, 0.2))
+    assert gradient(jnp.log(1.3), 1.0) == 0.0  # too far up, and the advantage asks for more
+    assert gradient(jnp.log(0.7), -1.0) == 0.0
+    assert gradient(jnp.log(0.7), 1.0) == pytest.approx(-0.7)  # moving back is always allowed
+    assert gradient(jnp.log(1.3), -1.0) == pytest.approx(1.3)
+
+
+@given(floats, floats, floats, st.one_of(st.none(), st.floats(0.0625, 0.5, width=32)))
+def test_squared_value_error_takes_the_larger_of_clipped_and_not(value, old, target, clip):
+    expected = (value - target) ** 2
+    if clip is not None:
+        expected = max(expected, (old + np.clip(value - old, -clip, clip) - target) ** 2)
+    got = squared_value_error(jnp.float32(value), jnp.float32(old), jnp.float32(target), clip)
+    np.testing.assert_allclose(got, 0.5 * expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kl", "expected"), [(0.01, 0.02), (0.02, 0.04), (0.03, 0.06 + 1000 * 0.01**2)])
+def test_kl_penalty_has_a_hinge_at_twice_the_target(kl, expected):
+    np.testing.assert_allclose(kl_penalty(jnp.float32(kl), jnp.float32(2.0), 0.01, 1000.0), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kl", "factor"), [(0.0131, 1.5), (0.0129, 1.0), (0.01, 1.0), (0.0071, 1.0), (0.0069, 1 / 1.5)])
+def test_the_penalty_adapts_at_the_published_cutoffs(kl, factor):
+    np.testing.assert_allclose(adapted_penalty(jnp.float32(3.0), jnp.float32(kl), 0.01), 3.0 * factor, rtol=1e-6)
+
+
+def test_weighted_mean_leaves_out_what_does_not_count():
+    x = jnp.asarray([1.0, 2.0, jnp.float32(1e9), 3.0])
+    assert weighted_mean(x, jnp.asarray([True, True, False, True]), ONE) == pytest.approx(2.0)
+    assert weighted_mean(x, jnp.zeros(4, bool), ONE) == 0.0
+
+
+def test_standardised_counts_only_what_counts():
+    x, weight = np.asarray([[1.0, 5.0, 100.0], [3.0, 7.0, -50.0]], np.float32), np.ones((2, 3), bool)
+    weight[:, 2] = False
+    got = np.asarray(standardised(jnp.asarray(x), jnp.asarray(weight), ONE))
+    kept = x[weight]
+    np.testing.assert_allclose(got[weight], (kept - kept.mean()) / kept.std(), rtol=1e-5)
+
+
+def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant():
+    targets = jnp.asarray([[1.0, 2.0, 3.0]])
+    weight = jnp.ones((1, 3), bool)
+    assert explained_variance(targets, targets, weight, ONE) == pytest.approx(1.0)
+    assert explained_variance(targets, jnp.full((1, 3), 7.0), weight, ONE) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("bootstrap", [True, False])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_n_step_target(bootstrap, steps):
+    rewards = np.asarray([[1.0, 2.0, 3.0]], np.float32) * (np.arange(3) < steps)
+    expected = sum(0.9**k * rewards[0, k] for k in range(3)) + (0.9**steps * 10.0 if bootstrap else 0.0)
+    got = n_step_target(
+        jnp.asarray(rewards, jnp.float32), jnp.asarray([steps]), jnp.asarray([bootstrap]), jnp.asarray([10.0]), 0.9
+    )
+    np.testing.assert_allclose(got, [expected], rtol=1e-5)
+
+
+def test_epsilon_greedy_explores_uniformly_among_allowed_actions():
+    n = 6000
+    keys = jax.random.split(jax.random.key(0), n)
+    mask = jnp.broadcast_to(jnp.asarray([True, False, True, True]), (n, 4))
+    actions = np.asarray(epsilon_greedy(keys, jnp.zeros(n, jnp.int32), mask, jnp.float32(0.6), 4))
+    counts = np.bincount(actions, minlength=4) / n
+    assert counts[1] == 0
+    np.testing.assert_allclose(counts[[0, 2, 3]], [0.4 + 0.2, 0.2, 0.2], atol=0.02)
+    greedy = epsilon_greedy(keys, jnp.full(n, 2, jnp.int32), None, jnp.float32(0.0), 4)
+    assert (np.asarray(greedy) == 2).all()
+
+
+def test_descend_clips_by_the_global_norm_and_takes_the_values_own_rate():
+    params = {"policy": {"w": jnp.zeros(2)}, "value": {"w": jnp.zeros(2)}}
+    gradients = {"policy": {"w": jnp.asarray([3.0, 0.0])}, "value": {"w": jnp.asarray([0.0, 4.0])}}
+    rule = RMSProp(decay=0.0, eps=1.0)  # g / sqrt(g^2 + 1)
+    new, _, norm = descend(
+        rule,
+        params,
+        gradients,
+        rule.rule().init(params),
+        learning_rate={"policy": 0.1, "value": 1.0},
+        max_grad_norm=1.0,
+        replicas=ONE,
+    )
+    assert norm == pytest.approx(5.0)
+    np.testing.assert_allclose(new["policy"]["w"], [-0.1 * 0.6 / np.sqrt(0.36 + 1), 0.0], rtol=1e-5)
+    np.testing.assert_allclose(new["value"]["w"], [0.0, -0.8 / np.sqrt(0.64 + 1)], rtol=1e-5)
+
+
+def test_adam_takes_the_textbook_step():
+    rule, params = Adam(b1=0.9, b2=0.99, eps=1e-8), {"policy": jnp.asarray([1.0])}
+    state, m, v, x = rule.rule().init(params), 0.0, 0.0, 1.0
+    for t, g in enumerate([0.5, -2.0, 1.0], 1):
+        params, state, _ = descend(
+            rule, params, {"policy": jnp.asarray([g])}, state, learning_rate=0.1, max_grad_norm=None, replicas=ONE
+        )
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        x -= 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.99**t)) + 1e-8)
+        np.testing.assert_allclose(params["policy"], [x], rtol=1e-5)
