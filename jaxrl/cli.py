@@ -41,6 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # jaxrl envs | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        advice = "use fewer --num-envs, a smaller network or, for replay, a smaller --capacity"
+        print(f"error: the device is out of memory; {advice} ({str(error).splitlines()[0]})", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

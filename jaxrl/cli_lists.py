@@ -27,8 +27,7 @@ def algorithm_table() -> str:
 def preset_table() -> str:
     """Name, algorithm, environment and source of every preset."""
     rows = [
-        (preset.name, type(preset.algorithm).__name__.lower(), preset.env, preset.source)
-        for preset in PRESETS.values()
+        (preset.name, type(preset.algorithm).__name__.lower(), preset.env, preset.source) for preset in PRESETS.values()
     ]
     return _table(("preset", "algorithm", "environment", "source"), rows)
 

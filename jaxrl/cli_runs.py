@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from jaxrl import envs, training
-from jaxrl import sweep as sweeping
 from jaxrl.algos import ALGORITHMS
 from jaxrl.algos.base import field_problems, make_algorithm
 from jaxrl.algos.presets import PRESETS, Preset
@@ -19,19 +18,19 @@ from jaxrl.cli_fields import (
     Group,
     algorithm_groups,
     argument_flags,
-    assignments,
     documented,
-    literal,
     parse,
-    read_field,
     with_flags,
 )
+from jaxrl.cli_values import assignments, literal, read_field
 from jaxrl.config import encode
 from jaxrl.errors import ConfigError, unknown
 from jaxrl.evaluation import Evaluation
 from jaxrl.loggers import WandbLogger
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import use_cpu_devices
+from jaxrl.sweep import LogUniform, Uniform
+from jaxrl.sweep import sweep as run_sweep
 from jaxrl.types import Environment, HostRecipe
 
 
@@ -79,8 +78,8 @@ def sweep(argv: Sequence[str]) -> int:
                 many=True,
             ),
             Flag("seeds", tuple[int, ...], (8,), "how many, from 0 on; or which, with commas between"),
-            *argument_flags(sweeping.sweep, left_out, total_steps=steps),
-            Flag("devices", int | None, None, documented(sweeping.sweep)["devices"]),
+            *argument_flags(run_sweep, left_out, total_steps=steps),
+            Flag("devices", int | None, None, documented(run_sweep)["devices"]),
             Flag("out", Path | None, None, "a file for the table, or for all results if it ends in .npz"),
         ]
 
@@ -90,9 +89,7 @@ def sweep(argv: Sequence[str]) -> int:
     space = _search_space(asked.algo, arguments.pop("grid"))
     if asked.num_envs is not None:
         arguments["num_envs"] = asked.num_envs
-    result = sweeping.sweep(
-        asked.algo, asked.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space
-    )
+    result = run_sweep(asked.algo, asked.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
     print(result.table())
     print(f"{result.wall_seconds:,.0f} s, {result.steps_per_second:,.0f} steps/s over all runs")
     if out is not None:
@@ -200,7 +197,7 @@ def _topology(env, num_envs, layout):
 
 def _search_space(algo, words):
     """`learning_rate=1e-4,3e-4` as the lists and distributions that `sweep` takes."""
-    drawn = {"uniform": sweeping.Uniform, "loguniform": sweeping.LogUniform}
+    drawn = {"uniform": Uniform, "loguniform": LogUniform}
     space, problems = {}, []
     for name, text in assignments("--grid", words).items():
         name = name.replace("-", "_")

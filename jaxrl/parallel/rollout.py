@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxrl import spaces
@@ -126,13 +127,15 @@ class EpisodeSums:
 
     def metrics(self) -> Metrics:
         """Means over the episodes that ended; NaN where none did."""
-        mean = self.returns / self.count
-        variance = self.squares / self.count - mean**2
+        with np.errstate(divide="ignore", invalid="ignore"):  # numpy arrays come here too, and warn of 0 / 0
+            mean = self.returns / self.count
+            variance = self.squares / self.count - mean**2
+            length = self.length / self.count
         return {
             "episodes": self.count,
             "return_mean": mean,
             "return_std": abs(variance) ** 0.5,
-            "length_mean": self.length / self.count,
+            "length_mean": length,
             "environment_steps": self.steps,
         }
 
