@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -212,7 +212,8 @@ class AnakinProgram:
 
     def start(self, algo: Algorithm, env: Environment, seed: int) -> RunState:
         """`init`, compiled, with every leaf where it belongs."""
-        return jax.jit(self.init, out_shardings=self.shardings(algo))(algo, env, jax.random.key(seed))
+        init, _ = _beginnings(self, jax.tree.structure(algo))
+        return init(algo, env, jax.random.key(seed))
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
         """The parts of a state that a resumed run takes from a fresh one: none, a run is all in its state."""
@@ -220,7 +221,7 @@ class AnakinProgram:
 
     def emptied(self, algo: Algorithm, env: Environment, state: RunState) -> RunState:
         """`with_empty_buffers`, compiled."""
-        empty = jax.jit(self.with_empty_buffers, out_shardings=self.shardings(algo))
+        _, empty = _beginnings(self, jax.tree.structure(algo))
         return empty(algo, env, state.replace(buffers={}))
 
     def close(self) -> None:
@@ -232,6 +233,14 @@ class AnakinProgram:
         """`length` iterations in one call, dispatched and not awaited. The buffers of `state` are donated."""
         length, total_ticks = self.place((np.int32(length), np.float32(total_ticks)))
         return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, length, total_ticks)
+
+
+@lru_cache(maxsize=32)
+def _beginnings(program, structure):
+    """`init` and `with_empty_buffers` compiled for algorithms of a tree structure, which holds all that is static."""
+    shardings = program.shardings(jax.tree.unflatten(structure, [0.0] * structure.num_leaves))
+    functions = (program.init, program.with_empty_buffers)
+    return tuple(jax.jit(function, out_shardings=shardings) for function in functions)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)
