@@ -1,0 +1,88 @@
+"""One algorithm, one seed, one run: whatever it runs on."""
+
+import functools
+
+import jax
+import programs
+import pytest
+from programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
+
+import jaxrl
+from jaxrl.envs.host.jax_host import ServedFromHost
+
+UPDATES = 10
+
+
+@functools.cache
+def run(name, topology, host=False):
+    """The state after some updates, and the report of all of them, as numpy."""
+    algo, env = ALGORITHMS[name], ServedFromHost(ENV) if host else ENV
+    program = topology.bind(algo, env)
+    iterations = UPDATES + (1 if name == "dqn" else 0)  # whose first iteration only fills the replay
+    try:
+        state = program.start(algo, env, 3)
+        ticks = 2 * iterations * program.rows_per_iteration(algo) // program.num_envs
+        state, report = program.chunk(algo, env, state, iterations, ticks)
+        assert report.iterations == UPDATES
+        assert report.episodes.count > 20, "no episode boundary was met"
+        return plain((state, report))
+    finally:
+        program.close()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_host_lockstep_is_the_compiled_run(name):
+    state, report = run(name, anakin())
+    on_host, host_report = run(name, jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4), host=True)
+    assert_equal(state.replace(env_state=()), on_host, 1e-5)
+    assert_equal(report, host_report, 1e-5)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_four_devices_are_one(name):
+    one, one_report = run(name, anakin())
+    four, four_report = run(name, anakin(devices=4))
+    assert_equal(one, four, 1e-5)
+    assert_equal(one_report, four_report, 1e-5)
+
+
+def test_the_comparison_can_fail():
+    """Another number of shards is another run: minibatches are drawn otherwise."""
+    one, _ = run("ppo", anakin())
+    other, _ = run("ppo", jaxrl.Anakin(num_envs=NUM_ENVS, devices=1, shards=2))
+    with pytest.raises(AssertionError):
+        assert_equal(one, other, 1e-5)
+
+
+def test_devices_share_the_environments():
+    algo = programs.DQN
+    program = anakin(devices=4).bind(algo, ENV)
+    state = program.start(algo, ENV, 0)
+    for _ in range(2):
+        assert all(len(x.addressable_shards) == 4 for x in jax.tree.leaves(state))
+        assert state.timestep.observation.addressable_shards[0].data.shape == (2, 4)
+        observation = state.buffers["replay"].ring.rows.observation
+        assert observation.addressable_shards[0].data.shape == (observation.shape[0], 2, 4)
+        params = jax.tree.leaves(state.learner.params)[0]
+        assert params.addressable_shards[0].data.shape == params.shape
+        state, _ = program.chunk(algo, ENV, state, 1, 100)
+
+
+def test_layouts_that_do_not_fit_are_refused_at_once():
+    algo = ALGORITHMS["ppo"]
+    for topology, words in (
+        (jaxrl.Anakin(num_envs=6, devices=4), "num_envs=6 does not divide over 4 devices; use 4 or 8"),
+        (jaxrl.Anakin(num_envs=16, devices=9), "devices=9 must be between 1 and the 4"),
+        (jaxrl.Anakin(num_envs=16, devices=4, shards=2), "shards=2 must be a multiple of devices=4"),
+        (jaxrl.Anakin(num_envs=16, devices=1, shards=3), "shards=3 must divide num_envs=16"),
+        (jaxrl.Anakin(num_envs=0), "num_envs=0 must be at least 1"),
+    ):
+        with pytest.raises(jaxrl.errors.ConfigError, match=words):
+            topology.bind(algo, ENV)
+    with pytest.raises(jaxrl.errors.ConfigError) as caught:
+        jaxrl.Anakin(num_envs=6, devices=4).bind(algo.replace(clip=-1.0), ENV)
+    assert len(caught.value.problems) >= 2, "every problem is told at once"
+    with pytest.raises(jaxrl.errors.ConfigError, match="lockstep=False"):
+        jaxrl.Sebulba(lockstep=False).bind(algo, ServedFromHost(ENV))
+    with pytest.raises(jaxrl.errors.ConfigError, match="whole_episodes"):
+        jaxrl.Sebulba().bind(algo.replace(whole_episodes=True), ServedFromHost(ENV))
