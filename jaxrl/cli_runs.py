@@ -28,7 +28,7 @@ from jaxrl.errors import ConfigError, unknown
 from jaxrl.evaluation import Evaluation
 from jaxrl.loggers import WandbLogger
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.mesh import use_cpu_devices
+from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.sweep import LogUniform, Uniform
 from jaxrl.sweep import sweep as run_sweep
 from jaxrl.types import Environment, HostRecipe
@@ -131,8 +131,9 @@ def _read_run(command: str, argv: Sequence[str], flags: Callable[[Preset | None]
     )
     run, algo = values["run"], with_flags(algo, values)
     problems += field_problems(algo)
-    if run["devices"] is not None and run["devices"] > 1:
-        use_cpu_devices(run["devices"])  # before anything else asks JAX for its devices
+    split = cores() if command == "sweep" and run["devices"] is None else run["devices"]
+    if split is not None and split > 1:
+        use_cpu_devices(split)  # before anything else, the environment first of all, asks JAX for its devices
     env = None
     if run["env"] is None:
         problems.append("no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")

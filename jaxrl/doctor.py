@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
+from jaxrl.parallel.mesh import cores
+
 OK, NOTE, PROBLEM = "ok", "note", "PROBLEM"
 _ENOUGH_DISK = 1 << 30  # bytes
 
@@ -137,9 +139,8 @@ def compiler() -> Iterator[Finding]:
 
 def threads() -> Iterator[Finding]:
     """The cores that this process may use, and what limits it to fewer."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limits = [f"{name}={os.environ[name]}" for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ]
-    yield Finding(OK, "threads", ", ".join([f"{cores} of {os.cpu_count()} cores", *limits]))
+    yield Finding(OK, "threads", ", ".join([f"{cores()} of {os.cpu_count()} cores", *limits]))
 
 
 def disk(run_dir: Path) -> Iterator[Finding]:

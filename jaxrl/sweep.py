@@ -19,7 +19,7 @@ from jaxrl.errors import ConfigError
 from jaxrl.evaluation import layout, play
 from jaxrl.parallel.anakin import Anakin, AnakinProgram
 from jaxrl.parallel.learner import Report
-from jaxrl.parallel.mesh import use_cpu_devices
+from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.rollout import RunState, rollout_length
 from jaxrl.plotting import interquartile_mean
 from jaxrl.progress import ProgressBar
@@ -249,7 +249,7 @@ def sweep(
       ConfigError: settings that do not fit, all of them.
     """
     if devices is None:
-        use_cpu_devices(_cores())
+        use_cpu_devices(cores())
     if mapping not in (None, "vmap", "in_turn"):
         raise ConfigError(f"mapping={mapping!r} is not one of 'vmap', 'in_turn'")
     here = jax.local_device_count()
@@ -309,12 +309,6 @@ def sweep(
         steps_per_second=sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9),
         wall_seconds=time.monotonic() - began,
     )
-
-
-def _cores():
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def _train_many(many, algos, env, keys, iterations, points, display, done_before):

@@ -1,5 +1,6 @@
 """Devices and processes: the one mesh that everything runs on, and the layout of environments over it."""
 
+import os
 from functools import lru_cache
 
 import jax
@@ -22,6 +23,11 @@ def data_mesh(devices: int) -> jax.sharding.Mesh:
     return jax.make_mesh(
         (devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.local_devices()[:devices]
     )
+
+
+def cores() -> int:
+    """How many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_cpu_devices(count: int) -> bool:
