@@ -93,8 +93,9 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array) -
     place = (first + jnp.arange(new.shape[1], dtype=jnp.int32)) % places
 
     def one(old, levels, new):
-        before = jnp.sum((old[place] >= 0.0).astype(jnp.int32))
-        after = jnp.sum((new >= 0.0).astype(jnp.int32))
+        before, after = _held(old[place]), _held(new)
+        # Read first, then write: else XLA copies the whole array to read it afterwards.
+        before, new = jax.lax.optimization_barrier((before, new))
         if levels:
             levels = sum_tree.put_range(levels, first, samplers.weight(source.sampler, new), places)
         return old.at[place].set(new, unique_indices=True), levels, after - before
@@ -111,6 +112,11 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array) -
         largest=jnp.maximum(index.largest, jnp.max(new, axis=1)),
         refused=index.refused + jnp.sum(refuse.astype(jnp.int32), axis=1),
     )
+
+
+def _held(priority: jax.Array) -> jax.Array:
+    """How many of these places hold an item."""
+    return jnp.sum((priority >= 0.0).astype(jnp.int32))
 
 
 def draw(
@@ -175,10 +181,10 @@ def _draw_in_turn(index, source, keys, count, newest):
         def step(state, key):
             priority, levels, times = state
             place, chance = samplers.choose(source.sampler, key, priority, levels, inserted, since)
-            drawn = jnp.where(chance > 0.0, place, places)
+            drawn = jnp.where(chance > 0.0, place, sum_tree.NOWHERE)
             times = times.at[drawn].add(1, mode="drop")
             if source.max_times_sampled:
-                gone = jnp.where(times[place] >= source.max_times_sampled, drawn, places)
+                gone = jnp.where(times[place] >= source.max_times_sampled, drawn, sum_tree.NOWHERE)
                 priority = priority.at[gone].set(samplers.ABSENT, mode="drop")
                 if levels:
                     levels = sum_tree.put(levels, gone[None], jnp.zeros(1, jnp.float32))
@@ -204,12 +210,11 @@ def update(index: Index, source: Replay, place: jax.Array, priority: jax.Array, 
       priority: float32 [shards, k]; unacceptable ones are refused and counted.
       live: bool [shards, k], False where the item's row was overwritten: dropped.
     """
-    places = index.priority.shape[1]
 
     def one(old, levels, touched, place, priority, live):
         fine = samplers.acceptable(priority)
         live = live & (old[place] >= 0.0)
-        where = jnp.where(live & fine, place, places)
+        where = jnp.where(live & fine, place, sum_tree.NOWHERE)
         # Two writes that do not depend on the order of equal places, so that the result is the same on any device.
         new = old.at[where].set(0.0, mode="drop").at[where].max(priority, mode="drop")
         if levels:

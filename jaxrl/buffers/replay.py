@@ -76,20 +76,39 @@ def add(
     states: dict[str, ReplayState], sources: Sources, rows: Trajectory, carry: PyTree, replicas: Replicas
 ) -> dict[str, ReplayState]:
     """Stores one rollout: rows `[T, B, ...]` with their extras, and the carry `[B, ...]` at the first."""
-    rings, new = {}, {}
+    rings, new, lost = {}, {}, {}
+    for name, source in sources.items():
+        owner = source.over or name
+        lost[name] = _lost(states[name].index, source, sources[owner], states[owner].ring, rows.reward.shape[0])
+    # What is overwritten is read first, then written over: else XLA copies whole arrays to read them afterwards.
+    rows, lost = jax.lax.optimization_barrier((rows, lost))
     for name, state in states.items():
         if state.ring is not None:
             kept = _keeps(sources, name)[0]
             rings[name] = ring.add(state.ring, _stored(rows, sources, name), carry if kept else ())
     for name, state in states.items():
-        source, where = sources[name], sources[name].over or name
-        fresh = _insert(state.index, source, sources[where], states[where].ring, rings[where], rows.reward.shape[0])
+        source, owner = sources[name], sources[name].over or name
+        fresh = _insert(state.index, source, sources[owner], rings[owner], rows.reward.shape[0], lost[name])
         fresh = fresh.replace(inserted=fresh.inserted.add(rows.reward.size * replicas.devices))
         new[name] = ReplayState(rings.get(name), fresh)
     return new
 
 
-def _insert(idx: Index, source: Replay, stored: Replay, before: Ring, after: Ring, length: int) -> Index:
+def _lost(idx: Index, source: Replay, stored: Replay, before: Ring, length: int) -> jax.Array:
+    """How many items of a dense index the next write ends, int32 [shards]."""
+    shards = idx.drawable.shape[0]
+    if not index.dense(source):
+        return jnp.zeros(shards, jnp.int32)
+    back = lookback(source, stored)
+    ended = _transitions_begun(before, before.cursor, length + back)
+    number = jnp.arange(length + back, dtype=jnp.int32)[:, None]
+    # In a full ring the oldest `back` rows begin nothing already. The write that fills it makes them so.
+    full = before.filled == before.slots
+    filling = before.filled + length == before.slots
+    return _per_shard(ended & ((full & (number >= back)) | (filling & (number >= length))), shards)
+
+
+def _insert(idx: Index, source: Replay, stored: Replay, after: Ring, length: int, lost: jax.Array) -> Index:
     """The index once the ring has changed: which rows begin an item now, and which no more."""
     ahead, back = lookahead(source), lookback(source, stored)
     slots, envs = after.rows.reward.shape
@@ -109,14 +128,7 @@ def _insert(idx: Index, source: Replay, stored: Replay, before: Ring, after: Rin
     exists = (length + ahead - jnp.arange(length, dtype=jnp.int32) <= after.filled)[:, None]
     if index.dense(source):
         begun = _transitions_begun(after, start, length) & exists
-        full = before.filled == slots
-        lost = _transitions_begun(before, before.cursor + back, length) & full
-        more = _per_shard(begun, shards) - _per_shard(lost, shards)
-        # The first time the ring is full, the oldest rows lose what came before them.
-        edge = _transitions_begun(after, after.cursor, back) & (after.filled == slots) & ~full if back else None
-        if edge is not None:
-            more = more - _per_shard(edge, shards)
-        return fresh.replace(drawable=idx.drawable + more)
+        return fresh.replace(drawable=idx.drawable + _per_shard(begun, shards) - lost)
     begun, priority = _begun(idx, source, after, start, length)
     # Nothing begins at the newest rows yet, nor at the oldest, whose past the next write takes.
     blank = jnp.full((ahead + back, envs), samplers.ABSENT, jnp.float32)

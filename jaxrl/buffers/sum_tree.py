@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 FAN = 16  # measured on CPU: 16 is faster than 32, 64 and 128
-TOP = 256  # the last level is at most this wide, and searched whole
+TOP = 32  # the last level is at most this wide, and searched whole
+NOWHERE = 2**31 - 1  # a position that is out of range on every level, so that a write to it is dropped
 
 Levels = tuple[jax.Array, ...]
 
@@ -38,7 +39,7 @@ def put(levels: Levels, position: jax.Array, weight: jax.Array) -> Levels:
 
     Args:
       levels: of one tree.
-      position: int32 [k]; where one comes twice it must have one weight; those out of range are dropped.
+      position: int32 [k]; where one comes twice it must have one weight; `NOWHERE` is dropped.
       weight: float32 [k], finite and >= 0.
     """
     changed = [levels[0].at[position].set(weight, mode="drop")]

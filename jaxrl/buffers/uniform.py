@@ -30,13 +30,32 @@ def draw(ring: Ring, keys: jax.Array, count: int, lookback: int, lookahead: int)
     room = jnp.maximum(ring.filled - lookahead - oldest, 1)
 
     def one(key, shard):
-        slot_key, column_key = jax.random.split(key)
-        age = oldest + jax.random.randint(slot_key, (_TRIES, count), 0, room)
-        slot = (ring.cursor - ring.filled + age) % ring.slots
-        column = jax.random.randint(column_key, (_TRIES, count), 0, columns)
+        number = below(jax.random.bits(key, (_TRIES, count), jnp.uint32), room * columns)
+        slot = (ring.cursor - ring.filled + oldest + number // columns) % ring.slots
+        column = number % columns
         counts = transitions.eligible(ring, slot, shard * columns + column) & (ring.filled > lookahead + oldest)
         first = jnp.argmax(counts, axis=0)
         pick = jnp.arange(count, dtype=jnp.int32)
         return (slot * columns + column)[first, pick], counts[first, pick]
 
     return jax.vmap(one)(keys, jnp.arange(keys.shape[0], dtype=jnp.int32))
+
+
+def below(bits: jax.Array, limit: jax.Array) -> jax.Array:
+    """Integers in [0, limit) from random bits: the high word of their product, so uneven by limit / 2^32 at most.
+
+    Half the random numbers that `jax.random.randint` needs, and no division.
+
+    Args:
+      bits: uint32 [...].
+      limit: int32, a scalar.
+
+    Returns:
+      int32 [...].
+    """
+    limit = limit.astype(jnp.uint32)
+    high, low = bits >> 16, bits & 0xFFFF
+    limit_high, limit_low = limit >> 16, limit & 0xFFFF
+    carry = high * limit_low + ((low * limit_low) >> 16)
+    middle = low * limit_high + (carry & 0xFFFF)
+    return (high * limit_high + (carry >> 16) + (middle >> 16)).astype(jnp.int32)
