@@ -213,7 +213,8 @@ class AnakinProgram:
     def start(self, algo: Algorithm, env: Environment, seed: int) -> RunState:
         """`init`, compiled, with every leaf where it belongs."""
         init, _ = _beginnings(self, jax.tree.structure(algo))
-        return init(algo, env, jax.random.key(seed))
+        with meshes.partitioner(self.devices):
+            return init(algo, env, jax.random.key(seed))
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
         """The parts of a state that a resumed run takes from a fresh one: none, a run is all in its state."""
@@ -222,7 +223,8 @@ class AnakinProgram:
     def emptied(self, algo: Algorithm, env: Environment, state: RunState) -> RunState:
         """`with_empty_buffers`, compiled."""
         _, empty = _beginnings(self, jax.tree.structure(algo))
-        return empty(algo, env, state.replace(buffers={}))
+        with meshes.partitioner(self.devices):
+            return empty(algo, env, state.replace(buffers={}))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -232,7 +234,8 @@ class AnakinProgram:
     ) -> tuple[RunState, Report]:
         """`length` iterations in one call, dispatched and not awaited. The buffers of `state` are donated."""
         length, total_ticks = self.place((np.int32(length), np.float32(total_ticks)))
-        return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, length, total_ticks)
+        with meshes.partitioner(self.devices):
+            return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, length, total_ticks)
 
 
 @lru_cache(maxsize=32)

@@ -1,6 +1,8 @@
 """Devices and processes: the one mesh that everything runs on, and the layout of environments over it."""
 
 import os
+import contextlib
+from collections.abc import Iterator
 from functools import lru_cache
 
 import jax
@@ -79,3 +81,22 @@ def checked_layout(algo: Algorithm, spec: EnvSpec, num_envs: int, devices: int, 
             return candidate
         first_problems = found
     raise ConfigError(first_problems or [f"num_envs={num_envs} does not divide over {devices} devices"])
+
+
+@contextlib.contextmanager
+def partitioner(devices: int) -> Iterator[None]:
+    """Within it, programs over several devices are compiled by XLA's older partitioner, GSPMD.
+
+    Shardy crashes (jaxlib 0.11.2: a null operand in ManualComputationUnusedInputsPattern) on a `jax.shard_map` of a
+    function that closes over many constants, as brax's environments do. Nothing here is left to a partitioner, so
+    which one runs does not matter otherwise.
+    """
+    if devices == 1:
+        yield
+        return
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
