@@ -43,6 +43,24 @@ def rows_of(columns, endings=("terminated",)):
     )
 
 
+@functools.cache
+def _add(sources, replicas):
+    return jax.jit(lambda states, rows, carry: replay.add(states, dict(sources), rows, carry, replicas))
+
+
+@functools.cache
+def _sample(sources, name, replicas):
+    source, stored = dict(sources)[name], replay.storage(dict(sources), name)
+    return jax.jit(
+        lambda ring, index, key, carry: replay.sample(ring, index, source, stored, key, replicas, initial_carry=carry)
+    )
+
+
+@functools.cache
+def _update(source):
+    return jax.jit(lambda ring, index, drawn, given: replay.update_priorities(ring, index, source, drawn, given))
+
+
 class Fed:
     """A replay on one device, compiled, that is fed rollouts of `rollout` rows and can be drawn from."""
 
@@ -61,15 +79,14 @@ class Fed:
                 if state.ring is not None:
                     ring = state.ring.replace(rows=jax.tree.map(bad, state.ring.rows))
                     self.states[name] = state.replace(ring=ring)
-        self._add = jax.jit(functools.partial(replay.add, sources=sources, replicas=self.replicas))
-        self._sample = {}
+        self._key = tuple(sources.items())
 
     def feed(self, rows, carry=()):
         """Adds rows, a whole number of rollouts."""
         for start in range(0, rows.reward.shape[0], self.rollout):
             part = jax.tree.map(lambda x: x[start : start + self.rollout], rows)  # noqa: B023
             at = carry(start) if callable(carry) else carry
-            self.states = self._add(self.states, rows=part, carry=at)
+            self.states = _add(self._key, self.replicas)(self.states, part, at)
             self.ticks += self.rollout
         return self
 
@@ -78,31 +95,20 @@ class Fed:
 
     def sample(self, seed, name="replay", initial_carry=()):
         """A batch; the draw is counted."""
-        source, stored = self.sources[name], replay.storage(self.sources, name)
-        if name not in self._sample:
-            self._sample[name] = jax.jit(
-                lambda ring, index, key: replay.sample(
-                    ring, index, source, stored, key, self.replicas, initial_carry=initial_carry
-                )
-            )
-        index, batch = self._sample[name](self.ring(name), self.states[name].index, jax.random.key(seed))
+        draw = _sample(self._key, name, self.replicas)
+        index, batch = draw(self.ring(name), self.states[name].index, jax.random.key(seed), initial_carry)
         self.states[name] = self.states[name].replace(index=index)
         return batch
 
     def update(self, drawn, priorities, name="replay"):
-        index = replay.update_priorities(
-            self.ring(name), self.states[name].index, self.sources[name], drawn, priorities
-        )
+        update = _update(self.sources[name])
+        index = update(self.ring(name), self.states[name].index, drawn, priorities)
         self.states[name] = self.states[name].replace(index=index)
 
     def starts(self, name="replay"):
         """The (tick, column) of every row that begins an item now, of one that keeps priorities."""
         ring, priority = self.ring(name), np.asarray(self.states[name].index.priority)
-        shards, places = priority.shape
-        columns = places // ring.slots
-        found = set()
-        for shard, place in zip(*np.nonzero(priority >= 0), strict=True):
-            slot = place // columns
-            tick = int(ring.tick(jnp.int32(slot)))
-            found.add((tick, int(shard * columns + place % columns)))
-        return found
+        shard, place = np.nonzero(priority >= 0)
+        columns = priority.shape[1] // ring.slots
+        tick = np.asarray(ring.tick(jnp.arange(ring.slots, dtype=jnp.int32)))[place // columns]
+        return set(zip(tick.tolist(), (shard * columns + place % columns).tolist(), strict=True))
