@@ -19,7 +19,7 @@ from jaxrl.errors import ConfigError
 from jaxrl.evaluation import layout, play
 from jaxrl.parallel.anakin import Anakin, AnakinProgram
 from jaxrl.parallel.learner import Report
-from jaxrl.parallel.mesh import cores, partitioner, use_cpu_devices
+from jaxrl.parallel.mesh import cores, over_devices, use_cpu_devices
 from jaxrl.parallel.rollout import RunState, rollout_length
 from jaxrl.plotting import interquartile_mean
 from jaxrl.progress import ProgressBar
@@ -379,17 +379,14 @@ class _Many:
         return jax.tree.map(lambda x: x[0], algos)
 
     def start(self, algos, env, keys):
-        with partitioner(self.devices):
-            return _start_many(self, algos, env, keys)
+        return _start_many(self, algos, env, keys)
 
     def chunk(self, algos, env, states, length, total_ticks) -> tuple[RunState, Report]:
-        with partitioner(self.devices):
-            return _chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_ticks))
+        return _chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_ticks))
 
     def evaluate(self, algos, learners, env, keys, episodes, explore) -> np.ndarray:
         num_envs, quota = layout(episodes, None)
-        with partitioner(self.devices):
-            scores = _evaluate_many(self, algos, learners, env, keys, num_envs=num_envs, quota=quota, explore=explore)
+        scores = _evaluate_many(self, algos, learners, env, keys, num_envs=num_envs, quota=quota, explore=explore)
         returns, _, done = jax.device_get(scores)
         counts = np.arange(quota)[None, :, None] < done[:, None, :]
         return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]
@@ -407,8 +404,7 @@ class _Many:
         def call(*arguments):
             cut = len(arguments) - unmapped
             specs = (runs,) * cut + (PartitionSpec(),) * unmapped
-            mapped = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=runs, check_vma=False)
-            return mapped(*arguments)
+            return over_devices(function, self.mesh, specs, runs)(*arguments)
 
         return call
 

@@ -213,8 +213,7 @@ class AnakinProgram:
     def start(self, algo: Algorithm, env: Environment, seed: int) -> RunState:
         """`init`, compiled, with every leaf where it belongs."""
         init, _ = _beginnings(self, jax.tree.structure(algo))
-        with meshes.partitioner(self.devices):
-            return init(algo, env, jax.random.key(seed))
+        return init(algo, env, jax.random.key(seed))
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
         """The parts of a state that a resumed run takes from a fresh one: none, a run is all in its state."""
@@ -223,8 +222,7 @@ class AnakinProgram:
     def emptied(self, algo: Algorithm, env: Environment, state: RunState) -> RunState:
         """`with_empty_buffers`, compiled."""
         _, empty = _beginnings(self, jax.tree.structure(algo))
-        with meshes.partitioner(self.devices):
-            return empty(algo, env, state.replace(buffers={}))
+        return empty(algo, env, state.replace(buffers={}))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -234,8 +232,7 @@ class AnakinProgram:
     ) -> tuple[RunState, Report]:
         """`length` iterations in one call, dispatched and not awaited. The buffers of `state` are donated."""
         length, total_ticks = self.place((np.int32(length), np.float32(total_ticks)))
-        with meshes.partitioner(self.devices):
-            return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, length, total_ticks)
+        return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, length, total_ticks)
 
 
 @lru_cache(maxsize=32)
@@ -254,11 +251,6 @@ def _chunk(program, algo, env, state, buffers, length, total_ticks):
     if program.devices == 1:
         return program.advance(algo, env, state, length, total_ticks)
     partition, everywhere = program.partition(algo), PartitionSpec()
-    advance = jax.shard_map(
-        program.advance,
-        mesh=program.mesh,
-        in_specs=(everywhere, everywhere, partition, everywhere, everywhere),
-        out_specs=(partition, everywhere),
-        check_vma=False,
-    )
+    in_specs = (everywhere, everywhere, partition, everywhere, everywhere)
+    advance = meshes.over_devices(program.advance, program.mesh, in_specs, (partition, everywhere))
     return advance(algo, env, state, length, total_ticks)

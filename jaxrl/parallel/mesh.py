@@ -1,9 +1,9 @@
 """Devices and processes: the one mesh that everything runs on, and the layout of environments over it."""
 
 import os
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import jax
 
@@ -83,20 +83,18 @@ def checked_layout(algo: Algorithm, spec: EnvSpec, num_envs: int, devices: int, 
     raise ConfigError(first_problems or [f"num_envs={num_envs} does not divide over {devices} devices"])
 
 
-@contextlib.contextmanager
-def partitioner(devices: int) -> Iterator[None]:
-    """Within it, programs over several devices are compiled by XLA's older partitioner, GSPMD.
+def over_devices(function: Callable, mesh: jax.sharding.Mesh, in_specs: Any, out_specs: Any) -> Callable:
+    """`jax.shard_map` of `function`, with `check_vma=False`: gradients are averaged by hand, see `MeshReplicas`.
 
-    Shardy crashes (jaxlib 0.11.2: a null operand in ManualComputationUnusedInputsPattern) on a `jax.shard_map` of a
-    function that closes over many constants, as brax's environments do. Nothing here is left to a partitioner, so
-    which one runs does not matter otherwise.
+    The function is compiled for itself within (`jax.jit`), so that the arrays it closes over, of which brax's
+    environments have over a hundred, stay its own. As inputs of the map they crash XLA's Shardy partitioner (jaxlib
+    0.11.2: a null operand in ManualComputationUnusedInputsPattern). GSPMD, the partitioner before, is no way out: it
+    aborts on a sort in there.
+
+    Args:
+      function: of one device's share of the arguments; may use collectives over the mesh's axes.
+      mesh: its axes are all manual within `function`.
+      in_specs: a tuple of partition specs, or prefix trees of them, one an argument.
+      out_specs: likewise of the result.
     """
-    if devices == 1:
-        yield
-        return
-    before = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", False)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_use_shardy_partitioner", before)
+    return jax.shard_map(jax.jit(function), mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
