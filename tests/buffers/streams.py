@@ -12,7 +12,7 @@ from jaxrl.types import Trajectory
 
 
 def rows_of(columns, endings=("terminated",)):
-    """Rows `[T, B]` from each column's list of episode lengths in rows, cut to the shortest column.
+    """Rows `[T, B]`, numpy, from each column's list of episode lengths in rows, cut to the shortest column.
 
     A row's observation is `tick + 1000 * column`, its reward 1 plus that. Endings take turns.
     """
@@ -33,13 +33,13 @@ def rows_of(columns, endings=("terminated",)):
     value = np.arange(ticks)[:, None] + 1000 * np.arange(len(columns))[None]
     value = value.astype(np.float32)
     return Trajectory(
-        observation=jnp.asarray(value),
-        action=jnp.asarray(value, jnp.int32),
-        reward=jnp.asarray(np.where(last, 0.0, value + 1.0), jnp.float32),
-        terminated=jnp.asarray(ended["terminated"]),
-        truncated=jnp.asarray(ended["truncated"]),
-        first=jnp.asarray(first),
-        weight=jnp.asarray(~last),
+        observation=value,
+        action=value.astype(np.int32),
+        reward=np.where(last, 0.0, value + 1.0).astype(np.float32),
+        terminated=ended["terminated"],
+        truncated=ended["truncated"],
+        first=first,
+        weight=~last,
     )
 
 
@@ -98,7 +98,7 @@ class Fed:
         draw = _sample(self._key, name, self.replicas)
         index, batch = draw(self.ring(name), self.states[name].index, jax.random.key(seed), initial_carry)
         self.states[name] = self.states[name].replace(index=index)
-        return batch
+        return jax.device_get(batch)
 
     def update(self, drawn, priorities, name="replay"):
         update = _update(self.sources[name])

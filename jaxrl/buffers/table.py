@@ -1,0 +1,204 @@
+"""A table of whole items, with Reverb's semantics: any sampler, any remover, items that go after so many draws.
+
+For items that outlive the ring of rows they came from: the best episodes so far, demonstrations, a queue between
+stages. Inserts and draws are made one by one, each a pass over the table where its rule is not by chance; a replay of
+raw rows (`jaxrl.buffers.replay`) is far cheaper where its oldest-first removal will do.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.buffers import limiter as limiters
+from jaxrl.buffers import samplers, sum_tree
+from jaxrl.errors import ConfigError
+from jaxrl.sources import Fifo, Sampler, Uniform
+from jaxrl.types import PyTree
+
+
+@struct.dataclass
+class Key:
+    """Names an item: a place, and the insertion that filled it, so that a successor is not taken for it."""
+
+    place: jax.Array  # int32
+    generation: jax.Array  # int32
+
+
+@struct.dataclass
+class TableState:
+    """The items and what is known of them. There is a place more than items, for the newest before one is removed."""
+
+    items: PyTree  # [capacity + 1, ...]
+    priority: jax.Array  # [capacity + 1] float32, -1 where there is no item
+    levels: sum_tree.Levels  # over the sampler's weights; () where it needs none
+    generation: jax.Array  # [capacity + 1] int32, the insertion that filled the place
+    touched: jax.Array  # [capacity + 1] int32, when it was inserted or given a priority
+    times_sampled: jax.Array  # [capacity + 1] int32
+    clock: jax.Array  # int32, insertions and priorities so far
+    limiter: limiters.LimiterState
+
+
+@struct.dataclass
+class TableSample:
+    """Items drawn, `[count]`; `held` is False where the table was empty."""
+
+    items: PyTree
+    key: Key
+    held: jax.Array  # bool
+    probability: jax.Array  # float32
+    priority: jax.Array  # float32, when drawn
+    times_sampled: jax.Array  # int32, this time included
+    size: jax.Array  # int32, items in the table when drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The rules of a table; its functions are pure over a `TableState`.
+
+    Args:
+      capacity: items.
+      sampler: which item is drawn.
+      remover: which item goes when there are more than `capacity`; it may be the one just inserted. Not by chance.
+      max_times_sampled: an item goes once it was drawn so often; 0: never.
+      limits: when items may be inserted and drawn; `can_insert` and `can_sample` tell, nothing enforces it.
+
+    Raises:
+      ConfigError: the settings make no table.
+    """
+
+    capacity: int
+    sampler: Sampler = Uniform()
+    remover: Sampler = Fifo()
+    max_times_sampled: int = 0
+    limits: limiters.Limits = limiters.min_size(1)
+
+    def __post_init__(self):
+        if self.capacity < 1:
+            raise ConfigError(f"capacity={self.capacity} must be at least 1")
+        if samplers.by_chance(self.remover):
+            raise ConfigError(f"remover={self.remover!r} draws by chance; use Fifo, Lifo, MinHeap or MaxHeap")
+        if self.max_times_sampled < 0:
+            raise ConfigError(f"max_times_sampled={self.max_times_sampled} must be 0 (no limit) or more")
+
+    def init(self, example: PyTree) -> TableState:
+        """An empty table for items like `example` (no leading axis), or their shapes."""
+        places = self.capacity + 1
+        return TableState(
+            items=jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), example),
+            priority=jnp.full(places, samplers.ABSENT, jnp.float32),
+            levels=sum_tree.zeros(places) if samplers.by_chance(self.sampler) else (),
+            generation=jnp.zeros(places, jnp.int32),
+            touched=jnp.zeros(places, jnp.int32),
+            times_sampled=jnp.zeros(places, jnp.int32),
+            clock=jnp.int32(0),
+            limiter=limiters.limiter(self.limits),
+        )
+
+    def can_insert(self, state: TableState, count: int = 1) -> jax.Array:
+        """Whether the limiter lets `count` items in, bool."""
+        return state.limiter.can_insert(count)
+
+    def can_sample(self, state: TableState, count: int = 1) -> jax.Array:
+        """Whether the limiter lets `count` items be drawn, bool."""
+        return state.limiter.can_sample(count)
+
+    def insert(self, state: TableState, items: PyTree, priorities: jax.Array) -> tuple[TableState, Key]:
+        """Inserts items in turn; past the capacity, the remover's choice goes after each.
+
+        Args:
+          state: the table.
+          items: leaves `[count, ...]`.
+          priorities: float32 [count]; an item whose priority is NaN, infinite or negative is not inserted.
+
+        Returns:
+          The table, and the items' keys; the generation of one that was refused is 0.
+        """
+
+        def one(state, moment):
+            item, priority = moment
+            accepted = samplers.acceptable(priority)
+            place = jnp.argmax(state.priority < 0.0).astype(jnp.int32)
+            where = jnp.where(accepted, place, sum_tree.NOWHERE)
+            clock = state.clock + accepted.astype(jnp.int32)
+            state = state.replace(
+                items=jax.tree.map(lambda all, x: all.at[where].set(x, mode="drop"), state.items, item),
+                generation=state.generation.at[where].set(clock, mode="drop"),
+                touched=state.touched.at[where].set(clock, mode="drop"),
+                times_sampled=state.times_sampled.at[where].set(0, mode="drop"),
+                clock=clock,
+                limiter=state.limiter.inserted(accepted.astype(jnp.int32)),
+            )
+            state = self._put(state, where, priority)
+            full = jnp.sum((state.priority >= 0.0).astype(jnp.int32)) > self.capacity
+            gone, _ = self._choose(self.remover, state, None)
+            state = self._remove(state, jnp.where(full, gone, sum_tree.NOWHERE), full)
+            return state, Key(place, jnp.where(accepted, clock, 0))
+
+        return jax.lax.scan(one, state, (items, priorities.astype(jnp.float32)))
+
+    def sample(self, state: TableState, key: jax.Array, count: int) -> tuple[TableState, TableSample]:
+        """Draws `count` items in turn; one that reaches `max_times_sampled` is gone for the next."""
+
+        def one(state, key):
+            size = jnp.sum((state.priority >= 0.0).astype(jnp.int32))
+            place, chance = self._choose(self.sampler, state, key)
+            held = size > 0
+            where = jnp.where(held, place, sum_tree.NOWHERE)
+            times = state.times_sampled.at[where].add(1, mode="drop")
+            drawn = TableSample(
+                items=jax.tree.map(lambda all: all[place], state.items),
+                key=Key(place, jnp.where(held, state.generation[place], 0)),
+                held=held,
+                probability=chance,
+                priority=state.priority[place],
+                times_sampled=times[place],
+                size=size,
+            )
+            state = state.replace(times_sampled=times, limiter=state.limiter.sampled(held.astype(jnp.int32)))
+            if self.max_times_sampled:
+                worn = held & (times[place] >= self.max_times_sampled)
+                state = self._remove(state, jnp.where(worn, place, sum_tree.NOWHERE), worn)
+            return state, drawn
+
+        return jax.lax.scan(one, state, jax.random.split(key, count))
+
+    def update_priorities(self, state: TableState, keys: Key, priorities: jax.Array) -> TableState:
+        """Gives items new priorities in turn; dropped where the item is gone or the priority unacceptable."""
+
+        def one(state, moment):
+            key, priority = moment
+            live = self._live(state, key) & samplers.acceptable(priority)
+            where = jnp.where(live, key.place, sum_tree.NOWHERE)
+            clock = state.clock + live.astype(jnp.int32)
+            state = state.replace(touched=state.touched.at[where].set(clock, mode="drop"), clock=clock)
+            return self._put(state, where, priority), None
+
+        return jax.lax.scan(one, state, (keys, priorities.astype(jnp.float32)))[0]
+
+    def delete(self, state: TableState, keys: Key) -> TableState:
+        """Removes items in turn; those that are gone already are passed over."""
+
+        def one(state, key):
+            live = self._live(state, key)
+            return self._remove(state, jnp.where(live, key.place, sum_tree.NOWHERE), live), None
+
+        return jax.lax.scan(one, state, keys)[0]
+
+    def _live(self, state, key):
+        return (state.priority[key.place] >= 0.0) & (state.generation[key.place] == key.generation)
+
+    def _put(self, state, where, priority):
+        levels = state.levels
+        if levels:
+            levels = sum_tree.put(levels, where[None], samplers.weight(self.sampler, priority)[None])
+        return state.replace(priority=state.priority.at[where].set(priority, mode="drop"), levels=levels)
+
+    def _remove(self, state, where, removed):
+        state = self._put(state, where, jnp.float32(samplers.ABSENT))
+        return state.replace(limiter=state.limiter.deleted(removed.astype(jnp.int32)))
+
+    def _choose(self, sampler, state, key):
+        inserted, touched = state.clock - state.generation, state.clock - state.touched
+        return samplers.choose(sampler, key, state.priority, state.levels, inserted, touched)

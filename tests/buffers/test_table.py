@@ -1,0 +1,199 @@
+"""The table against a plain Python one: every sampler, remover and limit, move by move."""
+
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import stateful
+from hypothesis import strategies as st
+from scipy import stats
+
+from jaxrl.buffers import limiter, table
+from jaxrl.errors import ConfigError
+from jaxrl.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritised, Uniform
+
+SAMPLERS = [Uniform(), Prioritised(exponent=0.5), Fifo(), Lifo(), MinHeap(), MaxHeap()]
+REMOVERS = [Fifo(), Lifo(), MinHeap(), MaxHeap()]
+LIMITS = limiter.sample_to_insert_ratio(2.0, 2, 6.0)
+COUNT = 2  # of every call, so that each is compiled once
+
+
+@functools.cache
+def compiled(rules):
+    return {name: jax.jit(getattr(rules, name)) for name in ("insert", "update_priorities", "delete")} | {
+        "sample": jax.jit(rules.sample, static_argnums=2)
+    }
+
+
+class Model:
+    """A list of items in the order of insertion, each a dictionary."""
+
+    def __init__(self, rules):
+        self.rules, self.items, self.clock, self.number = rules, [], 0, 0
+        self.inserted = self.sampled = 0
+
+    def pick(self, sampler):
+        """The items that the sampler may choose, with their chances."""
+        if isinstance(sampler, Uniform | Prioritised):
+            weights = np.ones(len(self.items))
+            if isinstance(sampler, Prioritised):
+                raised = [i["priority"] ** sampler.exponent if i["priority"] > 0 else 0.0 for i in self.items]
+                weights = np.array(raised) if sum(raised) > 0 else weights
+            return {i["value"]: w for i, w in zip(self.items, weights / weights.sum(), strict=True) if w > 0}
+        keys = {
+            Fifo: lambda i: i["born"],
+            Lifo: lambda i: -i["born"],
+            MinHeap: lambda i: (i["priority"], i["touched"]),
+            MaxHeap: lambda i: (-i["priority"], i["touched"]),
+        }
+        return {min(self.items, key=keys[type(sampler)])["value"]: 1.0}
+
+    def remove(self, value):
+        self.items = [i for i in self.items if i["value"] != value]
+
+    def find(self, value):
+        return next((i for i in self.items if i["value"] == value), None)
+
+    def insert(self, value, priority):
+        self.clock += 1
+        self.inserted += 1
+        self.items.append({"value": value, "priority": priority, "born": self.clock, "touched": self.clock, "times": 0})
+        if len(self.items) > self.rules.capacity:
+            self.remove(next(iter(self.pick(self.rules.remover))))
+
+    def can_insert(self, count):
+        if len(self.items) + count <= LIMITS.min_size:
+            return True
+        return 2.0 * (self.inserted + count) - self.sampled <= LIMITS.max_diff
+
+    def can_sample(self, count):
+        enough = len(self.items) >= LIMITS.min_size
+        return enough and 2.0 * self.inserted - self.sampled - count >= LIMITS.min_diff
+
+
+class Machine(stateful.RuleBasedStateMachine):
+    """Moves made on both; what the table draws by chance is followed by the model, and must be possible."""
+
+    @stateful.initialize(
+        sampler=st.sampled_from(SAMPLERS), remover=st.sampled_from(REMOVERS), most=st.sampled_from([0, 2])
+    )
+    def begin(self, sampler, remover, most):
+        self.rules = table.Table(4, sampler, remover, most, LIMITS)
+        self.do = compiled(self.rules)
+        self.state = self.rules.init(jnp.int32(0))
+        self.model, self.keys, self.values = Model(self.rules), {}, 0
+
+    @stateful.rule(priorities=st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), min_size=COUNT, max_size=COUNT))
+    def insert(self, priorities):
+        values = [self.values + 1 + i for i in range(COUNT)]
+        self.values += COUNT
+        self.state, keys = self.do["insert"](self.state, np.array(values, np.int32), np.array(priorities, np.float32))
+        for i, (value, priority) in enumerate(zip(values, priorities, strict=True)):
+            self.model.insert(value, priority)
+            self.keys[value] = (int(keys.place[i]), int(keys.generation[i]))
+
+    @stateful.rule(seed=st.integers(0, 2**16))
+    def sample(self, seed):
+        self.state, drawn = self.do["sample"](self.state, jax.random.key(seed), COUNT)
+        drawn = jax.device_get(drawn)
+        for i in range(COUNT):
+            assert bool(drawn.held[i]) == bool(self.model.items) and int(drawn.size[i]) == len(self.model.items)
+            if not self.model.items:
+                continue
+            value = int(drawn.items[i])
+            possible = self.model.pick(self.rules.sampler)
+            assert value in possible
+            item = self.model.find(value)
+            item["times"] += 1
+            self.model.sampled += 1
+            np.testing.assert_allclose(drawn.probability[i], possible[value], rtol=1e-5)
+            assert (drawn.times_sampled[i], drawn.priority[i]) == (item["times"], item["priority"])
+            assert (int(drawn.key.place[i]), int(drawn.key.generation[i])) == self.keys[value]
+            if self.rules.max_times_sampled and item["times"] >= self.rules.max_times_sampled:
+                self.model.remove(value)
+
+    def named(self, picks):
+        values = [sorted(self.keys)[pick % len(self.keys)] for pick in picks]
+        place, generation = zip(*(self.keys[v] for v in values), strict=True)
+        return values, table.Key(np.array(place, np.int32), np.array(generation, np.int32))
+
+    @stateful.precondition(lambda self: self.keys)
+    @stateful.rule(
+        picks=st.lists(st.integers(0, 50), min_size=COUNT, max_size=COUNT),
+        priorities=st.lists(st.sampled_from([0.0, 1.0, 3.0, float("nan"), -1.0]), min_size=COUNT, max_size=COUNT),
+    )
+    def update(self, picks, priorities):
+        values, keys = self.named(picks)
+        self.state = self.do["update_priorities"](self.state, keys, np.array(priorities, np.float32))
+        for value, priority in zip(values, priorities, strict=True):
+            item = self.model.find(value)
+            if item and priority >= 0:
+                self.model.clock += 1
+                item |= {"priority": priority, "touched": self.model.clock}
+
+    @stateful.precondition(lambda self: self.keys)
+    @stateful.rule(picks=st.lists(st.integers(0, 50), min_size=COUNT, max_size=COUNT))
+    def delete(self, picks):
+        values, keys = self.named(picks)
+        self.state = self.do["delete"](self.state, keys)
+        for value in values:
+            self.model.remove(value)
+
+    @stateful.invariant()
+    def same(self):
+        if not hasattr(self, "state"):
+            return
+        state = jax.device_get(self.state)
+        held = np.flatnonzero(state.priority >= 0)
+        assert sorted((int(state.items[p]), float(state.priority[p]), int(state.times_sampled[p])) for p in held) == [
+            (i["value"], i["priority"], i["times"]) for i in sorted(self.model.items, key=lambda i: i["value"])
+        ]
+        assert int(state.limiter.size) == len(held) and int(state.clock) == self.model.clock
+        assert float(state.limiter.balance) == 2.0 * self.model.inserted - self.model.sampled
+        for count in (1, 2):
+            assert bool(self.rules.can_insert(self.state, count)) == self.model.can_insert(count)
+            assert bool(self.rules.can_sample(self.state, count)) == self.model.can_sample(count)
+
+
+Machine.TestCase.settings = hypothesis.settings(max_examples=25, stateful_step_count=12, deadline=None)
+test_the_table_is_the_plain_one = Machine.TestCase
+
+
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritised(exponent=0.5)])
+def test_frequencies(sampler):
+    rules = table.Table(40, sampler)
+    priority = np.arange(40, dtype=np.float32) ** 2
+    state, _ = rules.insert(rules.init(jnp.int32(0)), np.arange(40, dtype=np.int32), priority)
+    _, drawn = jax.jit(rules.sample, static_argnums=2)(state, jax.random.key(0), 20_000)
+    expected = np.ones(40) if isinstance(sampler, Uniform) else np.sqrt(priority)
+    counts = np.bincount(drawn.items, minlength=40)
+    assert counts[expected == 0].sum() == 0
+    keep = expected > 0
+    assert stats.chisquare(counts[keep], 20_000 * expected[keep] / expected.sum()).pvalue > 1e-3
+
+
+def test_a_queue_gives_each_item_once_in_order():
+    rules = table.Table(8, Fifo(), Fifo(), 1, limiter.queue(8))
+    state, _ = rules.insert(rules.init(jnp.int32(0)), np.arange(6, dtype=np.int32), np.ones(6, np.float32))
+    state, drawn = rules.sample(state, jax.random.key(0), 4)
+    np.testing.assert_array_equal(drawn.items, [0, 1, 2, 3])
+    state, drawn = rules.sample(state, jax.random.key(0), 4)
+    np.testing.assert_array_equal(drawn.held, [True, True, False, False])
+    np.testing.assert_array_equal(drawn.items[:2], [4, 5])
+    assert not bool(rules.can_sample(state))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"capacity": 0}, "capacity=0"),
+        ({"capacity": 2, "remover": Uniform()}, "remover=Uniform"),
+        ({"capacity": 2, "max_times_sampled": -1}, "max_times_sampled=-1"),
+    ],
+)
+def test_impossible_tables_are_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        table.Table(**settings)
