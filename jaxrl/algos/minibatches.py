@@ -18,7 +18,7 @@ from jaxrl.types import PyTree, Replicas
 
 By = Literal["row", "environment"]
 
-_SORTED_UP_TO = 32  # below, a sort is quick, and the two digits of a Feistel network are too small to mix well
+_RANKED_UP_TO = 32  # below, counting is quick, and the two digits of a Feistel network are too small to mix well
 
 
 def permutation(key: jax.Array, n: int) -> jax.Array:
@@ -36,8 +36,8 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
     Returns:
       int32, shape (n,).
     """
-    if n <= _SORTED_UP_TO:
-        return jax.random.permutation(key, n)
+    if n <= _RANKED_UP_TO:
+        return _ranks(jax.random.bits(key, (n,), jnp.uint32))
     a, b = _digits(n)
     rounds = _rounds(a)
     keys = jax.random.bits(key, (rounds,), jnp.uint32)
@@ -174,6 +174,13 @@ def minibatch_problems(*, rows: int, num_envs: int, shards: int, count: int, by:
             f"environments); use num_envs={_multiples(num_envs, step)}, or minibatches={_divisors(envs * rows, count)}"
         ]
     return []
+
+
+def _ranks(bits):
+    """Each number's place in the order of all, by counting: no sort, which XLA cannot always compile (`mesh`)."""
+    index = jnp.arange(bits.shape[0], dtype=jnp.int32)
+    before = (bits[None] < bits[:, None]) | ((bits[None] == bits[:, None]) & (index[None] < index[:, None]))
+    return jnp.sum(before, axis=1, dtype=jnp.int32)
 
 
 def _digits(n):
