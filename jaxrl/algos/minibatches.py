@@ -177,7 +177,7 @@ def minibatch_problems(*, rows: int, num_envs: int, shards: int, count: int, by:
 
 
 def _ranks(bits):
-    """Each number's place in the order of all, by counting: no sort, which XLA cannot always compile (`mesh`)."""
+    """Each number's place in the order of all, by counting."""
     index = jnp.arange(bits.shape[0], dtype=jnp.int32)
     before = (bits[None] < bits[:, None]) | ((bits[None] == bits[:, None]) & (index[None] < index[:, None]))
     return jnp.sum(before, axis=1, dtype=jnp.int32)

@@ -211,9 +211,15 @@ class AnakinProgram:
         return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
     def start(self, algo: Algorithm, env: Environment, seed: int) -> RunState:
-        """`init`, compiled, with every leaf where it belongs."""
+        """`init`, compiled, with every leaf where it belongs.
+
+        Raises:
+          ConfigError: the replay would not fit in memory.
+        """
         init, _ = _beginnings(self, jax.tree.structure(algo))
-        return init(algo, env, jax.random.key(seed))
+        key = jax.random.key(seed)
+        learner.check_memory(algo, init.eval_shape(algo, env, key), list(self.mesh.devices.flat))
+        return init(algo, env, key)
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
         """The parts of a state that a resumed run takes from a fresh one: none, a run is all in its state."""
