@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec
 
-from jaxrl.buffers import frames, index, ring, samplers, sequences, transitions, uniform
+from jaxrl.buffers import frames, index, ring, samplers, sequences, signature, transitions, uniform
 from jaxrl.buffers.index import Index
 from jaxrl.buffers.ring import Ring
+from jaxrl.errors import ConfigError
 from jaxrl.sources import Prioritised, Replay
 from jaxrl.types import Drawn, Metrics, PyTree, Replicas, SequenceBatch, Trajectory, TransitionBatch
 
@@ -45,6 +46,9 @@ def init(
       num_envs: environments over all devices.
       rollout: rows of every environment that each `add` brings.
       shards: logical shards over all devices.
+
+    Raises:
+      ConfigError: rows lack what a source asks for; names the leaf.
     """
     states = {}
     for name, source in sources.items():
@@ -53,6 +57,7 @@ def init(
         rows_ring = None
         if source.over is None:
             carry_kept, steps_kept = _keeps(sources, name)
+            _check_rows(rows, sources, name)
             example = jax.eval_shape(lambda rows: _stored(rows, sources, name), rows)  # noqa: B023
             rows_ring = ring.init(example, carry if carry_kept else (), slots, rollout, steps_kept)
         states[name] = ReplayState(rows_ring, index.init(source, shards, slots, num_envs // shards))
@@ -84,8 +89,11 @@ def add(
     rows, lost = jax.lax.optimization_barrier((rows, lost))
     for name, state in states.items():
         if state.ring is not None:
-            kept = _keeps(sources, name)[0]
-            rings[name] = ring.add(state.ring, _stored(rows, sources, name), carry if kept else ())
+            stored, kept = _stored(rows, sources, name), carry if _keeps(sources, name)[0] else ()
+            signature.check(state.ring.rows, stored, f"rows for replay source {name!r}", leading=2)
+            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.ring.carry)
+            signature.check(one, kept, f"carry for replay source {name!r}", leading=1)
+            rings[name] = ring.add(state.ring, stored, kept)
     for name, state in states.items():
         source, owner = sources[name], sources[name].over or name
         fresh = _insert(state.index, source, sources[owner], rings[owner], rows.reward.shape[0], lost[name])
@@ -308,11 +316,30 @@ def _keeps(sources: Sources, name: str) -> tuple[bool, bool]:
     return any(s.stored_carry for s in asked), any(s.end != "continue" for s in asked)
 
 
+def _extras(sources: Sources, name: str) -> list[str]:
+    """The names of the extras that are stored with the rows of `name`."""
+    insertions = [s.sampler.insertion for s in _users(sources, name) if isinstance(s.sampler, Prioritised)]
+    return sorted({*sources[name].extras, *(insertion for insertion in insertions if insertion)})
+
+
 def _stored(rows: Trajectory, sources: Sources, name: str) -> Trajectory:
     """What is kept of rows: the newest frames, and the extras that somebody asks for."""
-    names = set(sources[name].extras)
-    for source in _users(sources, name):
-        if isinstance(source.sampler, Prioritised) and source.sampler.insertion:
-            names.add(source.sampler.insertion)
     observation = frames.newest(rows.observation, sources[name].frame_stack)
-    return rows.replace(observation=observation, extras={k: rows.extras[k] for k in sorted(names)})
+    return rows.replace(observation=observation, extras={k: rows.extras[k] for k in _extras(sources, name)})
+
+
+def _check_rows(rows: Trajectory, sources: Sources, name: str) -> None:
+    """Raises if rows `[T, B, ...]` lack what the sources over `name` ask for."""
+    label = f"replay source {name!r}:"
+    found = [f"{label} {line}" for line in frames.problems(rows.observation, sources[name].frame_stack)]
+    for extra in _extras(sources, name):
+        if extra not in rows.extras:
+            found.append(f"{label} rows have no extras[{extra!r}]; act gives {sorted(rows.extras)}")
+    for source in _users(sources, name):
+        insertion = source.sampler.insertion if isinstance(source.sampler, Prioritised) else None
+        if insertion in rows.extras:
+            expected = {insertion: jax.ShapeDtypeStruct(rows.reward.shape, jnp.float32)}
+            given = {insertion: rows.extras[insertion]}
+            found += [f"{label} extras{line}" for line in signature.problems(expected, given)]
+    if found:
+        raise ConfigError(found)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl import keys
-from jaxrl.buffers import replay
+from jaxrl.buffers import memory, replay
 from jaxrl.parallel.rollout import EpisodeSums, RunState, rollout_length
 from jaxrl.types import Algorithm, EnvSpec, Metrics, PyTree, Replay, Replicas, RolloutBatch, Trajectory
 
@@ -87,6 +87,21 @@ def empty_buffers(algo: Algorithm, rows: Trajectory, carry: PyTree, *, num_envs:
       num_envs, shards: over all devices.
     """
     return replay.init(replays(algo), rows, carry, num_envs=num_envs, rollout=rollout_length(algo), shards=shards)
+
+
+def check_memory(algo: Algorithm, state: RunState, devices: list[jax.Device], runs: int = 1) -> None:
+    """Raises if the replays of a run's state, given as shapes, would not fit in memory.
+
+    Args:
+      algo: gives the sources.
+      state: as from `jax.eval_shape`.
+      devices: that share the replays.
+      runs: how many such runs there are, over all devices.
+
+    Raises:
+      ConfigError: with the capacity that would fit.
+    """
+    memory.check(state.buffers, replays(algo), devices=devices, runs=runs)
 
 
 def learn(

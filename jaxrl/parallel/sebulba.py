@@ -75,7 +75,10 @@ class SebulbaProgram:
         """Builds the environments and begins their first episodes."""
         self.close()
         self._host = env.build(self.num_envs, seed)
-        return self._steps.init(algo, self._host.reset(), jax.random.key(seed))
+        first, key = self._host.reset(), jax.random.key(seed)
+        state = jax.eval_shape(self._steps.init, algo, first, key)
+        learner.check_memory(algo, state, jax.local_devices()[:1])
+        return self._steps.init(algo, first, key)
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
         """The parts of a state that a resumed run takes from a fresh one: host environments cannot be saved."""
