@@ -1,8 +1,11 @@
 """Small programs that several tests train: a second or so to run, and compiled once for all tests of a process."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 import jaxrl
 from jaxrl import networks
@@ -76,3 +79,34 @@ def assert_equal(one, other, tolerance=0.0):
 
 def all_finite(tree):
     return all(np.isfinite(x).all() for x in jax.tree.leaves(plain(tree)) if x.dtype.kind == "f")
+
+
+@struct.dataclass
+class Spoiled:
+    """`env`, which shows `value` as its reward or observation at one tick of every run, in every environment."""
+
+    env: Any
+    tick: Any = np.int32(2**31 - 1)
+    value: Any = np.float32(np.nan)
+    in_reward: Any = np.bool_(True)
+    in_observation: Any = np.bool_(False)
+
+    name = property(lambda self: self.env.name)
+    observation_space = property(lambda self: self.env.observation_space)
+    action_space = property(lambda self: self.env.action_space)
+    resets = property(lambda self: self.env.resets)
+
+    def reset(self, key):
+        state, timestep = self.env.reset(key)
+        return (state, jnp.int32(0)), timestep
+
+    def step(self, state, action, key):
+        state, ticks = state
+        state, timestep = self.env.step(state, action, key)
+        now = ticks + 1 == self.tick
+        spoil = lambda x, here: jnp.where(now & here, jnp.full_like(x, self.value), x)  # noqa: E731
+        timestep = timestep.replace(
+            reward=spoil(timestep.reward, self.in_reward),
+            observation=spoil(timestep.observation, self.in_observation),
+        )
+        return (state, ticks + 1), timestep

@@ -1,0 +1,192 @@
+"""NaN and infinities: the run stops within two chunks, says what and where, and keeps nothing that is not finite."""
+
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+from programs import ENV, NUM_ENVS, ROWS, Spoiled, all_finite, anakin, assert_equal
+
+import jaxrl
+from jaxrl import checkpoint, training
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.parallel.anakin import AnakinProgram
+from jaxrl.schedules import PiecewiseConstant
+
+ITERATIONS = 10
+TICKS = ROWS // NUM_ENVS  # of one iteration
+# One program an algorithm: what goes wrong, and where, is numbers only.
+CALM, EXPLODING = (PiecewiseConstant(values=(1e-3, rate), boundaries=(0.45,)) for rate in (1e-3, 1e30))
+ALGORITHMS = {
+    name: algo.replace(learning_rate=CALM)
+    for name, algo in (("ppo", programs.PPO), ("recurrent_ppo", programs.RECURRENT_PPO), ("dqn", programs.DQN))
+}
+PPO, DQN = ALGORITHMS["ppo"], ALGORITHMS["dqn"]
+FINE = Spoiled(ENV)
+
+
+def spoiled(tick, value=np.nan, what="reward"):
+    return Spoiled(
+        ENV,
+        tick=np.int32(tick),
+        value=np.float32(value),
+        in_reward=np.bool_(what == "reward"),
+        in_observation=np.bool_(what == "observation"),
+    )
+
+
+@pytest.fixture(autouse=True)
+def chunks(monkeypatch):
+    """Chunks of one iteration; how many were dispatched."""
+    monkeypatch.setattr(training, "_CHUNK_SECONDS", 0.0)
+    dispatched = []
+    chunk = AnakinProgram.chunk
+
+    def counted(self, algo, env, state, length, total_ticks):
+        dispatched.append(length)
+        return chunk(self, algo, env, state, length, total_ticks)
+
+    monkeypatch.setattr(AnakinProgram, "chunk", counted)
+    return dispatched
+
+
+def train(algo, env=FINE, *, run_dir=None, topology=None, **settings):
+    settings = {"evaluate_every": 0, "checkpoint_every": 2 * ROWS} | settings
+    return jaxrl.train(
+        algo,
+        env,
+        total_steps=ITERATIONS * ROWS,
+        topology=topology or anakin(),
+        run_dir=run_dir,
+        evaluation_episodes=8,
+        progress=False,
+        **settings,
+    )
+
+
+def state_after(algo, env, iterations):
+    """The state of the same run after some iterations."""
+    program = anakin().bind(algo, env)
+    state = program.start(algo, env, 0)
+    return program.chunk(algo, env, state, iterations, ITERATIONS * TICKS)[0]
+
+
+def checkpoints(run_dir, template):
+    """Every checkpoint of a run, by iteration."""
+    directory = run_dir / "checkpoints"
+    steps = sorted(int(path.name) for path in directory.iterdir())
+    return {step // ROWS: checkpoint.restore(directory, template, step)[0] for step in steps}
+
+
+@pytest.mark.parametrize(("value", "devices"), [(np.nan, 1), (np.inf, 1), (np.nan, 2)])
+def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
+    env = spoiled(5 * TICKS + 3, value)
+    with pytest.warns(RuntimeWarning, match=f"step {6 * ROWS}.*reward"):
+        result = train(PPO, env, run_dir=tmp_path / "run", topology=anakin(devices))
+    assert result.stopped == "non_finite" and result.total_steps == 5 * ROWS
+    assert f"not finite in the iteration that ended at step {6 * ROWS}: " in result.problem
+    assert "reward" in result.problem and "observation" not in result.problem
+    assert "learner.params" in result.problem, "the leaves that the chunk left are named"
+    assert len(chunks) <= 7, "the sixth iteration failed: at most one more was under way"
+    assert all_finite(result.state) and all_finite(result.metrics)
+    assert_equal(state_after(PPO, env, 5), result.state, 0.0 if devices == 1 else 1e-5)
+    saved = checkpoints(tmp_path / "run", result.state)
+    assert list(saved) == [2, 4, 5] and all(all_finite(state) for state in saved.values())
+    assert_equal(saved[5], result.state)
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert record["stopped"] == "non_finite" and record["problem"] == result.problem
+    rows = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows == [ROWS * number for number in range(1, 6)]
+
+
+def test_an_observation_that_is_not_finite():
+    env = spoiled(2 * TICKS + 1, what="observation")
+    with pytest.warns(RuntimeWarning, match="observation"):
+        result = train(DQN, env)
+    assert result.stopped == "non_finite" and result.total_steps == 2 * ROWS and "observation" in result.problem
+    assert all_finite(result.state)
+
+
+def test_the_last_observation_of_a_chunk():
+    """It is no row yet, but the state holds it: the state after that chunk is not the last good one."""
+    env = spoiled(2 * TICKS, what="observation")
+    with pytest.warns(RuntimeWarning, match="timestep.observation"):
+        result = train(DQN, env)
+    assert result.total_steps == ROWS and all_finite(result.state)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_parameters_that_explode(name, tmp_path):
+    with pytest.warns(RuntimeWarning, match="is kept"):
+        result = train(ALGORITHMS[name].replace(learning_rate=EXPLODING), run_dir=tmp_path / "run")
+    assert result.stopped == "non_finite" and 5 * ROWS <= result.total_steps <= 7 * ROWS
+    assert "loss" in result.problem and "gradient_norm" in result.problem and "learner.params" in result.problem
+    assert "reward" not in result.problem
+    assert all_finite(result.state) and all_finite(result.policy.actor)
+    saved = checkpoints(tmp_path / "run", result.state)
+    assert result.total_steps // ROWS in saved and all(all_finite(state) for state in saved.values())
+    assert result.evaluate(episodes=4).episodes == 4
+
+
+def test_a_replay_that_met_nan_is_emptied():
+    env = spoiled(5 * TICKS + 3)
+    with pytest.warns(RuntimeWarning, match="reward"):
+        result = train(DQN, env)
+    assert result.total_steps == 5 * ROWS and all_finite(result.state)
+    good = state_after(DQN, env, 5)
+    assert_equal(good.replace(buffers={}), result.state.replace(buffers={}))
+    assert good.buffers["replay"].ring.filled > 0 and result.state.buffers["replay"].ring.filled == 0
+
+
+def test_a_failure_in_the_first_chunk_leaves_the_first_state(tmp_path):
+    env = spoiled(1)
+    with pytest.warns(RuntimeWarning, match="the state at step 0"):
+        result = train(PPO, env, run_dir=tmp_path / "run")
+    assert result.total_steps == 0 and result.metrics == [] and result.evaluation is None
+    assert_equal(result.state, anakin().bind(PPO, env).start(PPO, env, 0))
+
+
+def test_in_a_long_chunk_the_iteration_is_named(monkeypatch):
+    monkeypatch.setattr(training, "_CHUNK_SECONDS", 1e6)
+    with pytest.warns(RuntimeWarning, match=f"ended at step {7 * ROWS}: .*reward.*leaves at step"):
+        result = train(PPO, spoiled(6 * TICKS + 1), checkpoint_every=0)
+    # Three chunks of one iteration, until it is known how long one takes; the fourth is of all the others.
+    assert result.total_steps == 3 * ROWS
+
+
+def test_host_environments():
+    with pytest.warns(RuntimeWarning, match=f"ended at step {4 * ROWS}: .*reward"):
+        result = train(
+            PPO,
+            ServedFromHost(spoiled(3 * TICKS + 3)),
+            topology=jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4),
+        )
+    assert result.stopped == "non_finite" and result.total_steps == 3 * ROWS and all_finite(result.state)
+
+
+def test_the_state_has_its_own_word():
+    """Metrics are of the parameters before the last update, so the report looks at the state as well."""
+    program = anakin().bind(PPO, FINE)
+    state, report = program.chunk(PPO, FINE, program.start(PPO, FINE, 0), 2, 100)
+    assert report.failed_at == -1 and report.with_state(state, jnp.int32(1)).failed_at == -1
+    for spoil in (
+        lambda s: s.replace(learner=jax.tree.map(lambda x: x / 0 if x.dtype == jnp.float32 else x, s.learner)),
+        lambda s: s.replace(timestep=s.timestep.replace(observation=s.timestep.observation.at[3, 1].set(jnp.nan))),
+        lambda s: s.replace(timestep=s.timestep.replace(reward=s.timestep.reward.at[7].set(-jnp.inf))),
+    ):
+        assert report.with_state(spoil(state), jnp.int32(1)).failed_at == 1
+    # Of many runs, the one is marked.
+    many = jax.tree.map(lambda x: jnp.stack([x, x, x]), state)
+    reward = many.timestep.reward.at[1, 0].set(jnp.nan)
+    many = many.replace(timestep=many.timestep.replace(reward=reward))
+    reports = jax.tree.map(lambda x: jnp.stack([x, x, x]), report).with_state(many, jnp.int32(1))
+    np.testing.assert_array_equal(reports.failed_at, [-1, 1, -1])
+
+
+def test_a_fine_run_is_left_alone():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert train(PPO).stopped == "finished"

@@ -1,0 +1,165 @@
+"""Ctrl-C and SIGTERM: what was learnt is kept, and everything is as before."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from programs import ENV, PPO, ROWS, anakin, assert_equal
+
+import jaxrl
+from jaxrl import checkpoint, training
+from jaxrl.parallel.anakin import AnakinProgram
+
+TOTAL = 12 * ROWS
+
+
+@pytest.fixture(autouse=True)
+def one_iteration_chunks(monkeypatch):
+    monkeypatch.setattr(training, "_CHUNK_SECONDS", 0.0)
+
+
+class Raising:
+    """Raises signals when the row of a step is written."""
+
+    def __init__(self, *signals, step=3 * ROWS):
+        self.signals, self.step, self.steps = list(signals), step, []
+
+    def write(self, step, metrics):
+        self.steps.append(step)
+        if step >= self.step:
+            signals, self.signals = self.signals, []
+            for number in signals:
+                signal.raise_signal(number)
+
+    def close(self):
+        pass
+
+
+def train(run_dir=None, *loggers, **settings):
+    settings = {"evaluate_every": 0, "checkpoint_every": 0, "evaluation_episodes": 8} | settings
+    return jaxrl.train(
+        PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=run_dir, loggers=loggers, progress=False, **settings
+    )
+
+
+@pytest.fixture
+def handlers():
+    """Our own handlers, which must be back in place afterwards."""
+    mine = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = {number: signal.getsignal(number) for number in mine}
+    yield lambda: all(signal.getsignal(number) is handler for number, handler in ours.items())
+    for number, handler in mine.items():
+        signal.signal(number, handler)
+
+
+def test_ctrl_c_finishes_the_chunk_saves_and_returns(tmp_path, handlers):
+    logger = Raising(signal.SIGINT)
+    result = train(tmp_path / "run", logger)
+    # The row of step 3 is written while the fourth and fifth iterations are under way, and they are finished.
+    assert result.stopped == "interrupted" and result.total_steps in (4 * ROWS, 5 * ROWS)
+    assert logger.steps[-1] == result.total_steps
+    assert result.evaluation is None and handlers()
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["stopped"] == "interrupted"
+    assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == result.total_steps
+    assert result.policy([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
+    assert_equal(train(tmp_path / "run").state, train().state)
+
+
+def test_ctrl_c_without_a_run_directory(handlers):
+    result = train(None, Raising(signal.SIGINT))
+    assert result.stopped == "interrupted" and result.metrics and handlers()
+
+
+def test_ctrl_c_in_the_last_chunk_is_a_finished_run(handlers):
+    result = train(None, Raising(signal.SIGINT, step=TOTAL))
+    assert result.stopped == "finished" and result.total_steps == TOTAL and handlers()
+
+
+def test_ctrl_c_while_evaluating_saves_there(tmp_path, handlers):
+    class During(Raising):
+        def write(self, step, metrics):
+            if "evaluation/return_mean" in metrics:
+                super().write(step, metrics)
+
+    result = train(tmp_path / "run", During(signal.SIGINT, step=0), evaluate_every=4 * ROWS)
+    assert result.stopped == "interrupted" and result.total_steps == 4 * ROWS and result.evaluation.episodes == 8
+    assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == 4 * ROWS
+
+
+def test_ctrl_c_twice_leaves_at_once(tmp_path, handlers):
+    logger = Raising(signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", logger)
+    assert logger.steps[-1] == 3 * ROWS and handlers()
+    assert train(tmp_path / "run").stopped == "finished", "the lock was not given back"
+
+
+def test_sigterm_saves_and_exits_143(tmp_path, handlers):
+    with pytest.raises(SystemExit) as caught:
+        train(tmp_path / "run", Raising(signal.SIGTERM))
+    assert caught.value.code == 143 and handlers()
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert record["stopped"] == "interrupted"
+    assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == record["total_steps"]
+    assert_equal(train(tmp_path / "run").state, train().state)
+
+
+def test_sigterm_then_ctrl_c_leaves_at_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", Raising(signal.SIGTERM, signal.SIGINT))
+
+
+def test_handlers_come_back_after_an_error(handlers, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("from the program")
+
+    monkeypatch.setattr(AnakinProgram, "chunk", fail)
+    with pytest.raises(RuntimeError, match="from the program"):
+        train()
+    assert handlers()
+
+
+def test_sigterm_from_outside_gives_exit_code_143(tmp_path):
+    """The whole way: another process, told to end by the system."""
+    script = textwrap.dedent(
+        f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        import conftest, programs, jaxrl
+
+        class Ready:
+            def write(self, step, metrics):
+                print("row", step, flush=True)
+                if step >= 2 * programs.ROWS:
+                    sys.stdin.readline()  # so that the signal always comes while it trains
+            def close(self):
+                pass
+
+        jaxrl.train(
+            programs.PPO, programs.ENV, total_steps={TOTAL}, topology=programs.anakin(), run_dir=sys.argv[1],
+            loggers=[Ready()], progress=False, evaluate_every=0, checkpoint_every=0, evaluation_episodes=8,
+        )
+        print("not reached")
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONWARNINGS": "ignore"},
+    )
+    for line in process.stdout:
+        if line.startswith(f"row {2 * ROWS}"):
+            break
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate("\n" * 100, timeout=300)
+    assert process.returncode == 143 and "not reached" not in out
+    saved = checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step
+    assert 2 * ROWS <= saved < TOTAL
+    assert_equal(train(tmp_path / "run").state, train().state)
