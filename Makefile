@@ -14,7 +14,7 @@ train: $(STAMP)  ## Train PPO on CartPole.
 	$(BIN)/jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --seed 0 --run-dir runs/cartpole
 
 test: $(STAMP)  ## Everything but the long trainings.
-	$(CACHE_ENV) $(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	$(CACHE_ENV) $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 learning: $(STAMP)  ## Long real trainings that must reach a score.
 	$(CACHE_ENV) $(BIN)/python -m pytest -q -m learning $(PYTEST_ARGS)

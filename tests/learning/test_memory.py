@@ -1,0 +1,44 @@
+"""Recurrent policies remember, feed-forward ones cannot: MemoryChain, neither previous action nor reward as input."""
+
+import numpy as np
+
+import jaxrl
+from jaxrl.algos.optimisers import Adam
+from jaxrl.networks import GRU, MLP, ActorCritic
+from jaxrl.schedules import Linear
+
+
+def memory(algo, total_steps):
+    """Five seeds on MemoryChain of length 10: the first observation says which action is right at the end."""
+    env = jaxrl.make("gymnax:MemoryChain-bsuite", memory_length=10)
+    return jaxrl.sweep(
+        algo, env, total_steps=total_steps, seeds=5, num_envs=64, devices=2, evaluation_episodes=256, progress=False
+    ).scores
+
+
+RECURRENT = ActorCritic(MLP((32,)), core=GRU(32))
+FEED_FORWARD = ActorCritic(MLP((32,)))
+
+
+def ppo(network):
+    return jaxrl.PPO(learning_rate=Linear(3e-3, 0.0), rollout_length=64, network=network)
+
+
+def a2c(network):
+    return jaxrl.A2C(
+        learning_rate=Linear(3e-3, 0.0), gae_lambda=0.95, rollout_length=24, optimiser=Adam(), network=network
+    )
+
+
+def test_recurrent_ppo_remembers():
+    assert memory(ppo(RECURRENT), 160_000).min() >= 0.95
+
+
+def test_recurrent_a2c_remembers():
+    assert memory(a2c(RECURRENT), 300_000).min() >= 0.95
+
+
+def test_feed_forward_policies_cannot():
+    for algo in (ppo(FEED_FORWARD), a2c(FEED_FORWARD)):
+        scores = memory(algo, 80_000)
+        assert np.abs(scores).max() <= 0.2, scores
