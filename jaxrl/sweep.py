@@ -32,7 +32,7 @@ def make_train(
     env: Environment | str,
     *,
     total_steps: int,
-    num_envs: int = 64,
+    num_envs: int = 8,
     topology: Anakin | None = None,
 ) -> Callable[[jax.Array], tuple[RunState, Metrics]]:
     """A training run as a pure function, to `jit` and `vmap` as you like.
@@ -217,7 +217,7 @@ def sweep(
     seeds: int | Sequence[int] = 8,
     samples: int | None = None,
     search_seed: int = 0,
-    num_envs: int = 64,
+    num_envs: int = 8,
     topology: Anakin | None = None,
     devices: int | None = None,
     mapping: str | None = None,

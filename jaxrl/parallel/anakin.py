@@ -44,7 +44,7 @@ class Anakin:
         gives the same run. None: the largest of 8, 4, 2, 1 that the algorithm can work with.
     """
 
-    num_envs: int = 64
+    num_envs: int = 8
     devices: int | None = None
     shards: int | None = None
 
