@@ -11,7 +11,7 @@ CACHE_ENV := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax" JAX_PERSISTENT_CAC
 .PHONY: train test learning bench lint lock setup clean
 
 train: $(STAMP)  ## Train PPO on CartPole.
-	$(BIN)/jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --seed 0 --run-dir runs/cartpole
+	$(BIN)/jaxrl train --preset purejaxrl-cartpole --seed 0 --run-dir runs/cartpole
 
 test: $(STAMP)  ## Everything but the long trainings.
 	$(CACHE_ENV) $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
