@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from jaxrl import envs
 from jaxrl.algos.base import make_algorithm, replace
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, NonFiniteError
 from jaxrl.evaluation import layout, play
 from jaxrl.parallel.anakin import Anakin, AnakinProgram
 from jaxrl.parallel.learner import Report
@@ -185,7 +185,13 @@ class SweepResult:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The configuration of the highest interquartile mean."""
+        """The configuration of the highest interquartile mean.
+
+        Raises:
+          NonFiniteError: no run has a score.
+        """
+        if not np.isfinite(self.scores).any():
+            raise NonFiniteError("no configuration is the best: every run met NaN or Inf, or finished no episode")
         return self.configurations[int(np.nanargmax(self.interquartile_means))]
 
     def table(self) -> str:
