@@ -429,8 +429,7 @@ def _chunk_many(many, algos, env, states, length, total_ticks):
 
     def one_device(algos, states, env, length, total_ticks):
         if many.mapping == "in_turn":
-            advance = many.mapped(lambda algo, state: program.advance(algo, env, state, length, total_ticks))
-            return advance(algos, states)
+            return _in_turn(lambda algo, state: program.advance(algo, env, state, length, total_ticks), algos, states)
         # Under vmap the tick counter stays outside of the mapped axis, so that branches on it stay branches.
         ticks = jax.tree.map(lambda x: x[0], states.ticks)
         axes = RunState(0, 0, 0, 0, 0, 0, None)
@@ -440,6 +439,30 @@ def _chunk_many(many, algos, env, states, length, total_ticks):
         return states.replace(ticks=jax.tree.map(lambda x: jnp.broadcast_to(x, (count,)), states.ticks)), report
 
     return many.sharded(one_device, unmapped=3)(algos, states, env, length, total_ticks)
+
+
+def _in_turn(advance, algos, states):
+    """`advance(algo, state) -> (state, report)` of every run, one after another, writing each state over its old one.
+
+    `jax.lax.map` would keep the old and the new states of all runs, and hence every replay twice.
+    """
+
+    def of(trees, run):
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, run, keepdims=False), trees)
+
+    def put(trees, tree, run):
+        return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, run, 0), trees, tree)
+
+    runs = states.key.shape[0]
+    shapes = jax.eval_shape(lambda: advance(of(algos, 0), of(states, 0)))[1]
+    reports = jax.tree.map(lambda x: jnp.zeros((runs, *x.shape), x.dtype), shapes)
+
+    def body(run, carried):
+        states, reports = carried
+        state, report = advance(of(algos, run), of(states, run))
+        return put(states, state, run), put(reports, report, run)
+
+    return jax.lax.fori_loop(0, runs, body, (states, reports))
 
 
 @partial(jax.jit, static_argnums=0, static_argnames=("num_envs", "quota", "explore"))
