@@ -14,14 +14,14 @@ from jaxrl.schedules import at
 from jaxrl.types import EnvSpec, env_spec
 
 
-def policy_of(algo, env=ENV, seed=0):
+def policy_of(algo, env=ENV, noise=0.5):
     """An untrained policy whose parameters matter, with statistics that do too."""
     spec = env_spec(envs.prepared(env)) if not isinstance(env, EnvSpec) else env
     algo = at(algo, jnp.float32(1.0))
-    learner = algo.init(jax.random.key(seed), spec)
+    learner = algo.init(jax.random.key(0), spec)
     actor = algo.actor(jax.tree.map(lambda x: x + jnp.asarray(0.3, x.dtype) if x.dtype.kind == "f" else x, learner))
-    noise = jax.tree.map(lambda x: x + 0.5 * jax.random.normal(jax.random.key(seed), x.shape), actor.params)
-    return Policy(algo, actor.replace(params=noise), spec)
+    params = jax.tree.map(lambda x: x + noise * jax.random.normal(jax.random.key(0), x.shape), actor.params)
+    return Policy(algo, actor.replace(params=params), spec)
 
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
@@ -114,8 +114,8 @@ def episodes(policy, num_envs, ticks, explore=False):
 @pytest.mark.parametrize("explore", [False, True])
 def test_memory_is_that_of_training(explore):
     """Recurrent state, previous action and previous reward, over several episodes, for one and for many."""
-    policy = policy_of(RECURRENT_PPO)
-    memory, single, forgot, differs = None, None, 0, 0
+    policy = policy_of(RECURRENT_PPO, noise=2.0)
+    memory, single, forgot, otherwise = None, None, 0, 0
     for tick, (timestep, action) in enumerate(episodes(policy, 3, 30, explore)):
         told = {"first": timestep.first, "reward": timestep.reward}
         key = jax.random.key(tick) if explore else None
@@ -124,11 +124,14 @@ def test_memory_is_that_of_training(explore):
         if explore:
             continue
         told = {name: value[1] for name, value in told.items()}
+        if single is not None:
+            wrong = single.replace(previous_action=1 - single.previous_action)
+            otherwise += int(policy(timestep.observation[1], wrong, **told)[0] != action[1])
         one, single = policy(timestep.observation[1], single, **told)
         assert one == action[1]
         forgot += int((policy(timestep.observation)[0] != action).sum())
-        differs += int(policy(timestep.observation[1], single.replace(previous_action=1 - one), **told)[0] != one)
-    assert explore or forgot > 0, "the memory makes no difference, so this shows nothing"
+    if not explore:
+        assert forgot > 0 and otherwise > 0, "memory or previous action makes no difference, so this shows nothing"
 
 
 def test_an_episode_begins_where_there_is_no_memory():
