@@ -59,9 +59,9 @@ class Jaxrl:
     """Runs here; one seed on one device, several as `jaxrl.sweep` spreads them."""
 
     def __init__(self):
-        from jaxrl.parallel.mesh import use_cpu_devices
-
         import os
+
+        from jaxrl.parallel.mesh import use_cpu_devices
 
         use_cpu_devices(len(os.sched_getaffinity(0)))
 

@@ -84,7 +84,7 @@ def _plain_warnings():
         print(f"warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
-        warnings.showwarning = show
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
         yield
 
 

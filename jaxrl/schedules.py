@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from flax import struct
 

@@ -276,7 +276,7 @@ def sweep(
 
     display = ProgressBar() if progress else None
     began = time.monotonic()
-    parts = {}
+    parts: dict[int, dict[str, Any]] = {}
     if display is not None:
         display.start(sum(b[3] * b[2].rows_per_iteration(b[0]) for b in bound) * len(seeds))
     done, timed = 0, []

@@ -5,6 +5,7 @@ import math
 from typing import Any, dataclass_transform
 
 import jax
+import jax.core
 from flax import struct
 
 from jaxrl.errors import ConfigError, unknown
@@ -37,9 +38,9 @@ def static(default: Any, **limits) -> Any:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static))
 def algorithm(cls: type) -> type:
     """Makes a class an algorithm: a frozen, keyword-only dataclass, a pytree, known by its lower-case name."""
-    cls = struct.dataclass(cls, kw_only=True)
-    ALGORITHMS[cls.__name__.lower()] = cls
-    return cls
+    made = struct.dataclass(cls, kw_only=True)
+    ALGORITHMS[made.__name__.lower()] = made
+    return made
 
 
 def make_algorithm(name: str, **fields: Any) -> Any:

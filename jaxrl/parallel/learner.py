@@ -1,5 +1,7 @@
 """What every topology does alike with what was collected: store it, update, and report."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -132,7 +134,7 @@ def learn(
     sources = replays(algo)
     buffers = replay.add(state.buffers, sources, collected.rows, collected.carry, replicas)
     rings = {name: buffers[source.over or name].ring for name, source in sources.items()}
-    rollouts = {name: collected for name in algo.experience if name not in sources}
+    rollouts: dict[str, Any] = {name: collected for name in algo.experience if name not in sources}
     update_key, sample_key = keys.update_key(state.key, tick), keys.sample_key(state.key, tick)
     initial_carry = algo.initial_carry(spec, jnp.int32(0))
 

@@ -47,7 +47,9 @@ def test_kl_penalty_has_a_hinge_at_twice_the_target(kl, expected):
     np.testing.assert_allclose(kl_penalty(jnp.float32(kl), jnp.float32(2.0), 0.01, 1000.0), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kl", "factor"), [(0.0131, 1.5), (0.0129, 1.0), (0.01, 1.0), (0.0071, 1.0), (0.0069, 1 / 1.5)])
+@pytest.mark.parametrize(
+    ("kl", "factor"), [(0.0131, 1.5), (0.0129, 1.0), (0.01, 1.0), (0.0071, 1.0), (0.0069, 1 / 1.5)]
+)
 def test_the_penalty_adapts_at_the_published_cutoffs(kl, factor):
     np.testing.assert_allclose(adapted_penalty(jnp.float32(3.0), jnp.float32(kl), 0.01), 3.0 * factor, rtol=1e-6)
 
