@@ -38,7 +38,7 @@ def static(default: Any, **limits) -> Any:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static))
 def algorithm(cls: type) -> type:
     """Makes a class an algorithm: a frozen, keyword-only dataclass, a pytree, known by its lower-case name."""
-    made = struct.dataclass(cls, kw_only=True)
+    made: Any = struct.dataclass(cls, kw_only=True)
     ALGORITHMS[made.__name__.lower()] = made
     return made
 

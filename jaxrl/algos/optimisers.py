@@ -81,7 +81,8 @@ def descend(
         if not isinstance(learning_rate, dict):
             params = jax.tree.map(lambda p, u: (p - learning_rate * u).astype(p.dtype), params, updates)
             return params, state, norm
-        new, steps = {}, dict[str, Any](updates)
+        steps: Any = updates
+        new = {}
         for part, subtree in params.items():
             rate = learning_rate.get(part, learning_rate["policy"])
             new[part] = jax.tree.map(lambda p, u, rate=rate: (p - rate * u).astype(p.dtype), subtree, steps[part])
