@@ -1,7 +1,9 @@
 """Networks: descriptions of torsos, recurrent cores and heads, and the distributions they end in."""
 
 from jaxrl.networks.actor_critic import ActorCritic, PolicyValue
+from jaxrl.networks.bounded_policy import BoundedPolicy
 from jaxrl.networks.cores import GRU, LSTM, Core
+from jaxrl.networks.critic import Critic, from_unit, to_unit
 from jaxrl.networks.distributions import (
     Categorical,
     DiagonalGaussian,
@@ -28,8 +30,10 @@ __all__ = [
     "MLP",
     "ActionValues",
     "ActorCritic",
+    "BoundedPolicy",
     "Categorical",
     "Core",
+    "Critic",
     "DiagonalGaussian",
     "DictEncoder",
     "Distribution",
@@ -47,5 +51,7 @@ __all__ = [
     "from_equinox",
     "from_linen",
     "from_nnx",
+    "from_unit",
     "to_distribution",
+    "to_unit",
 ]

@@ -1,0 +1,103 @@
+"""Action values of continuous actions: an ensemble of critics, each with parameters of its own."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl import spaces
+from jaxrl.errors import ConfigError
+from jaxrl.networks.body import Body, bind, init_params
+from jaxrl.networks.heads import ValueHead, action_size
+from jaxrl.networks.layers import DenseStack, check_positive, freeze
+from jaxrl.networks.torsos import MLP, Torso, default_torso
+from jaxrl.types import EnvSpec, Params, TimeStep
+
+
+def encoder(space: spaces.Space) -> Torso:
+    """The torso that suits a space, where dense layers follow anyway: a vector is left as it is."""
+    torso = default_torso(space)
+    return MLP(()) if isinstance(torso, MLP) else torso
+
+
+def bounded_size(space: spaces.Space) -> int:
+    """The n of a bounded `Box` of shape (n,).
+
+    Raises:
+      ConfigError: it is another space.
+    """
+    if not isinstance(space, spaces.Box):
+        raise ConfigError(f"continuous critics and bounded policies need a Box of actions, not {space}; use a QNetwork")
+    return action_size(space, "tanh")
+
+
+def to_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
+    """Actions `[..., n]` of a bounded box in units of half its range: -1 is `low`, 1 is `high`."""
+    low, high = (jnp.expand_dims(jnp.asarray(bound), range(action.ndim - 1)) for bound in (space.low, space.high))
+    return (action - low) / (0.5 * (high - low)) - 1.0
+
+
+def from_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
+    """The inverse of `to_unit`; what is beyond -1 and 1 is clipped to the box."""
+    low, high = (jnp.expand_dims(jnp.asarray(bound), range(action.ndim - 1)) for bound in (space.low, space.high))
+    return jnp.clip(low + (high - low) * (0.5 * (action + 1.0)), low, high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Critic:
+    """An ensemble of values of (observation, action) pairs, actions of a bounded `Box` of shape (n,).
+
+    Each member encodes the observation, joins the action in units of half the box's range, and ends in dense layers
+    and a value. Members differ in their initial parameters only; they are one program over a leading axis.
+
+    Args:
+      torso: from observations to features; None: a CNN for images, and vectors as they are.
+      widths: of the dense layers over features and action.
+      activation: by name, after each of these.
+      layer_norm: whether to normalise before each of these.
+      ensemble: how many members.
+      gain: of the values' orthogonal initialisation.
+    """
+
+    torso: Torso | None = None
+    widths: tuple[int, ...] = (256, 256)
+    activation: str = "relu"
+    layer_norm: bool = False
+    ensemble: int = 2
+    gain: float = 1.0
+
+    def __post_init__(self):
+        freeze(self, "widths")
+        check_positive("ensemble", self.ensemble)
+
+    def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        return _Member(self, spec, rngs)
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> Params:
+        """Fresh parameters, every leaf with a leading axis of `ensemble`.
+
+        Raises:
+          ConfigError: if the network does not fit the spaces.
+        """
+        return jax.vmap(lambda member: init_params(self, member, spec))(jax.random.split(key, self.ensemble))
+
+    def apply(self, params: Params, timesteps: TimeStep, action: jax.Array, *, spec: EnvSpec) -> jax.Array:
+        """Values `[ensemble, T, B]` of moments `[T, B, ...]` and the actions `[T, B, n]` taken there."""
+        return jax.vmap(lambda member: bind(self, member, spec)(timesteps, action))(params)
+
+
+class _Member(nnx.Module):
+    def __init__(self, network: Critic, spec: EnvSpec, rngs: nnx.Rngs):
+        size = bounded_size(spec.action_space)
+        torso = encoder(spec.observation_space) if network.torso is None else network.torso
+        self.space = spec.action_space
+        self.body = Body(torso, None, False, False, spec, rngs)
+        self.hidden = DenseStack(
+            self.body.features + size, network.widths, network.activation, network.layer_norm, rngs
+        )
+        self.value = ValueHead(self.hidden.features, network.gain, rngs)
+
+    def __call__(self, timesteps: TimeStep, action: jax.Array) -> jax.Array:
+        features, _ = self.body(timesteps, ())
+        return self.value(self.hidden(jnp.concatenate([features, to_unit(action, self.space)], axis=-1)))

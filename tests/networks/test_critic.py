@@ -1,0 +1,131 @@
+"""Critics and bounded policies: shapes, the ensemble against its members one by one, bounds, units, every field."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl import spaces
+from jaxrl.errors import ConfigError
+from jaxrl.networks import MLP, BoundedPolicy, Critic, TanhGaussian, from_unit, to_unit
+from jaxrl.types import EnvSpec, TimeStep
+
+T, B = 4, 3
+BOX = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]), (2,))
+SPEC = EnvSpec("box", spaces.Box(-1, 1, (3,)), BOX)
+IMAGES = EnvSpec("images", spaces.Box(0, 255, (10, 10, 2), np.uint8), BOX)
+SMALL = Critic(widths=(8, 4))
+POLICY = BoundedPolicy(widths=(8,), gain=3.0)
+
+
+def moments(spec, seed=0):
+    rng = np.random.default_rng(seed)
+    space, flags = spec.observation_space, jnp.zeros((T, B), bool)
+    if space.dtype == np.uint8:
+        observation = rng.integers(0, 256, (T, B, *space.shape), np.uint8)
+    else:
+        observation = rng.normal(size=(T, B, *space.shape)).astype(np.float32)
+    return TimeStep(jnp.asarray(observation), jnp.zeros((T, B)), flags, flags, flags)
+
+
+def actions(seed=1):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.uniform(BOX.low, BOX.high, (T, B, 2)), jnp.float32)
+
+
+def test_units():
+    ends = jnp.stack([jnp.asarray(BOX.low), jnp.asarray(BOX.high), jnp.float32([1.0, 5.0])])
+    np.testing.assert_allclose(to_unit(ends, BOX), [[-1, -1], [1, 1], [0.5, 0.0]], atol=1e-6)
+    np.testing.assert_allclose(from_unit(to_unit(actions(), BOX), BOX), actions(), atol=1e-5)
+    beyond = from_unit(jnp.float32([[-3.0, 7.0]]), BOX)
+    np.testing.assert_array_equal(beyond, [[-2, 10]])
+
+
+def test_a_member_is_dense_layers_over_observation_and_unit_action():
+    params = SMALL.init(jax.random.key(0), SPEC)
+    assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(params))
+    values = SMALL.apply(params, moments(SPEC), actions(), spec=SPEC)
+    assert values.shape == (2, T, B)
+    low, high = BOX.low, BOX.high
+    unit = 2 * (np.asarray(actions()) - low) / (high - low) - 1
+    for i in range(2):
+        x = np.concatenate([np.asarray(moments(SPEC).observation), unit], axis=-1)
+        for layer in ("layer_0", "layer_1"):
+            dense = params["hidden"][layer]
+            x = np.maximum(x @ np.asarray(dense["kernel"][i]) + np.asarray(dense["bias"][i]), 0)
+        out = params["value"]["output"]
+        wanted = x @ np.asarray(out["kernel"][i]) + np.asarray(out["bias"][i])
+        np.testing.assert_allclose(values[i], wanted[..., 0], rtol=1e-4, atol=1e-5)
+
+
+def test_members_begin_apart_and_learn_apart():
+    params = SMALL.init(jax.random.key(0), SPEC)
+    values = SMALL.apply(params, moments(SPEC), actions(), spec=SPEC)
+    assert jnp.abs(values[0] - values[1]).max() > 1e-2
+    gradients = jax.grad(lambda p: SMALL.apply(p, moments(SPEC), actions(), spec=SPEC)[0].sum())(params)
+    kernel = gradients["value"]["output"]["kernel"]
+    assert jnp.abs(kernel[0]).max() > 0 and jnp.abs(kernel[1]).max() == 0
+
+
+def test_images_are_read_by_a_cnn_and_by_the_torso_asked_for():
+    for torso in (None, MLP((5,))):
+        critic, policy = dataclasses.replace(SMALL, torso=torso), dataclasses.replace(POLICY, torso=torso)
+
+        def run(key, timesteps, action, critic=critic, policy=policy):
+            values = critic.apply(critic.init(key, IMAGES), timesteps, action, spec=IMAGES)
+            return values, policy.apply(policy.init(key, IMAGES), timesteps, (), spec=IMAGES)[0].mean
+
+        values, mean = jax.eval_shape(run, jax.random.key(0), moments(IMAGES), actions())
+        assert values.shape == (2, T, B) and mean.shape == (T, B, 2)
+
+
+def test_policies_stay_within_the_box_and_begin_in_its_middle():
+    middle = np.broadcast_to([0.0, 5.0], (T, B, 2))
+    for stochastic in (True, False):
+        for gain in (0.001, 100.0):
+            policy = BoundedPolicy(widths=(8,), stochastic=stochastic, gain=gain)
+            output, carry = policy.apply(policy.init(jax.random.key(0), SPEC), moments(SPEC), (), spec=SPEC)
+            assert carry == () and isinstance(output, TanhGaussian) == stochastic
+            action = np.asarray(output.mode() if stochastic else output)
+            assert (action >= BOX.low).all() and (action <= BOX.high).all()
+            if gain < 1:
+                np.testing.assert_allclose(action, middle, atol=0.05)
+            else:
+                assert np.abs(to_unit(jnp.asarray(action), BOX)).max() > 0.9
+
+
+def test_the_deviation_depends_on_the_observation():
+    output, _ = POLICY.apply(POLICY.init(jax.random.key(0), SPEC), moments(SPEC), (), spec=SPEC)
+    assert output.log_std.std() > 1e-2
+
+
+@pytest.mark.parametrize("network", [SMALL, POLICY], ids=["critic", "policy"])
+def test_every_field_changes_the_program(network):
+    other = {"torso": MLP((3,)), "widths": (5,), "activation": "tanh", "layer_norm": True}
+    other |= {"ensemble": 3, "stochastic": False, "gain": 2.0}
+
+    def program(changed):
+        def run(key, action):
+            params = changed.init(key, SPEC)
+            second = action if isinstance(changed, Critic) else ()
+            return params, changed.apply(params, moments(SPEC), second, spec=SPEC)
+
+        return str(jax.make_jaxpr(run)(jax.random.key(0), actions()))
+
+    for field in dataclasses.fields(network):
+        changed = dataclasses.replace(network, **{field.name: other[field.name]})
+        assert program(changed) != program(network), field.name
+
+
+def test_unbounded_and_discrete_actions_are_refused():
+    for space in (spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2, 2))):
+        for network in (SMALL, POLICY):
+            with pytest.raises(ConfigError, match="Box|bounds"):
+                network.init(jax.random.key(0), EnvSpec("x", SPEC.observation_space, space))
+
+
+def test_an_empty_ensemble_is_refused():
+    with pytest.raises(ConfigError, match="ensemble=0"):
+        Critic(ensemble=0)
