@@ -1,0 +1,192 @@
+"""What SAC, TD3 and DDPG share: targets, Polyak averaging, warm-up, devices; and every field changes something."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from continuous import ALGORITHMS, BATCH, BOX, SPEC, TD3, transitions
+
+import jaxrl
+from jaxrl import spaces
+from jaxrl.algos import off_policy
+from jaxrl.algos.optimisers import RMSProp
+from jaxrl.networks import BoundedPolicy, Critic
+from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.schedules import at
+from jaxrl.types import EnvSpec, TimeStep
+
+ENV = jaxrl.make("probe:ActionReward", continuous=True)
+STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "updates": 2}
+STATIC |= {"policy_delay": 3, "learn_temperature": False, "optimiser": RMSProp()}
+STATIC |= {"critic": Critic(widths=(5,)), "policy_learning_rate": 1e-3, "temperature_learning_rate": 1e-3}
+
+
+def program(algo):
+    """The traced program of one iteration, whose inputs begin with the algorithm's numbers."""
+    bound = jaxrl.Anakin(4, devices=1, shards=1).bind(algo, ENV)
+    state = jax.eval_shape(bound.init, algo, ENV, jax.random.key(0))
+    return jax.make_jaxpr(lambda algo, state: bound.iterate(algo, ENV, state, jnp.float32(1e3)))(algo, state)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_number_reaches_the_program(name):
+    from jax.interpreters import partial_eval as pe
+
+    # The temperature is in the first state where it is learnt, and its target is of no use where it is not.
+    variants = [(ALGORITHMS[name], {".temperature"})]
+    if name == "sac":
+        variants.append((ALGORITHMS[name].replace(learn_temperature=False), {".target_entropy"}))
+    for algo, elsewhere in variants:
+        closed = program(algo)
+        used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[1]
+        leaves = jax.tree_util.tree_leaves_with_path(algo)
+        unused = {
+            jax.tree_util.keystr(path) for (path, _), hit in zip(leaves, used[: len(leaves)], strict=True) if not hit
+        }
+        assert unused == elsewhere & {jax.tree_util.keystr(path) for path, _ in leaves}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_other_field_changes_the_program(name):
+    algo = ALGORITHMS[name]
+    usual, same = str(program(algo)), []
+    for field in dataclasses.fields(algo):
+        if field.name in STATIC:
+            other = STATIC[field.name]
+        elif field.name == "policy":
+            other = BoundedPolicy(widths=(5,), stochastic=name == "sac")
+        else:
+            continue
+        assert other != getattr(algo, field.name), field.name
+        if str(program(algo.replace(**{field.name: other}))) == usual:
+            same.append(field.name)
+    assert same == []
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_array_is_in_the_state_twice(name):
+    state = ALGORITHMS[name].init(jax.random.key(0), SPEC)
+    places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
+    assert len(set(places)) == len(places)
+
+
+# --- targets -------------------------------------------------------------------------------------------------------
+
+
+def test_the_target_is_of_the_smallest_critic_and_stops_only_at_terminations():
+    algo, n = at(TD3.replace(n_step=3, gamma=0.9), jnp.float32(0)), 3
+    critic = algo.init(jax.random.key(0), SPEC).critic
+    critic = critic.replace(target_params=jax.tree.map(lambda x: 2 * x, critic.target_params))
+    batch = transitions(n).replace(steps=jnp.arange(BATCH) % n + 1)
+    action = transitions(seed=1).action
+    bonus = jnp.linspace(0.0, 1.0, BATCH)
+    values = np.asarray(off_policy.evaluate_critic(algo, critic.target_params, batch.next_observation, action, SPEC))
+    assert values.shape == (2, BATCH) and (values.argmin(axis=0) == 0).any() and (values.argmin(axis=0) == 1).any()
+    wanted = [
+        sum(0.9**k * float(batch.rewards[i, k]) for k in range(n))
+        + (0.9 ** (i % n + 1) * (values[:, i].min() + float(bonus[i])) if i % 4 else 0.0)
+        for i in range(BATCH)
+    ]
+    found = off_policy.target(algo, critic, batch, action, bonus, SPEC)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_targets_follow_by_a_share():
+    algo = at(TD3, jnp.float32(0))
+    learnt = algo.init(jax.random.key(0), SPEC).critic
+    moved = off_policy.follow(learnt.replace(params=jax.tree.map(lambda x: x + 1.0, learnt.params)), jnp.float32(0.25))
+    for old, new in zip(jax.tree.leaves(learnt.params), jax.tree.leaves(moved.target_params), strict=True):
+        np.testing.assert_allclose(new, old + 0.25, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_transitions_of_no_weight_teach_nothing(name):
+    algo = at(ALGORITHMS[name], jnp.float32(0))
+    state, batch = algo.init(jax.random.key(0), SPEC), transitions()
+    batches = (batch, batch.replace(rewards=batch.rewards.at[-1].set(1e3), action=batch.action.at[-1].set(1.0)))
+    update = jax.jit(
+        lambda batch: algo.update(state, {"replay": batch}, spec=SPEC, key=jax.random.key(1), replicas=SingleReplica())
+    )
+    one, other = (update(batch) for batch in batches)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_keys_of_a_batch_do_not_depend_on_the_devices():
+    whole = off_policy.batch_keys(jax.random.key(0), 16, SingleReplica(shards=4))
+
+    class Second(SingleReplica):
+        first_shard = 2
+
+    half = off_policy.batch_keys(jax.random.key(0), 8, Second(shards=2))
+    np.testing.assert_array_equal(jax.random.key_data(whole[8:]), jax.random.key_data(half))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_one_device_learns_what_two_do(name):
+    algo, states = ALGORITHMS[name].replace(min_size=16), []
+    for devices in (1, 2):
+        bound = jaxrl.Anakin(8, devices=devices, shards=4).bind(algo, ENV)
+        state, report = bound.chunk(algo, ENV, bound.start(algo, ENV, 0), 8, 8)
+        assert report.failed_at == -1 and report.iterations > 4
+        states.append(state.learner)
+    for one, two in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(two), rtol=1e-3, atol=1e-5)
+
+
+# --- acting --------------------------------------------------------------------------------------------------------
+
+
+def moments(batch):
+    flags = jnp.zeros(batch, bool)
+    return TimeStep(jnp.ones((batch, 3)), jnp.zeros(batch), flags, flags, flags)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_actions_are_uniform_over_the_box_until_the_first_update(name):
+    algo, batch = at(ALGORITHMS[name], jnp.float32(0)), 4096
+    state, keys = algo.init(jax.random.key(0), SPEC), jax.random.split(jax.random.key(1), batch)
+
+    def act(updates, explore):
+        actor = algo.actor(state.replace(updates=jnp.int32(updates)))
+        return np.asarray(algo.act(actor, moments(batch), (), keys, spec=SPEC, explore=explore).action)
+
+    random, later, greedy = act(0, True), act(1, True), act(0, False)
+    unit = (random - BOX.low) / (BOX.high - BOX.low)
+    for quantile in (0.1, 0.5, 0.9):
+        np.testing.assert_allclose(np.quantile(unit, quantile, axis=0), quantile, atol=0.03)
+    assert (random >= BOX.low).all() and (random <= BOX.high).all()
+    assert (later >= BOX.low).all() and (later <= BOX.high).all()
+    assert np.ptp(greedy, axis=0).max() == 0, "the best action is no matter of chance"
+    # All saw the same observation, so what differs is exploration.
+    assert 0.01 < ((later - BOX.low) / (BOX.high - BOX.low)).std(axis=0).min()
+    if name != "sac":
+        assert ((later - greedy) / (0.5 * (BOX.high - BOX.low))).std(axis=0).max() < 0.12
+
+
+def test_noise_is_in_units_of_half_the_range_and_limited():
+    keys = jax.random.split(jax.random.key(0), 4096)
+    middle = jnp.broadcast_to(jnp.float32([0.0, 5.0]), (4096, 2))
+    noise = np.asarray(off_policy.add_noise(middle, keys, 0.2, BOX) - middle)
+    np.testing.assert_allclose(noise.std(axis=0), [0.4, 1.0], rtol=0.05)
+    limited = np.asarray(off_policy.add_noise(middle, keys, 0.2, BOX, 0.3) - middle)
+    np.testing.assert_allclose(np.abs(limited).max(axis=0), [0.6, 1.5], rtol=1e-4)
+    edge = off_policy.add_noise(middle + jnp.float32([[2.0, 5.0]]), keys, 0.2, BOX)
+    assert float(edge.max(axis=0)[0]) == 2.0 and float(edge.max(axis=0)[1]) == 10.0
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_does_not_fit_is_said(name):
+    algo = ALGORITHMS[name]
+    assert algo.validate(SPEC, 4, 4) == []
+    for space in (spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2, 2))):
+        (problem,) = algo.validate(EnvSpec("x", SPEC.observation_space, space), 4, 4)
+        assert "bounded Box" in problem and repr(space) in problem
+    wrong = algo.replace(policy=BoundedPolicy(stochastic=name != "sac"))
+    assert f"must have stochastic={name == 'sac'}" in wrong.validate(SPEC, 4, 4)[0]
+    assert "tau=0" in algo.replace(tau=0.0).validate(SPEC, 4, 4)[0]

@@ -1,0 +1,94 @@
+"""SAC, TD3 and DDPG learn the values of the continuous probes: one link of them each, known exactly, in seconds."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl import envs, networks
+from jaxrl.algos import off_policy
+from jaxrl.envs import probes
+from jaxrl.parallel import anakin
+
+GAMMA = 0.9
+TOPOLOGY = jaxrl.Anakin(num_envs=16, devices=1)
+
+SMALL = {
+    "gamma": GAMMA,
+    "learning_rate": jaxrl.schedules.Linear(1e-2, 0.0),
+    "tau": 0.1,
+    "capacity": 4096,
+    "min_size": 256,
+    "batch_size": 64,
+    "rollout_length": 4,
+    "updates": 8,
+}
+DETERMINISTIC = {"policy": networks.BoundedPolicy(widths=(32,), stochastic=False), **SMALL}
+ALGORITHMS = {
+    # The temperature all but 0, so that values are of the reward alone.
+    "sac": jaxrl.SAC(
+        learn_temperature=False,
+        temperature=1e-3,
+        policy=networks.BoundedPolicy(widths=(32,)),
+        critic=networks.Critic(widths=(32,)),
+        **SMALL,
+    ),
+    "td3": jaxrl.TD3(critic=networks.Critic(widths=(32,)), **DETERMINISTIC),
+    "ddpg": jaxrl.DDPG(critic=networks.Critic(widths=(32,), ensemble=1), **DETERMINISTIC),
+}
+# What each probe is worth where its observation is seen, under the best policy.
+TRUTH = {
+    "Constant": lambda observation: np.ones_like(observation),
+    "RewardIsObservation": lambda observation: observation,
+    "TwoStepDiscount": lambda observation: np.where(observation == 0, GAMMA, 1.0),
+    "ActionReward": lambda observation: np.ones_like(observation),
+    "Truncated": lambda observation: np.full_like(observation, 1.0 / (1.0 - GAMMA)),
+}
+SEEN = {"RewardIsObservation": {-1.0, 1.0}, "TwoStepDiscount": {0.0, 1.0}}
+ITERATIONS = 150
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_values(name):
+    algo = ALGORITHMS[name]
+    before = anakin._chunk._cache_size()
+    for probe, truth in TRUTH.items():
+        env = envs.prepared(envs.make(f"probe:{probe}", continuous=True))
+        program = TOPOLOGY.bind(algo, env)
+        ticks = ITERATIONS * program.rows_per_iteration(algo) // program.num_envs
+        state, report = program.chunk(algo, env, program.start(algo, env, 0), ITERATIONS, ticks)
+        assert report.failed_at == -1
+        observation, value, action = played(algo, program.spec, env, state.learner)
+        # 5 % of the endless task's value of 10: it is only right if its time limits are bootstrapped through.
+        tolerance = 0.25 if probe == "Truncated" else 0.1
+        np.testing.assert_allclose(value, truth(observation), atol=tolerance, err_msg=probe)
+        assert set(np.unique(observation)) == SEEN.get(probe, {0.0})
+        if probe == "ActionReward":
+            np.testing.assert_allclose(action, probes.BEST_ACTION, atol=0.1)
+    assert anakin._chunk._cache_size() == before + 1, "the probes must share one program"
+
+
+def played(algo, spec, env, learner):
+    """Observations, the critics' smallest value of the greedy action there, and that action, where rows count."""
+    observation, value, action, counts = _play(jaxrl.schedules.at(algo, jnp.float32(1.0)), env, learner, spec=spec)
+    counts = np.asarray(counts)
+    return np.asarray(observation)[..., 0][counts], np.asarray(value)[counts], np.asarray(action)[..., 0][counts]
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def _play(algo, env, learner, *, spec):
+    actor = algo.actor(learner)
+    keys = jax.random.split(jax.random.key(1), (24, 8))
+    env_state, timestep = jax.vmap(env.reset)(keys[0])
+
+    def step(moment, keys):
+        env_state, timestep = moment
+        action = algo.act(actor, timestep, (), keys, spec=spec, explore=False).action
+        value = off_policy.evaluate_critic(algo, learner.critic.params, timestep.observation, action, spec).min(axis=0)
+        env_state, following = jax.vmap(env.step)(env_state, action, keys)
+        return (env_state, following), (timestep.observation, value, action, ~timestep.last)
+
+    return jax.lax.scan(step, (env_state, timestep), keys[1:])[1]

@@ -1,0 +1,27 @@
+"""Long real trainings of the off-policy actor-critics on Pendulum, against the scores of others."""
+
+import pytest
+
+import jaxrl
+
+SETTINGS = {"learning_rate": 1e-3, "capacity": 20_000}
+ZOO = "RL Zoo's benchmark.md, 20k steps"
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(
+    ("algo", "least", "reference", "source"),
+    [
+        (jaxrl.SAC(**SETTINGS), -165, -157, ZOO),
+        (jaxrl.TD3(**SETTINGS), -165, -152, ZOO),
+        (jaxrl.DDPG(**SETTINGS), -250, -250, "issue 3"),
+    ],
+    ids=["sac", "td3", "ddpg"],
+)
+def test_pendulum_swings_up(algo, least, reference, source, record):
+    """5 seeds, 20k rows, one environment, one update a row from the thousandth on."""
+    result = jaxrl.sweep(algo, "gymnax:Pendulum-v1", total_steps=20_000, seeds=5, num_envs=1, progress=False)
+    name = f"{type(algo).__name__.lower()}-pendulum"
+    record(name, result, total_steps=20_000, reference=reference, source=source, settings=SETTINGS)
+    assert not result.failed.any()
+    assert result.scores.mean() >= least, result.scores
