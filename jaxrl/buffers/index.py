@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec
 
-from jaxrl.buffers import samplers, sum_tree
+from jaxrl.buffers import samplers, sum_tree, uniform
 from jaxrl.sources import Replay, Uniform
 from jaxrl.types import Counter
 
@@ -120,14 +120,15 @@ def _held(priority: jax.Array) -> jax.Array:
 
 
 def draw(
-    index: Index, source: Replay, keys: jax.Array, count: int, newest: jax.Array
+    index: Index, source: Replay, key: jax.Array, shard: jax.Array, count: int, newest: jax.Array
 ) -> tuple[Index, jax.Array, jax.Array]:
     """Draws `count` items from every shard, and counts that they were.
 
     Args:
       index: not a dense one.
       source: gives the sampler.
-      keys: [shards].
+      key: for all devices.
+      shard: int32 [shards], the numbers of the logical shards here.
       count: static.
       newest: int32, the slot written last.
 
@@ -135,26 +136,27 @@ def draw(
       The index; places int32 [shards, count]; the chance of each draw within its shard, 0 where there was nothing.
     """
     if one_by_one(source):
+        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
         return _draw_in_turn(index, source, keys, count, newest)
 
-    def weighted(levels, key):
-        uniform = jax.random.uniform(key, (len(levels), count))
-        spread = (jnp.arange(count, dtype=jnp.float32) + uniform[-1]) / count
-        uniform = uniform.at[-1].set(jnp.minimum(spread, 1.0 - 2.0**-24))
-        place = sum_tree.draw(levels, uniform)
+    def weighted(levels, u):
+        spread = (jnp.arange(count, dtype=jnp.float32) + u[-1]) / count
+        u = jnp.concatenate([u[:-1], jnp.minimum(spread, 1.0 - 2.0**-24)[None]])
+        place = sum_tree.draw(levels, u)
         return place, levels[0][place] / jnp.maximum(sum_tree.total(levels), jnp.finfo(jnp.float32).tiny)
 
-    def alike(priority, key):
+    def alike(priority, bits):
         held = jnp.cumsum((priority >= 0.0).astype(jnp.int32))
-        rank = jax.random.randint(key, (count,), 0, jnp.maximum(held[-1], 1))
+        rank = uniform.below(bits, held[-1])
         place = jnp.minimum(jnp.searchsorted(held, rank, side="right"), priority.shape[0] - 1).astype(jnp.int32)
         return place, (held[-1:] > 0).astype(jnp.float32) / jnp.maximum(held[-1:], 1).astype(jnp.float32)
 
-    place, chance = jax.vmap(weighted)(index.levels, keys)
+    bits = uniform.bits(key, shard, len(index.levels) * count).reshape(-1, len(index.levels), count)
+    place, chance = jax.vmap(weighted)(index.levels, uniform.unit(bits))
     nothing = jnp.sum(index.levels[-1], axis=1) <= 0.0
 
     def fall_back():
-        other, other_chance = jax.vmap(alike)(index.priority, keys)
+        other, other_chance = jax.vmap(alike)(index.priority, bits[:, 0])
         return jnp.where(nothing[:, None], other, place), jnp.where(nothing[:, None], other_chance, chance)
 
     # Passes over every place, hence only where some shard has no weight left.

@@ -66,7 +66,7 @@ def init(
 
 def partition(sources: Sources, axis: str) -> dict[str, ReplayState]:
     """How replays lie on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
-    columns, everywhere = PartitionSpec(None, axis), PartitionSpec()
+    columns, everywhere = PartitionSpec(axis), PartitionSpec()
     states = {}
     for name, source in sources.items():
         rows_ring = None
@@ -91,7 +91,7 @@ def add(
         if state.ring is not None:
             stored, kept = _stored(rows, sources, name), carry if _keeps(sources, name)[0] else ()
             signature.check(state.ring.rows, stored, f"rows for replay source {name!r}", leading=2)
-            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.ring.carry)
+            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], *x.shape[2:]), x.dtype), state.ring.carry)
             signature.check(one, kept, f"carry for replay source {name!r}", leading=1)
             rings[name] = ring.add(state.ring, stored, kept)
     for name, state in states.items():
@@ -119,7 +119,7 @@ def _lost(idx: Index, source: Replay, stored: Replay, before: Ring, length: int)
 def _insert(idx: Index, source: Replay, stored: Replay, after: Ring, length: int, lost: jax.Array) -> Index:
     """The index once the ring has changed: which rows begin an item now, and which no more."""
     ahead, back = lookahead(source), lookback(source, stored)
-    slots, envs = after.rows.reward.shape
+    slots, envs = after.slots, after.columns
     shards = idx.drawable.shape[0]
     columns = envs // shards
     written = (after.cursor - length) % slots
@@ -146,15 +146,16 @@ def _insert(idx: Index, source: Replay, stored: Replay, after: Ring, length: int
 
 def _begun(idx, source, after, start, length):
     """Which of `length` rows from slot `start` begin an item [length, B], and with what priority."""
-    slots, envs = after.rows.reward.shape
+    slots, envs = after.slots, after.columns
     shards = idx.drawable.shape[0]
     largest = jnp.repeat(idx.largest, envs // shards)[None]
     insertion = source.sampler.insertion if isinstance(source.sampler, Prioritised) else None
     if source.sequence is None:
         begun = _transitions_begun(after, start, length)
         slot = (start + jnp.arange(length, dtype=jnp.int32)) % slots
-        priority = after.rows.extras[insertion][slot] if insertion else jnp.broadcast_to(largest, begun.shape)
-        return begun, priority
+        if insertion:
+            return begun, after.take_all(after.rows.extras[insertion], slot)
+        return begun, jnp.broadcast_to(largest, begun.shape)
     sequence = source.sequence
     slot = (start + jnp.arange(length + sequence.rows - 1, dtype=jnp.int32)) % slots
     begun = sequences.eligible(after, slot, sequence, _rollout(after, length))
@@ -162,8 +163,8 @@ def _begun(idx, source, after, start, length):
     if insertion:
         inside = jnp.full(begun.shape, sequence.rows, jnp.int32)
         if sequence.end != "continue":
-            inside = sequences.lengths(after.rows.first[slot], sequence.rows)
-        per_row = after.rows.extras[insertion][slot]
+            inside = sequences.lengths(after.take_all(after.rows.first, slot), sequence.rows)
+        per_row = after.take_all(after.rows.extras[insertion], slot)
         priority = sequences.mixed_priority(per_row, inside, sequence.rows, source.sampler.eta)
     return begun, priority
 
@@ -179,8 +180,8 @@ def sample(
 ) -> tuple[Index, TransitionBatch | SequenceBatch]:
     """Draws this device's share of a batch.
 
-    Each logical shard of environments gives an equal part of the batch, drawn with its own key, so the content does
-    not depend on the number of devices.
+    Each logical shard of environments gives an equal part of the batch, drawn with its own random numbers, so the
+    content does not depend on the number of devices.
 
     Args:
       rows: the rows to draw from.
@@ -195,18 +196,18 @@ def sample(
       The index, and the batch.
     """
     shards, slots = replicas.shards, rows.slots
-    columns = rows.rows.reward.shape[1] // shards
+    columns = rows.columns // shards
     count = source.batch_size // (shards * replicas.devices)
     here = jnp.arange(shards, dtype=jnp.int32)
-    keys = jax.vmap(lambda shard: jax.random.fold_in(key, replicas.first_shard + shard))(here)
+    shard = replicas.first_shard + here
     if index.dense(source):
-        place, held = uniform.draw(rows, keys, count, lookback(source, stored), lookahead(source))
+        place, held = uniform.draw(rows, key, shard, count, lookback(source, stored), lookahead(source))
         chance = held.astype(jnp.float32) / jnp.maximum(idx.drawable, 1).astype(jnp.float32)[:, None]
         idx = index.count_draws(idx, place, held)
         priority = held.astype(jnp.float32)
     else:
         priorities = idx.priority
-        idx, place, chance = index.draw(idx, source, keys, count, (rows.cursor - 1) % slots)
+        idx, place, chance = index.draw(idx, source, key, shard, count, (rows.cursor - 1) % slots)
         priority = jnp.take_along_axis(priorities, place, axis=1)
     slot, column = place // columns, here[:, None] * columns + place % columns
     tick = rows.tick(slot)
@@ -290,9 +291,7 @@ def lookback(source: Replay, stored: Replay) -> int:
 
 def _transitions_begun(rows: Ring, start: jax.Array, count: int) -> jax.Array:
     """Whether a transition may begin, bool [count, B], from slot `start` on."""
-    envs = rows.rows.reward.shape[1]
-    slot = start + jnp.arange(count, dtype=jnp.int32)
-    return transitions.eligible(rows, slot[:, None], jnp.arange(envs, dtype=jnp.int32)[None])
+    return rows.take_all(rows.rows.weight, start + jnp.arange(count, dtype=jnp.int32))
 
 
 def _per_shard(flags: jax.Array, shards: int) -> jax.Array:
@@ -302,7 +301,7 @@ def _per_shard(flags: jax.Array, shards: int) -> jax.Array:
 
 def _rollout(rows: Ring, length: int) -> int:
     leaves = jax.tree.leaves(rows.carry)
-    return rows.slots // leaves[0].shape[0] if leaves else length
+    return rows.slots // leaves[0].shape[1] if leaves else length
 
 
 def _users(sources: Sources, name: str) -> list[Replay]:

@@ -1,4 +1,8 @@
-"""Storage: a ring of raw rows, where every environment has a column and every tick a slot."""
+"""Storage: a ring of raw rows, where every environment has a column and every tick a slot.
+
+A column's rows lie one after another in memory, so that what is drawn together, an observation and the next or a
+stretch of rows, is read together.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +15,19 @@ from jaxrl.types import PyTree, Trajectory
 class Ring:
     """The stored rows and where the next goes. A row's tick is its place among all rows of its environment."""
 
-    rows: Trajectory  # [slots, environment, ...]
-    carry: PyTree  # [slots // rollout, environment, ...]: at the first row of every rollout; () where not kept
-    step: jax.Array | None  # [slots, environment] int32: place in its episode; None where not kept
+    rows: Trajectory  # [environment, slots, ...]
+    carry: PyTree  # [environment, slots // rollout, ...]: at the first row of every rollout; () where not kept
+    step: jax.Array | None  # [environment, slots] int32: place in its episode; None where not kept
     cursor: jax.Array  # int32, the slot written next
     filled: jax.Array  # int32, how many slots hold rows
     written: jax.Array  # uint32, ticks so far modulo 2^32
 
     @property
     def slots(self) -> int:
+        return self.rows.reward.shape[1]
+
+    @property
+    def columns(self) -> int:
         return self.rows.reward.shape[0]
 
     def tick(self, slot: jax.Array) -> jax.Array:
@@ -31,8 +39,15 @@ class Ring:
         return self.written - 1 - tick < self.filled.astype(jnp.uint32)
 
     def take(self, leaf: jax.Array, slot: jax.Array, column: jax.Array) -> jax.Array:
-        """The entries of a leaf [slots, environment, ...] at (slot, column), modulo the number of slots."""
-        return leaf[slot % self.slots, column]
+        """The entries of a leaf [environment, slots, ...] at (slot, column), modulo the number of slots."""
+        # One index and no check of bounds: a third of the time of a gather by two.
+        flat = leaf.reshape(-1, *leaf.shape[2:])
+        place = column * self.slots + slot % self.slots
+        return flat.at[place].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+    def take_all(self, leaf: jax.Array, slot: jax.Array) -> jax.Array:
+        """The entries of a leaf at slots [count] of every environment, [count, environment, ...]."""
+        return self.take(leaf, slot[:, None], jnp.arange(self.columns, dtype=jnp.int32)[None])
 
 
 def slots(capacity: int, num_envs: int, rollout: int) -> int:
@@ -51,12 +66,12 @@ def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_step
     """
 
     def empty(x):
-        return jnp.zeros((slots, *x.shape[1:]), x.dtype)
+        return jnp.zeros((x.shape[1], slots, *x.shape[2:]), x.dtype)
 
     return Ring(
         rows=jax.tree.map(empty, example),
-        carry=jax.tree.map(lambda x: jnp.zeros((slots // rollout, *x.shape), x.dtype), carry),
-        step=jnp.zeros((slots, *example.reward.shape[1:]), jnp.int32) if keep_steps else None,
+        carry=jax.tree.map(lambda x: jnp.zeros((x.shape[0], slots // rollout, *x.shape[1:]), x.dtype), carry),
+        step=jnp.zeros((example.reward.shape[1], slots), jnp.int32) if keep_steps else None,
         cursor=jnp.int32(0),
         filled=jnp.int32(0),
         written=jnp.uint32(0),
@@ -64,11 +79,19 @@ def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_step
 
 
 def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
-    """Stores one rollout `[T, B, ...]`, T as given to `init`, and the carry `[B, ...]` at its first row."""
+    """Stores one rollout `[T, B, ...]`, T as given to `init`, and the carry `[B, ...]` at its first row.
+
+    A row that counts but is followed by a first one has lost what came next (the run was resumed with new host
+    environments): it is stored as one that does not count.
+    """
     length, size = rows.reward.shape[0], ring.slots
+    rows = rows.replace(weight=rows.weight & jnp.concatenate([~rows.first[1:], jnp.ones_like(rows.first[:1])]))
+    last = (ring.cursor - 1) % size
+    weight = ring.rows.weight.at[:, last].set(ring.rows.weight[:, last] & ~rows.first[0])
+    ring = ring.replace(rows=ring.rows.replace(weight=weight))
 
     def write(stored, new):
-        return jax.lax.dynamic_update_slice_in_dim(stored, new, ring.cursor, 0)
+        return jax.lax.dynamic_update_slice_in_dim(stored, jnp.swapaxes(new, 0, 1), ring.cursor, 1)
 
     step = None
     if ring.step is not None:
@@ -77,10 +100,10 @@ def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
             now = jnp.where(first, 0, before + 1)
             return now, now
 
-        step = write(ring.step, jax.lax.scan(count, ring.step[(ring.cursor - 1) % size], rows.first)[1])
+        step = write(ring.step, jax.lax.scan(count, ring.step[:, last], rows.first)[1])
     return Ring(
         rows=jax.tree.map(write, ring.rows, rows),
-        carry=jax.tree.map(lambda stored, new: stored.at[ring.cursor // length].set(new), ring.carry, carry),
+        carry=jax.tree.map(lambda stored, new: stored.at[:, ring.cursor // length].set(new), ring.carry, carry),
         step=step,
         cursor=(ring.cursor + length) % size,
         filled=jnp.minimum(ring.filled + length, size),

@@ -51,14 +51,14 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
     if sequence.end == "continue":
         tick = ring.tick(start)
         grid = (tick % jnp.uint32(sequence.period) == 0)[:, None]
-        found = jnp.broadcast_to(grid, (count, ring.rows.first.shape[1]))
+        found = jnp.broadcast_to(grid, (count, ring.columns))
     else:
-        step = ring.step[start]
+        step = ring.take_all(ring.step, start)
         grid = step % sequence.period == 0
-        length = lengths(ring.rows.first[slot], longest)
+        length = lengths(ring.take_all(ring.rows.first, slot), longest)
         full = length == longest
         if sequence.end == "write":
-            ends = ~ring.rows.weight[slot[longest - 1 :]]
+            ends = ~ring.take_all(ring.rows.weight, slot[longest - 1 :])
             found = full & (grid | ends)
         else:
             # Past the last full stretch there is one short one, and none where a full one ends with the episode.
@@ -123,11 +123,9 @@ def gather(
     belongs = jnp.broadcast_to(valid[None], mask.shape) if sequence.end == "zero_pad" else mask
     carry = initial
     if sequence.stored_carry:
-        rollout = ring.slots // jax.tree.leaves(ring.carry)[0].shape[0] if jax.tree.leaves(ring.carry) else 1
-        carry = jax.tree.map(lambda leaf: leaf[(slot % ring.slots) // rollout, column], ring.carry)
-    # A row that counts and is followed by a first one has lost what came next (see transitions.eligible).
-    lost = jnp.concatenate([first[1:], jnp.zeros_like(first[:1])])
-    stretch = stretch.replace(weight=stretch.weight & ~lost & (offset >= sequence.burn_in))
+        rollout = ring.slots // jax.tree.leaves(ring.carry)[0].shape[1] if jax.tree.leaves(ring.carry) else 1
+        carry = jax.tree.map(lambda leaf: leaf[column, (slot % ring.slots) // rollout], ring.carry)
+    stretch = stretch.replace(weight=stretch.weight & (offset >= sequence.burn_in))
     return SequenceBatch(stretch, timesteps, belongs, carry, None, sequence.burn_in)
 
 

@@ -42,11 +42,11 @@ def put(levels: Levels, position: jax.Array, weight: jax.Array) -> Levels:
       position: int32 [k]; where one comes twice it must have one weight; `NOWHERE` is dropped.
       weight: float32 [k], finite and >= 0.
     """
-    changed = [levels[0].at[position].set(weight, mode="drop")]
+    changed = [levels[0].at[position].set(weight, mode="drop", wrap_negative_indices=False)]
     for level in levels[1:]:
         position = position // FAN
         sums = jnp.sum(_blocks(changed[-1], position), axis=-1)
-        changed.append(level.at[position].set(sums, mode="drop"))
+        changed.append(level.at[position].set(sums, mode="drop", wrap_negative_indices=False))
     return tuple(changed)
 
 
@@ -86,21 +86,26 @@ def draw(levels: Levels, uniform: jax.Array) -> jax.Array:
     """
     position = _choose(levels[-1][None], uniform[-1])
     for level, u in zip(levels[-2::-1], uniform[-2::-1], strict=True):
-        position = position * FAN + _choose(_blocks(level, position), u)
+        block = level.reshape(-1, FAN).at[position].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        position = position * FAN + _choose(block, u)
     return position
 
 
 def _blocks(level: jax.Array, block: jax.Array) -> jax.Array:
     """The entries [k, FAN] of blocks [k]; of some block where out of range."""
-    return level.reshape(-1, FAN).at[block].get(mode="clip")
+    return level.reshape(-1, FAN).at[block].get(mode="clip", wrap_negative_indices=False)
 
 
 def _choose(weight: jax.Array, uniform: jax.Array) -> jax.Array:
     """The column [k] of weights [k, n], or of the one row [1, n], that uniform [k] falls on."""
-    sums = jnp.cumsum(weight, axis=-1)
-    positive = weight > 0.0
-    hit = (sums > (uniform * sums[:, -1])[:, None]) & positive
-    # Rounding may leave the target at or past the last sum: then it means the last column that has any weight.
-    column = jnp.arange(weight.shape[-1], dtype=jnp.int32)[None]
-    last = jnp.max(jnp.where(positive, column, 0), axis=-1)
-    return jnp.where(jnp.any(hit, axis=-1), jnp.argmax(hit, axis=-1).astype(jnp.int32), last)
+    width = weight.shape[-1]
+    # Partial sums as a product with a triangle: twice as fast as a cumulative sum over so few columns.
+    triangle = jnp.triu(jnp.ones((width, width), jnp.float32))
+    sums = jnp.dot(weight, triangle, precision=jax.lax.Precision.HIGHEST)
+    beyond = sums > (uniform * sums[:, -1])[:, None]
+    column = jnp.arange(width, dtype=jnp.int32)[None]
+    # The first column beyond the target, of those with any weight. Rounding may leave the target at or past the last
+    # sum: then the last column with any weight, which ranks first among those not beyond.
+    rank = jnp.where(beyond, column, 2 * width - column)
+    best = jnp.min(jnp.where(weight > 0.0, rank, 2 * width), axis=-1)
+    return jnp.where(best < width, best, 2 * width - best)

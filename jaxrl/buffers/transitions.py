@@ -15,12 +15,8 @@ def lookahead(source: Replay) -> int:
 
 
 def eligible(ring: Ring, slot: jax.Array, column: jax.Array) -> jax.Array:
-    """Whether a transition may begin at rows, bool [...]; the row after each must be stored.
-
-    A row counts unless it is an episode's last observation. One that counts but is followed by a first row has lost
-    what came next (the run was resumed with new host environments), so it cannot be learned from.
-    """
-    return ring.take(ring.rows.weight, slot, column) & ~ring.take(ring.rows.first, slot + 1, column)
+    """Whether a transition may begin at rows, bool [...]: at all that count. The row after each must be stored."""
+    return ring.take(ring.rows.weight, slot, column)
 
 
 def gather(ring: Ring, slot: jax.Array, column: jax.Array, source: Replay, storage: Replay) -> TransitionBatch:
@@ -39,8 +35,9 @@ def gather(ring: Ring, slot: jax.Array, column: jax.Array, source: Replay, stora
     alive = weight = eligible(ring, slot, column)
     rewards, steps, bootstrap = [], jnp.zeros(slot.shape, jnp.int32), jnp.ones(slot.shape, bool)
     for k in range(n):
-        alive = alive & ~ring.take(rows.first, slot + k + 1, column)
-        # An episode's last observation has lost nothing: its own row says so, and steps have stopped before it.
+        if k:
+            # A row that does not count here has lost its successor: bootstrap from its observation.
+            alive = alive & ring.take(rows.weight, slot + k, column)
         rewards.append(jnp.where(alive, ring.take(rows.reward, slot + k, column), 0.0))
         steps = steps + alive.astype(jnp.int32)
         terminated = alive & ring.take(rows.terminated, slot + k, column)

@@ -9,7 +9,9 @@ from jaxrl.buffers.ring import Ring
 _TRIES = 4
 
 
-def draw(ring: Ring, keys: jax.Array, count: int, lookback: int, lookahead: int) -> tuple[jax.Array, jax.Array]:
+def draw(
+    ring: Ring, key: jax.Array, shard: jax.Array, count: int, lookback: int, lookahead: int
+) -> tuple[jax.Array, jax.Array]:
     """Draws rows that a transition may begin at, `count` from every shard.
 
     A draw that meets a row that does not count, such as an episode's last observation, tries again three times; what
@@ -17,28 +19,48 @@ def draw(ring: Ring, keys: jax.Array, count: int, lookback: int, lookahead: int)
 
     Args:
       ring: the rows; its environments are the shards' one after another.
-      keys: [shards].
+      key: for all devices.
+      shard: int32 [shards], the numbers of the logical shards here.
       count: static.
       lookback, lookahead: rows before and after that an item reads, static.
 
     Returns:
       Places int32 [shards, count], and whether the row counts, bool.
     """
-    columns = ring.rows.reward.shape[1] // keys.shape[0]
+    columns = ring.columns // shard.shape[0]
     # The newest rows have no complete future yet, and a full ring's oldest have lost what came before them.
     oldest = jnp.where(ring.filled == ring.slots, lookback, 0) if lookback else jnp.int32(0)
     room = jnp.maximum(ring.filled - lookahead - oldest, 1)
 
-    def one(key, shard):
-        number = below(jax.random.bits(key, (_TRIES, count), jnp.uint32), room * columns)
-        slot = (ring.cursor - ring.filled + oldest + number // columns) % ring.slots
-        column = number % columns
-        counts = transitions.eligible(ring, slot, shard * columns + column) & (ring.filled > lookahead + oldest)
-        first = jnp.argmax(counts, axis=0)
-        pick = jnp.arange(count, dtype=jnp.int32)
-        return (slot * columns + column)[first, pick], counts[first, pick]
+    number = below(bits(key, shard, _TRIES * count), room * columns).reshape(-1, _TRIES, count)
+    slot = (ring.cursor - ring.filled + oldest + number // columns) % ring.slots
+    here = jnp.arange(shard.shape[0], dtype=jnp.int32)[:, None, None]
+    counts = transitions.eligible(ring, slot, here * columns + number % columns) & (ring.filled > lookahead + oldest)
+    first = jnp.argmax(counts, axis=1, keepdims=True)
+    place = jnp.take_along_axis(slot * columns + number % columns, first, axis=1)[:, 0]
+    return place, jnp.any(counts, axis=1)
 
-    return jax.vmap(one)(keys, jnp.arange(keys.shape[0], dtype=jnp.int32))
+
+def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:
+    """Random bits for each shard, the same however many are asked for here: one pass of the generator for all.
+
+    Args:
+      key: for all devices.
+      shard: int32 [shards], their numbers.
+      count: static.
+
+    Returns:
+      uint32 [shards, count].
+    """
+    half = -(-count // 2)  # a folded key is two words
+    number = shard.astype(jnp.uint32)[:, None] * jnp.uint32(half) + jnp.arange(half, dtype=jnp.uint32)[None]
+    words = jax.vmap(lambda n: jax.random.key_data(jax.random.fold_in(key, n)))(number.reshape(-1))
+    return words.reshape(shard.shape[0], -1)[:, :count]
+
+
+def unit(bits: jax.Array) -> jax.Array:
+    """float32 in [0, 1) from bits, in steps of 2^-24."""
+    return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
 
 def below(bits: jax.Array, limit: jax.Array) -> jax.Array:

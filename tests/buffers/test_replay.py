@@ -284,7 +284,7 @@ def test_frame_sharing_gives_the_stacks(sampler, fill):
     rows = ROWS.replace(observation={"stack": jnp.asarray(stacks)}, action=ROWS.observation)
     stack = FrameStack(frames, fill=fill)
     fed = Fed({"replay": source(sampler, n_step=2, frame_stack=stack)}, rows, rollout=2)
-    assert fed.ring().rows.observation["stack"].shape == (16, 4, 2, 1)
+    assert fed.ring().rows.observation["stack"].shape == (4, 16, 2, 1)
     assert fed.ring().rows.observation["stack"].dtype == jnp.uint8
     for upto in range(2, TICKS + 1, 2):
         fed.feed(jax.tree.map(lambda x: x[upto - 2 : upto], rows))  # noqa: B023
