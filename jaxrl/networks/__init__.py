@@ -12,7 +12,15 @@ from jaxrl.networks.distributions import (
     TanhGaussian,
 )
 from jaxrl.networks.foreign import ForeignNetwork, from_equinox, from_linen, from_nnx
-from jaxrl.networks.heads import ActionValues, QHead, to_distribution
+from jaxrl.networks.heads import to_distribution
+from jaxrl.networks.q_heads import (
+    ActionValues,
+    CategoricalReturns,
+    CategoricalValues,
+    QHead,
+    QuantileReturns,
+    QuantileValues,
+)
 from jaxrl.networks.q_network import QNetwork
 from jaxrl.networks.torsos import (
     MLP,
@@ -32,6 +40,8 @@ __all__ = [
     "ActorCritic",
     "BoundedPolicy",
     "Categorical",
+    "CategoricalReturns",
+    "CategoricalValues",
     "Core",
     "Critic",
     "DiagonalGaussian",
@@ -45,6 +55,8 @@ __all__ = [
     "PolicyValue",
     "QHead",
     "QNetwork",
+    "QuantileReturns",
+    "QuantileValues",
     "TanhGaussian",
     "Torso",
     "default_torso",

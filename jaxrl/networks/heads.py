@@ -1,7 +1,4 @@
-"""Heads: from features to a distribution over actions, to values, and to action values."""
-
-import dataclasses
-from typing import Any, Protocol
+"""Heads: from features to a distribution over actions, and to values; of action values see `q_heads`."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +8,7 @@ from flax import nnx
 from jaxrl import spaces
 from jaxrl.errors import ConfigError, unknown
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical, TanhGaussian
-from jaxrl.networks.layers import DenseStack, dense, freeze
+from jaxrl.networks.layers import dense
 
 CONTINUOUS = ("gaussian", "tanh")
 _LOG_STD_RANGE = (-20.0, 2.0)  # of standard deviations that depend on the state, as in Haarnoja et al.'s code
@@ -122,61 +119,6 @@ class ValueHead(nnx.Module):
         return self.output(features)[..., 0]
 
 
-# --- action values -------------------------------------------------------------------------------------------------
-
-
-class QHead(Protocol):
-    """What a Q-network ends in; frozen and hashable. Distributional and noisy heads are further ones of these."""
-
-    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
-        """A module of (features `[..., inputs]`, mask `[..., actions]` or None, key or None) -> the head's output."""
-        ...
-
-
 def mask_values(values: jax.Array, mask: jax.Array | None) -> jax.Array:
     """`values`, with the most negative finite number where `mask` is False; the same shape."""
     return values if mask is None else jnp.where(mask, values, jnp.finfo(values.dtype).min)
-
-
-@dataclasses.dataclass(frozen=True)
-class ActionValues:
-    """The expected return of each action, `[..., actions]`.
-
-    Args:
-      dueling: whether they are V + A - mean A, with an output each (Wang et al., 2016, equation 9).
-      widths: of ReLU layers before each output, of its own (512 in the dueling paper).
-      gain: of the outputs' orthogonal initialisation.
-    """
-
-    dueling: bool = False
-    widths: tuple[int, ...] = ()
-    gain: float = 1.0
-
-    def __post_init__(self):
-        freeze(self, "widths")
-
-    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
-        return _ActionValuesModule(self, inputs, actions, rngs)
-
-
-class _Stream(nnx.Module):
-    def __init__(self, head: ActionValues, inputs: int, outputs: int, rngs: nnx.Rngs):
-        self.hidden = DenseStack(inputs, head.widths, "relu", False, rngs)
-        self.output = dense(self.hidden.features, outputs, head.gain, rngs)
-
-    def __call__(self, features: jax.Array) -> jax.Array:
-        return self.output(self.hidden(features))
-
-
-class _ActionValuesModule(nnx.Module):
-    def __init__(self, head: ActionValues, inputs: int, actions: int, rngs: nnx.Rngs):
-        self.dueling = head.dueling
-        self.advantage = _Stream(head, inputs, actions, rngs)
-        if head.dueling:
-            self.state_value = _Stream(head, inputs, 1, rngs)
-
-    def __call__(self, features: jax.Array, mask: jax.Array | None, key: Any) -> jax.Array:
-        values = self.advantage(features)
-        if self.dueling:
-            values = self.state_value(features) + (values - jnp.mean(values, axis=-1, keepdims=True))
-        return mask_values(values, mask)

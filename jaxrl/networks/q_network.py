@@ -10,7 +10,7 @@ from jaxrl import spaces
 from jaxrl.errors import ConfigError
 from jaxrl.networks.body import Body, bind, init_params
 from jaxrl.networks.cores import Core
-from jaxrl.networks.heads import ActionValues, QHead
+from jaxrl.networks.q_heads import ActionValues, QHead
 from jaxrl.networks.torsos import Torso
 from jaxrl.types import Carry, EnvSpec, Params, TimeStep
 
@@ -22,7 +22,8 @@ class QNetwork:
     Args:
       torso: from observations to features; None takes the one that suits the observation space.
       core: recurrent core after the torso, or None.
-      head: what the features become; `ActionValues(dueling=True)` for a dueling network.
+      head: what the features become: `ActionValues(dueling=True)` for a dueling network, `CategoricalValues()` and
+        `QuantileValues()` for distributions of returns; each may be noisy.
       previous_action, previous_reward: whether they join the features.
     """
 
@@ -57,7 +58,8 @@ class QNetwork:
     ) -> tuple[Any, Carry]:
         """The head's output for moments `[T, B, ...]`, and the carry after the last; see `types.Network`.
 
-        Of `ActionValues`: values `[T, B, n]`, the most negative finite number where the action mask forbids.
+        Of `ActionValues`: values `[T, B, n]`, the most negative finite number where the action mask forbids. `key` is
+        of noisy heads: keys `[B]`, one noise for each element of the batch at all moments; None: no noise.
         """
         return bind(self, params, spec)(timesteps, carry, key)
 

@@ -1,0 +1,195 @@
+"""Heads of the DQN family: from features to action values, or to distributions of returns; dueling and noisy by choice.
+
+Noise is factorised and drawn for each element of a batch, which costs two products more and no more memory: with the
+noise of a kernel an outer product, x (S * (e_in e_out^T)) = ((x * e_in) S) * e_out.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, struct
+
+from jaxrl.networks.heads import mask_values
+from jaxrl.networks.layers import HIDDEN_GAIN, check_positive, dense, freeze
+
+
+@struct.dataclass
+class CategoricalReturns:
+    """A distribution of returns over fixed atoms for every action; the algorithm knows where the atoms lie."""
+
+    logits: jax.Array  # [..., actions, atoms]
+    mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
+
+
+@struct.dataclass
+class QuantileReturns:
+    """The quantiles of the returns of every action, at (2 i + 1) / 2 N for i = 0 .. N-1."""
+
+    quantiles: jax.Array  # [..., actions, N]
+    mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
+
+
+class QHead(Protocol):
+    """What a Q-network ends in; frozen and hashable."""
+
+    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        """A module of (features `[T, B, inputs]`, mask `[T, B, actions]` or None, keys `[B]` or None) -> the output."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionValues:
+    """The expected return of each action, `[..., actions]`.
+
+    Args:
+      dueling: whether they are V + A - mean A, with an output each (Wang et al., 2016, equation 9).
+      widths: of ReLU layers before each output, of its own (512 in the dueling paper).
+      gain: of the outputs' orthogonal initialisation.
+      noisy: whether these layers' parameters have noise that is learnt (Fortunato et al., 2018, arXiv:1706.10295).
+      sigma: its first scale, sigma_0 of the paper.
+    """
+
+    dueling: bool = False
+    widths: tuple[int, ...] = ()
+    gain: float = 1.0
+    noisy: bool = False
+    sigma: float = 0.5
+
+    def __post_init__(self):
+        freeze(self, "widths")
+
+    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        return _HeadModule(self, inputs, actions, 1, _expected, rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class CategoricalValues:
+    """C51: probabilities of fixed returns for each action, `CategoricalReturns` (Bellemare et al., 2017).
+
+    Args:
+      atoms: how many returns; where they lie is the algorithm's to say.
+      dueling, widths, gain, noisy, sigma: as of `ActionValues`; dueling is of the logits (Hessel et al., 2018).
+    """
+
+    atoms: int = 51
+    dueling: bool = False
+    widths: tuple[int, ...] = ()
+    gain: float = 1.0
+    noisy: bool = False
+    sigma: float = 0.5
+
+    def __post_init__(self):
+        freeze(self, "widths")
+
+    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        check_positive("atoms", self.atoms)
+        return _HeadModule(self, inputs, actions, self.atoms, CategoricalReturns, rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantileValues:
+    """QR-DQN: quantiles of the return of each action, `QuantileReturns` (Dabney et al., 2018, arXiv:1710.10044).
+
+    Args:
+      quantiles: how many.
+      dueling, widths, gain, noisy, sigma: as of `ActionValues`; dueling is of each quantile.
+    """
+
+    quantiles: int = 51
+    dueling: bool = False
+    widths: tuple[int, ...] = ()
+    gain: float = 1.0
+    noisy: bool = False
+    sigma: float = 0.5
+
+    def __post_init__(self):
+        freeze(self, "widths")
+
+    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        check_positive("quantiles", self.quantiles)
+        return _HeadModule(self, inputs, actions, self.quantiles, QuantileReturns, rngs)
+
+
+# --- modules -------------------------------------------------------------------------------------------------------
+
+
+class NoisyDense(nnx.Module):
+    """An affine map of the last axis whose parameters are noisy: factorised Gaussian noise (Fortunato et al., 2018).
+
+    Maps features `[T, B, inputs]` and keys `[B]`, or None for no noise, to `[T, B, outputs]`. The means begin
+    orthogonal, as in the dense layers here, and the scales at sigma / sqrt(inputs), equation 11's.
+    """
+
+    def __init__(self, inputs: int, outputs: int, gain: float, sigma: float, rngs: nnx.Rngs):
+        scale = sigma / math.sqrt(inputs)
+        self.mean = dense(inputs, outputs, gain, rngs)
+        self.kernel_scale = nnx.Param(jnp.full((inputs, outputs), scale, jnp.float32))
+        self.bias_scale = nnx.Param(jnp.full((outputs,), scale, jnp.float32))
+
+    def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        outputs = self.mean(x)
+        if key is None:
+            return outputs
+        sizes = self.kernel_scale[...].shape
+        draws = jax.vmap(lambda k: jax.random.normal(k, (sum(sizes),)))(key)
+        noise = jnp.sign(draws) * jnp.sqrt(jnp.abs(draws))
+        inwards, outwards = noise[None, :, : sizes[0]], noise[None, :, sizes[0] :]
+        return outputs + (jnp.matmul(x * inwards, self.kernel_scale[...]) + self.bias_scale[...][None, None]) * outwards
+
+
+class _Stream(nnx.Module):
+    """ReLU layers and an output."""
+
+    def __init__(self, head: Any, inputs: int, outputs: int, rngs: nnx.Rngs):
+        check_positive("widths", head.widths)
+        self.noisy = head.noisy
+        self.depth = len(head.widths)
+        for i, width in enumerate(head.widths):
+            setattr(self, f"hidden_{i}", _layer(head, inputs, width, HIDDEN_GAIN, rngs))
+            inputs = width
+        self.output = _layer(head, inputs, outputs, head.gain, rngs)
+
+    def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        for i in range(self.depth):
+            x = jax.nn.relu(self._through(getattr(self, f"hidden_{i}"), x, key, i))
+        return self._through(self.output, x, key, self.depth)
+
+    def _through(self, layer, x, key, number):
+        return layer(x, _folded(key, number)) if self.noisy else layer(x)
+
+
+def _layer(head, inputs, outputs, gain, rngs):
+    return NoisyDense(inputs, outputs, gain, head.sigma, rngs) if head.noisy else dense(inputs, outputs, gain, rngs)
+
+
+class _HeadModule(nnx.Module):
+    """`size` numbers for every action, each V + A - mean A over the actions if dueling; made an output by `finish`."""
+
+    def __init__(self, head: Any, inputs: int, actions: int, size: int, finish: Callable, rngs: nnx.Rngs):
+        self.dueling = head.dueling
+        self.shape = (actions, size)
+        self.finish = finish
+        self.advantage = _Stream(head, inputs, actions * size, rngs)
+        if head.dueling:
+            self.state_value = _Stream(head, inputs, size, rngs)
+
+    def __call__(self, features: jax.Array, mask: jax.Array | None, key: jax.Array | None) -> Any:
+        values = self.advantage(features, _folded(key, 0))
+        values = values.reshape((*values.shape[:-1], *self.shape))
+        if self.dueling:
+            state_value = jnp.expand_dims(self.state_value(features, _folded(key, 1)), -2)
+            values = state_value + (values - jnp.mean(values, axis=-2, keepdims=True))
+        return self.finish(values, mask)
+
+
+def _expected(values, mask):
+    return mask_values(values[..., 0], mask)
+
+
+def _folded(key, number):
+    """The keys [B] for one part."""
+    return None if key is None else jax.vmap(lambda k: jax.random.fold_in(k, number))(key)
