@@ -1,4 +1,4 @@
-"""Deep Q-networks (Mnih et al., 2015), double by choice (van Hasselt et al., 2016, arXiv:1509.06461)."""
+"""Deep Q-networks (Mnih et al., 2015) and what was added to them; Rainbow (Hessel et al., 2018, arXiv:1710.02298)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,18 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl import spaces
+from jaxrl.algos import q_learning
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.optimisers import Adam, Optimiser, descend, weighted_mean
-from jaxrl.networks import QNetwork
+from jaxrl.algos.q_learning import QCarry
+from jaxrl.algos.q_learning import epsilon_greedy as epsilon_greedy
+from jaxrl.algos.q_learning import n_step_target as n_step_target
+from jaxrl.networks import CategoricalValues, QNetwork
 from jaxrl.schedules import Linear, Scalar
+from jaxrl.sources import Prioritised, Uniform
 from jaxrl.types import (
     ActorOutput,
     ActorState,
-    Carry,
     EnvSpec,
     Network,
     PyTree,
@@ -26,6 +30,8 @@ from jaxrl.types import (
     TransitionBatch,
     UpdateInfo,
 )
+
+_LEAST_PRIORITY = 1e-6  # added to every priority, so that nothing is never drawn again
 
 
 @struct.dataclass
@@ -40,16 +46,30 @@ class DQNState:
 
 @algorithm
 class DQN:
-    """Q-learning from a uniform replay, with a target network."""
+    """Q-learning from a replay, with a target network; expected or distributional by the network's head."""
 
     learning_rate: Scalar = number(2.5e-4, above=0, help="step size")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount")
     epsilon: Scalar = number(Linear(1.0, 0.05, 0.5), low=0, high=1, help="chance of a random action")
+    ladder_exponent: Scalar = number(7.0, low=0, help="with a ladder: its last environment has epsilon^(1 + this)")
     max_grad_norm: Scalar | None = number(10.0, above=0, help="largest global norm of a gradient; None: no limit")
     target_update: Scalar = number(1.0, above=0, high=1, help="share of the new parameters at a target update")
+    priority_exponent: Scalar = number(0.5, low=0, help="prioritised: chances are priorities to this power")
+    importance_exponent: Scalar = number(Linear(0.4, 1.0), low=0, high=1, help="prioritised: beta of the weights")
+    v_min: Scalar = number(-10.0, help="categorical head: lowest return")
+    v_max: Scalar = number(10.0, help="categorical head: highest return")
+    quantile_huber: Scalar = number(1.0, above=0, help="quantile head: error from which the loss is linear")
+    munchausen_scale: Scalar = number(0.9, low=0, high=1, help="munchausen: weight of the log-policy in the reward")
+    munchausen_temperature: Scalar = number(0.03, above=0, help="munchausen: of the softmax policy")
+    munchausen_clip: Scalar = number(-1.0, high=0, help="munchausen: least log-policy term")
     target_period: int = static(100, low=1, help="updates between two target updates")
     double: bool = static(True, help="the online network chooses the next action")
     n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
+    prioritised: bool = static(False, help="draw transitions by how wrong the network was there")
+    munchausen: bool = static(False, help="soft targets, and the log-policy in the reward")
+    ladder: int = static(
+        0, low=0, help="environments that epsilons fall over, from the first to the last; 0: all alike"
+    )
     capacity: int = static(50_000, low=1, help="rows that the replay holds, over all environments")
     min_size: int = static(1_000, low=1, help="rows before the first update")
     batch_size: int = static(128, low=1, help="transitions an update")
@@ -65,11 +85,23 @@ class DQN:
                 f"DQN chooses among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
             )
         if self.network.recurrent:
-            problems.append("DQN's replay draws single transitions; a recurrent core needs sequence replay (to come)")
+            problems.append(
+                "DQN's replay draws single transitions; a recurrent core needs sequence replay (R2D2, to come)"
+            )
+        if self.ladder not in (0, num_envs):
+            problems.append(f"DQN.ladder={self.ladder} must be 0 or the number of environments, {num_envs}")
+        categorical = isinstance(self.network, QNetwork) and isinstance(self.network.head, CategoricalValues)
+        if self.munchausen and (self.n_step > 1 or categorical):
+            problems.append(
+                "DQN.munchausen=True needs n_step=1, because its bonus belongs to every step and the replay knows the "
+                "first one's action alone, and a head of values or quantiles: its target shifts each action's returns"
+            )
+        problems += q_learning.support_problems(self) if categorical else []
         return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
+        prioritised = Prioritised(exponent=self.priority_exponent, beta=self.importance_exponent)
         return {
             "replay": Replay(
                 capacity=self.capacity,
@@ -78,6 +110,7 @@ class DQN:
                 rollout_length=self.rollout_length,
                 updates=self.updates,
                 n_step=self.n_step,
+                sampler=prioritised if self.prioritised else Uniform(),
             )
         }
 
@@ -87,40 +120,48 @@ class DQN:
         return DQNState(params, target, self.optimiser.rule().init(params), jnp.int32(0))
 
     def actor(self, state: DQNState) -> ActorState:
-        return ActorState(params=state.params, exploration={"epsilon": jnp.asarray(self.epsilon, jnp.float32)})
+        return q_learning.actor(self, state.params)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array) -> Carry:
-        return self.network.initial_carry(spec)
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array) -> QCarry:
+        return QCarry(self.network.initial_carry(spec), q_learning.rung(env_index, self.ladder))
 
     def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+        self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        values, carry = self.network.apply(actor.params, jax.tree.map(lambda x: x[None], timestep), carry, spec=spec)
-        action = jnp.argmax(values[0], axis=-1).astype(jnp.int32)
+        noise = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key) if explore else None
+        moment = jax.tree.map(lambda x: x[None], timestep)
+        output, network = self.network.apply(actor.params, moment, carry.network, spec=spec, key=noise)
+        values = q_learning.action_values(jax.tree.map(lambda x: x[0], output), self.v_min, self.v_max)
+        action = jnp.argmax(values, axis=-1).astype(jnp.int32)
         if explore:
-            action = epsilon_greedy(
-                key, action, timestep.action_mask, actor.exploration["epsilon"], spec.action_space.n
-            )
-        return ActorOutput(action, carry)
+            action = q_learning.explored(self, actor, action, timestep.action_mask, carry, key, spec)
+        return ActorOutput(action, carry.replace(network=network))
 
     def update(
         self, state: DQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DQNState, UpdateInfo]:
         replay: TransitionBatch = batch["replay"]
-        target = self._target(state, replay, spec)
+        noise = [q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key, 4)]
+        target = self._target(state, replay, noise[1:], spec)
 
         def loss(params):
-            values = self._values(params, replay.observation, replay.action_mask, spec)
+            output = self._output(params, replay.observation, replay.action_mask, noise[0], spec)
+            losses, error = q_learning.td_loss(
+                output, replay.action, target, self.v_min, self.v_max, self.quantile_huber
+            )
+            if self.prioritised:
+                losses = losses * replay.drawn.importance
+            loss = weighted_mean(losses, replay.weight, replicas)
+            values = q_learning.action_values(output, self.v_min, self.v_max)
             chosen = jnp.take_along_axis(values, replay.action[:, None], axis=-1)[:, 0]
-            td_error = target - chosen
-            loss = weighted_mean(0.5 * jnp.square(td_error), replay.weight, replicas)
-            return loss, {
+            metrics = {
                 "loss": loss,
                 "q_value": weighted_mean(chosen, replay.weight, replicas),
-                "td_error": weighted_mean(jnp.abs(td_error), replay.weight, replicas),
+                "td_error": weighted_mean(error, replay.weight, replicas),
             }
+            return loss, (metrics, error)
 
-        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        gradients, (metrics, error) = jax.grad(loss, has_aux=True)(state.params)
         params, optimiser, norm = descend(
             self.optimiser,
             state.params,
@@ -134,63 +175,32 @@ class DQN:
         share = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
         target_params = jax.tree.map(lambda old, new: old + share * (new - old), state.target_params, params)
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "epsilon": jnp.asarray(self.epsilon)}
-        return DQNState(params, target_params, optimiser, updates), UpdateInfo(metrics)
+        priorities = {"replay": error + _LEAST_PRIORITY} if self.prioritised else {}
+        return DQNState(params, target_params, optimiser, updates), UpdateInfo(metrics, priorities)
 
-    def _values(self, params, observation, mask, spec):
-        """Q values [batch, actions] of single observations."""
+    def _output(self, params, observation, mask, noise, spec):
+        """The network's output for single observations, [batch, ...]."""
         flags = jnp.zeros(jax.tree.leaves(observation)[0].shape[:1], bool)
         zero = jnp.zeros(flags.shape, jnp.float32)
         timestep = TimeStep(observation, zero, flags, flags, flags, action_mask=mask)
-        carry = self.network.initial_carry(spec)
-        return self.network.apply(params, jax.tree.map(lambda x: x[None], timestep), carry, spec=spec)[0][0]
+        carry, moment = self.network.initial_carry(spec), jax.tree.map(lambda x: x[None], timestep)
+        return jax.tree.map(lambda x: x[0], self.network.apply(params, moment, carry, spec=spec, key=noise)[0])
 
-    def _target(self, state, replay, spec):
-        next_values = self._values(state.target_params, replay.next_observation, replay.next_action_mask, spec)
-        chooser = next_values
-        if self.double:
-            chooser = self._values(state.params, replay.next_observation, replay.next_action_mask, spec)
-        best = jnp.argmax(chooser, axis=-1)
-        value = jnp.take_along_axis(next_values, best[:, None], axis=-1)[:, 0]
-        return n_step_target(replay.rewards, replay.steps, replay.bootstrap, value, self.gamma)
-
-
-def epsilon_greedy(
-    key: jax.Array, greedy: jax.Array, mask: jax.Array | None, epsilon: jax.Array, actions: int
-) -> jax.Array:
-    """A uniformly drawn allowed action with probability epsilon, else the greedy one.
-
-    Args:
-      key: keys [B].
-      greedy: int32 [B].
-      mask: bool [B, actions] or None.
-      epsilon: a scalar, or [B].
-      actions: how many there are.
-
-    Returns:
-      int32 [B].
-    """
-    draws = jax.vmap(lambda k: jax.random.uniform(k, (2,)))(key)
-    if mask is None:
-        random = (draws[:, 1] * actions).astype(jnp.int32)
-    else:
-        rank = (draws[:, 1] * jnp.sum(mask, axis=-1).astype(jnp.float32)).astype(jnp.int32)
-        random = jnp.argmax(jnp.cumsum(mask.astype(jnp.int32), axis=-1) > rank[:, None], axis=-1).astype(jnp.int32)
-    return jnp.where(draws[:, 0] < epsilon, random, greedy)
-
-
-def n_step_target(
-    rewards: jax.Array, steps: jax.Array, bootstrap: jax.Array, value: jax.Array, gamma: Scalar
-) -> jax.Array:
-    """Sum over the steps taken of gamma^k r_k, plus gamma^steps V unless the task ended there; no gradient.
-
-    Args:
-      rewards: [batch, n], 0 after an ending.
-      steps: [batch] how many were taken, 1..n.
-      bootstrap: [batch] bool, False where the task terminated.
-      value: [batch] of the observation that `steps` lead to.
-      gamma: discount.
-    """
-    powers = jnp.power(jnp.asarray(gamma, jnp.float32), jnp.arange(rewards.shape[-1], dtype=jnp.float32))
-    reach = jnp.power(jnp.asarray(gamma, jnp.float32), steps.astype(jnp.float32))
-    total = jnp.sum(rewards * powers[None], axis=-1) + jnp.where(bootstrap, reach * value, 0.0)
-    return jax.lax.stop_gradient(total)
+    def _target(self, state, replay, noise, spec):
+        """The distribution of returns that each transition should have."""
+        low, high, rewards = self.v_min, self.v_max, replay.rewards
+        following = self._output(state.target_params, replay.next_observation, replay.next_action_mask, noise[0], spec)
+        values = q_learning.action_values(following, low, high)
+        if self.munchausen:
+            now = self._output(state.target_params, replay.observation, replay.action_mask, noise[1], spec)
+            tau, scale = self.munchausen_temperature, self.munchausen_scale
+            bonus = q_learning.munchausen_bonus(
+                q_learning.action_values(now, low, high), replay.action, tau, scale, self.munchausen_clip
+            )
+            rewards, after = rewards + bonus[:, None], q_learning.soft_returns(following, values, tau)
+        else:
+            if self.double:
+                online = self._output(state.params, replay.next_observation, replay.next_action_mask, noise[2], spec)
+                values = q_learning.action_values(online, low, high)
+            after = q_learning.returns_of(following, jnp.argmax(values, axis=-1), low, high)
+        return q_learning.n_step_returns(rewards, replay.steps, replay.bootstrap, after, self.gamma)

@@ -3,9 +3,10 @@
 import dataclasses
 from typing import Any
 
+from jaxrl.algos.dqn import DQN
 from jaxrl.algos.optimisers import Adam
 from jaxrl.algos.ppo import PPO
-from jaxrl.networks import MLP, ActorCritic
+from jaxrl.networks import MLP, ActorCritic, CategoricalValues, QNetwork
 from jaxrl.schedules import Linear
 
 
@@ -119,6 +120,32 @@ PRESETS: dict[str, Preset] = {
             total_steps=10_000_000,
             source="github.com/google-research/batch-ppo at its last commit, 3d09705: agents/scripts/configs.py; "
             "without the tanh on the mean action.",
+        ),
+        Preset(
+            name="rainbow",
+            algorithm=DQN(
+                learning_rate=6.25e-5,
+                epsilon=0.0,  # the noise of its layers explores
+                target_period=2000,  # updates, of 4 rows each
+                n_step=3,
+                prioritised=True,
+                priority_exponent=0.5,
+                importance_exponent=Linear(0.4, 1.0),
+                v_min=-10.0,
+                v_max=10.0,
+                capacity=1_000_000,
+                min_size=20_000,
+                batch_size=32,
+                rollout_length=4,
+                updates=8,
+                optimiser=Adam(eps=1.5e-4),
+                network=QNetwork(head=CategoricalValues(dueling=True, widths=(512,), noisy=True)),
+            ),
+            env="gymnax:Breakout-MinAtar",
+            num_envs=8,
+            total_steps=5_000_000,
+            source="Hessel et al. (2018), arXiv:1710.02298, table 1, with an update every 4 rows; here in 8 "
+            "environments at once, on MinAtar, with noise drawn for every transition and gradients clipped.",
         ),
     )
 }

@@ -8,15 +8,21 @@ import pytest
 
 import jaxrl
 from jaxrl.algos.optimisers import Adam, RMSProp
-from jaxrl.networks import MLP, ActorCritic, QNetwork
+from jaxrl.networks import MLP, ActorCritic, CategoricalValues, QNetwork, QuantileValues
 from jaxrl.schedules import Constant, at
 
 TINY = ActorCritic(MLP((4,)))
+DQN = jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16)
+PQN = jaxrl.PQN(rollout_length=8, network=QNetwork(MLP((4,))))
 BASES = {
     "ppo": jaxrl.PPO(rollout_length=8, network=TINY, normalize_observation=True, normalize_reward=True),
     "ppo-kl": jaxrl.PPO(rollout_length=8, network=TINY, objective="kl"),
     "a2c": jaxrl.A2C(network=TINY, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
-    "dqn": jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16),
+    "dqn": DQN,
+    "dqn-categorical": DQN.replace(network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritised=True, ladder=4),
+    "dqn-munchausen": DQN.replace(network=QNetwork(MLP((4,)), head=QuantileValues(3)), munchausen=True),
+    "pqn": PQN,
+    "pqn-ladder": PQN.replace(ladder=4),
 }
 STATIC = {
     "objective": "kl",
@@ -31,9 +37,14 @@ STATIC = {
     "min_size": 64,
     "batch_size": 8,
     "updates": 2,
+    "ladder": 4,
 }
 # Numbers that only one of the objectives looks at.
 ONLY = {"kl_target": "ppo-kl", "kl_cutoff_cost": "ppo-kl", "initial_penalty": "ppo-kl"}
+ONLY |= dict.fromkeys(("munchausen_scale", "munchausen_temperature", "munchausen_clip"), "dqn-munchausen")
+ONLY |= {"quantile_huber": "dqn-munchausen"}
+ONLY |= dict.fromkeys(("v_min", "v_max", "priority_exponent", "importance_exponent"), "dqn-categorical")
+LADDERS = {"dqn-categorical", "pqn-ladder"}
 NOT = {"ppo-kl": {"observation_clip", "reward_clip"}}
 
 
@@ -71,12 +82,15 @@ def test_every_number_reaches_the_program(name, traced_programs):
     used = used_inputs(traced_programs[name])
     leaves = jax.tree_util.tree_leaves_with_path(algo)
     unused = {
-        jax.tree_util.keystr(path) for (path, _), is_used in zip(leaves, used[: len(leaves)], strict=True) if not is_used
+        jax.tree_util.keystr(path)
+        for (path, _), is_used in zip(leaves, used[: len(leaves)], strict=True)
+        if not is_used
     }
     elsewhere = {f".{field}" for field, base in ONLY.items() if base != name} | {f".{f}" for f in NOT.get(name, ())}
-    if name == "dqn":  # the schedule's exploration ends here, and the state's initial values are made elsewhere
-        assert unused <= elsewhere, unused
-    assert unused - elsewhere - {".initial_penalty"} == set()
+    elsewhere |= {".ladder_exponent"} - ({".ladder_exponent"} if name in LADDERS else set())
+    unused = {leaf for leaf in unused if "." + leaf.split(".")[1] not in elsewhere}  # a schedule has several leaves
+    # The penalty's initial value is made elsewhere.
+    assert unused - {".initial_penalty"} == set()
 
 
 def test_the_initial_penalty_is_in_the_initial_state():
@@ -87,7 +101,7 @@ def test_the_initial_penalty_is_in_the_initial_state():
         assert state.penalty == penalty
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "pqn"])
 def test_every_static_field_changes_the_program(name, traced_programs):
     algo = BASES[name]
     same = []
@@ -106,7 +120,7 @@ def test_every_static_field_changes_the_program(name, traced_programs):
     assert same == []
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "pqn"])
 def test_the_optimiser_changes_the_program(name, traced_programs):
     other = RMSProp() if isinstance(BASES[name].optimiser, Adam) else Adam()
     assert str(program(BASES[name].replace(optimiser=other))) != str(traced_programs[name])

@@ -1,0 +1,295 @@
+"""What the Q-learning algorithms share: exploring, the returns that a network's output stands for, targets, losses.
+
+A *return distribution* is atoms and their probabilities, `[batch, K]` each. An expected value is one atom, C51's are
+K fixed ones, QR-DQN's K equally likely ones; so a target is computed once for all three.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.networks.heads import mask_values
+from jaxrl.networks.q_heads import CategoricalReturns, QuantileReturns
+from jaxrl.schedules import Scalar
+from jaxrl.types import ActorState, Carry, EnvSpec, Params, Replicas
+
+
+@struct.dataclass
+class QCarry:
+    """Per environment: the network's recurrent state, and its place on the ladder of epsilons."""
+
+    network: Carry
+    rung: jax.Array  # float32 in [0, 1]: 0 explores most
+
+
+@struct.dataclass
+class Returns:
+    """Distributions of returns, each as K atoms."""
+
+    atoms: jax.Array  # [batch, K]
+    probabilities: jax.Array  # [batch, K]
+
+
+# --- exploring -------------------------------------------------------------------------------------------------------
+
+
+def epsilon_greedy(
+    key: jax.Array, greedy: jax.Array, mask: jax.Array | None, epsilon: jax.Array, actions: int
+) -> jax.Array:
+    """A uniformly drawn allowed action with probability epsilon, else the greedy one.
+
+    Args:
+      key: keys [B].
+      greedy: int32 [B].
+      mask: bool [B, actions] or None.
+      epsilon: a scalar, or [B].
+      actions: how many there are.
+
+    Returns:
+      int32 [B].
+    """
+    draws = jax.vmap(lambda k: jax.random.uniform(k, (2,)))(key)
+    if mask is None:
+        random = (draws[:, 1] * actions).astype(jnp.int32)
+    else:
+        rank = (draws[:, 1] * jnp.sum(mask, axis=-1).astype(jnp.float32)).astype(jnp.int32)
+        random = jnp.argmax(jnp.cumsum(mask.astype(jnp.int32), axis=-1) > rank[:, None], axis=-1).astype(jnp.int32)
+    return jnp.where(draws[:, 0] < epsilon, random, greedy)
+
+
+def rung(env_index: jax.Array, ladder: int) -> jax.Array:
+    """An environment's place among `ladder`, i / (N - 1), float32; 0 without a ladder."""
+    return (env_index % max(ladder, 1)).astype(jnp.float32) / max(ladder - 1, 1)
+
+
+def ladder_epsilon(epsilon: Scalar, place: jax.Array, exponent: Scalar) -> jax.Array:
+    """epsilon^(1 + exponent i / (N - 1)) (Horgan et al., 2018, arXiv:1803.00933, section 4.1); `place` as of `rung`."""
+    return jnp.power(epsilon, 1.0 + exponent * place)
+
+
+def actor(algo: Any, params: Params) -> ActorState:
+    """What acting needs; `algo` has `epsilon`, `ladder` and `ladder_exponent`."""
+    values = {"epsilon": algo.epsilon} | ({"ladder_exponent": algo.ladder_exponent} if algo.ladder else {})
+    return ActorState(params, exploration={name: jnp.asarray(value, jnp.float32) for name, value in values.items()})
+
+
+def explored(
+    algo: Any,
+    actor: ActorState,
+    greedy: jax.Array,
+    mask: jax.Array | None,
+    carry: QCarry,
+    key: jax.Array,
+    spec: EnvSpec,
+) -> jax.Array:
+    """`epsilon_greedy` actions [B], with each environment's own epsilon if there is a ladder."""
+    epsilon = actor.exploration["epsilon"]
+    if algo.ladder:
+        epsilon = ladder_epsilon(epsilon, carry.rung, actor.exploration["ladder_exponent"])
+    return epsilon_greedy(key, greedy, mask, epsilon, spec.action_space.n)
+
+
+def transition_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array:
+    """A key for each transition [batch] of this device, by logical shard, so that it does not depend on the devices."""
+    shards = replicas.first_shard + jnp.arange(replicas.shards, dtype=jnp.int32)
+    draw = jax.vmap(lambda shard: jax.random.split(jax.random.fold_in(key, shard), batch // replicas.shards))
+    return draw(shards).reshape(-1)
+
+
+# --- what a network's output stands for ------------------------------------------------------------------------------
+
+
+def support(low: Scalar, high: Scalar, atoms: int) -> jax.Array:
+    """C51's fixed returns [atoms], evenly from `low` to `high`."""
+    return low + (high - low) * jnp.arange(atoms, dtype=jnp.float32) / max(atoms - 1, 1)
+
+
+def support_problems(algo: Any) -> list[str]:
+    """Why `algo.v_min` and `algo.v_max` cannot be the ends of a support; empty if they can, or cannot be told yet."""
+    ends = (algo.v_min, algo.v_max)
+    if all(isinstance(end, (int, float)) for end in ends) and not ends[0] < ends[1]:
+        return [f"{type(algo).__name__}.v_min={ends[0]} must be less than v_max={ends[1]}"]
+    return []
+
+
+def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
+    """Expected returns `[..., actions]`, the most negative finite number where forbidden.
+
+    Args:
+      output: a Q-network's: values, `CategoricalReturns` or `QuantileReturns`.
+      low, high: the ends of C51's support.
+    """
+    if isinstance(output, CategoricalReturns):
+        probabilities = jax.nn.softmax(output.logits, axis=-1)
+        return mask_values(probabilities @ support(low, high, probabilities.shape[-1]), output.mask)
+    if isinstance(output, QuantileReturns):
+        return mask_values(jnp.mean(output.quantiles, axis=-1), output.mask)
+    return output
+
+
+def of_action(output: Any, action: jax.Array) -> jax.Array:
+    """What the output says of actions [batch]: values [batch, 1], logits [batch, K] or quantiles [batch, K]."""
+    if isinstance(output, CategoricalReturns):
+        per_action = output.logits
+    elif isinstance(output, QuantileReturns):
+        per_action = output.quantiles
+    else:
+        per_action = output[..., None]
+    return jnp.take_along_axis(per_action, action[:, None, None], axis=1)[:, 0]
+
+
+def returns_of(output: Any, action: jax.Array, low: Scalar, high: Scalar) -> Returns:
+    """The distribution of returns of actions [batch]."""
+    chosen = of_action(output, action)
+    if isinstance(output, CategoricalReturns):
+        atoms = jnp.broadcast_to(support(low, high, chosen.shape[-1])[None], chosen.shape)
+        return Returns(atoms, jax.nn.softmax(chosen, axis=-1))
+    return Returns(chosen, jnp.full_like(chosen, 1.0 / chosen.shape[-1]))
+
+
+# --- targets ---------------------------------------------------------------------------------------------------------
+
+
+def n_step_target(
+    rewards: jax.Array, steps: jax.Array, bootstrap: jax.Array, value: jax.Array, gamma: Scalar
+) -> jax.Array:
+    """Sum over the steps taken of gamma^k r_k, plus gamma^steps V unless the task ended there; no gradient.
+
+    Args:
+      rewards: [batch, n], 0 after an ending.
+      steps: [batch] how many were taken, 1..n.
+      bootstrap: [batch] bool, False where the task terminated.
+      value: [batch] of the observation that `steps` lead to.
+      gamma: discount.
+    """
+    powers = jnp.power(jnp.asarray(gamma, jnp.float32), jnp.arange(rewards.shape[-1], dtype=jnp.float32))
+    reach = jnp.power(jnp.asarray(gamma, jnp.float32), steps.astype(jnp.float32))
+    total = jnp.sum(rewards * powers[None], axis=-1) + jnp.where(bootstrap, reach * value, 0.0)
+    return jax.lax.stop_gradient(total)
+
+
+def n_step_returns(
+    rewards: jax.Array, steps: jax.Array, bootstrap: jax.Array, following: Returns, gamma: Scalar
+) -> Returns:
+    """`n_step_target` of every atom of the distribution of what follows; the probabilities are the same."""
+    each = jax.vmap(n_step_target, in_axes=(None, None, None, 1, None), out_axes=1)
+    atoms = each(rewards, steps, bootstrap, following.atoms, gamma)
+    return Returns(atoms, jax.lax.stop_gradient(following.probabilities))
+
+
+def scaled_log_policy(values: jax.Array, temperature: Scalar) -> jax.Array:
+    """tau log softmax(q / tau), stable for a small tau (Vieillard et al., 2020, arXiv:2007.14430, appendix B.1).
+
+    Args:
+      values: q [batch, actions], the most negative finite number where forbidden.
+      temperature: tau, more than 0.
+
+    Returns:
+      [batch, actions], -inf or nearly so where forbidden.
+    """
+    advantage = values - jnp.max(values, axis=-1, keepdims=True)
+    return advantage - temperature * jax.nn.logsumexp(advantage / temperature, axis=-1, keepdims=True)
+
+
+def munchausen_bonus(
+    values: jax.Array, action: jax.Array, temperature: Scalar, scale: Scalar, clip: Scalar
+) -> jax.Array:
+    """alpha [tau log pi(a|o)] clipped to [clip, 0]: what Munchausen adds to the reward (its equation 5).
+
+    Args:
+      values: the target network's, where the action was taken, [batch, actions].
+      action: int32 [batch].
+      temperature, scale, clip: tau, alpha and l_0 of the paper.
+    """
+    log_policy = jnp.take_along_axis(scaled_log_policy(values, temperature), action[:, None], axis=-1)[:, 0]
+    return scale * jnp.clip(log_policy, clip, 0.0)
+
+
+def soft_returns(output: Any, values: jax.Array, temperature: Scalar) -> Returns:
+    """sum_a pi(a) (Z(a) - tau log pi(a)), atom by atom, of values or of quantiles (Vieillard et al., 2020).
+
+    Args:
+      output: the target network's, of the next observation; values or `QuantileReturns`.
+      values: its expected returns [batch, actions].
+      temperature: tau.
+    """
+    log_policy = scaled_log_policy(values, temperature)
+    policy = jnp.exp(log_policy / temperature)
+    atoms = output.quantiles if isinstance(output, QuantileReturns) else values[..., None]
+    # `where` and not the product alone: a forbidden action has probability 0 and an infinite logarithm.
+    each = jnp.where(policy[..., None] > 0.0, policy[..., None] * (atoms - log_policy[..., None]), 0.0)
+    atoms = jnp.sum(each, axis=1)
+    return Returns(atoms, jnp.full_like(atoms, 1.0 / atoms.shape[-1]))
+
+
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+
+def td_loss(
+    output: Any, action: jax.Array, target: Returns, low: Scalar, high: Scalar, huber: Scalar
+) -> tuple[jax.Array, jax.Array]:
+    """The loss of each transition, by what the network's output is, and how wrong the network is there.
+
+    Args:
+      output: the learning network's: values, `CategoricalReturns` or `QuantileReturns`, `[batch, actions, ...]`.
+      action: int32 [batch].
+      target: what the returns should be.
+      low, high: the ends of C51's support.
+      huber: kappa, where QR-DQN's loss becomes linear.
+
+    Returns:
+      The loss [batch], half the squared error, the cross-entropy or the quantile loss; and the priority [batch]: the
+      absolute error, the divergence from the target (Hessel et al., 2018), or again the quantile loss.
+    """
+    chosen = of_action(output, action)
+    if isinstance(output, CategoricalReturns):
+        wanted = categorical_projection(target, low, high, chosen.shape[-1])
+        loss = -jnp.sum(wanted * jax.nn.log_softmax(chosen, axis=-1), axis=-1)
+        entropy = -jnp.sum(jax.scipy.special.xlogy(wanted, wanted), axis=-1)
+        return loss, jnp.maximum(loss - entropy, 0.0)
+    if isinstance(output, QuantileReturns):
+        loss = quantile_huber_loss(chosen, target.atoms, huber)
+        return loss, loss
+    error = target.atoms[:, 0] - chosen[:, 0]
+    return 0.5 * jnp.square(error), jnp.abs(error)
+
+
+def categorical_projection(returns: Returns, low: Scalar, high: Scalar, atoms: int) -> jax.Array:
+    """Probabilities on C51's support that stand for `returns` (Bellemare et al., 2017, arXiv:1707.06887, equation 7).
+
+    Args:
+      returns: K atoms anywhere; what lies outside the support counts at its end.
+      low, high: the ends of the support.
+      atoms: how many it has.
+
+    Returns:
+      [batch, atoms], no gradient.
+    """
+    # Every target atom is shared out over its two neighbours: a triangle one spacing wide around each support atom.
+    # K x K products, but no scatter: 128 x 51 x 51 are quicker so on a CPU too.
+    places = (jnp.clip(returns.atoms, low, high) - low) / (high - low) * (atoms - 1)
+    distance = jnp.abs(places[:, None, :] - jnp.arange(atoms, dtype=jnp.float32)[None, :, None])
+    shares = jnp.maximum(1.0 - distance, 0.0)
+    return jax.lax.stop_gradient(jnp.sum(shares * returns.probabilities[:, None, :], axis=-1))
+
+
+def quantile_huber_loss(quantiles: jax.Array, targets: jax.Array, huber: Scalar) -> jax.Array:
+    """sum_i mean_j |tau_i - 1[u_ij < 0]| L(u_ij) / kappa (Dabney et al., 2018, equation 10), u_ij = y_j - theta_i.
+
+    Args:
+      quantiles: theta [batch, N], at tau_i = (2 i + 1) / 2 N for i = 0 .. N-1.
+      targets: y [batch, M], equally likely; no gradient.
+      huber: kappa, more than 0: L is u^2 / 2 up to there, and then linear.
+
+    Returns:
+      [batch].
+    """
+    count = quantiles.shape[-1]
+    levels = (jnp.arange(count, dtype=jnp.float32) + 0.5) / count
+    error = jax.lax.stop_gradient(targets)[:, None, :] - quantiles[:, :, None]
+    size = jnp.abs(error)
+    loss = jnp.where(size <= huber, 0.5 * jnp.square(error), huber * (size - 0.5 * huber)) / huber
+    weight = jnp.abs(levels[None, :, None] - (error < 0.0).astype(jnp.float32))
+    return jnp.sum(jnp.mean(weight * loss, axis=-1), axis=-1)

@@ -1,0 +1,253 @@
+"""The equations of the DQN family against numpy written from the papers, and what their fields do."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import ENV, SMALL
+
+import jaxrl
+from jaxrl import networks, spaces
+from jaxrl.algos import q_learning
+from jaxrl.algos.q_learning import Returns
+from jaxrl.networks import (
+    ActionValues,
+    CategoricalReturns,
+    CategoricalValues,
+    QNetwork,
+    QuantileReturns,
+    QuantileValues,
+)
+from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.schedules import at
+from jaxrl.types import Drawn, EnvSpec, TransitionBatch
+
+ONE = SingleReplica(1)
+SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
+
+
+def random(*shape, seed=0, scale=1.0):
+    return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, np.float32)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+# --- equations -----------------------------------------------------------------------------------------------------
+
+
+def projected(atoms, probabilities, low, high, count):
+    """Algorithm 1 of Bellemare et al. (2017), which shares an atom out over the two around it."""
+    spacing, result = (high - low) / (count - 1), np.zeros(count)
+    for atom, probability in zip(atoms, probabilities, strict=True):
+        place = (np.clip(atom, low, high) - low) / spacing
+        lower, upper = int(np.floor(place)), int(np.ceil(place))
+        if lower == upper:
+            result[lower] += probability
+        else:
+            result[lower] += probability * (upper - place)
+            result[upper] += probability * (place - lower)
+    return result
+
+
+@given(st.integers(0, 1000), st.floats(-5, 0, width=32), st.floats(1, 5, width=32), st.integers(2, 12))
+def test_categorical_projection_is_the_papers(seed, low, high, count):
+    atoms, probabilities = random(3, 7, seed=seed, scale=4.0), softmax(random(3, 7, seed=seed + 1))
+    got = q_learning.categorical_projection(Returns(jnp.asarray(atoms), jnp.asarray(probabilities)), low, high, count)
+    expected = [projected(a, p, low, high, count) for a, p in zip(atoms, probabilities, strict=True)]
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_a_projection_keeps_the_mean_within_the_support():
+    atoms, probabilities = np.clip(random(5, 9), -2, 2), softmax(random(5, 9, seed=1))
+    got = q_learning.categorical_projection(Returns(jnp.asarray(atoms), jnp.asarray(probabilities)), -2.0, 2.0, 21)
+    np.testing.assert_allclose(got.sum(-1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(
+        got @ np.linspace(-2, 2, 21, dtype=np.float32), (atoms * probabilities).sum(-1), atol=1e-5
+    )
+
+
+@given(st.integers(0, 1000), st.floats(0.125, 2, width=32))
+def test_quantile_huber_loss_is_equation_10(seed, kappa):
+    quantiles, targets = random(2, 5, seed=seed), random(2, 3, seed=seed + 1, scale=2.0)
+    expected = np.zeros(2)
+    for b in range(2):
+        for i in range(5):
+            for j in range(3):
+                u = float(targets[b, j]) - float(quantiles[b, i])
+                huber = 0.5 * u * u if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
+                expected[b] += abs((i + 0.5) / 5 - (u < 0)) * huber / kappa / 3
+    got = q_learning.quantile_huber_loss(jnp.asarray(quantiles), jnp.asarray(targets), kappa)
+    np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-5)
+
+
+def test_the_quantile_loss_is_least_at_the_quantiles():
+    draws = np.sort(random(1, 4000))
+    quantiles = jnp.asarray(np.quantile(draws[0], (np.arange(4) + 0.5) / 4), jnp.float32)[None]
+    gradient = jax.grad(lambda q: q_learning.quantile_huber_loss(q, jnp.asarray(draws), 1e-3)[0])(quantiles)
+    np.testing.assert_allclose(gradient, 0.0, atol=2e-3)
+
+
+@pytest.mark.parametrize("tau", [0.03, 1.0])
+def test_munchausen_is_equation_5(tau):
+    values, following = random(6, 4), random(6, 4, seed=1)
+    action = np.arange(6) % 4
+    log_policy = np.log(np.maximum(softmax(np.float64(values) / tau), 1e-300))
+    expected = 0.9 * np.clip(tau * log_policy[np.arange(6), action], -1.0, 0.0)
+    got = q_learning.munchausen_bonus(jnp.asarray(values), jnp.asarray(action), tau, 0.9, -1.0)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    policy = softmax(np.float64(following) / tau)
+    entropy = -np.sum(policy * np.log(np.maximum(policy, 1e-300)), -1)
+    soft = (policy * following).sum(-1) + tau * entropy
+    got = q_learning.soft_returns(jnp.asarray(following), jnp.asarray(following), tau)
+    np.testing.assert_allclose(got.atoms[:, 0], soft, rtol=1e-4, atol=1e-5)
+    quantiles = random(6, 4, 3, seed=2)
+    got = q_learning.soft_returns(QuantileReturns(jnp.asarray(quantiles)), jnp.asarray(following), tau)
+    expected = np.einsum("ba,ban->bn", policy, quantiles) + tau * entropy[:, None]
+    np.testing.assert_allclose(got.atoms, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_munchausen_is_finite_where_actions_are_forbidden():
+    values = networks.heads.mask_values(jnp.ones((2, 3)), jnp.asarray([[True, False, True], [False, False, True]]))
+    soft = q_learning.soft_returns(values, values, 0.03).atoms[:, 0]
+    np.testing.assert_allclose(soft, [1.0 + 0.03 * np.log(2), 1.0], rtol=1e-5)
+    assert np.isfinite(q_learning.munchausen_bonus(values, jnp.asarray([0, 2]), 0.03, 0.9, -1.0)).all()
+
+
+def test_the_ladder_is_horgans():
+    places = jax.vmap(lambda i: q_learning.rung(i, 8))(jnp.arange(8))
+    got = q_learning.ladder_epsilon(0.4, places, 7.0)
+    np.testing.assert_allclose(got, [0.4 ** (1 + 7 * i / 7) for i in range(8)], rtol=1e-5)
+    np.testing.assert_allclose(q_learning.ladder_epsilon(0.3, q_learning.rung(jnp.int32(5), 0), 7.0), 0.3, rtol=1e-6)
+
+
+def test_losses_by_head():
+    action, low, high = jnp.asarray([0, 2]), -2.0, 2.0
+    values, logits = random(2, 3), random(2, 3, 5)
+    target = Returns(jnp.asarray(random(2, 1, seed=3)), jnp.ones((2, 1)))
+    loss, error = q_learning.td_loss(jnp.asarray(values), action, target, low, high, 1.0)
+    wrong = np.asarray(target.atoms)[:, 0] - values[[0, 1], [0, 2]]
+    np.testing.assert_allclose(loss, 0.5 * wrong**2, rtol=1e-5)
+    np.testing.assert_allclose(error, np.abs(wrong), rtol=1e-5)
+
+    wanted = np.asarray(q_learning.categorical_projection(target, low, high, 5))
+    predicted = softmax(logits[[0, 1], [0, 2]])
+    loss, error = q_learning.td_loss(CategoricalReturns(jnp.asarray(logits)), action, target, low, high, 1.0)
+    np.testing.assert_allclose(loss, -(wanted * np.log(predicted)).sum(-1), rtol=1e-5)
+    divergence = np.where(wanted > 0, wanted * np.log(np.maximum(wanted, 1e-30) / predicted), 0).sum(-1)
+    np.testing.assert_allclose(error, divergence, rtol=1e-4)
+
+    got = q_learning.action_values(CategoricalReturns(jnp.asarray(logits)), low, high)
+    np.testing.assert_allclose(got, softmax(logits) @ np.linspace(-2, 2, 5), rtol=1e-5, atol=1e-6)
+    got = q_learning.action_values(QuantileReturns(jnp.asarray(logits)), low, high)
+    np.testing.assert_allclose(got, logits.mean(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_every_atom_moves_by_the_n_step_target():
+    following = Returns(jnp.asarray(random(3, 5)), jnp.asarray(softmax(random(3, 5, seed=1))))
+    rewards, steps = jnp.asarray(random(3, 2)), jnp.asarray([1, 2, 2])
+    bootstrap = jnp.asarray([True, True, False])
+    got = q_learning.n_step_returns(rewards, steps, bootstrap, following, 0.9)
+    for k in range(5):
+        expected = q_learning.n_step_target(rewards, steps, bootstrap, following.atoms[:, k], 0.9)
+        np.testing.assert_allclose(got.atoms[:, k], expected, rtol=1e-6)
+    np.testing.assert_array_equal(got.probabilities, following.probabilities)
+
+
+# --- the update ----------------------------------------------------------------------------------------------------
+
+
+def batch_of(size, importance=None):
+    zero = jnp.zeros(size, jnp.int32)
+    ones = jnp.ones(size, jnp.float32)
+    importance = ones if importance is None else jnp.asarray(importance, jnp.float32)
+    return TransitionBatch(
+        observation=jnp.asarray(random(size, 3)),
+        action=jnp.arange(size, dtype=jnp.int32) % 4,
+        rewards=jnp.asarray(random(size, 1, seed=1)),
+        steps=jnp.ones(size, jnp.int32),
+        bootstrap=jnp.arange(size) % 3 > 0,
+        next_observation=jnp.asarray(random(size, 3, seed=2)),
+        weight=jnp.ones(size, bool),
+        drawn=Drawn(zero, zero.astype(jnp.uint32), ones / size, importance, ones, zero, zero, zero),
+    )
+
+
+def updated(algo, batch):
+    algo = at(algo, jnp.float32(0.0))
+    state = algo.init(jax.random.key(0), SPEC)
+    return algo.update(state, {"replay": batch}, spec=SPEC, key=jax.random.key(1), replicas=ONE)
+
+
+def test_priorities_are_errors_and_importance_scales_the_loss():
+    algo = jaxrl.DQN(network=QNetwork(SMALL), prioritised=True)
+    _, info = updated(algo, batch_of(6))
+    params = algo.network.init(jax.random.key(0), SPEC)
+
+    def values(observation):
+        moment = batch_of(6)
+        return np.asarray(algo._output(params, observation, moment.action_mask, None, SPEC))
+
+    batch = batch_of(6)
+    following = values(batch.next_observation).max(-1)
+    target = np.asarray(batch.rewards)[:, 0] + np.where(batch.bootstrap, 0.99 * following, 0.0)
+    error = np.abs(target - values(batch.observation)[np.arange(6), np.asarray(batch.action)])
+    np.testing.assert_allclose(info.priorities["replay"], error, rtol=1e-4, atol=1e-5)
+    _, weighted = updated(algo, batch_of(6, [1.0, 0.5, 0.0, 1.0, 0.25, 0.5]))
+    expected = np.mean(0.5 * error**2 * [1.0, 0.5, 0.0, 1.0, 0.25, 0.5])
+    np.testing.assert_allclose(weighted.metrics["loss"], expected, rtol=1e-4)
+    assert updated(algo.replace(prioritised=False), batch_of(6))[1].priorities == {}
+
+
+def test_the_noise_of_a_transition_is_its_own_whatever_the_devices():
+    together = q_learning.transition_keys(jax.random.key(0), 8, SingleReplica(4))
+    second = SimpleNamespace(shards=2, first_shard=2)
+    apart = [q_learning.transition_keys(jax.random.key(0), 4, r) for r in (SingleReplica(2), second)]
+    np.testing.assert_array_equal(
+        jax.random.key_data(together), np.concatenate([jax.random.key_data(x) for x in apart])
+    )
+    assert len(np.unique(jax.random.key_data(together), axis=0)) == 8
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"network": QNetwork(SMALL, head=ActionValues(dueling=True, noisy=True)), "epsilon": 0.0, "prioritised": True},
+        {"network": QNetwork(SMALL, head=CategoricalValues(5)), "prioritised": True, "n_step": 3, "double": False},
+        {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": True, "ladder": 8},
+    ],
+    ids=["noisy", "categorical", "quantile"],
+)
+def test_variants_train_and_stay_finite(fields):
+    algo = jaxrl.DQN(capacity=512, min_size=64, batch_size=32, **fields)
+    result = jaxrl.train(algo, ENV, total_steps=1024, num_envs=8, evaluate_every=0, progress=False)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.params))
+    assert result.state.learner.updates > 10
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"ladder": 3}, ["ladder=3", "0 or the number of environments, 8"]),
+        ({"munchausen": True, "n_step": 3}, ["munchausen", "n_step=1"]),
+        ({"munchausen": True, "network": QNetwork(head=CategoricalValues())}, ["munchausen", "values or quantiles"]),
+        ({"v_min": 3.0, "v_max": 2.0, "network": QNetwork(head=CategoricalValues())}, ["v_min=3.0", "v_max=2.0"]),
+        ({"network": QNetwork(core=networks.GRU(4))}, ["sequence replay", "R2D2"]),
+    ],
+)
+def test_settings_that_do_not_go_together(fields, words):
+    said = "\n".join(jaxrl.DQN(**fields).validate(SPEC, 8, 1))
+    assert all(word in said for word in words), said
+
+
+def test_the_defaults_are_fine():
+    assert jaxrl.DQN(ladder=8).validate(SPEC, 8, 1) == []

@@ -1,0 +1,40 @@
+"""PQN: its targets are Q(lambda) of the network that acted, its minibatches every row; recurrent by its network."""
+
+import jax
+import numpy as np
+import pytest
+from programs import ENV, SMALL
+
+import jaxrl
+from jaxrl import networks, spaces
+from jaxrl.networks import GRU, ActionValues, CategoricalValues, QNetwork
+from jaxrl.types import EnvSpec
+
+SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
+
+
+@pytest.mark.parametrize("core", [None, GRU(4)])
+def test_pqn_trains_and_stays_finite(core):
+    algo = jaxrl.PQN(rollout_length=8, epochs=2, minibatches=2, ladder=8, network=QNetwork(SMALL, core=core))
+    result = jaxrl.train(algo, ENV, total_steps=512, num_envs=8, evaluate_every=0, progress=False)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.params))
+    assert result.state.learner.updates == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"network": QNetwork(head=CategoricalValues())}, ["expected values", "use DQN"]),
+        ({"network": QNetwork(head=ActionValues(noisy=True))}, ["noise", "use DQN"]),
+        ({"ladder": 3}, ["ladder=3"]),
+        ({"minibatches": 3}, ["minibatches=3"]),
+    ],
+)
+def test_settings_that_do_not_go_together(fields, words):
+    said = "\n".join(jaxrl.PQN(**fields).validate(SPEC, 8, 1))
+    assert all(word in said for word in words), said
+
+
+def test_continuous_actions_are_refused():
+    spec = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-1.0, 1.0, (2,)))
+    assert "discrete actions" in "\n".join(jaxrl.PQN(network=QNetwork(networks.MLP((4,)))).validate(spec, 8, 1))
