@@ -1,0 +1,162 @@
+"""Adding to, drawing from and updating a replay of a million rows, against flashbax's flat buffers.
+
+    python benchmarks/replay.py [--capacity 1000000] [--add 64] [--batch 256] [--repeats 15]
+
+One compiled, donated loop a case: add 64 rows of 17 floats, draw 256 transitions, and, where prioritised, compute
+importance weights and give new priorities. Priorities do not depend on the weights, as an algorithm's do not; for
+flashbax a case more lets them, because XLA copies its tree in the one case and not in the other. The buffer is full
+before the clock starts. Prints microseconds an iteration (the least of several alternations) and writes
+benchmarks/results/replay.json. Needs the `bench` extra for flashbax; without it only ours is measured.
+"""
+
+import argparse
+import functools
+import json
+import os
+import pathlib
+import time
+
+import _record
+import jax
+import jax.numpy as jnp
+
+from jaxrl.buffers import replay
+from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.sources import Prioritised, Replay
+from jaxrl.types import Trajectory
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "replay.json"
+OBSERVATION, ACTION, ALPHA, BETA = 17, 6, 0.6, 0.4
+
+
+def ours(capacity: int, add: int, batch: int, prioritised: bool, shards: int):
+    """A full replay, and a function of it, a key and a number of iterations."""
+    source = Replay(capacity, batch, 1, **({"sampler": Prioritised(ALPHA, BETA)} if prioritised else {}))
+    sources, replicas = {"replay": source}, SingleReplica(shards)
+    flag, number = jnp.zeros((1, add), bool), jnp.zeros((1, add))
+    rows = Trajectory(
+        observation=jnp.ones((1, add, OBSERVATION)),
+        action=jnp.zeros((1, add, ACTION)),
+        reward=number,
+        terminated=flag,
+        truncated=flag,
+        first=flag,
+        weight=~flag,
+    )
+    states = replay.init(sources, rows, (), num_envs=add, rollout=1, shards=shards)
+
+    def iteration(states, key):
+        states = replay.add(states, sources, rows, (), replicas)
+        ring, index = states["replay"].ring, states["replay"].index
+        index, drawn = replay.sample(ring, index, source, source, key, replicas)
+        used = jnp.sum(drawn.observation) + jnp.sum(drawn.next_observation) + jnp.sum(drawn.rewards)
+        if prioritised:
+            used = used + jnp.sum(drawn.drawn.importance)
+            priorities = jax.random.uniform(jax.random.fold_in(key, 1), (batch,))
+            index = replay.update_priorities(ring, index, source, drawn.drawn, priorities)
+        return {"replay": states["replay"].replace(index=index)}, used
+
+    return states, looped(iteration)
+
+
+def flashbax(capacity: int, add: int, batch: int, prioritised: bool, ordered: bool = False):
+    """The same of flashbax; `ordered` lets the new priorities depend on the weights."""
+    import flashbax as fbx
+
+    make = fbx.make_flat_buffer
+    settings = {"max_length": capacity, "min_length": batch, "sample_batch_size": batch, "add_batch_size": add}
+    if prioritised:
+        make = fbx.make_prioritised_flat_buffer
+        settings |= {"priority_exponent": ALPHA, "device": jax.default_backend()}
+    buffer = make(**settings)
+    row = {
+        "observation": jnp.ones(OBSERVATION),
+        "action": jnp.zeros(ACTION),
+        "reward": jnp.float32(0),
+        "terminated": jnp.bool_(False),
+        "truncated": jnp.bool_(False),
+    }
+    rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (add, *x.shape)), row)
+
+    def iteration(state, key):
+        state = buffer.add(state, rows)
+        drawn = buffer.sample(state, key)
+        now, following = drawn.experience.first, drawn.experience.second
+        used = jnp.sum(now["observation"]) + jnp.sum(following["observation"]) + jnp.sum(now["reward"])
+        if prioritised:
+            weight = (capacity * drawn.probabilities) ** -BETA
+            weight = weight / jnp.max(weight)
+            used = used + jnp.sum(weight)
+            priorities = jax.random.uniform(jax.random.fold_in(key, 1), (batch,))
+            if ordered:
+                priorities = priorities * weight
+            state = buffer.set_priorities(state, drawn.indices, priorities)
+        return state, used
+
+    return buffer.init(row), looped(iteration)
+
+
+def looped(iteration):
+    @functools.partial(jax.jit, donate_argnums=0)
+    def loop(state, key, count):
+        def body(i, carried):
+            state, used = iteration(carried[0], jax.random.fold_in(key, i))
+            return state, carried[1] + used
+
+        return jax.lax.fori_loop(0, count, body, (state, jnp.float32(0.0)))
+
+    return loop
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--capacity", type=int, default=1_000_000)
+    parser.add_argument("--add", type=int, default=64, help="rows an iteration adds: environments")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--iterations", type=int, default=50, help="in one measurement")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    arguments = parser.parse_args()
+    sizes = (arguments.capacity, arguments.add, arguments.batch)
+    cases = {
+        "ours, uniform": ours(*sizes, False, 1),
+        "ours, prioritised": ours(*sizes, True, 1),
+        "ours, prioritised, 8 shards": ours(*sizes, True, 8),
+    }
+    try:
+        cases |= {
+            "flashbax, uniform": flashbax(*sizes, False),
+            "flashbax, prioritised": flashbax(*sizes, True),
+            "flashbax, prioritised, priorities depend on weights": flashbax(*sizes, True, ordered=True),
+        }
+    except ImportError:
+        print("flashbax is not installed (pip install 'jaxrl[bench]'): only ours is measured")
+    fill = -(-arguments.capacity // arguments.add)
+    states, best = {}, dict.fromkeys(cases, float("inf"))
+    for name, (state, loop) in cases.items():
+        states[name] = jax.block_until_ready(loop(state, jax.random.key(0), fill))[0]
+    for number in range(arguments.repeats):
+        # In turn, so that what else the machine does meets all of them.
+        for name, (_, loop) in cases.items():
+            start = time.perf_counter()
+            result = loop(states[name], jax.random.key(number), arguments.iterations)
+            states[name] = jax.block_until_ready(result)[0]
+            best[name] = min(best[name], (time.perf_counter() - start) / arguments.iterations * 1e6)
+    for name, microseconds in best.items():
+        print(f"{name:52} {microseconds:9.1f} us")
+    found = {"microseconds": best}
+    if "flashbax, prioritised" in best:
+        found["flashbax / ours"] = {
+            "prioritised": best["flashbax, prioritised"] / best["ours, prioritised"],
+            "uniform": best["flashbax, uniform"] / best["ours, uniform"],
+        }
+        for name, ratio in found["flashbax / ours"].items():
+            print(f"flashbax / ours, {name:35} {ratio:9.2f}")
+    machine = _record.machine() | {"load": os.getloadavg()[0]}
+    settings = {name: value for name, value in vars(arguments).items() if name != "output"}
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps({"machine": machine, **settings, **found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
