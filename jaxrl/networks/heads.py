@@ -96,14 +96,14 @@ class PolicyHead(nnx.Module):
         if isinstance(space, spaces.Box):
             self.std = "output" if state_dependent_std else "parameter"
         if self.std == "output":
-            self.log_std = dense(inputs, size, gain, rngs)
+            self.log_std_output = dense(inputs, size, gain, rngs)
         elif self.std == "parameter":
             self.log_std = nnx.Param(jnp.full((size,), initial_log_std, jnp.float32))
 
     def __call__(self, features: jax.Array, mask: jax.Array | None) -> Distribution:
         log_std = None
         if self.std == "output":
-            log_std = jnp.clip(self.initial_log_std + self.log_std(features), *_LOG_STD_RANGE)
+            log_std = jnp.clip(self.initial_log_std + self.log_std_output(features), *_LOG_STD_RANGE)
         elif self.std == "parameter":
             log_std = self.log_std[...]
         return to_distribution(self.space, self.output(features), log_std, mask, self.continuous)
