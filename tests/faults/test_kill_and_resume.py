@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
 LIVES = {
     ("ppo", 1): ["patient"],
     ("ppo", 2): ["hasty"],
-    ("recurrent_ppo", 1): ["hasty", "patient"],
+    ("recurrent_ppo", 1): ["hasty"],
     ("recurrent_ppo", 2): ["patient"],
     ("dqn", 1): ["hasty"],
 }
