@@ -66,10 +66,12 @@ def init(algo: Any, key: jax.Array, spec: EnvSpec, penalty: PyTree = ()) -> Poli
 
 
 def actor(state: PolicyState) -> ActorState:
+    """What acting needs of a learner."""
     return ActorState(params=state.params, statistics=state.statistics)
 
 
 def initial_carry(algo: Any, spec: EnvSpec) -> PolicyCarry:
+    """What one environment carries from moment to moment, before its first."""
     return PolicyCarry(
         network=algo.network.initial_carry(spec), discounted_return=jnp.float32(0.0) if algo.normalize_reward else ()
     )
