@@ -31,20 +31,33 @@ RUNS = {
 }
 
 
-def scores(name, seeds):
+TOTAL_STEPS = 500_000
+PUBLISHED = {"dqn": 498.38, "c51": 491.07, "pqn": 495.13}
+
+
+def run(name, seeds):
     algo, num_envs = RUNS[name]
     result = jaxrl.sweep(
-        algo, "gymnax:CartPole-v1", total_steps=500_000, seeds=seeds, num_envs=num_envs, progress=False
+        algo, "gymnax:CartPole-v1", total_steps=TOTAL_STEPS, seeds=seeds, num_envs=num_envs, progress=False
     )
     assert not result.failed.any()
-    return np.sort(result.scores.reshape(-1))
+    return result
 
 
 @pytest.mark.learning
 @pytest.mark.parametrize("name", RUNS)
-def test_cartpole_over_ten_seeds(name):
+def test_cartpole_over_ten_seeds(name, record):
     """Issue 3: interquartile mean at least 495, at most one seed under 475."""
-    found = scores(name, 10)
+    result = run(name, 10)
+    record(
+        f"cartpole-{name}",
+        result,
+        total_steps=TOTAL_STEPS,
+        reference=PUBLISHED.get(name, 495),
+        source="CleanRL's documentation" if name in PUBLISHED else "issue 3",
+        settings={"algorithm": str(RUNS[name][0]), "num_envs": RUNS[name][1]},
+    )
+    found = np.sort(result.scores.reshape(-1))
     quarter = len(found) // 4
     assert found[quarter:-quarter].mean() >= 495, found
     assert (found < 475).sum() <= 1, found
@@ -52,4 +65,4 @@ def test_cartpole_over_ten_seeds(name):
 
 def test_pqn_solves_cartpole():
     """Issue 3: one seed at 475 or more; the quickest of the family stands for all in the short tests."""
-    assert scores("pqn", 1)[0] >= 475
+    assert run("pqn", 1).scores.reshape(-1)[0] >= 475
