@@ -1,7 +1,7 @@
 """jaxrl: reinforcement learning in JAX, environment, replay and learner in one compiled program."""
 
 from jaxrl import envs, networks, schedules
-from jaxrl.algos import A2C, ALGORITHMS, DDPG, DQN, PPO, PQN, SAC, TD3, make_algorithm
+from jaxrl.algos import A2C, ALGORITHMS, D4PG, DDPG, DQN, PPO, PQN, R2D2, SAC, TD3, make_algorithm
 from jaxrl.envs import check_env, environments, make, register
 from jaxrl.errors import JaxrlError
 from jaxrl.evaluation import Evaluation, evaluate
@@ -18,10 +18,12 @@ __version__ = "0.1.0"
 __all__ = [
     "A2C",
     "ALGORITHMS",
+    "D4PG",
     "DDPG",
     "DQN",
     "PPO",
     "PQN",
+    "R2D2",
     "SAC",
     "TD3",
     "Anakin",

@@ -150,7 +150,7 @@ def play(
     env_roots, act_roots, env_index = _key_roots(key, num_envs)
     env_state, timestep = jax.vmap(env.reset)(keys.reset_keys(env_roots))
     timestep = ro.first_timestep(timestep, spec)
-    carry = jax.vmap(lambda index: algo.initial_carry(spec, index))(env_index)
+    carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)
 
     def unfinished(moment):
         tick, *_, scores = moment
@@ -186,7 +186,7 @@ def _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, 
     host = env.build(num_envs, seed)
     try:
         timestep = ro.first_timestep(jax.tree.map(jnp.asarray, host.reset()), spec)
-        carry = jax.vmap(lambda index: algo.initial_carry(spec, index))(env_index)
+        carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)
         scores, tick = _no_scores(num_envs, quota), 0
         while tick < limit and np.any(np.asarray(scores[2]) < quota):
             output = _act_on_host(algo, actor, timestep, carry, act_roots, jnp.uint32(tick), spec=spec, explore=explore)

@@ -43,7 +43,7 @@ class Policy:
     def initial_carry(self, batch: int | None = None) -> Memory:
         """The memory before an episode's first observation; with a batch axis if `batch` is given."""
         size = batch or 1
-        carry = jax.vmap(lambda index: self.algo.initial_carry(self.spec, index))(jnp.arange(size))
+        carry = jax.vmap(lambda index: self.algo.initial_carry(self.spec, index, size))(jnp.arange(size))
         zero = jax.tree.map(lambda x: jnp.zeros((size,) + x.shape, x.dtype), spaces.zeros(self.spec.action_space))
         return Memory(carry, zero) if batch else jax.tree.map(lambda x: x[0], Memory(carry, zero))
 

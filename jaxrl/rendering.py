@@ -126,7 +126,7 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
     act_keys = keys.tick_keys(act_roots, jnp.uint32(0), length)
     env_state, timestep = jax.vmap(env.reset)(keys.reset_keys(env_roots))
     timestep = ro.first_timestep(timestep, spec)
-    carry = jax.vmap(lambda index: algo.initial_carry(spec, index))(index)
+    carry = jax.vmap(lambda index: algo.initial_carry(spec, index, 1))(index)
 
     def seen(env_state, timestep):
         state, timestep = jax.tree.map(lambda x: x[0], (_part(env_state, alone), timestep))

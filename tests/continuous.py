@@ -8,7 +8,8 @@ import numpy as np
 
 import jaxrl
 from jaxrl import spaces
-from jaxrl.networks import BoundedPolicy, Critic
+from jaxrl.algos import off_policy
+from jaxrl.networks import Actor, CategoricalValues, Critic
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.schedules import at
 from jaxrl.types import EnvSpec, TransitionBatch
@@ -18,15 +19,17 @@ BOX = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]), (2,))
 SPEC = EnvSpec("box", spaces.Box(-1, 1, (3,)), BOX)
 NETWORKS = {
     # Larger outputs than usual, so that nothing that is tested is too small to see.
-    "policy": BoundedPolicy(widths=(8,), gain=0.3),
+    "policy": Actor(widths=(8,), gain=0.3),
     "critic": Critic(widths=(8,)),
 }
-DETERMINISTIC = NETWORKS | {"policy": BoundedPolicy(widths=(8,), gain=0.3, stochastic=False)}
+DETERMINISTIC = NETWORKS | {"policy": Actor(widths=(8,), gain=0.3, stochastic=False)}
 SMALL = {"capacity": 256, "min_size": 32, "batch_size": BATCH}
 SAC = jaxrl.SAC(**NETWORKS, **SMALL)
 TD3 = jaxrl.TD3(**DETERMINISTIC, **SMALL)
 DDPG = jaxrl.DDPG(**(DETERMINISTIC | {"critic": Critic(widths=(8,), ensemble=1)}), **SMALL)
-ALGORITHMS = {"sac": SAC, "td3": TD3, "ddpg": DDPG}
+_DISTRIBUTION = Critic(widths=(8,), ensemble=1, head=CategoricalValues(11))
+D4PG = jaxrl.D4PG(**(DETERMINISTIC | {"critic": _DISTRIBUTION}), **SMALL, v_min=-5.0, v_max=5.0)
+ALGORITHMS = {"sac": SAC, "td3": TD3, "ddpg": DDPG, "d4pg": D4PG}
 
 
 def transitions(n_step=1, seed=0):
@@ -41,6 +44,11 @@ def transitions(n_step=1, seed=0):
         next_observation=jnp.asarray(rng.normal(size=(BATCH, 3)), jnp.float32),
         weight=jnp.arange(BATCH) < BATCH - 1,
     )
+
+
+def critic_values(algo, params, observation, action, spec):
+    """The expected values [ensemble, batch] of actions of a box."""
+    return off_policy.expected_values(algo, off_policy.evaluate_critic(algo, params, observation, action, spec))[..., 0]
 
 
 def counted(x):

@@ -82,7 +82,7 @@ def played_in_python(algo, actor, env, spec, seed, num_envs, quota, *, forget=Fa
     env_roots, act_roots = keys.environment_keys(root, index), keys.policy_keys(root, index)
     state, timestep = jax.vmap(env.reset)(keys.reset_keys(env_roots))
     timestep = first_timestep(timestep, spec)
-    initial = carry = jax.vmap(lambda i: algo.initial_carry(spec, i))(index)
+    initial = carry = jax.vmap(lambda i: algo.initial_carry(spec, i, num_envs))(index)
     act = jax.jit(lambda timestep, carry, key: algo.act(actor, timestep, carry, key, spec=spec, explore=explore))
     step = jax.jit(jax.vmap(env.step))
     totals, returns, tick = np.zeros(num_envs), [[] for _ in range(num_envs)], 0

@@ -98,7 +98,7 @@ def episodes(policy, num_envs, ticks, explore=False):
     keys = jax.random.split(jax.random.key(5), (ticks, num_envs))
     state, timestep = jax.vmap(env.reset)(keys[0])
     timestep = first_timestep(timestep, policy.spec)
-    carry = jax.vmap(lambda i: policy.algo.initial_carry(policy.spec, i))(jnp.arange(num_envs))
+    carry = jax.vmap(lambda i: policy.algo.initial_carry(policy.spec, i, num_envs))(jnp.arange(num_envs))
     act = jax.jit(
         lambda timestep, carry, keys: policy.algo.act(
             policy.actor, timestep, carry, keys, spec=policy.spec, explore=explore

@@ -50,7 +50,7 @@ class A2C:
     def actor(self, state: PolicyState) -> ActorState:
         return policy_gradient.actor(state)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array) -> PolicyCarry:
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
         return policy_gradient.initial_carry(self, spec)
 
     def act(

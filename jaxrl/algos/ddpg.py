@@ -11,7 +11,7 @@ from jaxrl.algos import off_policy
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.off_policy import Learnt
 from jaxrl.algos.optimisers import Adam, Optimiser
-from jaxrl.networks import BoundedPolicy, Critic
+from jaxrl.networks import Actor, Critic
 from jaxrl.schedules import Scalar
 from jaxrl.types import (
     ActorOutput,
@@ -52,7 +52,7 @@ class DDPG:
     rollout_length: int = static(1, low=1, help="rows of every environment between two rounds of updates")
     updates: int = static(1, low=1, help="updates a round")
     optimiser: Optimiser = number(Adam(eps=1e-8))
-    policy: Network = static(BoundedPolicy(stochastic=False))
+    policy: Network = static(Actor(stochastic=False))
     critic: Critic = static(Critic(ensemble=1))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
@@ -71,7 +71,7 @@ class DDPG:
     def actor(self, state: DDPGState) -> ActorState:
         return off_policy.actor(state.policy, state.updates, noise=self.exploration_noise)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array) -> Carry:
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
         return ()
 
     def act(
@@ -84,8 +84,8 @@ class DDPG:
     ) -> tuple[DDPGState, UpdateInfo]:
         replay: TransitionBatch = batch["replay"]
         next_action = off_policy.evaluate_policy(self, state.policy.target_params, replay.next_observation, spec)
-        target = off_policy.target(self, state.critic, replay, next_action, 0.0, spec)
-        critic, metrics = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
+        target = off_policy.target(self, state.critic, replay, next_action, spec)
+        critic, metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
         policy, loss = off_policy.climb(self, state.policy, critic, replay, spec, replicas)
         policy, critic = off_policy.follow(policy, self.tau), off_policy.follow(critic, self.tau)
         metrics = replicas.mean(metrics | {"policy_loss": loss})

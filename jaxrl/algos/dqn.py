@@ -8,15 +8,13 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl import spaces
-from jaxrl.algos import q_learning
+from jaxrl.algos import q_learning, q_views
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.optimisers import Adam, Optimiser, descend, weighted_mean
 from jaxrl.algos.q_learning import QCarry
-from jaxrl.algos.q_learning import epsilon_greedy as epsilon_greedy
-from jaxrl.algos.q_learning import n_step_target as n_step_target
-from jaxrl.networks import CategoricalValues, QNetwork
+from jaxrl.networks import QNetwork
 from jaxrl.schedules import Linear, Scalar
-from jaxrl.sources import Prioritised, Uniform
+from jaxrl.sources import Prioritised, Sequence, Uniform
 from jaxrl.types import (
     ActorOutput,
     ActorState,
@@ -27,11 +25,8 @@ from jaxrl.types import (
     Replicas,
     Source,
     TimeStep,
-    TransitionBatch,
     UpdateInfo,
 )
-
-_LEAST_PRIORITY = 1e-6  # added to every priority, so that nothing is never drawn again
 
 
 @struct.dataclass
@@ -56,6 +51,7 @@ class DQN:
     target_update: Scalar = number(1.0, above=0, high=1, help="share of the new parameters at a target update")
     priority_exponent: Scalar = number(0.5, low=0, help="prioritised: chances are priorities to this power")
     importance_exponent: Scalar = number(Linear(0.4, 1.0), low=0, high=1, help="prioritised: beta of the weights")
+    priority_eta: Scalar = number(0.9, low=0, high=1, help="recurrent: weight of a sequence's largest error, not mean")
     v_min: Scalar = number(-10.0, help="categorical head: lowest return")
     v_max: Scalar = number(10.0, help="categorical head: highest return")
     quantile_huber: Scalar = number(1.0, above=0, help="quantile head: error from which the loss is linear")
@@ -66,10 +62,11 @@ class DQN:
     double: bool = static(True, help="the online network chooses the next action")
     n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
     prioritised: bool = static(False, help="draw transitions by how wrong the network was there")
+    value_rescaling: bool = static(False, help="learn returns on a scale that flattens large ones")
     munchausen: bool = static(False, help="soft targets, and the log-policy in the reward")
-    ladder: int = static(
-        0, low=0, help="environments that epsilons fall over, from the first to the last; 0: all alike"
-    )
+    ladder: bool = static(False, help="epsilons fall from the first environment to the last")
+    sequence_length: int = static(16, low=2, help="recurrent: rows that are learnt from, the last to bootstrap only")
+    burn_in: int = static(0, low=0, help="recurrent: rows before these, to warm up the recurrent state")
     capacity: int = static(50_000, low=1, help="rows that the replay holds, over all environments")
     min_size: int = static(1_000, low=1, help="rows before the first update")
     batch_size: int = static(128, low=1, help="transitions an update")
@@ -84,24 +81,12 @@ class DQN:
             problems.append(
                 f"DQN chooses among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
             )
-        if self.network.recurrent:
-            problems.append(
-                "DQN's replay draws single transitions; a recurrent core needs sequence replay (R2D2, to come)"
-            )
-        if self.ladder not in (0, num_envs):
-            problems.append(f"DQN.ladder={self.ladder} must be 0 or the number of environments, {num_envs}")
-        categorical = isinstance(self.network, QNetwork) and isinstance(self.network.head, CategoricalValues)
-        if self.munchausen and (self.n_step > 1 or categorical):
-            problems.append(
-                "DQN.munchausen=True needs n_step=1, because its bonus belongs to every step and the replay knows the "
-                "first one's action alone, and a head of values or quantiles: its target shifts each action's returns"
-            )
-        problems += q_learning.support_problems(self) if categorical else []
-        return problems
+        return problems + q_learning.head_problems(self)
 
     @property
     def experience(self) -> Mapping[str, Source]:
         prioritised = Prioritised(exponent=self.priority_exponent, beta=self.importance_exponent)
+        sequence = Sequence(self.sequence_length, self.rollout_length, burn_in=self.burn_in, stored_carry=True)
         return {
             "replay": Replay(
                 capacity=self.capacity,
@@ -110,6 +95,7 @@ class DQN:
                 rollout_length=self.rollout_length,
                 updates=self.updates,
                 n_step=self.n_step,
+                sequence=sequence if self.network.recurrent else None,
                 sampler=prioritised if self.prioritised else Uniform(),
             )
         }
@@ -122,8 +108,8 @@ class DQN:
     def actor(self, state: DQNState) -> ActorState:
         return q_learning.actor(self, state.params)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array) -> QCarry:
-        return QCarry(self.network.initial_carry(spec), q_learning.rung(env_index, self.ladder))
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
+        return QCarry(self.network.initial_carry(spec), q_learning.rung(env_index, num_envs))
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
@@ -140,24 +126,26 @@ class DQN:
     def update(
         self, state: DQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DQNState, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
-        noise = [q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key, 4)]
-        target = self._target(state, replay, noise[1:], spec)
+        view = q_views.view(batch["replay"], self.network, spec, self.n_step)
+        noise = [
+            q_learning.transition_keys(k, batch["replay"].drawn.place.shape[0], replicas)
+            for k in jax.random.split(key, 4)
+        ]
 
         def loss(params):
-            output = self._output(params, replay.observation, replay.action_mask, noise[0], spec)
-            losses, error = q_learning.td_loss(
-                output, replay.action, target, self.v_min, self.v_max, self.quantile_huber
-            )
+            output = view.output(params, noise[0])
+            target = jax.lax.stop_gradient(self._target(view, state, output, noise))
+            now = view.now(output)
+            losses, error = q_learning.td_loss(now, view.action, target, self.v_min, self.v_max, self.quantile_huber)
             if self.prioritised:
-                losses = losses * replay.drawn.importance
-            loss = weighted_mean(losses, replay.weight, replicas)
-            values = q_learning.action_values(output, self.v_min, self.v_max)
-            chosen = jnp.take_along_axis(values, replay.action[:, None], axis=-1)[:, 0]
+                losses = losses * view.importance
+            loss = weighted_mean(losses, view.weight, replicas)
+            values = q_learning.action_values(now, self.v_min, self.v_max)
+            chosen = jnp.take_along_axis(values, view.action[:, None], axis=-1)[:, 0]
             metrics = {
                 "loss": loss,
-                "q_value": weighted_mean(chosen, replay.weight, replicas),
-                "td_error": weighted_mean(error, replay.weight, replicas),
+                "q_value": weighted_mean(chosen, view.weight, replicas),
+                "td_error": weighted_mean(error, view.weight, replicas),
             }
             return loss, (metrics, error)
 
@@ -175,32 +163,27 @@ class DQN:
         share = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
         target_params = jax.tree.map(lambda old, new: old + share * (new - old), state.target_params, params)
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "epsilon": jnp.asarray(self.epsilon)}
-        priorities = {"replay": error + _LEAST_PRIORITY} if self.prioritised else {}
+        priorities = {}
+        if self.prioritised:
+            priorities["replay"] = view.priorities(error, self.priority_eta) + q_learning.LEAST_PRIORITY
         return DQNState(params, target_params, optimiser, updates), UpdateInfo(metrics, priorities)
 
-    def _output(self, params, observation, mask, noise, spec):
-        """The network's output for single observations, [batch, ...]."""
-        flags = jnp.zeros(jax.tree.leaves(observation)[0].shape[:1], bool)
-        zero = jnp.zeros(flags.shape, jnp.float32)
-        timestep = TimeStep(observation, zero, flags, flags, flags, action_mask=mask)
-        carry, moment = self.network.initial_carry(spec), jax.tree.map(lambda x: x[None], timestep)
-        return jax.tree.map(lambda x: x[0], self.network.apply(params, moment, carry, spec=spec, key=noise)[0])
-
-    def _target(self, state, replay, noise, spec):
-        """The distribution of returns that each transition should have."""
-        low, high, rewards = self.v_min, self.v_max, replay.rewards
-        following = self._output(state.target_params, replay.next_observation, replay.next_action_mask, noise[0], spec)
+    def _target(self, view, state, output, noise):
+        """The distribution of returns that each transition should have; `output` is the learning network's."""
+        low, high, rewards = self.v_min, self.v_max, view.rewards
+        slow = view.output(state.target_params, noise[1])
+        following = view.after(slow, state.target_params, noise[2])
         values = q_learning.action_values(following, low, high)
         if self.munchausen:
-            now = self._output(state.target_params, replay.observation, replay.action_mask, noise[1], spec)
-            tau, scale = self.munchausen_temperature, self.munchausen_scale
-            bonus = q_learning.munchausen_bonus(
-                q_learning.action_values(now, low, high), replay.action, tau, scale, self.munchausen_clip
-            )
+            tau, now = self.munchausen_temperature, q_learning.action_values(view.now(slow), low, high)
+            bonus = q_learning.munchausen_bonus(now, view.action, tau, self.munchausen_scale, self.munchausen_clip)
             rewards, after = rewards + bonus[:, None], q_learning.soft_returns(following, values, tau)
         else:
             if self.double:
-                online = self._output(state.params, replay.next_observation, replay.next_action_mask, noise[2], spec)
-                values = q_learning.action_values(online, low, high)
+                values = q_learning.action_values(view.after(output, state.params, noise[3]), low, high)
             after = q_learning.returns_of(following, jnp.argmax(values, axis=-1), low, high)
-        return q_learning.n_step_returns(rewards, replay.steps, replay.bootstrap, after, self.gamma)
+        if not self.value_rescaling:
+            return q_learning.n_step_returns(rewards, view.steps, view.bootstrap, after, self.gamma)
+        after = after.replace(atoms=q_learning.unscaled(after.atoms))
+        target = q_learning.n_step_returns(rewards, view.steps, view.bootstrap, after, self.gamma)
+        return target.replace(atoms=q_learning.rescaled(target.atoms))

@@ -1,4 +1,4 @@
-"""What the off-policy actor-critics share: an ensemble of critics, its targets, and acting within a bounded box."""
+"""What the off-policy actor-critics share: an ensemble of critics, its targets, and acting."""
 
 from typing import Any
 
@@ -7,10 +7,12 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl import spaces
+from jaxrl.algos import q_learning
 from jaxrl.algos.base import field_problems
-from jaxrl.algos.dqn import n_step_target
 from jaxrl.algos.optimisers import descend, weighted_mean
-from jaxrl.networks import BoundedPolicy, from_unit, to_unit
+from jaxrl.algos.q_learning import Returns
+from jaxrl.networks import ActionValues, Actor, CategoricalValues, from_unit, to_unit
+from jaxrl.sources import Prioritised, Uniform
 from jaxrl.types import (
     ActorOutput,
     ActorState,
@@ -35,22 +37,42 @@ class Learnt:
     optimiser: PyTree
 
 
-def problems(algo: Any, spec: EnvSpec, *, stochastic: bool) -> list[str]:
-    """Every problem with the settings of `algo`, one line each; `stochastic`: the kind of policy that it needs."""
+def problems(algo: Any, spec: EnvSpec, *, stochastic: bool, discrete: bool = False) -> list[str]:
+    """Every problem with the settings of `algo`, one line each.
+
+    Args:
+      algo: the algorithm.
+      spec: of the environment.
+      stochastic: the kind of policy that it needs.
+      discrete: whether it can choose among discrete actions.
+    """
     found, name, space = field_problems(algo), type(algo).__name__, spec.action_space
-    if not (
-        isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded and (space.low < space.high).all()
-    ):
-        found.append(f"{name} needs a bounded Box of actions, shape (n,), but {spec.name} has {space!r}; use PPO")
+    bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded
+    if not (bounded and (space.low < space.high).all()) and not (discrete and isinstance(space, spaces.Discrete)):
+        wanted = "a bounded Box of actions, shape (n,)" + (", or a Discrete space" if discrete else "")
+        found.append(f"{name} needs {wanted}, but {spec.name} has {space!r}; use PPO")
     if algo.policy.recurrent:
-        found.append(f"{name}'s replay draws single transitions; a recurrent policy needs sequence replay (to come)")
-    if isinstance(algo.policy, BoundedPolicy) and algo.policy.stochastic != stochastic:
+        found.append(f"{name}'s replay draws single transitions; use a policy without a recurrent core, or R2D2")
+    if isinstance(algo.policy, Actor) and algo.policy.stochastic != stochastic:
         found.append(f"{name}.policy={algo.policy!r} must have stochastic={stochastic}")
+    head = algo.critic.head
+    if head.noisy:
+        found.append(f"{name}.critic: the noise of {head!r} explores nothing here; set noisy=False")
+    if stochastic and not isinstance(head, ActionValues):
+        found.append(f"{name}'s targets are expected returns, not {head!r}; use ActionValues(), or D4PG")
+    if isinstance(head, CategoricalValues):
+        if not hasattr(algo, "v_min"):
+            found.append(f"{name} has no ends of a support for {head!r}; use QuantileValues(), or D4PG")
+        else:
+            found += q_learning.support_problems(algo)
     return found
 
 
 def replay(algo: Any) -> Replay:
     """The source that the fields of `algo` describe."""
+    sampler = Uniform()
+    if getattr(algo, "prioritised", False):
+        sampler = Prioritised(exponent=algo.priority_exponent, beta=algo.importance_exponent)
     return Replay(
         capacity=algo.capacity,
         batch_size=algo.batch_size,
@@ -58,6 +80,7 @@ def replay(algo: Any) -> Replay:
         rollout_length=algo.rollout_length,
         updates=algo.updates,
         n_step=algo.n_step,
+        sampler=sampler,
     )
 
 
@@ -89,66 +112,114 @@ def follow(learnt: Learnt, tau: Any) -> Learnt:
 # --- networks over a batch -----------------------------------------------------------------------------------------
 
 
-def evaluate_policy(algo: Any, params: Params, observation: PyTree, spec: EnvSpec) -> PyTree:
-    """The policy's output for observations [batch, ...]: leaves [batch, ...]."""
-    output, _ = algo.policy.apply(params, _moments(observation), (), spec=spec)
+def evaluate_policy(
+    algo: Any, params: Params, observation: PyTree, spec: EnvSpec, mask: jax.Array | None = None
+) -> PyTree:
+    """The policy's output for observations [batch, ...] and action masks [batch, n]: leaves [batch, ...]."""
+    output, _ = algo.policy.apply(params, _moments(observation, mask), (), spec=spec)
     return jax.tree.map(lambda x: x[0], output)
 
 
-def evaluate_critic(algo: Any, params: Params, observation: PyTree, action: jax.Array, spec: EnvSpec) -> jax.Array:
-    """Values [ensemble, batch] of observations [batch, ...] and actions [batch, n]."""
-    return algo.critic.apply(params, _moments(observation), action[None], spec=spec)[:, 0]
+def evaluate_critic(
+    algo: Any,
+    params: Params,
+    observation: PyTree,
+    action: jax.Array | None,
+    spec: EnvSpec,
+    mask: jax.Array | None = None,
+) -> PyTree:
+    """The critics' output, leaves [ensemble, batch, actions, ...].
+
+    Args:
+      algo: has `critic`.
+      params: of the ensemble.
+      observation: [batch, ...].
+      action: [batch, n] of a box, whose output is of 1 action; None where actions are discrete.
+      spec: of the environment.
+      mask: [batch, actions] where actions are discrete and some forbidden.
+    """
+    action = None if action is None else action[None]
+    output = algo.critic.apply(params, _moments(observation, mask), action, spec=spec)
+    return jax.tree.map(lambda x: x[:, 0], output)
 
 
-def _moments(observation):
-    """Moments [1, batch] of which nothing but the observation is known."""
+def expected_values(algo: Any, output: PyTree) -> jax.Array:
+    """The expected returns [ensemble, batch, actions] that the critics' output stands for."""
+    return q_learning.action_values(output, *_support(algo))
+
+
+def _support(algo):
+    """The ends of C51's support; only D4PG may have such a head, see `problems`."""
+    return getattr(algo, "v_min", 0.0), getattr(algo, "v_max", 0.0)
+
+
+def _moments(observation, mask):
+    """Moments [1, batch] of which nothing but the observation and the mask is known."""
     flags = jnp.zeros((1, jax.tree.leaves(observation)[0].shape[0]), bool)
     zero = jnp.zeros(flags.shape, jnp.float32)
-    return TimeStep(jax.tree.map(lambda x: x[None], observation), zero, flags, flags, flags)
-
-
-def batch_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array:
-    """A key for each transition [batch], by its logical shard, so that it does not depend on the devices."""
-    shards = replicas.first_shard + jnp.arange(replicas.shards, dtype=jnp.int32)
-    draw = jax.vmap(lambda shard: jax.random.split(jax.random.fold_in(key, shard), batch // replicas.shards))
-    return draw(shards).reshape(-1)
+    first = jax.tree.map(lambda x: x[None], (observation, mask))
+    return TimeStep(first[0], zero, flags, flags, flags, action_mask=first[1])
 
 
 # --- the critic ----------------------------------------------------------------------------------------------------
 
 
-def target(
-    algo: Any, critic: Learnt, batch: TransitionBatch, next_action: jax.Array, bonus: jax.Array | float, spec: EnvSpec
-) -> jax.Array:
-    """What the critics should say of each transition [batch]; no gradient.
+def expected_target(algo: Any, batch: TransitionBatch, value: jax.Array) -> Returns:
+    """What the critics should say of each transition, if `value` [batch] is that of where it leads; no gradient."""
+    target = q_learning.n_step_target(batch.rewards, batch.steps, batch.bootstrap, value, algo.gamma)
+    return Returns(target[:, None], jnp.ones_like(target[:, None]))
 
-    The rewards of its steps, and unless the task terminated there the smallest of the target critics' values of the
-    next action (Fujimoto et al., 2018, equation 10), plus `bonus` (SAC's entropy), each [batch].
+
+def target(algo: Any, critic: Learnt, batch: TransitionBatch, next_action: jax.Array, spec: EnvSpec) -> Returns:
+    """What the critics should say of each transition if `next_action` [batch, n] follows; no gradient.
+
+    The rewards of its steps, and unless the task terminated there the returns that follow: those that the target
+    critic expecting least has for the next action (Fujimoto et al., 2018, equation 10).
     """
-    values = evaluate_critic(algo, critic.target_params, batch.next_observation, next_action, spec)
-    value = jnp.min(values, axis=0) + bonus
-    return n_step_target(batch.rewards, batch.steps, batch.bootstrap, value, algo.gamma)
+    output = evaluate_critic(algo, critic.target_params, batch.next_observation, next_action, spec)
+    least = jnp.argmin(expected_values(algo, output)[..., 0], axis=0)
+
+    def of_least(x):
+        return jnp.take_along_axis(x, least.reshape((1, -1) + (1,) * (x.ndim - 2)), axis=0)[0]
+
+    only = jnp.zeros(least.shape, jnp.int32)
+    following = q_learning.returns_of(jax.tree.map(of_least, output), only, *_support(algo))
+    return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, following, algo.gamma)
 
 
 def fit_critic(
-    algo: Any, critic: Learnt, batch: TransitionBatch, wanted: jax.Array, spec: EnvSpec, replicas: Replicas
-) -> tuple[Learnt, Metrics]:
-    """One step of every member of the ensemble towards the targets `wanted` [batch]."""
+    algo: Any, critic: Learnt, batch: TransitionBatch, wanted: Returns, spec: EnvSpec, replicas: Replicas
+) -> tuple[Learnt, Metrics, jax.Array]:
+    """One step of every member of the ensemble towards the targets.
+
+    Returns:
+      The critics, this device's share of the metrics, and how wrong they were on average, [batch].
+    """
+    discrete = isinstance(spec.action_space, spaces.Discrete)
+    action = batch.action if discrete else jnp.zeros(batch.weight.shape, jnp.int32)
+    low, high = _support(algo)
+    huber = getattr(algo, "quantile_huber", 1.0)
 
     def loss(params):
-        values = evaluate_critic(algo, params, batch.observation, batch.action, spec)
-        errors = wanted[None] - values
+        taken = None if discrete else batch.action
+        output = evaluate_critic(algo, params, batch.observation, taken, spec, batch.action_mask)
+        losses, errors = jax.vmap(lambda one: q_learning.td_loss(one, action, wanted, low, high, huber))(output)
+        if getattr(algo, "prioritised", False):
+            losses = losses * batch.drawn.importance[None]
         each = jax.vmap(lambda x: weighted_mean(x, batch.weight, replicas))
         # A sum over the members: each learns as if it were alone.
-        loss = jnp.sum(each(0.5 * jnp.square(errors)))
-        return loss, {
-            "critic_loss": loss,
-            "q_value": jnp.mean(each(values)),
-            "td_error": jnp.mean(each(jnp.abs(errors))),
-        }
+        loss = jnp.sum(each(losses))
+        values = jnp.take_along_axis(expected_values(algo, output), action[None, :, None], axis=-1)[..., 0]
+        metrics = {"critic_loss": loss, "q_value": jnp.mean(each(values)), "td_error": jnp.mean(each(errors))}
+        return loss, (metrics, jnp.mean(errors, axis=0))
 
-    gradients, metrics = jax.grad(loss, has_aux=True)(critic.params)
-    return step(algo, critic, gradients, algo.learning_rate, replicas), metrics
+    gradients, (metrics, error) = jax.grad(loss, has_aux=True)(critic.params)
+    return step(algo, critic, gradients, algo.learning_rate, replicas), metrics, error
+
+
+def new_priorities(algo: Any, error: jax.Array) -> dict[str, jax.Array]:
+    """The priorities of the batch, if the replay of `algo` keeps any, from how wrong the critics were [batch]."""
+    return {"replay": error + q_learning.LEAST_PRIORITY} if getattr(algo, "prioritised", False) else {}
 
 
 # --- policies --------------------------------------------------------------------------------------------------------
@@ -172,8 +243,8 @@ def climb(
     def loss(params):
         action = evaluate_policy(algo, params, batch.observation, spec)
         first = jax.tree.map(lambda x: x[:1], critic.params)  # the others would be computed for nothing
-        values = evaluate_critic(algo, first, batch.observation, action, spec)
-        return weighted_mean(-values[0], batch.weight, replicas)
+        output = evaluate_critic(algo, first, batch.observation, action, spec)
+        return weighted_mean(-expected_values(algo, output)[0, :, 0], batch.weight, replicas)
 
     value, gradients = jax.value_and_grad(loss)(policy.params)
     return step(algo, policy, gradients, policy_rate(algo), replicas), value
@@ -193,10 +264,14 @@ def actor(policy: Learnt, updates: jax.Array, **exploration: Any) -> ActorState:
     return ActorState(params=policy.params, exploration=values | {"warm_up": updates == 0})
 
 
-def random_at_first(action: jax.Array, key: jax.Array, actor: ActorState, space: spaces.Box) -> jax.Array:
-    """The actions [B, n], or ones drawn uniformly from the box with the keys [B] before the first update."""
-    random = jax.vmap(lambda k: space.sample(jax.random.fold_in(k, 1)))(key)
-    return jnp.where(actor.exploration["warm_up"], random, action)
+def random_at_first(
+    action: jax.Array, key: jax.Array, actor: ActorState, space: spaces.Space, mask: jax.Array | None = None
+) -> jax.Array:
+    """The actions [B, ...], or before the first update ones drawn uniformly with the keys [B] from what is allowed."""
+    key, warm_up = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key), actor.exploration["warm_up"]
+    if isinstance(space, spaces.Discrete):
+        return q_learning.epsilon_greedy(key, action, mask, warm_up.astype(jnp.float32), space.n)
+    return jnp.where(warm_up, jax.vmap(space.sample)(key), action)
 
 
 def add_noise(action: jax.Array, key: jax.Array, std: Any, space: spaces.Box, limit: Any | None = None) -> jax.Array:

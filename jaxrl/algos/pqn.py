@@ -51,9 +51,7 @@ class PQN:
     rollout_length: int = static(128, low=1, help="rows of every environment a batch")
     epochs: int = static(4, low=1, help="passes over a batch")
     minibatches: int = static(4, low=1, help="steps a pass")
-    ladder: int = static(
-        0, low=0, help="environments that epsilons fall over, from the first to the last; 0: all alike"
-    )
+    ladder: bool = static(False, help="epsilons fall from the first environment to the last")
     optimiser: Optimiser = number(RAdam())
     network: Network = static(QNetwork(MLP((128, 128), activation="relu", layer_norm=True)))
 
@@ -73,8 +71,6 @@ class PQN:
             head = self.network.head
             if not isinstance(head, ActionValues) or head.noisy:
                 problems.append(f"PQN's targets are expected values and its noise epsilon; not {head!r}: use DQN")
-        if self.ladder not in (0, num_envs):
-            problems.append(f"PQN.ladder={self.ladder} must be 0 or the number of environments, {num_envs}")
         return problems
 
     @property
@@ -88,8 +84,8 @@ class PQN:
     def actor(self, state: PQNState) -> ActorState:
         return q_learning.actor(self, state.params)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array) -> QCarry:
-        return QCarry(self.network.initial_carry(spec), q_learning.rung(env_index, self.ladder))
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
+        return QCarry(self.network.initial_carry(spec), q_learning.rung(env_index, num_envs))
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool

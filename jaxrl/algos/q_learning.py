@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.networks.heads import mask_values
-from jaxrl.networks.q_heads import CategoricalReturns, QuantileReturns
+from jaxrl.networks.q_heads import ActionValues, CategoricalReturns, CategoricalValues, QuantileReturns
 from jaxrl.schedules import Scalar
 from jaxrl.types import ActorState, Carry, EnvSpec, Params, Replicas
+
+LEAST_PRIORITY = 1e-6  # added to every priority, so that nothing is never drawn again
 
 
 @struct.dataclass
@@ -59,9 +61,9 @@ def epsilon_greedy(
     return jnp.where(draws[:, 0] < epsilon, random, greedy)
 
 
-def rung(env_index: jax.Array, ladder: int) -> jax.Array:
-    """An environment's place among `ladder`, i / (N - 1), float32; 0 without a ladder."""
-    return (env_index % max(ladder, 1)).astype(jnp.float32) / max(ladder - 1, 1)
+def rung(env_index: jax.Array, num_envs: int) -> jax.Array:
+    """An environment's place among all N, i / (N - 1), float32."""
+    return env_index.astype(jnp.float32) / max(num_envs - 1, 1)
 
 
 def ladder_epsilon(epsilon: Scalar, place: jax.Array, exponent: Scalar) -> jax.Array:
@@ -112,6 +114,22 @@ def support_problems(algo: Any) -> list[str]:
     if all(isinstance(end, (int, float)) for end in ends) and not ends[0] < ends[1]:
         return [f"{type(algo).__name__}.v_min={ends[0]} must be less than v_max={ends[1]}"]
     return []
+
+
+def head_problems(algo: Any) -> list[str]:
+    """Why a DQN's settings do not go with its network's head; one line each."""
+    name, head = type(algo).__name__, getattr(algo.network, "head", None)
+    categorical = isinstance(head, CategoricalValues)
+    found = support_problems(algo) if categorical else []
+    if algo.munchausen and (algo.n_step > 1 or categorical or algo.value_rescaling):
+        found.append(
+            f"{name}.munchausen=True needs n_step=1, because its bonus belongs to every step and the replay knows the "
+            "first one's action alone, a head of values or quantiles, whose returns its target shifts by action, and "
+            "value_rescaling=False, because its policy is a softmax of values"
+        )
+    if algo.value_rescaling and not (head is None or isinstance(head, ActionValues)):
+        found.append(f"{name}.value_rescaling=True is of expected values, not of {head!r}; use ActionValues()")
+    return found
 
 
 def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
@@ -177,6 +195,22 @@ def n_step_returns(
     each = jax.vmap(n_step_target, in_axes=(None, None, None, 1, None), out_axes=1)
     atoms = each(rewards, steps, bootstrap, following.atoms, gamma)
     return Returns(atoms, jax.lax.stop_gradient(following.probabilities))
+
+
+def rescaled(x: jax.Array, epsilon: float = 1e-3) -> jax.Array:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x (Pohlen et al., 2018, arXiv:1805.11593, section 3.2)."""
+    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + epsilon * x
+
+
+def unscaled(y: jax.Array, epsilon: float = 1e-3) -> jax.Array:
+    """The inverse of `rescaled`: sign(y) (s^2 - 1), s = (sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / 2 epsilon.
+
+    (Proposition A.2 of the same.) The difference in s, of two numbers near 1, would cost float32 three digits: it is
+    computed as a quotient instead.
+    """
+    inner = 4.0 * epsilon * (jnp.abs(y) + 1.0 + epsilon)
+    root = 2.0 * (jnp.abs(y) + 1.0 + epsilon) / (jnp.sqrt(1.0 + inner) + 1.0)
+    return jnp.sign(y) * (root - 1.0) * (root + 1.0)
 
 
 def scaled_log_policy(values: jax.Array, temperature: Scalar) -> jax.Array:

@@ -1,4 +1,7 @@
-"""Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with a learnt or a fixed temperature."""
+"""Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with a learnt or a fixed temperature.
+
+Where actions are discrete, expectations over them are exact (Christodoulou, 2019, arXiv:1910.07207).
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +12,11 @@ import numpy as np
 from flax import struct
 
 from jaxrl import spaces
-from jaxrl.algos import off_policy
+from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.off_policy import Learnt
 from jaxrl.algos.optimisers import Adam, Optimiser, weighted_mean
-from jaxrl.networks import BoundedPolicy, Critic
+from jaxrl.networks import Actor, Critic
 from jaxrl.schedules import Scalar
 from jaxrl.types import (
     ActorOutput,
@@ -52,7 +55,10 @@ class SAC:
     tau: Scalar = number(0.005, above=0, high=1, help="share of the new parameters at each target update")
     temperature: Scalar = number(1.0, above=0, help="weight of the entropy; where it is learnt, at the start")
     learn_temperature: bool = static(True, help="move the temperature towards the target entropy")
-    target_entropy: Scalar = number(-1.0, high=0.69, help="for each dimension of the action in [-1, 1], in nats")
+    target_entropy: Scalar = number(-1.0, high=0.69, help="for each dimension of a box in [-1, 1], in nats")
+    target_entropy_share: Scalar = number(
+        0.89, above=0, below=1, help="discrete actions: the target entropy, as a share of the largest"
+    )
     n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
     capacity: int = static(1_000_000, low=1, help="rows that the replay holds, over all environments")
     min_size: int = static(1_000, low=1, help="rows before the first update, of random actions")
@@ -60,11 +66,11 @@ class SAC:
     rollout_length: int = static(1, low=1, help="rows of every environment between two rounds of updates")
     updates: int = static(1, low=1, help="updates a round")
     optimiser: Optimiser = number(Adam(eps=1e-8))
-    policy: Network = static(BoundedPolicy())
+    policy: Network = static(Actor())
     critic: Critic = static(Critic())
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return off_policy.problems(self, spec, stochastic=True)
+        return off_policy.problems(self, spec, stochastic=True, discrete=True)
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -80,37 +86,42 @@ class SAC:
     def actor(self, state: SACState) -> ActorState:
         return off_policy.actor(state.policy, state.updates)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array) -> Carry:
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
         return ()
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        distribution = off_policy.evaluate_policy(self, actor.params, timestep.observation, spec)
+        mask = timestep.action_mask
+        distribution = off_policy.evaluate_policy(self, actor.params, timestep.observation, spec, mask)
         if not explore:
             return ActorOutput(distribution.mode(), carry)
         action = distribution.sample(key)
-        return ActorOutput(off_policy.random_at_first(action, key, actor, spec.action_space), carry)
+        return ActorOutput(off_policy.random_at_first(action, key, actor, spec.action_space, mask), carry)
 
     def update(
         self, state: SACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[SACState, UpdateInfo]:
         replay: TransitionBatch = batch["replay"]
-        next_key, key = jax.random.split(key)
+        next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
         temperature = self.temperature
         if self.learn_temperature:
             temperature = jnp.exp(state.log_temperature.params)
 
-        next_action, next_log_prob = self._sample(
-            state.policy.params, replay.next_observation, next_key, spec, replicas
+        value, log_prob = self._followed(
+            state.policy.params,
+            state.critic.target_params,
+            replay.next_observation,
+            replay.next_action_mask,
+            next_key,
+            spec,
         )
-        target = off_policy.target(self, state.critic, replay, next_action, -temperature * next_log_prob, spec)
-        critic, metrics = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
+        target = off_policy.expected_target(self, replay, value - temperature * log_prob)
+        critic, metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
 
         def policy_loss(params):
-            action, log_prob = self._sample(params, replay.observation, key, spec, replicas)
-            values = off_policy.evaluate_critic(self, critic.params, replay.observation, action, spec)
-            loss = weighted_mean(temperature * log_prob - jnp.min(values, axis=0), replay.weight, replicas)
+            value, log_prob = self._followed(params, critic.params, replay.observation, replay.action_mask, key, spec)
+            loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
             return loss, (loss, log_prob)
 
         gradients, (loss, log_prob) = jax.grad(policy_loss, has_aux=True)(state.policy.params)
@@ -118,9 +129,7 @@ class SAC:
 
         log_temperature, entropy = state.log_temperature, weighted_mean(-log_prob, replay.weight, replicas)
         if self.learn_temperature:
-            missing = weighted_mean(
-                log_prob + self.target_entropy * spec.action_space.shape[0], replay.weight, replicas
-            )
+            missing = weighted_mean(log_prob + self._wanted_entropy(replay, spec), replay.weight, replicas)
             rate = self.temperature_learning_rate
             # The loss is -log(alpha) times what entropy is missing: log_prob is a sample, and has no gradient here.
             log_temperature = off_policy.step(
@@ -131,12 +140,31 @@ class SAC:
         critic = off_policy.follow(critic, self.tau)
         return SACState(policy, critic, log_temperature, state.updates + 1), UpdateInfo(metrics)
 
-    def _sample(self, params, observation, key, spec, replicas):
-        """Actions [batch, n], and their log-density [batch] over actions in [-1, 1]: units should not matter."""
-        distribution = off_policy.evaluate_policy(self, params, observation, spec)
-        keys = off_policy.batch_keys(key, jax.tree.leaves(observation)[0].shape[0], replicas)
-        action, log_prob = distribution.sample_and_log_prob(keys)
-        return action, log_prob + log_half_range(spec.action_space)
+    def _followed(self, policy, critic, observation, mask, key, spec):
+        """The smallest critic's value and the log-probability of what the policy does, both [batch].
+
+        Of an action sampled with keys [batch] from a box; expectations over all actions where they are discrete. The
+        log-density is over actions in [-1, 1]: units should not matter.
+        """
+        distribution = off_policy.evaluate_policy(self, policy, observation, spec, mask)
+        if isinstance(spec.action_space, spaces.Discrete):
+            output = off_policy.evaluate_critic(self, critic, observation, None, spec, mask)
+            probability = jnp.exp(distribution.log_probs())
+            # A forbidden action has probability 0, and the most negative finite number for a value.
+            values = jnp.where(probability > 0.0, jnp.min(output, axis=0), 0.0)
+            return jnp.sum(probability * values, axis=-1), -distribution.entropy()
+        action, log_prob = distribution.sample_and_log_prob(key)
+        output = off_policy.evaluate_critic(self, critic, observation, action, spec)
+        return jnp.min(output, axis=0)[:, 0], log_prob + log_half_range(spec.action_space)
+
+    def _wanted_entropy(self, replay, spec):
+        """What the temperature aims at for each transition's observation [batch]."""
+        if not isinstance(spec.action_space, spaces.Discrete):
+            return jnp.full_like(replay.weight, self.target_entropy * spec.action_space.shape[0], jnp.float32)
+        allowed = spec.action_space.n
+        if replay.action_mask is not None:
+            allowed = jnp.maximum(jnp.sum(replay.action_mask, axis=-1), 1)
+        return jnp.broadcast_to(self.target_entropy_share * jnp.log(jnp.float32(allowed)), replay.weight.shape)
 
 
 def log_half_range(space: spaces.Box) -> float:

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import off_policy
+from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.off_policy import Learnt
 from jaxrl.algos.optimisers import Adam, Optimiser
-from jaxrl.networks import BoundedPolicy, Critic
+from jaxrl.networks import Actor, Critic
 from jaxrl.schedules import Scalar
 from jaxrl.types import (
     ActorOutput,
@@ -56,7 +56,7 @@ class TD3:
     rollout_length: int = static(1, low=1, help="rows of every environment between two rounds of updates")
     updates: int = static(1, low=1, help="updates a round")
     optimiser: Optimiser = number(Adam(eps=1e-8))
-    policy: Network = static(BoundedPolicy(stochastic=False))
+    policy: Network = static(Actor(stochastic=False))
     critic: Critic = static(Critic())
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
@@ -75,7 +75,7 @@ class TD3:
     def actor(self, state: TD3State) -> ActorState:
         return off_policy.actor(state.policy, state.updates, noise=self.exploration_noise)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array) -> Carry:
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
         return ()
 
     def act(
@@ -88,8 +88,8 @@ class TD3:
     ) -> tuple[TD3State, UpdateInfo]:
         replay: TransitionBatch = batch["replay"]
         next_action = self._smoothed_target_action(state.policy, replay, key, spec, replicas)
-        target = off_policy.target(self, state.critic, replay, next_action, 0.0, spec)
-        critic, metrics = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
+        target = off_policy.target(self, state.critic, replay, next_action, spec)
+        critic, metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
 
         def move(learnt):
             policy, critic, _ = learnt
@@ -106,5 +106,5 @@ class TD3:
     def _smoothed_target_action(self, policy, replay, key, spec, replicas):
         """Section 5.3: like actions should have like values, so the target is of an action near the policy's."""
         action = off_policy.evaluate_policy(self, policy.target_params, replay.next_observation, spec)
-        keys = off_policy.batch_keys(key, action.shape[0], replicas)
+        keys = q_learning.transition_keys(key, action.shape[0], replicas)
         return off_policy.add_noise(action, keys, self.target_noise, spec.action_space, self.target_noise_clip)

@@ -1,7 +1,7 @@
 """Networks: descriptions of torsos, recurrent cores and heads, and the distributions they end in."""
 
+from jaxrl.networks.actor import Actor
 from jaxrl.networks.actor_critic import ActorCritic, PolicyValue
-from jaxrl.networks.bounded_policy import BoundedPolicy
 from jaxrl.networks.cores import GRU, LSTM, Core
 from jaxrl.networks.critic import Critic, from_unit, to_unit
 from jaxrl.networks.distributions import (
@@ -38,7 +38,7 @@ __all__ = [
     "MLP",
     "ActionValues",
     "ActorCritic",
-    "BoundedPolicy",
+    "Actor",
     "Categorical",
     "CategoricalReturns",
     "CategoricalValues",

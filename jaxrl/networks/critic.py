@@ -1,6 +1,7 @@
-"""Action values of continuous actions: an ensemble of critics, each with parameters of its own."""
+"""Values of actions for the actor-critics: an ensemble of critics, each with parameters of its own."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ from flax import nnx
 from jaxrl import spaces
 from jaxrl.errors import ConfigError
 from jaxrl.networks.body import Body, bind, init_params
-from jaxrl.networks.heads import ValueHead, action_size
+from jaxrl.networks.heads import action_size
 from jaxrl.networks.layers import DenseStack, check_positive, freeze
+from jaxrl.networks.q_heads import ActionValues, QHead
 from jaxrl.networks.torsos import MLP, Torso, default_torso
 from jaxrl.types import EnvSpec, Params, TimeStep
 
@@ -46,10 +48,11 @@ def from_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Critic:
-    """An ensemble of values of (observation, action) pairs, actions of a bounded `Box` of shape (n,).
+    """An ensemble of values of (observation, action) pairs, or of all actions of a `Discrete` space at once.
 
-    Each member encodes the observation, joins the action in units of half the box's range, and ends in dense layers
-    and a value. Members differ in their initial parameters only; they are one program over a leading axis.
+    Each member encodes the observation, joins the action of a bounded `Box` of shape (n,) in units of half its range,
+    and ends in dense layers and a head. Members differ in their initial parameters only; they are one program over a
+    leading axis.
 
     Args:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
@@ -57,7 +60,8 @@ class Critic:
       activation: by name, after each of these.
       layer_norm: whether to normalise before each of these.
       ensemble: how many members.
-      gain: of the values' orthogonal initialisation.
+      head: what the features become: values, or `CategoricalValues()` and `QuantileValues()` for distributions of
+        returns; without noise.
     """
 
     torso: Torso | None = None
@@ -65,7 +69,7 @@ class Critic:
     activation: str = "relu"
     layer_norm: bool = False
     ensemble: int = 2
-    gain: float = 1.0
+    head: QHead = dataclasses.field(default_factory=ActionValues)
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -82,22 +86,29 @@ class Critic:
         """
         return jax.vmap(lambda member: init_params(self, member, spec))(jax.random.split(key, self.ensemble))
 
-    def apply(self, params: Params, timesteps: TimeStep, action: jax.Array, *, spec: EnvSpec) -> jax.Array:
-        """Values `[ensemble, T, B]` of moments `[T, B, ...]` and the actions `[T, B, n]` taken there."""
+    def apply(self, params: Params, timesteps: TimeStep, action: jax.Array | None, *, spec: EnvSpec) -> Any:
+        """The head's output, leaves `[ensemble, T, B, actions, ...]`, for moments `[T, B, ...]`.
+
+        Of a box it is that of the actions `[T, B, n]` taken there, and `actions` is 1; of a discrete space that of
+        all actions, and `action` None. Values of actions that the mask forbids are the most negative finite number.
+        """
         return jax.vmap(lambda member: bind(self, member, spec)(timesteps, action))(params)
 
 
 class _Member(nnx.Module):
     def __init__(self, network: Critic, spec: EnvSpec, rngs: nnx.Rngs):
-        size = bounded_size(spec.action_space)
+        self.discrete = isinstance(spec.action_space, spaces.Discrete)
+        inputs, actions = (0, spec.action_space.n) if self.discrete else (bounded_size(spec.action_space), 1)
         torso = encoder(spec.observation_space) if network.torso is None else network.torso
         self.space = spec.action_space
         self.body = Body(torso, None, False, False, spec, rngs)
         self.hidden = DenseStack(
-            self.body.features + size, network.widths, network.activation, network.layer_norm, rngs
+            self.body.features + inputs, network.widths, network.activation, network.layer_norm, rngs
         )
-        self.value = ValueHead(self.hidden.features, network.gain, rngs)
+        self.head = network.head.build(self.hidden.features, actions, rngs)
 
-    def __call__(self, timesteps: TimeStep, action: jax.Array) -> jax.Array:
+    def __call__(self, timesteps: TimeStep, action: jax.Array | None) -> Any:
         features, _ = self.body(timesteps, ())
-        return self.value(self.hidden(jnp.concatenate([features, to_unit(action, self.space)], axis=-1)))
+        if self.discrete:
+            return self.head(self.hidden(features), timesteps.action_mask, None)
+        return self.head(self.hidden(jnp.concatenate([features, to_unit(action, self.space)], axis=-1)), None, None)

@@ -85,7 +85,7 @@ class AnakinProgram:
         roots = keys.environment_keys(key, env_index)
         env_state, timestep = jax.vmap(env.reset)(keys.reset_keys(roots))
         timestep = ro.first_timestep(timestep, self.spec)
-        carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index))(env_index)
+        carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
         state = RunState(initial, env_state, timestep, carry, {}, key, Counter.zero())
         return self.with_empty_buffers(algo, env, state)
 

@@ -136,7 +136,7 @@ def learn(
     rings = {name: buffers[source.over or name].ring for name, source in sources.items()}
     rollouts: dict[str, Any] = {name: collected for name in algo.experience if name not in sources}
     update_key, sample_key = keys.update_key(state.key, tick), keys.sample_key(state.key, tick)
-    initial_carry = algo.initial_carry(spec, jnp.int32(0))
+    initial_carry = algo.initial_carry(spec, jnp.int32(0), num_envs)
 
     def update(carried, number):
         learner, indices = carried

@@ -136,7 +136,7 @@ class _Steps:
             learner=resolved.init(keys.initial_key(key), self.spec),
             env_state=(),
             timestep=ro.first_timestep(timestep, self.spec),
-            carry=jax.vmap(lambda index: resolved.initial_carry(self.spec, index))(env_index),
+            carry=jax.vmap(lambda index: resolved.initial_carry(self.spec, index, self.num_envs))(env_index),
             buffers={},
             key=key,
             ticks=Counter.zero(),

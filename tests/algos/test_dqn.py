@@ -124,7 +124,7 @@ def test_the_ladder_is_horgans():
     places = jax.vmap(lambda i: q_learning.rung(i, 8))(jnp.arange(8))
     got = q_learning.ladder_epsilon(0.4, places, 7.0)
     np.testing.assert_allclose(got, [0.4 ** (1 + 7 * i / 7) for i in range(8)], rtol=1e-5)
-    np.testing.assert_allclose(q_learning.ladder_epsilon(0.3, q_learning.rung(jnp.int32(5), 0), 7.0), 0.3, rtol=1e-6)
+    np.testing.assert_allclose(q_learning.ladder_epsilon(0.3, q_learning.rung(jnp.int32(0), 1), 7.0), 0.3, rtol=1e-6)
 
 
 def test_losses_by_head():
@@ -220,7 +220,7 @@ def test_the_noise_of_a_transition_is_its_own_whatever_the_devices():
     [
         {"network": QNetwork(SMALL, head=ActionValues(dueling=True, noisy=True)), "epsilon": 0.0, "prioritised": True},
         {"network": QNetwork(SMALL, head=CategoricalValues(5)), "prioritised": True, "n_step": 3, "double": False},
-        {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": True, "ladder": 8},
+        {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": True, "ladder": True},
     ],
     ids=["noisy", "categorical", "quantile"],
 )
@@ -237,7 +237,6 @@ def test_variants_train_and_stay_finite(fields):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"ladder": 3}, ["ladder=3", "0 or the number of environments, 8"]),
         ({"munchausen": True, "n_step": 3}, ["munchausen", "n_step=1"]),
         ({"munchausen": True, "network": QNetwork(head=CategoricalValues())}, ["munchausen", "values or quantiles"]),
         ({"v_min": 3.0, "v_max": 2.0, "network": QNetwork(head=CategoricalValues())}, ["v_min=3.0", "v_max=2.0"]),
@@ -250,4 +249,4 @@ def test_settings_that_do_not_go_together(fields, words):
 
 
 def test_the_defaults_are_fine():
-    assert jaxrl.DQN(ladder=8).validate(SPEC, 8, 1) == []
+    assert jaxrl.DQN(ladder=True).validate(SPEC, 8, 1) == []

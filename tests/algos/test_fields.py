@@ -19,10 +19,10 @@ BASES = {
     "ppo-kl": jaxrl.PPO(rollout_length=8, network=TINY, objective="kl"),
     "a2c": jaxrl.A2C(network=TINY, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
     "dqn": DQN,
-    "dqn-categorical": DQN.replace(network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritised=True, ladder=4),
+    "dqn-categorical": DQN.replace(network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritised=True, ladder=True),
     "dqn-munchausen": DQN.replace(network=QNetwork(MLP((4,)), head=QuantileValues(3)), munchausen=True),
     "pqn": PQN,
-    "pqn-ladder": PQN.replace(ladder=4),
+    "pqn-ladder": PQN.replace(ladder=True),
 }
 STATIC = {
     "objective": "kl",
@@ -37,7 +37,7 @@ STATIC = {
     "min_size": 64,
     "batch_size": 8,
     "updates": 2,
-    "ladder": 4,
+    "ladder": True,
 }
 # Numbers that only one of the objectives looks at.
 ONLY = {"kl_target": "ppo-kl", "kl_cutoff_cost": "ppo-kl", "initial_penalty": "ppo-kl"}

@@ -1,4 +1,4 @@
-"""What SAC, TD3 and DDPG share: targets, Polyak averaging, warm-up, devices; and every field changes something."""
+"""What SAC, TD3, DDPG and D4PG share: targets, averaging, warm-up, devices; and every field changes something."""
 
 import dataclasses
 
@@ -6,21 +6,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import ALGORITHMS, BATCH, BOX, SPEC, TD3, transitions
+from continuous import ALGORITHMS, BATCH, BOX, D4PG, SPEC, TD3, critic_values, transitions
 
 import jaxrl
 from jaxrl import spaces
-from jaxrl.algos import off_policy
+from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.optimisers import RMSProp
-from jaxrl.networks import BoundedPolicy, Critic
+from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, QuantileValues
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.schedules import at
-from jaxrl.types import EnvSpec, TimeStep
+from jaxrl.types import Drawn, EnvSpec, TimeStep
 
 ENV = jaxrl.make("probe:ActionReward", continuous=True)
 STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "updates": 2}
 STATIC |= {"policy_delay": 3, "learn_temperature": False, "optimiser": RMSProp()}
-STATIC |= {"critic": Critic(widths=(5,)), "policy_learning_rate": 1e-3, "temperature_learning_rate": 1e-3}
+STATIC |= {
+    "prioritised": False,
+    "critic": Critic(widths=(5,)),
+    "policy_learning_rate": 1e-3,
+    "temperature_learning_rate": 1e-3,
+}
 
 
 def program(algo):
@@ -34,10 +39,15 @@ def program(algo):
 def test_every_number_reaches_the_program(name):
     from jax.interpreters import partial_eval as pe
 
-    # The temperature is in the first state where it is learnt, and its target is of no use where it is not.
-    variants = [(ALGORITHMS[name], {".temperature"})]
+    # The temperature is in the first state where it is learnt, and its target is of no use where it is not. A share of
+    # the entropy is for discrete actions, and the loss of quantiles for a head of them.
+    variants = [(ALGORITHMS[name], {".temperature", ".target_entropy_share", ".quantile_huber"})]
     if name == "sac":
-        variants.append((ALGORITHMS[name].replace(learn_temperature=False), {".target_entropy"}))
+        fixed = ALGORITHMS[name].replace(learn_temperature=False)
+        variants.append((fixed, {".target_entropy", ".target_entropy_share"}))
+    if name == "d4pg":
+        quantiles = Critic(widths=(8,), ensemble=1, head=QuantileValues(5))
+        variants.append((ALGORITHMS[name].replace(critic=quantiles), {".v_min", ".v_max"}))
     for algo, elsewhere in variants:
         closed = program(algo)
         used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[1]
@@ -56,7 +66,7 @@ def test_every_other_field_changes_the_program(name):
         if field.name in STATIC:
             other = STATIC[field.name]
         elif field.name == "policy":
-            other = BoundedPolicy(widths=(5,), stochastic=name == "sac")
+            other = Actor(widths=(5,), stochastic=name == "sac")
         else:
             continue
         assert other != getattr(algo, field.name), field.name
@@ -81,16 +91,46 @@ def test_the_target_is_of_the_smallest_critic_and_stops_only_at_terminations():
     critic = critic.replace(target_params=jax.tree.map(lambda x: 2 * x, critic.target_params))
     batch = transitions(n).replace(steps=jnp.arange(BATCH) % n + 1)
     action = transitions(seed=1).action
-    bonus = jnp.linspace(0.0, 1.0, BATCH)
-    values = np.asarray(off_policy.evaluate_critic(algo, critic.target_params, batch.next_observation, action, SPEC))
+    values = np.asarray(critic_values(algo, critic.target_params, batch.next_observation, action, SPEC))
     assert values.shape == (2, BATCH) and (values.argmin(axis=0) == 0).any() and (values.argmin(axis=0) == 1).any()
     wanted = [
         sum(0.9**k * float(batch.rewards[i, k]) for k in range(n))
-        + (0.9 ** (i % n + 1) * (values[:, i].min() + float(bonus[i])) if i % 4 else 0.0)
+        + (0.9 ** (i % n + 1) * values[:, i].min() if i % 4 else 0.0)
         for i in range(BATCH)
     ]
-    found = off_policy.target(algo, critic, batch, action, bonus, SPEC)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    found = off_policy.target(algo, critic, batch, action, SPEC)
+    np.testing.assert_allclose(found.atoms[:, 0], wanted, rtol=1e-5, atol=1e-5)
+    values = jnp.asarray(values.min(axis=0))
+    np.testing.assert_allclose(off_policy.expected_target(algo, batch, values).atoms, found.atoms, rtol=1e-5, atol=1e-5)
+
+
+def test_a_distributions_target_is_its_atoms_moved():
+    algo = at(D4PG.replace(n_step=3, gamma=0.9), jnp.float32(0))
+    critic = algo.init(jax.random.key(0), SPEC).critic
+    batch, action = transitions(3), transitions(seed=1).action
+    output = off_policy.evaluate_critic(algo, critic.target_params, batch.next_observation, action, SPEC)
+    found = off_policy.target(algo, critic, batch, action, SPEC)
+    reward = np.asarray(batch.rewards) @ [1.0, 0.9, 0.81]
+    atoms = reward[:, None] + np.where(batch.bootstrap, 0.9**3, 0.0)[:, None] * np.linspace(-5, 5, 11)[None]
+    np.testing.assert_allclose(found.atoms, atoms, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.probabilities, jax.nn.softmax(output.logits[0, :, 0]), rtol=1e-5)
+
+
+def test_new_priorities_are_how_wrong_the_critic_was():
+    algo, batch = at(D4PG.replace(n_step=1), jnp.float32(0)), transitions()
+    drawn = Drawn(*(jnp.ones(BATCH) for _ in dataclasses.fields(Drawn)))
+    batch = batch.replace(drawn=drawn.replace(importance=jnp.linspace(0.1, 1.0, BATCH)))
+    critic = algo.init(jax.random.key(0), SPEC).critic
+    target = off_policy.target(algo, critic, batch, batch.action, SPEC)
+    output = off_policy.evaluate_critic(algo, critic.params, batch.observation, batch.action, SPEC)
+    only = jnp.zeros(BATCH, jnp.int32)
+    losses, errors = q_learning.td_loss(jax.tree.map(lambda x: x[0], output), only, target, -5.0, 5.0, 1.0)
+    _, metrics, found = off_policy.fit_critic(algo, critic, batch, target, SPEC, SingleReplica())
+    np.testing.assert_allclose(found, errors, rtol=1e-5)
+    counted = np.asarray(losses * batch.drawn.importance)[: BATCH - 1]
+    assert float(metrics["critic_loss"]) == pytest.approx(float(counted.mean()), rel=1e-5)
+    np.testing.assert_allclose(off_policy.new_priorities(algo, found)["replay"], found + 1e-6, rtol=1e-5)
+    assert off_policy.new_priorities(TD3, found) == {}
 
 
 def test_targets_follow_by_a_share():
@@ -115,12 +155,12 @@ def test_transitions_of_no_weight_teach_nothing(name):
 
 
 def test_the_keys_of_a_batch_do_not_depend_on_the_devices():
-    whole = off_policy.batch_keys(jax.random.key(0), 16, SingleReplica(shards=4))
+    whole = q_learning.transition_keys(jax.random.key(0), 16, SingleReplica(shards=4))
 
     class Second(SingleReplica):
         first_shard = 2
 
-    half = off_policy.batch_keys(jax.random.key(0), 8, Second(shards=2))
+    half = q_learning.transition_keys(jax.random.key(0), 8, Second(shards=2))
     np.testing.assert_array_equal(jax.random.key_data(whole[8:]), jax.random.key_data(half))
 
 
@@ -184,9 +224,15 @@ def test_noise_is_in_units_of_half_the_range_and_limited():
 def test_what_does_not_fit_is_said(name):
     algo = ALGORITHMS[name]
     assert algo.validate(SPEC, 4, 4) == []
-    for space in (spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2, 2))):
+    for space in (spaces.MultiDiscrete((3, 2)), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2, 2))):
         (problem,) = algo.validate(EnvSpec("x", SPEC.observation_space, space), 4, 4)
         assert "bounded Box" in problem and repr(space) in problem
-    wrong = algo.replace(policy=BoundedPolicy(stochastic=name != "sac"))
+    wrong = algo.replace(policy=Actor(stochastic=name != "sac"))
     assert f"must have stochastic={name == 'sac'}" in wrong.validate(SPEC, 4, 4)[0]
     assert "tau=0" in algo.replace(tau=0.0).validate(SPEC, 4, 4)[0]
+    discrete = EnvSpec("x", SPEC.observation_space, spaces.Discrete(3))
+    assert (algo.validate(discrete, 4, 4) == []) == (name == "sac")
+    noisy = algo.replace(critic=Critic(head=ActionValues(noisy=True)))
+    assert "noisy=False" in noisy.validate(SPEC, 4, 4)[0]
+    categorical = algo.replace(critic=Critic(head=CategoricalValues()))
+    assert (categorical.validate(SPEC, 4, 4) == []) == (name == "d4pg")

@@ -15,7 +15,7 @@ SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 
 @pytest.mark.parametrize("core", [None, GRU(4)])
 def test_pqn_trains_and_stays_finite(core):
-    algo = jaxrl.PQN(rollout_length=8, epochs=2, minibatches=2, ladder=8, network=QNetwork(SMALL, core=core))
+    algo = jaxrl.PQN(rollout_length=8, epochs=2, minibatches=2, ladder=True, network=QNetwork(SMALL, core=core))
     result = jaxrl.train(algo, ENV, total_steps=512, num_envs=8, evaluate_every=0, progress=False)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.params))
     assert result.state.learner.updates == 8
@@ -26,7 +26,6 @@ def test_pqn_trains_and_stays_finite(core):
     [
         ({"network": QNetwork(head=CategoricalValues())}, ["expected values", "use DQN"]),
         ({"network": QNetwork(head=ActionValues(noisy=True))}, ["noise", "use DQN"]),
-        ({"ladder": 3}, ["ladder=3"]),
         ({"minibatches": 3}, ["minibatches=3"]),
     ],
 )

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BATCH, BOX, SAC, SPEC, assert_stepped, counted, initial, transitions, updated
+from continuous import BATCH, BOX, SAC, SPEC, assert_stepped, counted, critic_values, initial, transitions, updated
 
 import jaxrl
 from jaxrl import spaces
-from jaxrl.algos import off_policy
+from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.sac import log_half_range
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.schedules import at
@@ -20,7 +20,7 @@ KEY = jax.random.key(7)
 def samples(algo, params, observation, key):
     """Actions, and log-densities of actions in [-1, 1], from the density's definition by a change of variables."""
     distribution = off_policy.evaluate_policy(algo, params, observation, SPEC)
-    keys = off_policy.batch_keys(key, BATCH, SingleReplica())
+    keys = q_learning.transition_keys(key, BATCH, SingleReplica())
     x = distribution.base.sample(keys)
     squashed = jnp.tanh(x)
     density = jax.scipy.stats.norm.logpdf(x, distribution.mean, jnp.exp(distribution.log_std))
@@ -38,12 +38,12 @@ def test_an_update_is_the_papers(learnt):
     next_key, key = jax.random.split(KEY)
 
     action, log_prob = samples(algo, state.policy.params, batch.next_observation, next_key)
-    values = off_policy.evaluate_critic(algo, state.critic.target_params, batch.next_observation, action, SPEC)
+    values = critic_values(algo, state.critic.target_params, batch.next_observation, action, SPEC)
     soft = np.asarray(values).min(axis=0) - 0.3 * np.asarray(log_prob)
     target = np.asarray(batch.rewards[:, 0]) + 0.9 * np.where(batch.bootstrap, soft, 0.0)
 
     def critic_loss(params):
-        values = off_policy.evaluate_critic(algo, params, batch.observation, batch.action, SPEC)
+        values = critic_values(algo, params, batch.observation, batch.action, SPEC)
         errors = jnp.square(jnp.asarray(target)[None] - values)[:, : BATCH - 1]
         return 0.5 * jnp.sum(jnp.mean(errors, axis=1))
 
@@ -56,7 +56,7 @@ def test_an_update_is_the_papers(learnt):
 
     def policy_loss(params):  # by the critics after their step
         action, log_prob = samples(algo, params, batch.observation, key)
-        values = off_policy.evaluate_critic(algo, new.critic.params, batch.observation, action, SPEC)
+        values = critic_values(algo, new.critic.params, batch.observation, action, SPEC)
         return jnp.mean((0.3 * log_prob - jnp.min(values, axis=0))[: BATCH - 1])
 
     assert metrics["policy_loss"] == pytest.approx(float(policy_loss(state.policy.params)), rel=1e-3, abs=1e-4)

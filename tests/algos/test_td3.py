@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BATCH, DDPG, SPEC, TD3, assert_stepped, initial, transitions, updated
+from continuous import BATCH, DDPG, SPEC, TD3, assert_stepped, critic_values, initial, transitions, updated
 
-from jaxrl.algos import off_policy
+from jaxrl.algos import off_policy, q_learning
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.schedules import at
 
@@ -29,7 +29,7 @@ def test_an_update_is_the_papers(name):
     action = off_policy.evaluate_policy(algo, state.policy.target_params, batch.next_observation, SPEC)
     if name == "td3":
         half = np.float32([2.0, 5.0])
-        keys = off_policy.batch_keys(KEY, BATCH, SingleReplica())
+        keys = q_learning.transition_keys(KEY, BATCH, SingleReplica())
         noise = 0.4 * np.stack([jax.random.normal(k, (2,)) for k in keys])
         assert (np.abs(noise) > 0.5).any(), "one that is limited"
         action = np.clip(action + half * np.clip(noise, -0.5, 0.5), SPEC.action_space.low, SPEC.action_space.high)
@@ -40,7 +40,7 @@ def test_an_update_is_the_papers(name):
     target = np.asarray(batch.rewards[:, 0]) + 0.9 * np.where(batch.bootstrap, np.asarray(values).min(axis=0), 0.0)
 
     def critic_loss(params):
-        values = off_policy.evaluate_critic(algo, params, batch.observation, batch.action, SPEC)
+        values = critic_values(algo, params, batch.observation, batch.action, SPEC)
         errors = jnp.square(jnp.asarray(target, jnp.float32)[None] - values)[:, : BATCH - 1]
         return 0.5 * jnp.sum(jnp.mean(errors, axis=1))
 
@@ -49,7 +49,7 @@ def test_an_update_is_the_papers(name):
 
     def policy_loss(params):  # by the first critic, after its step
         action = off_policy.evaluate_policy(algo, params, batch.observation, SPEC)
-        values = off_policy.evaluate_critic(algo, new.critic.params, batch.observation, action, SPEC)
+        values = critic_values(algo, new.critic.params, batch.observation, action, SPEC)
         return -jnp.mean(values[0, : BATCH - 1])
 
     assert float(info.metrics["policy_loss"]) == pytest.approx(float(policy_loss(state.policy.params)), rel=1e-4)

@@ -89,7 +89,7 @@ def _play(algo, env, learner, *, spec):
     actor = algo.actor(learner)
     keys = jax.random.split(jax.random.key(1), (24, 8))
     env_state, timestep = jax.vmap(env.reset)(keys[0])
-    carry = jax.vmap(lambda index: algo.initial_carry(spec, index))(jnp.arange(8))
+    carry = jax.vmap(lambda index: algo.initial_carry(spec, index, 8))(jnp.arange(8))
 
     def step(moment, keys):
         env_state, timestep, carry = moment

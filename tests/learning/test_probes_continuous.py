@@ -26,13 +26,13 @@ SMALL = {
     "rollout_length": 4,
     "updates": 8,
 }
-DETERMINISTIC = {"policy": networks.BoundedPolicy(widths=(32,), stochastic=False), **SMALL}
+DETERMINISTIC = {"policy": networks.Actor(widths=(32,), stochastic=False), **SMALL}
 ALGORITHMS = {
     # The temperature all but 0, so that values are of the reward alone.
     "sac": jaxrl.SAC(
         learn_temperature=False,
         temperature=1e-3,
-        policy=networks.BoundedPolicy(widths=(32,)),
+        policy=networks.Actor(widths=(32,)),
         critic=networks.Critic(widths=(32,)),
         **SMALL,
     ),

@@ -1,4 +1,4 @@
-"""Critics and bounded policies: shapes, the ensemble against its members one by one, bounds, units, every field."""
+"""Critics and actors: shapes, the ensemble against its members one by one, bounds, units, every field."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl import spaces
 from jaxrl.errors import ConfigError
-from jaxrl.networks import MLP, BoundedPolicy, Critic, TanhGaussian, from_unit, to_unit
+from jaxrl.networks import MLP, Actor, Critic, TanhGaussian, from_unit, to_unit
 from jaxrl.types import EnvSpec, TimeStep
 
 T, B = 4, 3
@@ -17,7 +17,7 @@ BOX = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]), (2,))
 SPEC = EnvSpec("box", spaces.Box(-1, 1, (3,)), BOX)
 IMAGES = EnvSpec("images", spaces.Box(0, 255, (10, 10, 2), np.uint8), BOX)
 SMALL = Critic(widths=(8, 4))
-POLICY = BoundedPolicy(widths=(8,), gain=3.0)
+POLICY = Actor(widths=(8,), gain=3.0)
 
 
 def moments(spec, seed=0):
@@ -47,7 +47,7 @@ def test_a_member_is_dense_layers_over_observation_and_unit_action():
     params = SMALL.init(jax.random.key(0), SPEC)
     assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(params))
     values = SMALL.apply(params, moments(SPEC), actions(), spec=SPEC)
-    assert values.shape == (2, T, B)
+    assert values.shape == (2, T, B, 1)
     low, high = BOX.low, BOX.high
     unit = 2 * (np.asarray(actions()) - low) / (high - low) - 1
     for i in range(2):
@@ -55,9 +55,9 @@ def test_a_member_is_dense_layers_over_observation_and_unit_action():
         for layer in ("layer_0", "layer_1"):
             dense = params["hidden"][layer]
             x = np.maximum(x @ np.asarray(dense["kernel"][i]) + np.asarray(dense["bias"][i]), 0)
-        out = params["value"]["output"]
+        out = params["head"]["advantage"]["output"]
         wanted = x @ np.asarray(out["kernel"][i]) + np.asarray(out["bias"][i])
-        np.testing.assert_allclose(values[i], wanted[..., 0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(values[i], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_members_begin_apart_and_learn_apart():
@@ -65,7 +65,7 @@ def test_members_begin_apart_and_learn_apart():
     values = SMALL.apply(params, moments(SPEC), actions(), spec=SPEC)
     assert jnp.abs(values[0] - values[1]).max() > 1e-2
     gradients = jax.grad(lambda p: SMALL.apply(p, moments(SPEC), actions(), spec=SPEC)[0].sum())(params)
-    kernel = gradients["value"]["output"]["kernel"]
+    kernel = gradients["head"]["advantage"]["output"]["kernel"]
     assert jnp.abs(kernel[0]).max() > 0 and jnp.abs(kernel[1]).max() == 0
 
 
@@ -78,14 +78,14 @@ def test_images_are_read_by_a_cnn_and_by_the_torso_asked_for():
             return values, policy.apply(policy.init(key, IMAGES), timesteps, (), spec=IMAGES)[0].mean
 
         values, mean = jax.eval_shape(run, jax.random.key(0), moments(IMAGES), actions())
-        assert values.shape == (2, T, B) and mean.shape == (T, B, 2)
+        assert values.shape == (2, T, B, 1) and mean.shape == (T, B, 2)
 
 
 def test_policies_stay_within_the_box_and_begin_in_its_middle():
     middle = np.broadcast_to([0.0, 5.0], (T, B, 2))
     for stochastic in (True, False):
         for gain in (0.001, 100.0):
-            policy = BoundedPolicy(widths=(8,), stochastic=stochastic, gain=gain)
+            policy = Actor(widths=(8,), stochastic=stochastic, gain=gain)
             output, carry = policy.apply(policy.init(jax.random.key(0), SPEC), moments(SPEC), (), spec=SPEC)
             assert carry == () and isinstance(output, TanhGaussian) == stochastic
             action = np.asarray(output.mode() if stochastic else output)

@@ -1,0 +1,140 @@
+"""Two views of what a replay delivers, alike to Q-learning: single transitions, and transitions within sequences.
+
+A view has the transitions' actions, rewards and weights, and says what a network makes of the moments they begin at
+and lead to. A recurrent network is unrolled once for both.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.types import EnvSpec, Network, Params, PyTree, SequenceBatch, TimeStep, TransitionBatch
+
+
+@struct.dataclass
+class Transitions:
+    """N transitions, as a replay of single ones delivers them."""
+
+    batch: TransitionBatch
+    action: jax.Array  # int32 [N]
+    rewards: jax.Array  # [N, n], not discounted, 0 after an ending
+    steps: jax.Array  # int32 [N], how many were taken
+    bootstrap: jax.Array  # bool [N], False where the task terminated
+    weight: jax.Array  # bool [N], False where there is nothing to learn from
+    importance: jax.Array  # float32 [N]
+    network: Network = struct.field(pytree_node=False)
+    spec: EnvSpec = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, batch: TransitionBatch, network: Network, spec: EnvSpec, n_step: int) -> "Transitions":
+        """The view of a batch, whose rewards are of `n_step` steps."""
+        importance = jnp.ones(batch.weight.shape) if batch.drawn is None else batch.drawn.importance
+        parts = (batch.action, batch.rewards, batch.steps, batch.bootstrap, batch.weight, importance)
+        return cls(batch, *parts, network, spec)
+
+    def output(self, params: Params, key: jax.Array | None) -> PyTree:
+        """What `now` and `after` are given; `key` [N] is of noisy layers."""
+        return self._apply(params, self.batch.observation, self.batch.action_mask, key)
+
+    def now(self, output: PyTree) -> PyTree:
+        """The network's output where the transitions begin, [N, ...]."""
+        return output
+
+    def after(self, output: PyTree, params: Params, key: jax.Array | None) -> PyTree:
+        """The network's output where they lead, [N, ...]; `key` [N] is of noisy layers."""
+        return self._apply(params, self.batch.next_observation, self.batch.next_action_mask, key)
+
+    def priorities(self, error: jax.Array, eta: Any) -> jax.Array:
+        """The priority of every item of the batch, from how wrong the network was at each transition [N]."""
+        return error
+
+    def _apply(self, params, observation, mask, key):
+        flags = jnp.zeros((1, self.batch.weight.shape[0]), bool)
+        zero = jnp.zeros(flags.shape, jnp.float32)
+        observation, mask = jax.tree.map(lambda x: x[None], (observation, mask))
+        moments = TimeStep(observation, zero, flags, flags, flags, action_mask=mask)
+        output, _ = self.network.apply(params, moments, self.network.initial_carry(self.spec), spec=self.spec, key=key)
+        return jax.tree.map(lambda x: x[0], output)
+
+
+@struct.dataclass
+class Sequences:
+    """The transitions within sequences of L rows after their burn-in: N = L * batch, with n steps or up to the end.
+
+    One begins at every row but the last, which is there to bootstrap from.
+    """
+
+    batch: SequenceBatch
+    action: jax.Array  # as of `Transitions`
+    rewards: jax.Array
+    steps: jax.Array
+    bootstrap: jax.Array
+    weight: jax.Array
+    importance: jax.Array
+    network: Network = struct.field(pytree_node=False)
+    spec: EnvSpec = struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, batch: SequenceBatch, network: Network, spec: EnvSpec, n_step: int) -> "Sequences":
+        """The view of a batch, with transitions of up to `n_step` steps."""
+        rows = jax.tree.map(lambda x: x[batch.burn_in :], batch.rows)
+        ends = jnp.zeros((1, rows.weight.shape[1]), bool)
+        # A row begins a step if it counts, and the row after it is here.
+        counts = jnp.concatenate([(rows.weight & batch.mask[batch.burn_in :])[:-1], ends])
+        alive, rewards = counts, []
+        steps, bootstrap = jnp.zeros(counts.shape, jnp.int32), jnp.ones(counts.shape, bool)
+        for k in range(n_step):
+            alive = alive & _ahead(counts, k)
+            rewards.append(jnp.where(alive, _ahead(rows.reward, k), 0.0))
+            steps = steps + alive.astype(jnp.int32)
+            terminated = alive & _ahead(rows.terminated, k)
+            bootstrap = bootstrap & ~terminated
+            alive = alive & ~terminated & ~_ahead(rows.truncated, k)
+        importance = jnp.broadcast_to(batch.drawn.importance[None], counts.shape)
+        parts = (rows.action, jnp.stack(rewards, axis=-1), steps, bootstrap, counts, importance)
+        return cls(batch, *(x.reshape((-1, *x.shape[2:])) for x in parts), network, spec)
+
+    def output(self, params: Params, key: jax.Array | None) -> PyTree:
+        """The network unrolled over the rows after the burn-in, [L, batch, ...]; one noise each, of the first keys.
+
+        The burn-in only warms up the recurrent state: no gradient goes there.
+        """
+        burn_in, carry = self.batch.burn_in, self.batch.carry.network
+        key = None if key is None else key[: self.batch.mask.shape[1]]
+        if burn_in:
+            before = jax.tree.map(lambda x: x[:burn_in], self.batch.timesteps)
+            frozen = jax.lax.stop_gradient(params)
+            carry = jax.lax.stop_gradient(self.network.apply(frozen, before, carry, spec=self.spec, key=key)[1])
+        timesteps = jax.tree.map(lambda x: x[burn_in:], self.batch.timesteps)
+        return self.network.apply(params, timesteps, carry, spec=self.spec, key=key)[0]
+
+    def now(self, output: PyTree) -> PyTree:
+        """The network's output where the transitions begin, [N, ...]."""
+        return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), output)
+
+    def after(self, output: PyTree, params: Params, key: jax.Array | None) -> PyTree:
+        """The network's output where they lead, [N, ...]: already in `output`."""
+        columns = self.batch.mask.shape[1]
+        there = jnp.arange(self.steps.shape[0], dtype=jnp.int32) + self.steps * columns
+        return jax.tree.map(lambda x: x[there], self.now(output))
+
+    def priorities(self, error: jax.Array, eta: Any) -> jax.Array:
+        """eta max |error| + (1 - eta) mean |error| of each sequence (Kapturowski et al., 2019, section 2.3)."""
+        columns = self.batch.mask.shape[1]
+        counts = self.weight.reshape((-1, columns)).astype(jnp.float32)
+        error = error.reshape((-1, columns)) * counts
+        mean = jnp.sum(error, axis=0) / jnp.maximum(jnp.sum(counts, axis=0), 1.0)
+        return eta * jnp.max(error, axis=0) + (1.0 - eta) * mean
+
+
+def view(batch: TransitionBatch | SequenceBatch, network: Network, spec: EnvSpec, n_step: int) -> Any:
+    """The view of what a replay delivered."""
+    kind: Any = Sequences if isinstance(batch, SequenceBatch) else Transitions
+    return kind.of(batch, network, spec, n_step)
+
+
+def _ahead(x, k):
+    """x [L, batch] of the row k later, zeros past the end."""
+    return jnp.concatenate([x[k:], jnp.zeros_like(x[:k])])
