@@ -1,5 +1,6 @@
 """A batch of transitions with continuous actions, and small networks over them, for the tests of several algorithms."""
 
+import dataclasses
 import functools
 
 import jax
@@ -12,7 +13,7 @@ from jaxrl.algos import off_policy
 from jaxrl.networks import Actor, CategoricalValues, Critic
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.schedules import at
-from jaxrl.types import EnvSpec, TransitionBatch
+from jaxrl.types import Drawn, EnvSpec, TransitionBatch
 
 BATCH = 16
 BOX = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]), (2,))
@@ -43,6 +44,7 @@ def transitions(n_step=1, seed=0):
         bootstrap=jnp.arange(BATCH) % 4 != 0,
         next_observation=jnp.asarray(rng.normal(size=(BATCH, 3)), jnp.float32),
         weight=jnp.arange(BATCH) < BATCH - 1,
+        drawn=Drawn(*(jnp.ones(BATCH) for _ in dataclasses.fields(Drawn))),
     )
 
 

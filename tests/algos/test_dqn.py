@@ -12,7 +12,7 @@ from programs import ENV, SMALL
 
 import jaxrl
 from jaxrl import networks, spaces
-from jaxrl.algos import q_learning
+from jaxrl.algos import q_learning, q_views
 from jaxrl.algos.q_learning import Returns
 from jaxrl.networks import (
     ActionValues,
@@ -191,8 +191,8 @@ def test_priorities_are_errors_and_importance_scales_the_loss():
     params = algo.network.init(jax.random.key(0), SPEC)
 
     def values(observation):
-        moment = batch_of(6)
-        return np.asarray(algo._output(params, observation, moment.action_mask, None, SPEC))
+        view = q_views.view(batch_of(6).replace(observation=observation), algo.network, SPEC, 1)
+        return np.asarray(view.output(params, None))
 
     batch = batch_of(6)
     following = values(batch.next_observation).max(-1)
@@ -240,7 +240,8 @@ def test_variants_train_and_stay_finite(fields):
         ({"munchausen": True, "n_step": 3}, ["munchausen", "n_step=1"]),
         ({"munchausen": True, "network": QNetwork(head=CategoricalValues())}, ["munchausen", "values or quantiles"]),
         ({"v_min": 3.0, "v_max": 2.0, "network": QNetwork(head=CategoricalValues())}, ["v_min=3.0", "v_max=2.0"]),
-        ({"network": QNetwork(core=networks.GRU(4))}, ["sequence replay", "R2D2"]),
+        ({"munchausen": True, "value_rescaling": True}, ["munchausen", "value_rescaling=False"]),
+        ({"value_rescaling": True, "network": QNetwork(head=QuantileValues(3))}, ["value_rescaling", "ActionValues()"]),
     ],
 )
 def test_settings_that_do_not_go_together(fields, words):

@@ -8,7 +8,7 @@ import pytest
 
 import jaxrl
 from jaxrl.algos.optimisers import Adam, RMSProp
-from jaxrl.networks import MLP, ActorCritic, CategoricalValues, QNetwork, QuantileValues
+from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, QNetwork, QuantileValues
 from jaxrl.schedules import Constant, at
 
 TINY = ActorCritic(MLP((4,)))
@@ -19,8 +19,13 @@ BASES = {
     "ppo-kl": jaxrl.PPO(rollout_length=8, network=TINY, objective="kl"),
     "a2c": jaxrl.A2C(network=TINY, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
     "dqn": DQN,
-    "dqn-categorical": DQN.replace(network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritised=True, ladder=True),
+    "dqn-categorical": DQN.replace(
+        network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritised=True, ladder=True
+    ),
     "dqn-munchausen": DQN.replace(network=QNetwork(MLP((4,)), head=QuantileValues(3)), munchausen=True),
+    "dqn-recurrent": DQN.replace(
+        network=QNetwork(MLP((4,)), core=GRU(4)), prioritised=True, sequence_length=4, value_rescaling=True
+    ),
     "pqn": PQN,
     "pqn-ladder": PQN.replace(ladder=True),
 }
@@ -38,12 +43,16 @@ STATIC = {
     "batch_size": 8,
     "updates": 2,
     "ladder": True,
+    "sequence_length": 6,
+    "burn_in": 4,
 }
 # Numbers that only one of the objectives looks at.
-ONLY = {"kl_target": "ppo-kl", "kl_cutoff_cost": "ppo-kl", "initial_penalty": "ppo-kl"}
-ONLY |= dict.fromkeys(("munchausen_scale", "munchausen_temperature", "munchausen_clip"), "dqn-munchausen")
-ONLY |= {"quantile_huber": "dqn-munchausen"}
-ONLY |= dict.fromkeys(("v_min", "v_max", "priority_exponent", "importance_exponent"), "dqn-categorical")
+ONLY = dict.fromkeys(("kl_target", "kl_cutoff_cost", "initial_penalty"), ("ppo-kl",))
+ONLY |= dict.fromkeys(("munchausen_scale", "munchausen_temperature", "munchausen_clip"), ("dqn-munchausen",))
+ONLY |= {"quantile_huber": ("dqn-munchausen",), "priority_eta": ("dqn-recurrent",)}
+ONLY |= dict.fromkeys(("v_min", "v_max"), ("dqn-categorical",))
+ONLY |= dict.fromkeys(("priority_exponent", "importance_exponent"), ("dqn-categorical", "dqn-recurrent"))
+RECURRENT = {"sequence_length", "burn_in"}
 LADDERS = {"dqn-categorical", "pqn-ladder"}
 NOT = {"ppo-kl": {"observation_clip", "reward_clip"}}
 
@@ -86,7 +95,9 @@ def test_every_number_reaches_the_program(name, traced_programs):
         for (path, _), is_used in zip(leaves, used[: len(leaves)], strict=True)
         if not is_used
     }
-    elsewhere = {f".{field}" for field, base in ONLY.items() if base != name} | {f".{f}" for f in NOT.get(name, ())}
+    elsewhere = {f".{field}" for field, bases in ONLY.items() if name not in bases} | {
+        f".{f}" for f in NOT.get(name, ())
+    }
     elsewhere |= {".ladder_exponent"} - ({".ladder_exponent"} if name in LADDERS else set())
     unused = {leaf for leaf in unused if "." + leaf.split(".")[1] not in elsewhere}  # a schedule has several leaves
     # The penalty's initial value is made elsewhere.
@@ -101,11 +112,12 @@ def test_the_initial_penalty_is_in_the_initial_state():
         assert state.penalty == penalty
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "pqn"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "dqn-recurrent", "pqn"])
 def test_every_static_field_changes_the_program(name, traced_programs):
     algo = BASES[name]
     same = []
-    for field in fields(name)[1]:
+    names = set(fields(name)[1]) - RECURRENT if name != "dqn-recurrent" else RECURRENT | {"n_step", "prioritised"}
+    for field in names:
         value = getattr(algo, field)
         if isinstance(value, bool):
             other = not value

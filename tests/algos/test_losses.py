@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.algos.q_learning import epsilon_greedy, n_step_target
 from jaxrl.algos.optimisers import Adam, RMSProp, descend, weighted_mean
 from jaxrl.algos.policy_gradient import explained_variance, standardised
 from jaxrl.algos.ppo import adapted_penalty, clipped_surrogate, kl_penalty, squared_value_error
+from jaxrl.algos.q_learning import epsilon_greedy, n_step_target
 from jaxrl.parallel.replicas import SingleReplica
 
 ONE = SingleReplica(1)

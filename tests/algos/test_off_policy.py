@@ -15,7 +15,7 @@ from jaxrl.algos.optimisers import RMSProp
 from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, QuantileValues
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.schedules import at
-from jaxrl.types import Drawn, EnvSpec, TimeStep
+from jaxrl.types import EnvSpec, TimeStep
 
 ENV = jaxrl.make("probe:ActionReward", continuous=True)
 STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "updates": 2}
@@ -118,8 +118,7 @@ def test_a_distributions_target_is_its_atoms_moved():
 
 def test_new_priorities_are_how_wrong_the_critic_was():
     algo, batch = at(D4PG.replace(n_step=1), jnp.float32(0)), transitions()
-    drawn = Drawn(*(jnp.ones(BATCH) for _ in dataclasses.fields(Drawn)))
-    batch = batch.replace(drawn=drawn.replace(importance=jnp.linspace(0.1, 1.0, BATCH)))
+    batch = batch.replace(drawn=batch.drawn.replace(importance=jnp.linspace(0.1, 1.0, BATCH)))
     critic = algo.init(jax.random.key(0), SPEC).critic
     target = off_policy.target(algo, critic, batch, batch.action, SPEC)
     output = off_policy.evaluate_critic(algo, critic.params, batch.observation, batch.action, SPEC)

@@ -33,9 +33,7 @@ def test_an_update_is_the_papers(name):
         noise = 0.4 * np.stack([jax.random.normal(k, (2,)) for k in keys])
         assert (np.abs(noise) > 0.5).any(), "one that is limited"
         action = np.clip(action + half * np.clip(noise, -0.5, 0.5), SPEC.action_space.low, SPEC.action_space.high)
-    values = off_policy.evaluate_critic(
-        algo, state.critic.target_params, batch.next_observation, jnp.asarray(action), SPEC
-    )
+    values = critic_values(algo, state.critic.target_params, batch.next_observation, jnp.asarray(action), SPEC)
     assert values.shape[0] == (2 if name == "td3" else 1)
     target = np.asarray(batch.rewards[:, 0]) + 0.9 * np.where(batch.bootstrap, np.asarray(values).min(axis=0), 0.0)
 

@@ -9,7 +9,17 @@ import pytest
 
 from jaxrl import spaces
 from jaxrl.errors import ConfigError
-from jaxrl.networks import MLP, Actor, Critic, TanhGaussian, from_unit, to_unit
+from jaxrl.networks import (
+    MLP,
+    Actor,
+    Categorical,
+    CategoricalValues,
+    Critic,
+    QuantileValues,
+    TanhGaussian,
+    from_unit,
+    to_unit,
+)
 from jaxrl.types import EnvSpec, TimeStep
 
 T, B = 4, 3
@@ -104,7 +114,8 @@ def test_the_deviation_depends_on_the_observation():
 @pytest.mark.parametrize("network", [SMALL, POLICY], ids=["critic", "policy"])
 def test_every_field_changes_the_program(network):
     other = {"torso": MLP((3,)), "widths": (5,), "activation": "tanh", "layer_norm": True}
-    other |= {"ensemble": 3, "stochastic": False, "gain": 2.0}
+    other |= {"ensemble": 3, "stochastic": False, "gain": 2.0, "initial_log_std": -1.0}
+    other |= {"head": QuantileValues(3)}
 
     def program(changed):
         def run(key, action):
@@ -119,8 +130,33 @@ def test_every_field_changes_the_program(network):
         assert program(changed) != program(network), field.name
 
 
-def test_unbounded_and_discrete_actions_are_refused():
-    for space in (spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2, 2))):
+def test_of_a_discrete_space_a_member_says_what_every_action_is_worth():
+    spec = EnvSpec("discrete", SPEC.observation_space, spaces.Discrete(3))
+    mask = jnp.broadcast_to(jnp.asarray([True, False, True]), (T, B, 3))
+    timesteps = moments(SPEC).replace(action_mask=mask)
+    params = SMALL.init(jax.random.key(0), spec)
+    values = SMALL.apply(params, timesteps, None, spec=spec)
+    assert values.shape == (2, T, B, 3)
+    assert (values[..., 1] == jnp.finfo(jnp.float32).min).all() and jnp.abs(values[..., ::2]).max() < 1e3
+    free = SMALL.apply(params, moments(SPEC), None, spec=spec)
+    np.testing.assert_array_equal(free[..., ::2], values[..., ::2])
+
+    policy, _ = POLICY.apply(POLICY.init(jax.random.key(0), spec), timesteps, (), spec=spec)
+    probabilities = jnp.exp(policy.log_probs())
+    assert isinstance(policy, Categorical) and (probabilities[..., 1] == 0).all()
+    np.testing.assert_allclose(probabilities.sum(axis=-1), 1.0, rtol=1e-5)
+    with pytest.raises(ConfigError, match="stochastic=False"):
+        Actor(stochastic=False).init(jax.random.key(0), spec)
+
+
+def test_a_critic_may_predict_distributions():
+    params = dataclasses.replace(SMALL, head=CategoricalValues(7)).init(jax.random.key(0), SPEC)
+    output = dataclasses.replace(SMALL, head=CategoricalValues(7)).apply(params, moments(SPEC), actions(), spec=SPEC)
+    assert output.logits.shape == (2, T, B, 1, 7) and output.mask is None
+
+
+def test_unbounded_actions_are_refused():
+    for space in (spaces.MultiDiscrete((3, 2)), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2, 2))):
         for network in (SMALL, POLICY):
             with pytest.raises(ConfigError, match="Box|bounds"):
                 network.init(jax.random.key(0), EnvSpec("x", SPEC.observation_space, space))

@@ -1,0 +1,196 @@
+"""Transitions within replayed sequences, and what R2D2 adds, against numpy and loops written from the papers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxrl
+from jaxrl import spaces
+from jaxrl.algos import q_learning, q_views
+from jaxrl.networks import GRU, MLP, ActionValues, QNetwork
+from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.schedules import at
+from jaxrl.types import Drawn, EnvSpec, SequenceBatch, TimeStep, Trajectory
+
+SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
+NETWORK = QNetwork(MLP((4,)), core=GRU(4), previous_action=True, previous_reward=True)
+BATCH, BURN_IN, LENGTH = 2, 3, 7
+ONE = SingleReplica(1)
+
+
+def stream(seed, rows=BURN_IN + LENGTH, batch=BATCH):
+    """Rows [rows, batch] by the row convention: episodes of random length end by either kind of ending."""
+    rng = np.random.default_rng(seed)
+    first, weight, terminated, truncated = (np.zeros((rows, batch), bool) for _ in range(4))
+    for column in range(batch):
+        fresh, left = rng.random() < 0.5, rng.integers(1, 6)
+        for row in range(rows):
+            first[row, column], weight[row, column] = fresh, left > 0
+            fresh = left == 0
+            if left == 1:
+                (terminated if rng.random() < 0.5 else truncated)[row, column] = True
+            left = rng.integers(1, 6) if fresh else left - 1
+    reward = np.where(weight, rng.normal(size=(rows, batch)), 0.0)
+    return first, weight, terminated, truncated, reward
+
+
+def sequences(seed, importance=1.0):
+    rng = np.random.default_rng(seed + 1)
+    first, weight, terminated, truncated, reward = (jnp.asarray(x) for x in stream(seed))
+    reward, shape = reward.astype(jnp.float32), first.shape
+    observation = jnp.asarray(rng.uniform(-1, 1, (*shape, 3)), jnp.float32)
+    action = jnp.asarray(rng.integers(0, 4, shape), jnp.int32)
+    flags = jnp.zeros(shape, bool)
+    counted = weight & (jnp.arange(shape[0])[:, None] >= BURN_IN)
+    batch, ones = shape[1], jnp.ones(shape[1])
+    return SequenceBatch(
+        rows=Trajectory(observation, action, reward, terminated, truncated, first, counted),
+        timesteps=TimeStep(
+            observation, jnp.zeros(shape), flags, flags, first, previous_action=jnp.roll(action, 1, axis=0)
+        ),
+        mask=jnp.ones(shape, bool),
+        carry=q_learning.QCarry(jnp.asarray(rng.normal(size=(batch, 4)), jnp.float32), jnp.zeros(batch)),
+        drawn=Drawn(*([jnp.zeros(batch, jnp.int32)] * 2), ones, importance * ones, ones, *([jnp.zeros(batch)] * 3)),
+        burn_in=BURN_IN,
+    )
+
+
+def moves(batch, n):
+    """By loops: for every row after the burn-in that begins a step, its rewards, steps, and whether to bootstrap."""
+    rows, found = jax.tree.map(np.asarray, batch.rows), {}
+    for column in range(BATCH):
+        for row in range(BURN_IN, BURN_IN + LENGTH - 1):
+            if not rows.weight[row, column]:
+                continue
+            rewards, at_row, bootstrap = [], row, True
+            while len(rewards) < n and at_row < BURN_IN + LENGTH - 1 and rows.weight[at_row, column]:
+                rewards.append(rows.reward[at_row, column])
+                at_row += 1
+                if rows.terminated[at_row - 1, column] or rows.truncated[at_row - 1, column]:
+                    bootstrap = not rows.terminated[at_row - 1, column]
+                    break
+            found[row - BURN_IN, column] = (rewards, at_row - row, bootstrap)
+    return found
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.integers(1, 5))
+def test_the_transitions_of_sequences_are_those_of_loops(seed, n):
+    batch = sequences(seed)
+    view = q_views.Sequences.of(batch, NETWORK, SPEC, n)
+    expected = moves(batch, n)
+    weight = np.asarray(view.weight).reshape(LENGTH, BATCH)
+    assert {(int(i), int(j)) for i, j in zip(*np.nonzero(weight), strict=True)} == set(expected)
+    for (row, column), (rewards, steps, bootstrap) in expected.items():
+        i = row * BATCH + column
+        assert view.steps[i] == steps and view.bootstrap[i] == bootstrap
+        np.testing.assert_array_equal(view.rewards[i, : len(rewards)], np.float32(rewards))
+        assert not view.rewards[i, len(rewards) :].any()
+        assert view.action[i] == batch.rows.action[BURN_IN + row, column]
+
+
+def test_outputs_are_those_of_the_network_stepped_by_hand():
+    batch = sequences(3)
+    params = NETWORK.init(jax.random.key(0), SPEC)
+    view = q_views.view(batch, NETWORK, SPEC, 2)
+    output = view.output(params, None)
+    now, after = view.now(output), view.after(output, params, None)
+    carry, values = batch.carry.network, []
+    for row in range(BURN_IN + LENGTH):
+        moment = jax.tree.map(lambda x, row=row: x[row : row + 1], batch.timesteps)
+        step, carry = NETWORK.apply(params, moment, carry, spec=SPEC)
+        values.append(step[0])
+    values = np.stack(values)[BURN_IN:]
+    np.testing.assert_allclose(now, values.reshape(-1, 4), rtol=1e-4, atol=1e-6)
+    for (row, column), (_, steps, _) in moves(batch, 2).items():
+        np.testing.assert_allclose(after[row * BATCH + column], values[row + steps, column], rtol=1e-4, atol=1e-6)
+
+
+def test_no_gradient_goes_into_the_burn_in():
+    batch = sequences(3)
+    params = NETWORK.init(jax.random.key(0), SPEC)
+
+    def total(observation, carry):
+        changed = batch.replace(
+            timesteps=batch.timesteps.replace(observation=observation, first=jnp.zeros_like(batch.rows.first)),
+            carry=batch.carry.replace(network=carry),
+        )
+        return jnp.sum(q_views.view(changed, NETWORK, SPEC, 1).output(params, None))
+
+    value = total(batch.timesteps.observation, batch.carry.network)
+    assert value != total(batch.timesteps.observation, batch.carry.network + 1.0), "but the carry is used"
+    observation, carry = jax.grad(total, argnums=(0, 1))(batch.timesteps.observation, batch.carry.network)
+    assert not observation[:BURN_IN].any() and not carry.any() and observation[BURN_IN:].any()
+
+
+def test_a_sequences_priority_is_mixed_of_its_largest_and_its_mean_error():
+    batch = sequences(5)
+    view = q_views.view(batch, NETWORK, SPEC, 1)
+    error = np.random.default_rng(0).uniform(0, 1, view.weight.shape).astype(np.float32)
+    got = view.priorities(jnp.asarray(error), 0.9)
+    columns = np.arange(error.size) % BATCH
+    for column in range(BATCH):
+        mine = error[(columns == column) & np.asarray(view.weight)]
+        np.testing.assert_allclose(got[column], 0.9 * mine.max() + 0.1 * mine.mean(), rtol=1e-5)
+
+
+# --- value rescaling -----------------------------------------------------------------------------------------------
+
+
+@given(st.floats(-1e5, 1e5, width=32))
+def test_rescaling_and_its_inverse(x):
+    scaled = np.sign(np.float64(x)) * (np.sqrt(abs(np.float64(x)) + 1) - 1) + 1e-3 * np.float64(x)
+    np.testing.assert_allclose(q_learning.rescaled(jnp.float32(x)), scaled, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(q_learning.unscaled(q_learning.rescaled(jnp.float32(x))), x, rtol=1e-4, atol=1e-5)
+
+
+def test_an_update_of_r2d2_is_the_papers():
+    """The target h(sum gamma^k r + gamma^n h^-1(Q'(o, argmax Q))), the weighted loss and the mixed priorities."""
+    network = QNetwork(MLP((4,)), core=GRU(4), head=ActionValues(dueling=True), previous_action=True)
+    algo = jaxrl.R2D2(network=network, gamma=0.9, n_step=3, burn_in=BURN_IN, sequence_length=LENGTH)
+    batch = sequences(11)
+    batch = batch.replace(drawn=batch.drawn.replace(importance=jnp.float32([1.0, 0.25])))
+    resolved = at(algo, jnp.float32(0))
+    state = resolved.init(jax.random.key(0), SPEC)
+    state = state.replace(target_params=network.init(jax.random.key(1), SPEC))
+    _, info = resolved.update(state, {"replay": batch}, spec=SPEC, key=jax.random.key(2), replicas=ONE)
+
+    def values(params):
+        burnt = jax.tree.map(lambda x: x[:BURN_IN], batch.timesteps)
+        _, carry = network.apply(params, burnt, batch.carry.network, spec=SPEC)
+        rest = jax.tree.map(lambda x: x[BURN_IN:], batch.timesteps)
+        return np.asarray(network.apply(params, rest, carry, spec=SPEC)[0], np.float64)
+
+    online, slow = values(state.params), values(state.target_params)
+    h = lambda x: np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + 1e-3 * x  # noqa: E731
+
+    def inverse(y):
+        return np.sign(y) * (((np.sqrt(1 + 4e-3 * (abs(y) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1)
+
+    errors, losses = {0: [], 1: []}, []
+    for (row, column), (rewards, steps, bootstrap) in moves(batch, 3).items():
+        total = sum(0.9**k * r for k, r in enumerate(rewards))
+        if bootstrap:
+            best = online[row + steps, column].argmax()
+            total += 0.9**steps * inverse(slow[row + steps, column, best])
+        error = h(total) - online[row, column, int(batch.rows.action[BURN_IN + row, column])]
+        errors[column].append(abs(error))
+        losses.append(0.5 * error**2 * (1.0, 0.25)[column])
+    np.testing.assert_allclose(info.metrics["loss"], np.mean(losses), rtol=1e-4)
+    expected = [0.9 * np.max(errors[c]) + 0.1 * np.mean(errors[c]) + 1e-6 for c in (0, 1)]
+    np.testing.assert_allclose(info.priorities["replay"], expected, rtol=1e-4)
+
+
+def test_r2d2_needs_a_memory_and_takes_the_rules_of_dqn():
+    assert jaxrl.R2D2().validate(SPEC, 8, 1) == []
+    (problem,) = jaxrl.R2D2(network=QNetwork()).validate(SPEC, 8, 1)
+    assert "R2D2.network" in problem and "core" in problem
+    said = jaxrl.R2D2(sequence_length=1, munchausen=True, n_step=1).validate(SPEC, 8, 1)
+    assert any("sequence_length=1" in line for line in said) and any("R2D2.munchausen" in line for line in said)
+    with pytest.raises(jaxrl.JaxrlError, match="capacity=400"):
+        jaxrl.Anakin(4).bind(
+            jaxrl.R2D2(capacity=400, min_size=100, network=NETWORK), jaxrl.make("gymnax:MemoryChain-bsuite")
+        )
