@@ -1,10 +1,10 @@
-"""Recurrent policies remember, feed-forward ones cannot: MemoryChain, neither previous action nor reward as input."""
+"""Recurrent networks remember, feed-forward ones cannot: MemoryChain, neither previous action nor reward as input."""
 
 import numpy as np
 
 import jaxrl
 from jaxrl.algos.optimisers import Adam
-from jaxrl.networks import GRU, MLP, ActorCritic
+from jaxrl.networks import GRU, MLP, ActorCritic, QNetwork
 from jaxrl.schedules import Linear
 
 
@@ -42,3 +42,25 @@ def test_feed_forward_policies_cannot():
     for algo in (ppo(FEED_FORWARD), a2c(FEED_FORWARD)):
         scores = memory(algo, 80_000)
         assert np.abs(scores).max() <= 0.2, scores
+
+
+def q_learning(algorithm, core, **fields):
+    """Q-learning with a small network; a stretch of 25 rows holds at least one whole episode of 12."""
+    settings = {"capacity": 16_384, "min_size": 2_048, "batch_size": 64, "rollout_length": 8, "updates": 4}
+    settings |= {"target_period": 50, "learning_rate": Linear(3e-3, 0.0), "network": QNetwork(MLP((32,)), core=core)}
+    return algorithm(**(settings | fields))
+
+
+def test_r2d2_remembers():
+    algo = q_learning(jaxrl.R2D2, GRU(32), sequence_length=25, burn_in=8)
+    assert memory(algo, 80_000).min() >= 0.9
+
+
+def test_recurrent_dqn_remembers():
+    algo = q_learning(jaxrl.DQN, GRU(32), sequence_length=25, n_step=3, epsilon=Linear(1.0, 0.05, 0.5))
+    assert memory(algo, 80_000).min() >= 0.9
+
+
+def test_feed_forward_dqn_cannot():
+    scores = memory(q_learning(jaxrl.DQN, None, rollout_length=1, updates=1), 40_000)
+    assert np.abs(scores).max() <= 0.2, scores
