@@ -9,6 +9,7 @@ import pytest
 
 import jaxrl
 from jaxrl import envs, networks
+from jaxrl.algos import off_policy, q_learning
 from jaxrl.parallel import anakin
 
 GAMMA = 0.9
@@ -22,6 +23,7 @@ ON_POLICY = {
     "rollout_length": 16,
     "max_grad_norm": None,
 }
+REPLAY = {"capacity": 4096, "min_size": 256, "batch_size": 64, "rollout_length": 4}
 PPO = jaxrl.PPO(clip_value=False, epochs=4, minibatches=2, **ON_POLICY)
 A2C = jaxrl.A2C(**ON_POLICY)
 ALGORITHMS = {
@@ -34,15 +36,56 @@ ALGORITHMS = {
             gamma=GAMMA,
             learning_rate=jaxrl.schedules.Linear(3e-3, 0.0),
             network=networks.QNetwork(torso=SMALL),
-            capacity=4096,
-            min_size=256,
-            batch_size=64,
-            rollout_length=4,
             updates=4,
             target_period=20,
             max_grad_norm=None,
+            **REPLAY,
         ),
         400,
+    ),
+    "sac": (
+        jaxrl.SAC(
+            gamma=GAMMA,
+            # Of an observation of 0 only the last bias learns, and it has to come as far as 10.
+            learning_rate=jaxrl.schedules.Linear(5e-2, 0.0),
+            learn_temperature=False,  # and all but 0, so that values are of the reward alone
+            temperature=1e-3,
+            tau=0.1,
+            policy=networks.Actor(widths=(32,)),
+            critic=networks.Critic(widths=(32,)),
+            **REPLAY,
+            updates=8,
+        ),
+        150,
+    ),
+}
+# What else there is of Q-learning: another head, a memory, no replay. Of each the time limit alone.
+ANOTHER = networks.QNetwork(SMALL, head=networks.CategoricalValues(41))
+LIMITED = {
+    "c51": (ALGORITHMS["dqn"][0].replace(network=ANOTHER, v_min=0.0, v_max=12.0), 400),
+    "qr-dqn": (ALGORITHMS["dqn"][0].replace(network=networks.QNetwork(SMALL, head=networks.QuantileValues(8))), 400),
+    "n-step": (ALGORITHMS["dqn"][0].replace(n_step=3, prioritised=True), 400),
+    "r2d2": (
+        jaxrl.R2D2(
+            gamma=GAMMA,
+            learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
+            network=networks.QNetwork(SMALL, core=networks.GRU(16)),
+            sequence_length=9,
+            burn_in=4,
+            target_period=5,
+            **REPLAY,
+            updates=4,
+        ),
+        400,
+    ),
+    "pqn": (
+        jaxrl.PQN(
+            gamma=GAMMA,
+            learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
+            rollout_length=16,
+            network=networks.QNetwork(networks.MLP((32,), layer_norm=True)),
+        ),
+        150,
     ),
 }
 # What each probe is worth where its observation is seen, under the best policy.
@@ -60,12 +103,7 @@ def test_values(name):
     algo, iterations = ALGORITHMS[name]
     before = anakin._chunk._cache_size()
     for probe, truth in TRUTH.items():
-        env = envs.prepared(envs.make(f"probe:{probe}"))
-        program = TOPOLOGY.bind(algo, env)
-        ticks = iterations * program.rows_per_iteration(algo) // program.num_envs
-        state, report = program.chunk(algo, env, program.start(algo, env, 0), iterations, ticks)
-        assert report.failed_at == -1
-        observation, value, action = played(algo, program.spec, env, state.learner)
+        observation, value, action = trained(algo, iterations, probe)
         wanted = truth(observation)
         np.testing.assert_allclose(value, wanted, atol=0.1, err_msg=probe)
         assert set(np.unique(observation)) == {
@@ -75,6 +113,23 @@ def test_values(name):
         if probe == "ActionReward":
             assert (action == 0).mean() > 0.9
     assert anakin._chunk._cache_size() == before + 1, "the probes must share one program"
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_time_limits_are_bootstrapped_through(name):
+    """Issue 3: within 5 %; a time limit taken for an end would give 4.1 at the first of the five observations."""
+    _, value, _ = trained(*LIMITED[name], "Truncated")
+    np.testing.assert_allclose(value, 1.0 / (1.0 - GAMMA), rtol=0.05)
+
+
+def trained(algo, iterations, probe):
+    """Observations, values and actions of what was learnt on a probe."""
+    env = envs.prepared(envs.make(f"probe:{probe}"))
+    program = TOPOLOGY.bind(algo, env)
+    ticks = iterations * program.rows_per_iteration(algo) // program.num_envs
+    state, report = program.chunk(algo, env, program.start(algo, env, 0), iterations, ticks)
+    assert report.failed_at == -1
+    return played(algo, program.spec, env, state.learner)
 
 
 def played(algo, spec, env, learner):
@@ -96,9 +151,14 @@ def _play(algo, env, learner, *, spec):
         output = algo.act(actor, timestep, carry, keys, spec=spec, explore=True)
         if "value" in output.extras:
             value = output.extras["value"]
+        elif isinstance(algo, jaxrl.SAC):
+            values = off_policy.evaluate_critic(algo, learner.critic.params, timestep.observation, None, spec)
+            value = values.min(axis=0).max(axis=-1)
         else:
             seen = jax.tree.map(lambda x: x[None], timestep)
-            value = algo.network.apply(actor.params, seen, carry, spec=spec)[0][0].max(axis=-1)
+            seen = algo.network.apply(actor.params, seen, carry.network, spec=spec)[0]
+            value = q_learning.action_values(seen, getattr(algo, "v_min", 0), getattr(algo, "v_max", 0))[0].max(axis=-1)
+            value = q_learning.unscaled(value) if isinstance(algo, jaxrl.R2D2) else value
         env_state, following = jax.vmap(env.step)(env_state, output.action, keys)
         row = timestep.observation, value, output.action, ~timestep.last
         return (env_state, following, output.carry), row
