@@ -11,8 +11,8 @@ from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, Quant
 from jaxrl.schedules import Linear
 
 TORSO = MLP((64, 64), activation="relu")
-# CleanRL's settings: an update every 10 rows, a new target every 500. Larger rates and replays, and a rate that falls to
-# 0, leave up to half of the seeds under 475.
+# CleanRL's settings: an update every 10 rows, a new target every 500. Larger rates and replays, and a rate that falls
+# to 0, leave up to half of the seeds under 475.
 DQN = jaxrl.DQN(
     learning_rate=2.5e-4,
     epsilon=Linear(1.0, 0.05, 0.5),
