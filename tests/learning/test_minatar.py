@@ -3,6 +3,8 @@
 import pytest
 
 import jaxrl
+from jaxrl.algos.optimisers import Adam
+from jaxrl.algos.presets import PRESETS
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.schedules import Linear
 
@@ -10,15 +12,17 @@ SOURCE = "gymnax README, column 'Ckpt (Return)'"
 PUBLISHED = {"Breakout": 28, "Asterix": 15, "SpaceInvaders": 131, "Freeway": 58}
 
 
+PPO = jaxrl.PPO(
+    learning_rate=Linear(5e-3, 0.0),
+    minibatches=8,
+    network=ActorCritic(MLP((64, 64), activation="relu")),
+)
+
+
 def train(game, seeds):
     """64 environments x 128 steps, 8 minibatches of 4 epochs, two ReLU networks of 2 x 64 (purejaxrl's)."""
-    algo = jaxrl.PPO(
-        learning_rate=Linear(5e-3, 0.0),
-        minibatches=8,
-        network=ActorCritic(MLP((64, 64), activation="relu")),
-    )
     return jaxrl.sweep(
-        algo,
+        PPO,
         f"gymnax:{game}-MinAtar",
         total_steps=10_000_000,
         seeds=seeds,
@@ -44,3 +48,38 @@ def test_ppo_in_minatar(game, record):
     assert not result.failed.any()
     if game == "Breakout":
         assert result.scores.mean() >= 28, result.scores
+
+
+BESIDE = {"optimiser": Adam(eps=1.5e-4), "capacity": 100_000, "min_size": 5_000, "batch_size": 32}
+BESIDE |= {"rollout_length": 4, "updates": 2, "learning_rate": 2.5e-4, "target_period": 250}
+
+
+@pytest.mark.learning
+def test_rainbow_is_above_dqn(record):
+    """Breakout, 5M rows, an update of 32 transitions every 16 rows; PPO at the same number of rows beside them."""
+    algorithms = {
+        "dqn": jaxrl.DQN(epsilon=Linear(1.0, 0.05, 0.1), **BESIDE),
+        "rainbow": PRESETS["rainbow"].algorithm.replace(**BESIDE),
+        "ppo": PPO,
+    }
+    scores = {}
+    for name, algo in algorithms.items():
+        result = jaxrl.sweep(
+            algo,
+            "gymnax:Breakout-MinAtar",
+            total_steps=5_000_000,
+            seeds=1,
+            num_envs=64 if name == "ppo" else 8,
+            progress=False,
+        )
+        assert not result.failed.any()
+        scores[name] = result.scores.mean()
+        record(
+            f"minatar-breakout-5m-{name}",
+            result,
+            total_steps=5_000_000,
+            reference=PUBLISHED["Breakout"],
+            source=SOURCE + ", PPO at 10M steps",
+            settings=str(algo),
+        )
+    assert scores["rainbow"] > scores["dqn"], scores
