@@ -40,6 +40,7 @@ DQN = jaxrl.DQN(
     learning_rate=1e-2,
     rollout_length=8,
     n_step=3,
+    prioritised=True,
     capacity=NUM_ENVS * 32,
     min_size=NUM_ENVS * 16,
     batch_size=32,
