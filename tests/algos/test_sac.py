@@ -12,7 +12,7 @@ from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.sac import log_half_range
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.schedules import at
-from jaxrl.types import EnvSpec
+from jaxrl.types import EnvSpec, TimeStep
 
 KEY = jax.random.key(7)
 
@@ -93,3 +93,73 @@ def test_the_units_of_actions_make_no_difference():
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert log_half_range(BOX) == pytest.approx(np.log(2) + np.log(5))
+
+
+# --- discrete actions ----------------------------------------------------------------------------------------------
+
+CHOICE = EnvSpec("choice", SPEC.observation_space, spaces.Discrete(3))
+
+
+def choices(masked):
+    rng = np.random.default_rng(3)
+    mask = jnp.asarray(rng.random((BATCH, 3)) < 0.6).at[:, 0].set(True) if masked else None
+    return transitions().replace(
+        action=jnp.zeros(BATCH, jnp.int32), action_mask=mask, next_action_mask=None if mask is None else mask[::-1]
+    )
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_discrete_expectations_are_exact(masked):
+    """Christodoulou (2019), equations 10 to 12, with sums over the actions that are allowed."""
+    algo = SAC.replace(temperature=0.3, gamma=0.9, target_entropy_share=0.5)
+    state, batch = at(algo, jnp.float32(0)).init(jax.random.key(0), CHOICE), choices(masked)
+    new, info = updated(algo, state, batch, KEY, CHOICE)
+    metrics = jax.tree.map(float, info.metrics)
+    everything = np.ones((BATCH, 3), bool)
+    now, later = (everything if x is None else np.asarray(x) for x in (batch.action_mask, batch.next_action_mask))
+
+    def followed(policy, critic, observation, mask):
+        probability = jnp.exp(off_policy.evaluate_policy(algo, policy, observation, CHOICE, mask).log_probs())
+        values = off_policy.evaluate_critic(algo, critic, observation, None, CHOICE).min(axis=0)
+        value, entropy = jnp.zeros(BATCH), jnp.zeros(BATCH)
+        for action in range(3):
+            p = jnp.where(mask[:, action], probability[:, action], 1.0)
+            value += jnp.where(mask[:, action], p * values[:, action], 0.0)
+            entropy -= p * jnp.log(p)
+        return value, entropy
+
+    value, entropy = followed(state.policy.params, state.critic.target_params, batch.next_observation, later)
+    target = np.asarray(batch.rewards[:, 0]) + 0.9 * np.where(batch.bootstrap, value + 0.3 * entropy, 0.0)
+
+    def critic_loss(params):
+        values = off_policy.evaluate_critic(algo, params, batch.observation, None, CHOICE)[..., 0]
+        return 0.5 * jnp.sum(jnp.mean(jnp.square(jnp.asarray(target)[None] - values)[:, : BATCH - 1], axis=1))
+
+    assert metrics["critic_loss"] == pytest.approx(float(critic_loss(state.critic.params)), rel=1e-4)
+    assert_stepped(state.critic.params, new.critic.params, jax.grad(critic_loss)(state.critic.params), 3e-4)
+
+    def policy_loss(params):
+        value, entropy = followed(params, new.critic.params, batch.observation, now)
+        return jnp.mean((-value - 0.3 * entropy)[: BATCH - 1])
+
+    assert metrics["policy_loss"] == pytest.approx(float(policy_loss(state.policy.params)), rel=1e-3, abs=1e-4)
+    assert_stepped(state.policy.params, new.policy.params, jax.grad(policy_loss)(state.policy.params), 3e-4)
+    _, entropy = followed(state.policy.params, new.critic.params, batch.observation, now)
+    assert metrics["entropy"] == pytest.approx(counted(entropy), rel=1e-3)
+    # More entropy than half of the largest: the temperature falls.
+    assert counted(entropy) > counted(0.5 * np.log(now.sum(axis=1)))
+    change = float(new.log_temperature.params - state.log_temperature.params)
+    assert change == pytest.approx(-3e-4, rel=1e-2)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((new, info)))
+
+
+def test_until_the_first_update_discrete_actions_are_uniform_over_what_is_allowed():
+    algo = at(SAC, jnp.float32(0))
+    state, keys = algo.init(jax.random.key(0), CHOICE), jax.random.split(jax.random.key(1), 4096)
+    flags = jnp.zeros(4096, bool)
+    mask = jnp.broadcast_to(jnp.asarray([True, False, True]), (4096, 3))
+    moments = TimeStep(jnp.ones((4096, 3)), jnp.zeros(4096), flags, flags, flags, action_mask=mask)
+    action = algo.act(algo.actor(state), moments, (), keys, spec=CHOICE, explore=True).action
+    assert np.bincount(action, minlength=3)[1] == 0 and np.mean(np.asarray(action) == 0) == pytest.approx(0.5, abs=0.03)
+    greedy = algo.act(algo.actor(state), moments, (), keys, spec=CHOICE, explore=False).action
+    assert len(np.unique(greedy)) == 1
