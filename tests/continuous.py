@@ -26,11 +26,13 @@ NETWORKS = {
 DETERMINISTIC = NETWORKS | {"policy": Actor(widths=(8,), gain=0.3, stochastic=False)}
 SMALL = {"capacity": 256, "min_size": 32, "batch_size": BATCH}
 SAC = jaxrl.SAC(**NETWORKS, **SMALL)
+MPO = jaxrl.MPO(**(NETWORKS | {"critic": Critic(widths=(8,), ensemble=1)}), **SMALL, n_step=1, samples=6)
 TD3 = jaxrl.TD3(**DETERMINISTIC, **SMALL)
 DDPG = jaxrl.DDPG(**(DETERMINISTIC | {"critic": Critic(widths=(8,), ensemble=1)}), **SMALL)
 _DISTRIBUTION = Critic(widths=(8,), ensemble=1, head=CategoricalValues(11))
 D4PG = jaxrl.D4PG(**(DETERMINISTIC | {"critic": _DISTRIBUTION}), **SMALL, v_min=-5.0, v_max=5.0)
-ALGORITHMS = {"sac": SAC, "td3": TD3, "ddpg": DDPG, "d4pg": D4PG}
+ALGORITHMS = {"sac": SAC, "mpo": MPO, "td3": TD3, "ddpg": DDPG, "d4pg": D4PG}
+STOCHASTIC = ("sac", "mpo")
 
 
 def transitions(n_step=1, seed=0):

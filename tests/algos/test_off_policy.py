@@ -1,4 +1,4 @@
-"""What SAC, TD3, DDPG and D4PG share: targets, averaging, warm-up, devices; and every field changes something."""
+"""What SAC, MPO, TD3, DDPG and D4PG share: targets, averaging, warm-up, devices; and every field changes something."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import ALGORITHMS, BATCH, BOX, D4PG, SPEC, TD3, critic_values, transitions
+from continuous import ALGORITHMS, BATCH, BOX, D4PG, SPEC, STOCHASTIC, TD3, critic_values, transitions
 
 import jaxrl
 from jaxrl import spaces
@@ -19,6 +19,7 @@ from jaxrl.types import EnvSpec, TimeStep
 
 ENV = jaxrl.make("probe:ActionReward", continuous=True)
 STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "updates": 2}
+STATIC |= {"target_period": 3, "samples": 5, "per_dimension": False}
 STATIC |= {"policy_delay": 3, "learn_temperature": False, "optimiser": RMSProp()}
 STATIC |= {
     "prioritised": False,
@@ -39,9 +40,10 @@ def program(algo):
 def test_every_number_reaches_the_program(name):
     from jax.interpreters import partial_eval as pe
 
-    # The temperature is in the first state where it is learnt, and its target is of no use where it is not. A share of
-    # the entropy is for discrete actions, and the loss of quantiles for a head of them.
-    variants = [(ALGORITHMS[name], {".temperature", ".target_entropy_share", ".quantile_huber"})]
+    # The temperature is in the first state where it is learnt, as multipliers are, and its target is of no use where it
+    # is not. A share of the entropy is for discrete actions, and the loss of quantiles for a head of them.
+    starts = {".temperature", ".alpha_mean", ".alpha_std"}
+    variants = [(ALGORITHMS[name], starts | {".target_entropy_share", ".quantile_huber"})]
     if name == "sac":
         fixed = ALGORITHMS[name].replace(learn_temperature=False)
         variants.append((fixed, {".target_entropy", ".target_entropy_share"}))
@@ -66,7 +68,7 @@ def test_every_other_field_changes_the_program(name):
         if field.name in STATIC:
             other = STATIC[field.name]
         elif field.name == "policy":
-            other = Actor(widths=(5,), stochastic=name == "sac")
+            other = Actor(widths=(5,), stochastic=name in STOCHASTIC)
         else:
             continue
         assert other != getattr(algo, field.name), field.name
@@ -204,7 +206,7 @@ def test_actions_are_uniform_over_the_box_until_the_first_update(name):
     assert np.ptp(greedy, axis=0).max() == 0, "the best action is no matter of chance"
     # All saw the same observation, so what differs is exploration.
     assert 0.01 < ((later - BOX.low) / (BOX.high - BOX.low)).std(axis=0).min()
-    if name != "sac":
+    if name not in STOCHASTIC:
         assert ((later - greedy) / (0.5 * (BOX.high - BOX.low))).std(axis=0).max() < 0.12
 
 
@@ -229,11 +231,11 @@ def test_what_does_not_fit_is_said(name):
     for space in (spaces.MultiDiscrete((3, 2)), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1, 1, (2, 2))):
         (problem,) = algo.validate(EnvSpec("x", SPEC.observation_space, space), 4, 4)
         assert "bounded Box" in problem and repr(space) in problem
-    wrong = algo.replace(policy=Actor(stochastic=name != "sac"))
-    assert f"must have stochastic={name == 'sac'}" in wrong.validate(SPEC, 4, 4)[0]
+    wrong = algo.replace(policy=Actor(stochastic=name not in STOCHASTIC))
+    assert f"must have stochastic={name in STOCHASTIC}" in wrong.validate(SPEC, 4, 4)[0]
     assert "tau=0" in algo.replace(tau=0.0).validate(SPEC, 4, 4)[0]
     discrete = EnvSpec("x", SPEC.observation_space, spaces.Discrete(3))
-    assert (algo.validate(discrete, 4, 4) == []) == (name == "sac")
+    assert (algo.validate(discrete, 4, 4) == []) == (name in STOCHASTIC)
     noisy = algo.replace(critic=Critic(head=ActionValues(noisy=True)))
     assert "noisy=False" in noisy.validate(SPEC, 4, 4)[0]
     categorical = algo.replace(critic=Critic(head=CategoricalValues()))

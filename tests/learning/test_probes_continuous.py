@@ -1,4 +1,4 @@
-"""SAC, TD3, DDPG and D4PG learn the values of the continuous probes: one link each, known exactly, in seconds."""
+"""SAC, MPO, TD3, DDPG and D4PG learn the values of the continuous probes: one link each, known exactly, in seconds."""
 
 import functools
 
@@ -34,6 +34,16 @@ ALGORITHMS = {
         temperature=1e-3,
         policy=networks.Actor(widths=(32,)),
         critic=networks.Critic(widths=(32,)),
+        **SMALL,
+    ),
+    # Moving averages of what is copied by default; many small steps ask for wide limits.
+    "mpo": jaxrl.MPO(
+        n_step=1,
+        target_period=1,
+        epsilon_mean=1e-2,
+        epsilon_std=1e-3,
+        policy=networks.Actor(widths=(32,)),
+        critic=networks.Critic(widths=(32,), ensemble=1),
         **SMALL,
     ),
     "td3": jaxrl.TD3(critic=networks.Critic(widths=(32,)), **DETERMINISTIC),
