@@ -58,6 +58,22 @@ ALGORITHMS = {
         ),
         150,
     ),
+    "mpo": (
+        jaxrl.MPO(
+            gamma=GAMMA,
+            learning_rate=jaxrl.schedules.Linear(5e-2, 0.0),  # as of SAC
+            # Moving averages of what is copied by default; many small steps ask for a wide limit.
+            tau=0.1,
+            target_period=1,
+            epsilon_mean=1e-2,
+            n_step=1,
+            policy=networks.Actor(widths=(32,)),
+            critic=networks.Critic(widths=(32,), ensemble=1),
+            **REPLAY,
+            updates=8,
+        ),
+        150,
+    ),
 }
 # What else there is of Q-learning: another head, a memory, no replay. Of each the time limit alone.
 ANOTHER = networks.QNetwork(SMALL, head=networks.CategoricalValues(41))
@@ -151,7 +167,7 @@ def _play(algo, env, learner, *, spec):
         output = algo.act(actor, timestep, carry, keys, spec=spec, explore=True)
         if "value" in output.extras:
             value = output.extras["value"]
-        elif isinstance(algo, jaxrl.SAC):
+        elif isinstance(algo, (jaxrl.SAC, jaxrl.MPO)):
             values = off_policy.evaluate_critic(algo, learner.critic.params, timestep.observation, None, spec)
             value = values.min(axis=0).max(axis=-1)
         else:
