@@ -91,7 +91,9 @@ def load_run(
     initial = at(algo, np.float32(0.0))
     learner = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
     # The rest of the state is left out of the template, and so is not read.
-    template = RunState(learner, env_state=None, timestep=None, carry=None, buffers={}, key=None, ticks=None)
+    template = RunState(
+        learner, env_state=None, timestep=None, carry=None, buffers={}, key=None, ticks=None, empty_at=None
+    )
     directory = path / "checkpoints"
     if best:
         step = checkpoint.best_step(directory)

@@ -17,6 +17,7 @@ from jaxrl import envs
 from jaxrl.algos.base import make_algorithm, replace
 from jaxrl.errors import ConfigError, NonFiniteError
 from jaxrl.evaluation import layout, play
+from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin, AnakinProgram
 from jaxrl.parallel.learner import Report
 from jaxrl.parallel.mesh import cores, over_devices, use_cpu_devices
@@ -318,6 +319,9 @@ def sweep(
 
 
 def _train_many(many, algos, env, keys, iterations, points, display, done_before):
+    one = jax.eval_shape(lambda algos: many.program.init(many.first(algos), env, keys[0]), algos)
+    devices = list(many.mesh.devices.flat)
+    learner.check_memory(many.first(algos), one, devices, runs=jax.tree.leaves(algos)[0].shape[0], saved=False)
     states = many.start(algos, env, keys)
     points = min(points, iterations)
     borders = [iterations * (index + 1) // points for index in range(points)]
@@ -430,13 +434,16 @@ def _chunk_many(many, algos, env, states, length, total_ticks):
     def one_device(algos, states, env, length, total_ticks):
         if many.mapping == "in_turn":
             return _in_turn(lambda algo, state: program.advance(algo, env, state, length, total_ticks), algos, states)
-        # Under vmap the tick counter stays outside of the mapped axis, so that branches on it stay branches.
-        ticks = jax.tree.map(lambda x: x[0], states.ticks)
-        axes = RunState(0, 0, 0, 0, 0, 0, None)
+        # Under vmap the counters stay outside of the mapped axis, so that branches on them stay branches.
+        ticks, empty_at = jax.tree.map(lambda x: x[0], (states.ticks, states.empty_at))
+        axes = RunState(0, 0, 0, 0, 0, 0, None, None)
         mapped = jax.vmap(program.iterate, in_axes=(0, None, axes, None), out_axes=(axes, 0))
-        states, report = program.advance(algos, env, states.replace(ticks=ticks), length, total_ticks, iterate=mapped)
+        states, report = program.advance(
+            algos, env, states.replace(ticks=ticks, empty_at=empty_at), length, total_ticks, iterate=mapped
+        )
         count = jax.tree.leaves(algos)[0].shape[0]
-        return states.replace(ticks=jax.tree.map(lambda x: jnp.broadcast_to(x, (count,)), states.ticks)), report
+        ticks, empty_at = jax.tree.map(lambda x: jnp.broadcast_to(x, (count,)), (states.ticks, states.empty_at))
+        return states.replace(ticks=ticks, empty_at=empty_at), report
 
     return many.sharded(one_device, unmapped=3)(algos, states, env, length, total_ticks)
 

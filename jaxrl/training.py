@@ -110,6 +110,7 @@ def train(
     target_return: float | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
+    save_replay: bool = True,
     loggers: Sequence[Logger] = (),
     progress: bool = True,
 ) -> Result:
@@ -133,6 +134,8 @@ def train(
       target_return: stop when an evaluation reaches it.
       checkpoint_every: rows between checkpoints; None: a tenth of the run; 0: only at the end.
       keep: how many checkpoints stay, besides the best.
+      save_replay: whether checkpoints hold the replays. Without, they are smaller by all of it, and a run that goes on
+        from one is another run: it acts until `min_size` rows are there again before it learns on.
       loggers: further places for metrics.
       progress: show a progress bar.
 
@@ -178,12 +181,15 @@ def train(
         target_return=target_return,
         evaluate_every=total_steps // 10 if evaluate_every is None else evaluate_every,
         checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
+        save_replay=save_replay,
     )
     display = ProgressBar() if progress else None
     try:
         if run_dir is None:
             return run.train(loggers, display, None, None)
         settings = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
+        if not save_replay:
+            settings["save_replay"] = False
         resolved = dataclasses.replace(topology, shards=program.shards)
         config = _config(algo, env, resolved, total_steps, seed, settings)
         with RunDirectory(run_dir, config, overwrite=overwrite, may_change=_MAY_CHANGE) as directory:
@@ -277,6 +283,7 @@ class _Run:
         target_return: float | None,
         evaluate_every: int,
         checkpoint_every: int,
+        save_replay: bool,
     ):
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
         self.evaluation_env, self.evaluation_episodes = evaluation_env, evaluation_episodes
@@ -286,6 +293,7 @@ class _Run:
         self.total_ticks = self.iterations * self.rows // program.num_envs
         self.evaluate_each = self._iterations(evaluate_every)
         self.save_each = self._iterations(checkpoint_every)
+        self.save_replay = save_replay
         self.history: list[dict[str, float]] = []
         self.evaluation: Evaluation | None = None
         self.seconds_per_iteration = 0.0
@@ -305,7 +313,8 @@ class _Run:
         """The loop, from the newest checkpoint if there is one."""
         self.display, self.checkpointer = display, checkpointer
         self._place()
-        state = self.program.start(self.algo_there, self.env_there, self.seed)
+        saved = checkpointer is not None and self.save_replay
+        state = self.program.start(self.algo_there, self.env_there, self.seed, saved=saved)
         done = 0
         if checkpointer is not None and not checkpointer.is_empty():
             state, done = self._resume(state)
@@ -424,12 +433,16 @@ class _Run:
         reached = score is not None and self._reached_target()
         asked = signals.asked is not None  # read once: what comes later is for the next border, which saves
         if self.checkpointer is not None and (last or reached or asked or done % self.save_each == 0):
-            self.checkpointer.save(done * self.rows, state, score=score)
+            self._save(done, state, score)
         self.read_at = time.monotonic()  # what evaluating and saving took is not training
         if reached and not last:
             raise _Stop("target_return")
         if asked and not last:
             raise _Stop("interrupted")
+
+    def _save(self, done, state, score):
+        kept = state if self.save_replay else state.replace(buffers={})
+        self.checkpointer.save(done * self.rows, kept, score=score)
 
     def _reached_target(self):
         """Whether the evaluation of this moment, or of the run that is resumed here, is as good as asked for."""
@@ -460,15 +473,23 @@ class _Run:
     # --- beginning and end -------------------------------------------------------------------------------------
 
     def _resume(self, fresh):
-        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
+        in_file = fresh if self.save_replay else fresh.replace(buffers={})
+        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), in_file)
         kept = self.program.not_in_checkpoints(fresh)
-        del fresh
+        buffers = None if self.save_replay else fresh.buffers
+        del fresh, in_file
         state, step, _ = self.checkpointer.restore(template)
+        state, how = state.replace(**kept), []
         if kept:
-            self._note(f"resumed at step {step}; host environments begin new episodes, all else is as it was")
+            how.append("host environments begin new episodes")
+        if buffers:
+            state = state.replace(buffers=buffers, empty_at=jax.tree.map(jax.numpy.copy, state.ticks))
+            how.append("the replays are empty, and fill before it learns on")
+        if how:
+            self._note(f"resumed at step {step}; {'; '.join(how)}; all else is as it was")
         elif step < self.iterations * self.rows:
             self._note(f"resumed at step {step}")
-        return state.replace(**kept), step // self.rows
+        return state, step // self.rows
 
     def _note(self, text):
         if self.display is not None:
@@ -492,7 +513,7 @@ class _Run:
             self._evaluate(state, done)  # a run that had ended and was started again
         if self.checkpointer is not None and stop.problem is not None and done:
             if done * self.rows not in self.checkpointer.steps():
-                self.checkpointer.save(done * self.rows, state)
+                self._save(done, state, None)
         if self.checkpointer is not None:
             self.checkpointer.wait()
         wall = time.monotonic() - self.began

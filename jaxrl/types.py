@@ -328,6 +328,11 @@ class Counter:
         low = self.low + jnp.asarray(n, jnp.uint32)
         return Counter(self.high + (low < self.low).astype(jnp.uint32), low)
 
+    def since(self, before: "Counter") -> jax.Array:
+        """How much more this is than `before`, float32, rounded once."""
+        borrow = (self.low < before.low).astype(jnp.uint32)
+        return Counter(self.high - before.high - borrow, self.low - before.low).as_float()
+
     def as_float(self) -> jax.Array:
         """float32, rounded."""
         return self.high.astype(jnp.float32) * 4294967296.0 + self.low.astype(jnp.float32)

@@ -10,10 +10,10 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from programs import ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
+from programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
-from jaxrl import training
+from jaxrl import checkpoint, training
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.errors import ConfigError, RunDirectoryError
 from jaxrl.loggers import read_metrics
@@ -373,3 +373,23 @@ def test_a_directory_that_cannot_be_made_is_refused_before_training(tmp_path):
     with pytest.raises(RunDirectoryError, match="cannot write to the run directory"):
         train(tmp_path / "file" / "run", loggers=[logger])
     assert not logger.rows
+
+
+def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
+    settings = {"topology": anakin(), "evaluate_every": 0, "progress": False, "save_replay": False}
+    first = jaxrl.train(DQN, ENV, total_steps=6 * ROWS, run_dir=tmp_path / "run", **settings)
+    assert first.state.learner.updates == 10, "two a round, from the second of six rounds on"
+    again = jaxrl.train(DQN, ENV, total_steps=9 * ROWS, run_dir=tmp_path / "run", **settings)
+    # Of the three rounds that follow, the first only stores.
+    assert again.state.learner.updates == 14 and again.state.buffers["replay"].ring.filled == 3 * 8
+    assert int(again.state.ticks) == 9 * 8 and int(again.state.empty_at) == 6 * 8
+    leaves = checkpoint.read_manifest(tmp_path / "run" / "checkpoints").leaves
+    assert leaves and not [leaf for leaf in leaves if "buffers" in str(leaf)]
+    with pytest.raises(RunDirectoryError, match="save_replay"):
+        jaxrl.train(
+            DQN,
+            ENV,
+            total_steps=12 * ROWS,
+            run_dir=tmp_path / "run",
+            **(settings | {"save_replay": True}),
+        )

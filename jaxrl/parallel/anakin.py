@@ -86,14 +86,15 @@ class AnakinProgram:
         env_state, timestep = jax.vmap(env.reset)(keys.reset_keys(roots))
         timestep = ro.first_timestep(timestep, self.spec)
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
-        state = RunState(initial, env_state, timestep, carry, {}, key, Counter.zero())
+        state = RunState(initial, env_state, timestep, carry, {}, key, Counter.zero(), Counter.zero())
         return self.with_empty_buffers(algo, env, state)
 
     def with_empty_buffers(self, algo: Algorithm, env: Environment, state: RunState) -> RunState:
         """`state` with new buffers in place of what it has; pure."""
         rows = jax.eval_shape(lambda: self._collect(at(algo, jnp.float32(0.0)), env, state, 0)[1].rows)
         buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.shards)
-        return state.replace(buffers=buffers)
+        # A copy: no array may be in the state twice.
+        return state.replace(buffers=buffers, empty_at=jax.tree.map(jnp.copy, state.ticks))
 
     def _collect(
         self, algo: Algorithm, env: Environment, state: RunState, first_env: Any
@@ -199,6 +200,7 @@ class AnakinProgram:
             buffers=replay.partition(learner.replays(algo), "data"),
             key=everywhere,
             ticks=everywhere,
+            empty_at=everywhere,
         )
 
     def shardings(self, algo: Algorithm) -> RunState:
@@ -210,15 +212,15 @@ class AnakinProgram:
         """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
         return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
 
-    def start(self, algo: Algorithm, env: Environment, seed: int) -> RunState:
-        """`init`, compiled, with every leaf where it belongs.
+    def start(self, algo: Algorithm, env: Environment, seed: int, *, saved: bool = True) -> RunState:
+        """`init`, compiled, with every leaf where it belongs; `saved`: whether checkpoints will hold the replays.
 
         Raises:
           ConfigError: the replay would not fit in memory.
         """
         init, _ = _beginnings(self, jax.tree.structure(algo))
         key = jax.random.key(seed)
-        learner.check_memory(algo, init.eval_shape(algo, env, key), list(self.mesh.devices.flat))
+        learner.check_memory(algo, init.eval_shape(algo, env, key), list(self.mesh.devices.flat), saved=saved)
         return init(algo, env, key)
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:

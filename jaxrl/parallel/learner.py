@@ -91,7 +91,9 @@ def empty_buffers(algo: Algorithm, rows: Trajectory, carry: PyTree, *, num_envs:
     return replay.init(replays(algo), rows, carry, num_envs=num_envs, rollout=rollout_length(algo), shards=shards)
 
 
-def check_memory(algo: Algorithm, state: RunState, devices: list[jax.Device], runs: int = 1) -> None:
+def check_memory(
+    algo: Algorithm, state: RunState, devices: list[jax.Device], *, runs: int = 1, saved: bool = True
+) -> None:
     """Raises if the replays of a run's state, given as shapes, would not fit in memory.
 
     Args:
@@ -99,11 +101,12 @@ def check_memory(algo: Algorithm, state: RunState, devices: list[jax.Device], ru
       state: as from `jax.eval_shape`.
       devices: that share the replays.
       runs: how many such runs there are, over all devices.
+      saved: whether checkpoints will hold the replays.
 
     Raises:
       ConfigError: with the capacity that would fit.
     """
-    memory.check(state.buffers, replays(algo), devices=devices, runs=runs)
+    memory.check(state.buffers, replays(algo), devices=devices, runs=runs, saved=saved)
 
 
 def learn(
@@ -175,8 +178,9 @@ def learn(
         def wait(carried):
             return carried, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        # The counter is one for all runs of a mapped batch, hence this stays a branch under vmap.
-        enough = state.ticks.as_float() * num_envs >= max(source.min_size for source in sources.values())
+        # The counters are one for all runs of a mapped batch, hence this stays a branch under vmap.
+        stored = state.ticks.since(state.empty_at) * num_envs
+        enough = stored >= max(source.min_size for source in sources.values())
         carried, metrics = jax.lax.cond(enough, updates, wait, carried)
         updated = enough.astype(jnp.float32)
     learner, indices = carried

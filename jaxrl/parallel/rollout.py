@@ -33,6 +33,7 @@ class RunState:
     buffers: dict[str, PyTree]
     key: jax.Array  # the run's root key, constant
     ticks: Counter  # rows of one environment so far
+    empty_at: Counter  # the ticks at which the replays were empty: 0, unless they were lost on the way
 
 
 def rollout_length(algo: Algorithm) -> int:

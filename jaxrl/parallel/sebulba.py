@@ -71,13 +71,17 @@ class SebulbaProgram:
         """Numbers as arrays on the device."""
         return jax.device_put(tree)
 
-    def start(self, algo: Algorithm, env: HostRecipe, seed: int) -> RunState:
-        """Builds the environments and begins their first episodes."""
+    def start(self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True) -> RunState:
+        """Builds the environments and begins their first episodes; `saved`: whether checkpoints will hold the replays.
+
+        Raises:
+          ConfigError: the replay would not fit in memory.
+        """
         self.close()
         self._host = env.build(self.num_envs, seed)
         first, key = self._host.reset(), jax.random.key(seed)
         state = jax.eval_shape(self._steps.init, algo, first, key)
-        learner.check_memory(algo, state, jax.local_devices()[:1])
+        learner.check_memory(algo, state, jax.local_devices()[:1], saved=saved)
         return self._steps.init(algo, first, key)
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
@@ -140,6 +144,7 @@ class _Steps:
             buffers={},
             key=key,
             ticks=Counter.zero(),
+            empty_at=Counter.zero(),
         )
         return self.with_empty_buffers(algo, state)
 
@@ -147,7 +152,7 @@ class _Steps:
     def with_empty_buffers(self, algo, state):
         rows = jax.eval_shape(lambda: self._example(at(algo, jnp.float32(0.0)), state))
         buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.replicas.shards)
-        return state.replace(buffers=buffers)
+        return state.replace(buffers=buffers, empty_at=jax.tree.map(jnp.copy, state.ticks))
 
     def _example(self, algo, state):
         output = algo.act(
