@@ -74,7 +74,7 @@ class MPO:
     alpha_mean: Scalar = number(1.0, above=0, help="weight of the divergence by the mean, at the start")
     alpha_std: Scalar = number(10.0, above=0, help="weight of the divergence by the deviation, at the start")
     per_dimension: bool = static(True, help="limit the divergence in each dimension of a box, not their sum")
-    n_step: int = static(5, low=1, help="rewards summed before bootstrapping")
+    n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
     capacity: int = static(1_000_000, low=1, help="rows that the replay holds, over all environments")
     min_size: int = static(1_000, low=1, help="rows before the first update, of random actions")
     batch_size: int = static(256, low=1, help="transitions an update")

@@ -66,7 +66,6 @@ ALGORITHMS = {
             tau=0.1,
             target_period=1,
             epsilon_mean=1e-2,
-            n_step=1,
             policy=networks.Actor(widths=(32,)),
             critic=networks.Critic(widths=(32,), ensemble=1),
             **REPLAY,

@@ -38,7 +38,6 @@ ALGORITHMS = {
     ),
     # Moving averages of what is copied by default; many small steps ask for wide limits.
     "mpo": jaxrl.MPO(
-        n_step=1,
         target_period=1,
         epsilon_mean=1e-2,
         epsilon_std=1e-3,
