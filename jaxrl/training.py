@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl import envs
 from jaxrl.algos.base import make_algorithm
-from jaxrl.checkpoint import Checkpointer
+from jaxrl.checkpoint import Checkpointer, read_manifest
 from jaxrl.config import encode
 from jaxrl.errors import ConfigError
 from jaxrl.evaluation import Evaluation, evaluate
@@ -473,10 +473,12 @@ class _Run:
     # --- beginning and end -------------------------------------------------------------------------------------
 
     def _resume(self, fresh):
-        in_file = fresh if self.save_replay else fresh.replace(buffers={})
+        # The setting may have changed since; a run whose algorithm has no replay has nothing to leave out.
+        saved = any(leaf.name.startswith("buffers") for leaf in read_manifest(self.checkpointer.directory).leaves)
+        in_file = fresh if saved else fresh.replace(buffers={})
         template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), in_file)
         kept = self.program.not_in_checkpoints(fresh)
-        buffers = None if self.save_replay else fresh.buffers
+        buffers = None if saved else fresh.buffers
         del fresh, in_file
         state, step, _ = self.checkpointer.restore(template)
         state, how = state.replace(**kept), []
