@@ -109,7 +109,8 @@ def _record(scores, timestep):
     """Writes down the episodes that ended at `timestep`; later ones than the quota are not."""
     returns, lengths, done = scores
     quota, num_envs = returns.shape
-    ended = timestep.last & (done < quota)
+    complete = timestep.episode.complete
+    ended = (timestep.last if complete is None else complete) & (done < quota)
     slot = jnp.minimum(done, quota - 1)
     column = jnp.arange(num_envs, dtype=jnp.int32)
     returns = returns.at[slot, column].set(jnp.where(ended, timestep.episode.returns, returns[slot, column]))

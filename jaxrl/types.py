@@ -28,10 +28,14 @@ Metrics = dict[str, jax.Array]
 
 @struct.dataclass
 class Episode:
-    """The running episode's true statistics, whatever wrappers do to the reward; complete where `TimeStep.last`."""
+    """The running episode's true statistics, whatever wrappers do to the reward.
+
+    Where an episode is only part of a game (one life), they are the game's, and `complete` tells where it is over.
+    """
 
     returns: jax.Array  # sum of unmodified rewards so far, float32
     length: jax.Array  # transitions so far, int32
+    complete: jax.Array | None = None  # bool; None: wherever `TimeStep.last`
 
 
 @struct.dataclass
@@ -123,13 +127,55 @@ class Environment(Protocol):
 
 
 class HostEnvironment(Protocol):
-    """A batch of environments outside JAX: the same fields as batched numpy, the same row convention, closable."""
+    """A batch of environments outside JAX: the same fields as batched numpy, the same row convention, closable.
+
+    What it returned is never written to again. An environment that failed may be built again: its row is then `first`
+    though the one before was not `last`, and that one's reward and ending are unknown.
+    """
 
     num_envs: int
 
     def reset(self) -> TimeStep: ...
     def step(self, actions: PyTree) -> TimeStep: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class WatchedEnvironment(HostEnvironment, Protocol):
+    """A host environment that a watchdog can ask, from another thread, what it is waiting for."""
+
+    name: str
+
+    @property
+    def failures(self) -> int:
+        """How often something was built again after a fault."""
+        ...
+
+    @property
+    def doing(self) -> str:
+        """Which environments it is waiting for, and in what, in words; empty when it is not."""
+        ...
+
+
+@runtime_checkable
+class AsyncEnvironment(HostEnvironment, Protocol):
+    """A host environment that gives the `batch_size` of its environments that are ready first.
+
+    `async_reset` begins all episodes; then `recv` and `send` in turn. Where `batch_size` is `num_envs`, `reset` and
+    `step` are these in one.
+    """
+
+    batch_size: int
+
+    def async_reset(self) -> None: ...
+
+    def send(self, actions: PyTree, env_ids: Any) -> None:
+        """Actions `[B, ...]` for the environments `env_ids` [B], which `recv` gave and were sent none since."""
+        ...
+
+    def recv(self) -> tuple[Any, TimeStep]:
+        """The indices, int32 `[batch_size]`, of what is ready, and its moments."""
+        ...
 
 
 class HostRecipe(Protocol):

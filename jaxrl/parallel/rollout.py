@@ -143,10 +143,16 @@ class EpisodeSums:
 
 def episode_sums(rows: Trajectory, timesteps: TimeStep, final: TimeStep) -> EpisodeSums:
     """What ended within these rows."""
+
+    def following(x, x_final):
+        return jnp.concatenate([x[1:], x_final[None]]).astype(jnp.float32)
+
     ended = (rows.terminated | rows.truncated).astype(jnp.float32)
+    if timesteps.episode.complete is not None:
+        ended *= following(timesteps.episode.complete, final.episode.complete)
 
     def at_end(x, x_final):
-        return jnp.concatenate([x[1:], x_final[None]]).astype(jnp.float32) * ended
+        return following(x, x_final) * ended
 
     returns = at_end(timesteps.episode.returns, final.episode.returns)
     return EpisodeSums(
