@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class JaxrlError(Exception):
@@ -22,6 +23,20 @@ class ConfigError(JaxrlError, ValueError):
 
 class EnvironmentContractError(JaxrlError):
     """An environment breaks the protocol of `jaxrl.types.Environment`; names the leaf."""
+
+
+class EnvironmentFailedError(JaxrlError):
+    """A host environment raised, hung or lost its process; says where, and shows its traceback if it has one.
+
+    Attributes:
+      index: of the environment in its batch.
+      seed: that it was begun with; None if it never was.
+      action: that it was given; None in a reset.
+    """
+
+    def __init__(self, message: str, index: int, seed: int | None = None, action: Any = None):
+        self.index, self.seed, self.action = index, seed, action
+        super().__init__(message)
 
 
 class MissingExtraError(JaxrlError, ImportError):

@@ -1,0 +1,118 @@
+"""Gymnasium's spaces, which EnvPool speaks too, as ours, and the arrays that go with them.
+
+What JAX has no type for is narrowed here, once: float64 to float32, int64 and uint64 to int32 and uint32.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces as foreign
+
+from jaxrl import spaces
+from jaxrl.errors import ConfigError
+from jaxrl.types import PyTree
+
+_NARROWER = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
+
+
+class Observations(NamedTuple):
+    """Our space, and `read`: what the suite gives, one element or a batch, as numpy of our space's types."""
+
+    space: spaces.Space
+    read: Callable[[Any], PyTree]
+
+
+class Actions(NamedTuple):
+    """Our space, and `write`: our actions, one or a batch, as numpy that the suite takes."""
+
+    space: spaces.Space
+    write: Callable[[Any], np.ndarray]
+
+
+def observations(space: Any, where: str) -> Observations:
+    """How to read the observations of the suite's `space`; `where` names the environment in errors.
+
+    Raises:
+      ConfigError: a space that ours cannot hold.
+    """
+    if isinstance(space, Mapping | foreign.Dict):
+        children = {
+            name: observations(child, f"{where}[{name!r}]")
+            for name, child in sorted(getattr(space, "spaces", space).items())
+        }
+        readers = {name: child.read for name, child in children.items()}
+        return Observations(
+            spaces.Dict({name: child.space for name, child in children.items()}),
+            lambda x: {name: read(x[name]) for name, read in readers.items()},
+        )
+    if isinstance(space, foreign.Discrete):
+        start = int(space.start)
+        if start:
+            return Observations(spaces.Discrete(space.n), lambda x: (np.asarray(x) - start).astype(np.int32))
+        return Observations(spaces.Discrete(space.n), lambda x: np.asarray(x, np.int32))
+    if isinstance(space, foreign.MultiDiscrete):
+        starts = _starts(space, where)
+        return Observations(spaces.MultiDiscrete(space.nvec), lambda x: (np.asarray(x) - starts).astype(np.int32))
+    if isinstance(space, foreign.MultiBinary):
+        return Observations(spaces.Box(False, True, space.shape, np.bool_), lambda x: np.asarray(x, np.bool_))
+    if isinstance(space, foreign.Box):
+        box = _box(space)
+        return Observations(box, lambda x: np.asarray(x, box.dtype))
+    raise _refused("observation", space, where)
+
+
+def actions(space: Any, where: str) -> Actions:
+    """How to write actions of the suite's `space`; `where` names the environment in errors.
+
+    Actions beyond finite bounds are clipped to them. Vectors of bounded integers become `MultiDiscrete`.
+
+    Raises:
+      ConfigError: a space that ours cannot hold.
+    """
+    if isinstance(space, foreign.Discrete):
+        start, dtype = int(space.start), space.dtype
+        if start:
+            return Actions(spaces.Discrete(space.n), lambda x: (np.asarray(x) + start).astype(dtype))
+        return Actions(spaces.Discrete(space.n), lambda x: np.asarray(x, dtype))
+    if isinstance(space, foreign.MultiDiscrete):
+        starts = _starts(space, where)
+        return Actions(spaces.MultiDiscrete(space.nvec), lambda x: (np.asarray(x) + starts).astype(space.dtype))
+    if isinstance(space, foreign.MultiBinary) and len(space.shape) == 1:
+        return Actions(spaces.MultiDiscrete((2,) * space.shape[0]), lambda x: np.asarray(x, space.dtype))
+    if isinstance(space, foreign.Box) and space.dtype.kind == "f":
+        box, low, high = _box(space), space.low, space.high
+        if not box.bounded:
+            return Actions(box, lambda x: np.asarray(x, space.dtype))
+        # Not np.clip, whose checks cost more than the work where batches are small.
+        return Actions(box, lambda x: np.minimum(np.maximum(np.asarray(x, space.dtype), low), high))
+    if isinstance(space, foreign.Box) and space.dtype.kind in "iu" and len(space.shape) == 1:
+        low = space.low.astype(np.int64)
+        counts = space.high.astype(np.int64) - low + 1
+        if counts.max(initial=0) <= np.iinfo(np.int32).max:
+            return Actions(spaces.MultiDiscrete(counts), lambda x: (np.asarray(x) + low).astype(space.dtype))
+    raise _refused("action", space, where)
+
+
+def _box(space: foreign.Box) -> spaces.Box:
+    dtype = np.dtype(_NARROWER.get(space.dtype.name, space.dtype))
+    low, high = space.low, space.high
+    if dtype.kind == "f" and dtype != space.dtype:
+        largest = np.finfo(dtype).max  # beyond it a float64 bound is none
+        low, high = np.where(low < -largest, -np.inf, low), np.where(high > largest, np.inf, high)
+    elif dtype.kind in "iu":
+        limits = np.iinfo(dtype.name)
+        low, high = np.clip(low, limits.min, limits.max), np.clip(high, limits.min, limits.max)
+    return spaces.Box(low, high, space.shape, dtype)
+
+
+def _starts(space: foreign.MultiDiscrete, where: str) -> np.ndarray:
+    if len(space.shape) != 1:
+        raise ConfigError(f"{where} has the space {space}; of MultiDiscrete only vectors are taken, so flatten it")
+    return np.asarray(space.start, np.int64)
+
+
+def _refused(what: str, space: Any, where: str) -> ConfigError:
+    allowed = "Box, Discrete, MultiDiscrete, MultiBinary" + (" and Dict of these" if what == "observation" else "")
+    wrapper = "gymnasium.wrappers.FlattenObservation" if what == "observation" else "a gymnasium.ActionWrapper"
+    return ConfigError(f"{where} has the {what} space {space}; taken are {allowed}: convert it with {wrapper}")

@@ -1,0 +1,86 @@
+"""What every adapter of host environments does alike: seeds, and rows from what a suite returns."""
+
+import numpy as np
+
+from jaxrl.types import Episode, PyTree, TimeStep
+
+
+def environment_seeds(seed: int, num_envs: int, generation: int = 0) -> list[int]:
+    """One seed in [0, 2^31) for each environment, by its index; how many there are changes none of them.
+
+    Another `generation` gives others, for environments that are built again.
+
+    Consecutive run seeds give unrelated environments. `seed + index`, which the suites take by themselves, gives run 1
+    all but one of the environments of run 0.
+    """
+    sequences = (np.random.SeedSequence(entropy=seed, spawn_key=(generation, index)) for index in range(num_envs))
+    return [int(sequence.generate_state(1)[0] >> np.uint32(1)) for sequence in sequences]
+
+
+class Episodes:
+    """Where every environment of a batch stands in its episode; makes the time steps, which begin and count episodes.
+
+    The suite resets an environment on the step after its episode's end. So a row is the first of an episode exactly
+    where the row before it was the last, whatever the suite says of it.
+
+    Args:
+      num_envs: environments.
+      games: whether a game may span several episodes, whose true end `follow` is then told (`Episode.complete`).
+
+    Attributes:
+      ended: which environments begin an episode with their next row, [num_envs] bool.
+    """
+
+    def __init__(self, num_envs: int, games: bool = False):
+        self.ended = np.ones(num_envs, np.bool_)  # the row before was an episode's last
+        self._games = games
+        self._over = np.ones(num_envs, np.bool_)  # and its game was over
+        self._returns = np.zeros(num_envs, np.float64)
+        self._lengths = np.zeros(num_envs, np.int32)
+
+    def begin(self, index: int | slice = slice(None)) -> None:
+        """The next rows of these environments are the first of new games."""
+        self.ended[index] = self._over[index] = True
+
+    def follow(
+        self,
+        index: np.ndarray | slice,
+        observation: PyTree,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        *,
+        true_reward: np.ndarray | None = None,
+        complete: np.ndarray | None = None,
+    ) -> TimeStep:
+        """The moment of the environments `index` [B].
+
+        Args:
+          index: which environments; a slice of all of them is cheapest.
+          observation: batched leaves `[B, ...]`, not to be written to again.
+          reward: that learning sees, [B]; ignored where an episode begins.
+          terminated, truncated: [B]; where both are set it terminated.
+          true_reward: the unmodified reward, [B]; None: `reward`.
+          complete: whether the game is over, [B], meant where the episode ended; only with `games`.
+        """
+        first, fresh = self.ended[index].copy(), self._over[index]
+        terminated = np.asarray(terminated, np.bool_)
+        truncated = truncated & ~terminated
+        last = terminated | truncated
+        reward = np.where(first, np.float32(0.0), reward).astype(np.float32, copy=False)
+        gained = reward if true_reward is None else np.where(first, 0.0, true_reward)
+        returns = np.where(fresh, 0.0, self._returns[index]) + gained
+        lengths = np.where(fresh, 0, self._lengths[index]) + ~first
+        over = last if complete is None else last & complete
+        self._returns[index], self._lengths[index] = returns, lengths
+        self.ended[index], self._over[index] = last, over
+        return TimeStep(
+            observation=observation,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            first=first,
+            episode=Episode(
+                returns.astype(np.float32), lengths.astype(np.int32, copy=False), over if self._games else None
+            ),
+        )
