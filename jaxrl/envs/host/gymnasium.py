@@ -1,0 +1,267 @@
+"""Gymnasium's environments (Towers et al., 2024, arXiv:2407.17032), in this process or in workers."""
+
+import dataclasses
+import importlib
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+
+from jaxrl import spaces
+from jaxrl.envs.host import conversion
+from jaxrl.envs.host.episodes import Episodes
+from jaxrl.envs.host.workers import InProcess, Workers
+from jaxrl.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError, unknown
+from jaxrl.spaces import Space
+from jaxrl.types import PyTree, TimeStep
+
+STEP_TIMEOUT = 60.0  # seconds
+RESTARTS = 3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GymnasiumRecipe:
+    """How to build a batch of one Gymnasium environment.
+
+    Attributes:
+      id: Gymnasium's name, with the module that registers it if one was given.
+      spec: Gymnasium's own recipe.
+      options: what goes to `gymnasium.make`.
+      observations, actions: between Gymnasium and here.
+      workers: processes; 0: none but this one.
+      step_timeout: seconds after which a worker counts as hung.
+      restarts: how many workers may be replaced.
+    """
+
+    id: str
+    spec: Any
+    options: dict[str, Any]
+    observations: conversion.Observations = dataclasses.field(repr=False)
+    actions: conversion.Actions = dataclasses.field(repr=False)
+    workers: int = 0
+    step_timeout: float = STEP_TIMEOUT
+    restarts: int = RESTARTS
+
+    @property
+    def name(self) -> str:
+        return f"gymnasium:{self.id}"
+
+    @property
+    def observation_space(self) -> Space:
+        return self.observations.space
+
+    @property
+    def action_space(self) -> Space:
+        return self.actions.space
+
+    def build(self, num_envs: int, seed: int) -> "GymnasiumEnvironment":
+        """A batch of `num_envs` environments; each draws its seed from `seed` by its index.
+
+        Raises:
+          ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
+          EnvironmentFailedError: a worker could not make its environments.
+        """
+        if num_envs < 1:
+            raise ConfigError(f"{self.name}: num_envs={num_envs}; use at least 1")
+        return GymnasiumEnvironment(self, num_envs, seed)
+
+
+class GymnasiumEnvironment:
+    """A batch of environments behind the host protocol: numpy in, numpy out.
+
+    Where a worker was replaced, the moment that the failed step would have given is the first of a new episode: `first`
+    is set though the row before was not `last`.
+
+    Attributes:
+      name: of the environment.
+      num_envs: environments.
+    """
+
+    def __init__(self, recipe: GymnasiumRecipe, num_envs: int, seed: int):
+        self.name, self.num_envs = recipe.name, num_envs
+        self._recipe = recipe
+        arguments = (self.name, recipe.spec, recipe.options, num_envs, seed)
+        self._stepper: InProcess | Workers
+        if recipe.workers:
+            self._stepper = Workers(
+                *arguments, workers=recipe.workers, step_timeout=recipe.step_timeout, restarts=recipe.restarts
+            )
+        else:
+            self._stepper = InProcess(*arguments)
+        self._episodes = Episodes(num_envs)
+        self._seeded = self._running = self._closed = False
+
+    @property
+    def failures(self) -> int:
+        """How many workers were replaced."""
+        return self._stepper.failures
+
+    @property
+    def doing(self) -> str:
+        """What it is waiting for, in words; empty when it is not."""
+        return self._stepper.doing
+
+    def reset(self) -> TimeStep:
+        """The first moment of new episodes [num_envs]; the first time, of those of the seed.
+
+        Raises:
+          EnvironmentFailedError: an environment raised, or a worker was lost once too often.
+          RuntimeError: it was closed.
+        """
+        self._check_open()
+        seeds = [None] * self.num_envs if self._seeded else self._stepper.seeds
+        self._episodes.begin()
+        timestep = self._run([("reset", seed) for seed in seeds])
+        self._seeded = self._running = True
+        return timestep
+
+    def step(self, actions: PyTree) -> TimeStep:
+        """The moment after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
+
+        Raises:
+          EnvironmentFailedError: an environment raised, or a worker was lost once too often.
+          EnvironmentContractError: an observation is not of the space's shape.
+          RuntimeError: it was not reset, or was closed.
+          ValueError: `actions` of another shape.
+        """
+        self._check_open()
+        if not self._running:
+            raise RuntimeError(f"{self.name} was stepped before it was reset; call reset() first")
+        actions = np.array(self._recipe.actions.write(actions))  # a copy, which environments may write to
+        shape = (self.num_envs, *self._recipe.action_space.shape)
+        if actions.shape != shape:
+            raise ValueError(f"{self.name}: actions of shape {actions.shape}; give {shape}")
+        return self._run(
+            [("reset", None) if ended else ("step", actions[i]) for i, ended in enumerate(self._episodes.ended)]
+        )
+
+    def close(self) -> None:
+        """Closes the environments and ends the workers; may be called at any time and twice."""
+        self._closed = True
+        self._stepper.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"{self.name} was closed; build another")
+
+    def _run(self, commands) -> TimeStep:
+        try:
+            outcomes, rebuilt = self._stepper.run(commands)
+        except EnvironmentFailedError:
+            self.close()
+            raise
+        self._episodes.begin(rebuilt)
+        observations, rewards, terminated, truncated = zip(*outcomes, strict=True)
+        return self._episodes.follow(
+            slice(None),
+            self._batched(observations),
+            np.asarray(rewards, np.float32),
+            np.asarray(terminated, np.bool_),
+            np.asarray(truncated, np.bool_),
+        )
+
+    def _batched(self, observations) -> PyTree:
+        space, read = self._recipe.observations
+        try:
+            elements = [read(observation) for observation in observations]
+        except (KeyError, TypeError, ValueError) as error:
+            raise EnvironmentContractError(
+                f"{self.name} gives an observation that is none of its space {space}: {type(error).__name__}: {error}"
+            ) from error
+        for index, element in enumerate(elements):
+            for path, (leaf, child) in _leaves(element, space):
+                if leaf.shape != child.shape:
+                    raise EnvironmentContractError(
+                        f"{self.name}: environment {index} gives an observation{path} of shape {leaf.shape}, and its "
+                        f"space says {child.shape}"
+                    )
+        return jax.tree.map(lambda *x: np.stack(x), *elements)
+
+
+def make(
+    name: str,
+    *,
+    workers: int = 0,
+    step_timeout: float | None = None,
+    restarts: int | None = None,
+    **options: Any,
+) -> GymnasiumRecipe:
+    """The recipe of the Gymnasium environment `name` ("LunarLander-v3", or "module:Name-v0" to import it from there).
+
+    Args:
+      name: as in Gymnasium.
+      workers: processes that step the environments; 0 steps them here, one after another, which is faster where a step
+        costs less than some 50 microseconds. In workers they run beside each other, and may hang and crash.
+      step_timeout: seconds that one step or reset may take, before its worker counts as hung and is killed; 60 if not
+        given.
+      restarts: how many workers that hang or are killed are replaced before the run stops; 3 if not given.
+      options: what `gymnasium.make` takes, the environment's own among it.
+
+    Raises:
+      ConfigError: unknown name, wrong options, an environment that cannot be made, or spaces that are not supported.
+    """
+    problems = []
+    if workers < 0:
+        problems.append(f"workers={workers}; use 0 (this process) or the number of worker processes")
+    for key, value in (("step_timeout", step_timeout), ("restarts", restarts)):
+        if value is not None and workers == 0:
+            problems.append(f"{key}={value} needs workers: what runs in this process cannot be replaced")
+        elif value is not None and (value < 0 or value == 0 and key == "step_timeout"):
+            problems.append(f"{key}={value} must be {'more than 0' if key == 'step_timeout' else 'at least 0'}")
+    if problems:
+        raise ConfigError(problems)
+    where = f"gymnasium:{name}"
+    module, _, registered = name.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        spec = gymnasium.spec(registered)
+    except gymnasium.error.UnregisteredEnv:
+        raise unknown("gymnasium environment", registered, names(), "jaxrl.environments() lists all") from None
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ConfigError(f"{where} cannot be found: {error}") from error
+    if workers and getattr(spec.entry_point, "__module__", "") == "__main__":
+        raise ConfigError(
+            f"{where} is defined in the main program, which workers do not import; move its class to a module, or use "
+            "workers=0"
+        )
+    try:
+        environment = gymnasium.make(spec, disable_env_checker=True, **options)
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise ConfigError(f"{where} cannot be made with {given or 'its own settings'}: {error}") from error
+    try:
+        return GymnasiumRecipe(
+            name,
+            spec,
+            options,
+            conversion.observations(environment.observation_space, where),
+            conversion.actions(environment.action_space, where),
+            workers,
+            STEP_TIMEOUT if step_timeout is None else step_timeout,
+            RESTARTS if restarts is None else restarts,
+        )
+    finally:
+        environment.close()
+
+
+def names() -> tuple[str, ...]:
+    """What is registered with Gymnasium, each in its newest version; some need a package that is not installed."""
+    newest: dict[str, Any] = {}
+    for spec in gymnasium.registry.values():
+        if spec.entry_point is None or "shimmy" in str(spec.entry_point):
+            continue  # made for batches only; the adapters of other libraries
+        key = f"{spec.namespace}/{spec.name}"
+        if key not in newest or (spec.version or 0) > (newest[key].version or 0):
+            newest[key] = spec
+    return tuple(spec.id for spec in newest.values())
+
+
+def _leaves(element: PyTree, space: Space, path: str = ""):
+    """(path, (array, its space)) of every leaf of an observation."""
+    if isinstance(space, spaces.Dict):
+        for name, child in space.items:
+            yield from _leaves(element[name], child, f"{path}[{name!r}]")
+    else:
+        yield path, (element, space)

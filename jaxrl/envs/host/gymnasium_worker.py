@@ -1,0 +1,74 @@
+"""The program of one worker process: Gymnasium environments, stepped as the other end of a pipe asks.
+
+It is run as a script and imports nothing of jaxrl, hence no JAX: a worker starts in the time that gymnasium needs. Its
+arguments are the file descriptors of the pipe, and of a lifeline that closes when the parent ends, however it ends.
+"""
+
+import fcntl
+import os
+import pickle
+import select
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+
+def main() -> None:
+    connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    die_with(lifeline)
+    environments = {}
+    try:
+        path, setup = connection.recv()
+        sys.path[:] = path
+        connection.send(prepared(environments, *setup))
+        while (request := connection.recv()) is not None:
+            for index, call, argument in request:
+                connection.send(answer(environments[index], index, call, argument))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone
+    for environment in environments.values():
+        environment.close()
+
+
+def die_with(lifeline: int) -> None:
+    """Has the kernel end this process when the other end of `lifeline` closes, whatever Python is doing then."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends the process
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it closed before
+        sys.exit(1)
+
+
+def prepared(environments, spec, indices):
+    """Makes the environments; the traceback if that fails, else None."""
+    try:
+        import gymnasium
+
+        spec, options = pickle.loads(spec)
+        for index in indices:
+            environments[index] = gymnasium.make(spec, disable_env_checker=True, **options)
+    except Exception:
+        return traceback.format_exc()
+    return None
+
+
+def answer(environment, index, call, argument):
+    """(index, None, outcome), or (index, traceback, None) if the environment raised."""
+    try:
+        return index, None, outcome(environment, call, argument)
+    except Exception:
+        return index, traceback.format_exc(), None
+
+
+def outcome(environment, call, argument):
+    """Observation, reward, terminated, truncated after a reset with the seed, or a step with the action, `argument`."""
+    if call == "reset":
+        return environment.reset(seed=argument)[0], 0.0, False, False
+    observation, reward, terminated, truncated, _ = environment.step(argument)
+    return observation, float(reward), bool(terminated), bool(truncated)
+
+
+if __name__ == "__main__":
+    main()

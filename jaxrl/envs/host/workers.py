@@ -1,0 +1,322 @@
+"""Where Gymnasium environments are stepped: in this process, or in workers that may hang, crash and be killed."""
+
+import collections
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from typing import Any
+
+import gymnasium
+
+from jaxrl.envs.host import gymnasium_worker
+from jaxrl.envs.host.episodes import environment_seeds
+from jaxrl.errors import ConfigError, EnvironmentFailedError
+
+Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)
+Outcome = tuple[Any, float, bool, bool]  # observation, reward, terminated, truncated
+
+START_TIMEOUT = 120.0  # seconds for a worker to import what it needs and make its environments
+CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environments
+
+
+class InProcess:
+    """Environments stepped one after another in this process.
+
+    Attributes:
+      failures: 0; what fails here cannot be rebuilt.
+    """
+
+    failures = 0
+
+    def __init__(self, name: str, spec: Any, options: dict[str, Any], num_envs: int, seed: int):
+        self.seeds = environment_seeds(seed, num_envs)
+        self._name = name
+        self._now: tuple[int, Command] | None = None
+        self._environments: list[gymnasium.Env] = []
+        try:
+            for _ in range(num_envs):
+                self._environments.append(gymnasium.make(spec, disable_env_checker=True, **options))
+        except Exception:
+            self.close()
+            raise
+
+    @property
+    def doing(self) -> str:
+        return "" if self._now is None else _described(self._name, self._now[0], self.seeds, self._now[1])
+
+    def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
+        """What each environment's command gave, and which environments were rebuilt instead: none.
+
+        Raises:
+          EnvironmentFailedError: an environment raised.
+        """
+        outcomes = []
+        for index, (environment, command) in enumerate(zip(self._environments, commands, strict=True)):
+            self._now = index, command
+            try:
+                outcomes.append(gymnasium_worker.outcome(environment, *command))
+            except Exception as error:
+                what = _described(self._name, index, self.seeds, command)
+                raise EnvironmentFailedError(
+                    f"{what} raised {type(error).__name__}: {error}", index, self.seeds[index], command[1]
+                ) from error
+        self._now = None
+        return outcomes, []
+
+    def close(self) -> None:
+        """Closes the environments; may be called twice."""
+        environments, self._environments = self._environments, []
+        for environment in environments:
+            with contextlib.suppress(Exception):
+                environment.close()
+
+
+class Workers:
+    """Environments in processes of their own, each of which has a share of them.
+
+    A worker that is killed, or that hangs for `step_timeout` seconds in one environment, is replaced with its whole
+    share, `restarts` times in all. An exception is no such failure: it would come again, and stops everything.
+
+    Attributes:
+      failures: how many workers were replaced.
+      seeds: that each environment was begun with.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: Any,
+        options: dict[str, Any],
+        num_envs: int,
+        seed: int,
+        *,
+        workers: int,
+        step_timeout: float,
+        restarts: int,
+    ):
+        self.seeds = environment_seeds(seed, num_envs)
+        self.failures = 0
+        self._name, self._seed = name, seed
+        self._timeout, self._restarts = step_timeout, restarts
+        self._waiting = False
+        self._commands: Sequence[Command] = ()
+        try:
+            self._recipe = pickle.dumps((spec, options))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"{name} cannot be sent to a worker process ({error}); use workers=0, or register the environment "
+                "with the entry point 'module:Class'"
+            ) from error
+        self._workers: list[_Worker] = []
+        # Also runs when this object is collected, and when the program ends.
+        self._finalizer = weakref.finalize(self, _close, self._workers)
+        shares = [list(range(start, num_envs, workers)) for start in range(min(workers, num_envs))]
+        try:
+            self._workers += [_Worker(share, self._recipe) for share in shares]
+            for worker in self._workers:
+                self._await_start(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def doing(self) -> str:
+        busy = [worker.pending[0] for worker in self._workers if worker.pending]
+        return "; ".join(_described(self._name, index, self.seeds, self._commands[index]) for index in busy)
+
+    def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
+        """What each environment's command gave, and which environments were rebuilt instead.
+
+        Of those the outcome is that of the first reset.
+
+        Raises:
+          EnvironmentFailedError: an environment raised, or a worker was lost once more than `restarts` allows.
+          RuntimeError: an earlier call was interrupted, so that replies are still under way.
+        """
+        if self._waiting:
+            raise RuntimeError(f"{self._name}: an earlier step was interrupted; close() it and build another")
+        self._waiting, self._commands = True, commands
+        outcomes: list[Any] = [None] * len(commands)
+        lost = {}
+        for worker in self._workers:
+            if not worker.ask(commands, self._timeout):
+                lost[worker] = "died"
+        self._collect([worker for worker in self._workers if worker not in lost], outcomes, lost)
+        rebuilt: list[int] = []
+        for worker, how in lost.items():
+            rebuilt += worker.indices
+            self._replace(worker, how, outcomes)
+        self._waiting = False
+        return outcomes, rebuilt
+
+    def close(self) -> None:
+        """Ends the workers within a bounded time; may be called twice."""
+        self._finalizer()
+
+    def _collect(self, workers: list["_Worker"], outcomes: list[Any], lost: dict["_Worker", str]) -> None:
+        """Fills in `outcomes` as they come; `lost` gets the workers that died or hung, and how."""
+        pending = {worker.connection: worker for worker in workers if worker.pending}
+        while pending:
+            patience = min(worker.deadline for worker in pending.values()) - time.monotonic()
+            for connection in wait(list(pending), max(patience, 0.0)):
+                worker = pending[connection]
+                try:
+                    index, failure, outcome = worker.connection.recv()
+                except (EOFError, OSError):
+                    lost[worker] = "died"
+                    del pending[connection]
+                    continue
+                if failure is not None:
+                    self._stop(f"raised, in its worker:\n{failure}", index)
+                outcomes[index] = outcome
+                worker.pending.popleft()
+                worker.deadline = time.monotonic() + self._timeout
+                if not worker.pending:
+                    del pending[connection]
+            now = time.monotonic()
+            for connection, worker in list(pending.items()):
+                # What arrived while others were read was in time.
+                if worker.deadline <= now and not connection.poll():
+                    lost[worker] = f"hung for step_timeout={self._timeout:g} seconds"
+                    del pending[connection]
+
+    def _replace(self, worker: "_Worker", how: str, outcomes: list[Any]) -> None:
+        while True:
+            index = worker.pending[0] if worker.pending else worker.indices[0]
+            code = worker.kill()
+            if how == "died":
+                how = f"died ({_exit_reason(code)})"
+            if self.failures == self._restarts:
+                self._stop(f"{how}, and restarts={self._restarts} is used up", index)
+            self.failures += 1
+            what = _described(self._name, index, self.seeds, self._commands[index])
+            warnings.warn(
+                f"{what} {how}; its worker is replaced ({self.failures} of restarts={self._restarts})",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            for lost in worker.indices:
+                self.seeds[lost] = environment_seeds(self._seed, len(outcomes), self.failures)[lost]
+            fresh = _Worker(worker.indices, self._recipe)
+            self._workers[self._workers.index(worker)] = fresh
+            self._await_start(fresh)
+            self._commands = [("reset", seed) for seed in self.seeds]
+            again: dict[_Worker, str] = {}
+            if not fresh.ask(self._commands, self._timeout):
+                again[fresh] = "died"
+            self._collect([fresh], outcomes, again)
+            if not again:
+                return
+            worker, how = fresh, again[fresh]
+
+    def _await_start(self, worker: "_Worker") -> None:
+        try:
+            ready = worker.connection.poll(START_TIMEOUT)
+            failure = worker.connection.recv() if ready else f"it was not ready after {START_TIMEOUT:g} seconds"
+        except (EOFError, OSError):
+            failure = f"its worker died ({_exit_reason(worker.kill())})"
+        if failure is not None:
+            self.close()
+            indices = ", ".join(map(str, worker.indices))
+            raise EnvironmentFailedError(
+                f"{self._name}: environments {indices} could not be made in a worker:\n{failure}", worker.indices[0]
+            )
+
+    def _stop(self, what: str, index: int) -> None:
+        command = self._commands[index]
+        self.close()
+        described = _described(self._name, index, self.seeds, command)
+        raise EnvironmentFailedError(f"{described} {what}", index, self.seeds[index], command[1])
+
+
+@dataclasses.dataclass(eq=False)
+class _Worker:
+    """One process, and what it was asked and has not answered yet."""
+
+    indices: list[int]
+    recipe: dataclasses.InitVar[bytes]
+    pending: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
+    deadline: float = 0.0  # for its next answer, as time.monotonic() counts
+
+    def __post_init__(self, recipe):
+        self.connection, theirs = multiprocessing.Pipe()
+        held, self._lifeline = os.pipe()
+        try:
+            # -P: not the folder of the script, where this package's `gymnasium` would hide the other.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", gymnasium_worker.__file__, str(theirs.fileno()), str(held)],
+                pass_fds=(theirs.fileno(), held),
+                stdin=subprocess.DEVNULL,
+                # An environment that uses JAX would otherwise take the learner's accelerator.
+                env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            )
+        except BaseException:
+            self._release()
+            raise
+        finally:
+            theirs.close()
+            os.close(held)
+        with contextlib.suppress(OSError):
+            self.connection.send((sys.path, (recipe, self.indices)))
+
+    def ask(self, commands: Sequence[Command], timeout: float) -> bool:
+        """Sends its share of `commands`; False if there is nobody to take it."""
+        self.pending.extend(self.indices)
+        self.deadline = time.monotonic() + timeout
+        try:
+            self.connection.send([(index, *commands[index]) for index in self.indices])
+        except OSError:
+            return False
+        return True
+
+    def dismiss(self) -> None:
+        """Asks it to close its environments and end."""
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+
+    def ended(self, deadline: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(deadline - time.monotonic(), 0.0))
+        return self._process.returncode is not None
+
+    def kill(self) -> int:
+        """Ends it now; its exit status, which is what it had before if it had ended by itself."""
+        self._process.kill()
+        code = self._process.wait()
+        self._release()
+        return code
+
+    def _release(self) -> None:
+        self.connection.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+
+def _close(workers: list[_Worker]) -> None:
+    remaining, workers[:] = list(workers), []
+    for worker in remaining:
+        worker.dismiss()
+    deadline = time.monotonic() + CLOSE_TIMEOUT
+    for worker in remaining:
+        worker.ended(deadline)
+        worker.kill()
+
+
+def _exit_reason(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def _described(name: str, index: int, seeds: Sequence[int], command: Command) -> str:
+    call, argument = command
+    doing = f"step with the action {argument!r}" if call == "step" else "reset"
+    return f"{name}: environment {index} (seed {seeds[index]}) in {doing}"

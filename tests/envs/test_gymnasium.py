@@ -1,0 +1,276 @@
+"""The Gymnasium adapter: rows, endings, types and misuse, in this process and in workers."""
+
+import gymnasium
+import host_probes
+import numpy as np
+import pytest
+from gymnasium import spaces as foreign
+from programs import DQN, NUM_ENVS, ROWS, all_finite
+
+import jaxrl
+from jaxrl import spaces
+from jaxrl.envs.host import conversion
+from jaxrl.envs.host import gymnasium as adapter
+from jaxrl.errors import ConfigError, EnvironmentContractError
+from jaxrl.types import WatchedEnvironment
+
+NAME = "gymnasium:host_probes:Counting-v0"
+
+
+def play(host, steps, actions=None):
+    actions = np.zeros(host.num_envs, np.int32) if actions is None else actions
+    shown = [host.reset(), *(host.step(actions) for _ in range(steps))]
+    host.close()
+    return shown
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["in process", "workers"])
+def counted(request):
+    """Eight moments of three environments whose episodes have two steps."""
+    return play(jaxrl.make(NAME, workers=request.param, length=2).build(3, 0), 7)
+
+
+def test_rows(counted):
+    columns = lambda f: [f(timestep).tolist() for timestep in counted]  # noqa: E731
+    observation = [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0], [2, 1]]
+    for index in range(3):
+        assert columns(lambda t, i=index: t.observation[i]) == observation
+        assert columns(lambda t, i=index: t.reward[i]) == [0, 1, 2, 0, 1, 2, 0, 1]
+        assert columns(lambda t, i=index: t.first[i]) == [True, False, False] * 2 + [True, False]
+        assert columns(lambda t, i=index: t.terminated[i]) == [False, False, True] * 2 + [False, False]
+        assert columns(lambda t, i=index: t.episode.returns[i]) == [0, 1, 3, 0, 1, 3, 0, 1]
+        assert columns(lambda t, i=index: t.episode.length[i]) == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert not np.any([timestep.truncated for timestep in counted])
+
+
+def test_types(counted):
+    for timestep in counted:
+        assert timestep.observation.dtype == timestep.reward.dtype == timestep.episode.returns.dtype == np.float32
+        assert timestep.first.dtype == timestep.terminated.dtype == timestep.truncated.dtype == np.bool_
+        assert timestep.observation.shape == (3, 2) and timestep.reward.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("end", "flags"), [("terminated", (True, False)), ("truncated", (False, True)), ("both", (True, False))]
+)
+def test_endings(end, flags):
+    last = play(jaxrl.make(NAME, length=2, end=end).build(1, 0), 2)[-1]
+    assert (last.terminated[0], last.truncated[0]) == flags
+
+
+def test_gymnasiums_time_limit_truncates():
+    shown = play(jaxrl.make("gymnasium:Pendulum-v1", max_episode_steps=3).build(2, 0), 4, np.zeros((2, 1)))
+    assert [timestep.truncated.all() for timestep in shown] == [False, False, False, True, False]
+    assert [timestep.first.all() for timestep in shown] == [True, False, False, False, True]
+
+
+def test_what_was_shown_is_not_written_to_again():
+    host = jaxrl.make("gymnasium:CartPole-v1").build(2, 0)
+    shown = [host.reset()] + [host.step(np.zeros(2, np.int32)) for _ in range(3)]
+    assert len({timestep.observation.tobytes() for timestep in shown}) == 4
+
+
+# --- seeds -------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_do_not_depend_on_workers_or_on_how_many_there_are():
+    def observations(num_envs, seed, workers=0):
+        recipe = jaxrl.make("gymnasium:CartPole-v1", workers=workers)
+        # Long enough for second episodes, which no seed is given to.
+        return np.stack([timestep.observation for timestep in play(recipe.build(num_envs, seed), 30)])
+
+    alone = observations(3, 0)
+    np.testing.assert_array_equal(alone, observations(3, 0, workers=2))
+    np.testing.assert_array_equal(alone[:, :2], observations(2, 0))
+    both = np.concatenate([alone[0], observations(3, 1)[0]])
+    assert len(np.unique(both, axis=0)) == 6
+
+
+# --- spaces ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "element", "read"),
+    [
+        (foreign.Discrete(3, start=-1), spaces.Discrete(3), -1, 0),
+        (foreign.MultiDiscrete([2, 3], start=[5, 0]), spaces.MultiDiscrete((2, 3)), [6, 2], [1, 2]),
+        (foreign.MultiBinary(2), spaces.Box(False, True, (2,), np.bool_), [1, 0], [True, False]),
+        (foreign.Box(-1e39, 2.0, (1,), np.float64), spaces.Box(-np.inf, 2.0, (1,)), [1.5], [1.5]),
+        (foreign.Box(0, 2**40, (1,), np.int64), spaces.Box(0, 2**31 - 1, (1,), np.int32), [7], [7]),
+        (
+            foreign.Box(0, 255, (1, 1, 3), np.uint8),
+            spaces.Box(0, 255, (1, 1, 3), np.uint8),
+            [[[1, 2, 3]]],
+            [[[1, 2, 3]]],
+        ),
+        (
+            foreign.Dict(b=foreign.Discrete(2), a=foreign.Dict(c=foreign.Box(0, 1, (1,)))),
+            spaces.Dict({"a": spaces.Dict({"c": spaces.Box(0.0, 1.0, (1,))}), "b": spaces.Discrete(2)}),
+            {"b": 1, "a": {"c": [0.5]}},
+            {"b": 1, "a": {"c": [0.5]}},
+        ),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_observation_spaces(theirs, ours, element, read):
+    got = conversion.observations(theirs, "it")
+    assert got.space == ours
+    value = got.read(element)
+
+    def same(value, read, space):
+        if isinstance(space, spaces.Dict):
+            assert set(value) == set(read)
+            return all(same(value[name], read[name], child) for name, child in space.items)
+        assert value.dtype == space.dtype and value.shape == space.shape
+        return np.array_equal(value, read)
+
+    assert same(value, read, ours)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "action", "written"),
+    [
+        (foreign.Discrete(3, start=4), spaces.Discrete(3), 2, 6),
+        (foreign.MultiDiscrete([2, 3], start=[5, 0]), spaces.MultiDiscrete((2, 3)), [1, 2], [6, 2]),
+        (foreign.MultiBinary(2), spaces.MultiDiscrete((2, 2)), [1, 0], [1, 0]),
+        (foreign.Box(-1, 1, (2,), np.float64), spaces.Box(-1.0, 1.0, (2,)), [-3.0, 0.5], [-1.0, 0.5]),
+        (foreign.Box(-np.inf, 1, (1,)), spaces.Box(-np.inf, 1.0, (1,)), [3.0], [3.0]),
+        (
+            foreign.Box(np.int32([-1, 0]), np.int32([1, 4]), dtype=np.int32),
+            spaces.MultiDiscrete((3, 5)),
+            [0, 4],
+            [-1, 4],
+        ),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_action_spaces(theirs, ours, action, written):
+    got = conversion.actions(theirs, "it")
+    assert got.space == ours
+    value = got.write(np.asarray(action))
+    np.testing.assert_array_equal(value, written)
+    assert value.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize(
+    ("convert", "space", "message"),
+    [
+        (conversion.observations, foreign.Tuple([foreign.Discrete(2)]), "observation space Tuple.*FlattenObservation"),
+        (conversion.observations, foreign.Dict(a=foreign.Text(3)), r"it\['a'\] has the observation space Text"),
+        (conversion.observations, foreign.MultiDiscrete([[2, 3]]), "only vectors"),
+        (conversion.actions, foreign.Dict(a=foreign.Discrete(2)), "action space Dict.*ActionWrapper"),
+        (conversion.actions, foreign.Box(0, 3, (2, 2), np.int32), "action space Box"),
+    ],
+)
+def test_spaces_that_are_refused_by_name(convert, space, message):
+    with pytest.raises(ConfigError, match=message):
+        convert(space, "it")
+
+
+class Wrong(gymnasium.Env):
+    """Its space promises vectors of two numbers."""
+
+    observation_space, action_space = foreign.Box(-1, 1, (2,)), foreign.Discrete(2)
+
+    def __init__(self, shown):
+        self._shown = shown
+
+    def reset(self, *, seed=None, options=None):
+        return self._shown, {}
+
+
+@pytest.mark.parametrize("shown", [np.zeros(3), np.zeros((2, 1)), {"a": 1}, "text"], ids=str)
+def test_observations_that_break_the_promise_are_told(shown):
+    gymnasium.register("Wrong-v0", entry_point=Wrong)
+    try:
+        host = jaxrl.make("gymnasium:Wrong-v0", shown=shown).build(2, 0)
+        with pytest.raises(EnvironmentContractError, match="gymnasium:Wrong-v0.*observation"):
+            host.reset()
+    finally:
+        del gymnasium.registry["Wrong-v0"]
+
+
+# --- misuse ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_misuse_and_closing(workers):
+    recipe = jaxrl.make(NAME, workers=workers)
+    recipe.build(1, 0).close()  # before it began
+    host = recipe.build(2, 0)
+    with pytest.raises(RuntimeError, match="before it was reset"):
+        host.step(np.zeros(2, np.int32))
+    host.reset()
+    with pytest.raises(ValueError, match=r"shape \(3,\); give \(2,\)"):
+        host.step(np.zeros(3, np.int32))
+    again = host.reset()
+    assert again.first.all() and not again.episode.returns.any()
+    np.testing.assert_array_equal(again.observation, [[1, 0], [1, 0]])
+    assert isinstance(host, WatchedEnvironment) and host.doing == "" and host.failures == 0
+    host.close()
+    host.close()
+    for call in (host.reset, lambda: host.step(np.zeros(2, np.int32))):
+        with pytest.raises(RuntimeError, match="was closed"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"workers": -1}, "workers=-1; use 0"),
+        ({"restarts": 2}, "restarts=2 needs workers"),
+        ({"step_timeout": 5.0}, "step_timeout=5.0 needs workers"),
+        ({"workers": 1, "step_timeout": 0}, "step_timeout=0 must be more than 0"),
+        ({"workers": 1, "restarts": -1}, "restarts=-1 must be at least 0"),
+        ({"lenth": 3}, r"cannot be made with lenth=3: unknown options \{'lenth': 3\}"),
+    ],
+)
+def test_wrong_parameters(parameters, message):
+    with pytest.raises(ConfigError, match=message):
+        jaxrl.make(NAME, **parameters)
+
+
+def test_names():
+    known = adapter.names()
+    assert {"CartPole-v1", "LunarLander-v3", "Ant-v5", "Counting-v0"} <= set(known)
+    assert not {"CartPole-v0", "LunarLander-v2", "Ant-v4", "GymV21Environment-v0"} & set(known)
+    with pytest.raises(ConfigError, match="did you mean 'Counting-v0'"):
+        jaxrl.make("gymnasium:host_probes:Countin-v0")
+    with pytest.raises(ConfigError, match="cannot be found: No module named 'no_such_module'"):
+        jaxrl.make("gymnasium:no_such_module:Counting-v0")
+    with pytest.raises(ConfigError, match="num_envs=0"):
+        jaxrl.make(NAME).build(0, 0)
+
+
+def test_workers_need_environments_that_they_can_import(monkeypatch):
+    gymnasium.register("Lambda-v0", entry_point=lambda: host_probes.Counting())
+    gymnasium.register("Main-v0", entry_point=host_probes.Counting)
+    try:
+        with pytest.raises(ConfigError, match="cannot be sent to a worker.*use workers=0"):
+            jaxrl.make("gymnasium:Lambda-v0", workers=1).build(1, 0)
+        monkeypatch.setattr(host_probes.Counting, "__module__", "__main__")
+        with pytest.raises(ConfigError, match="defined in the main program.*use workers=0"):
+            jaxrl.make("gymnasium:Main-v0", workers=1)
+        assert jaxrl.make("gymnasium:Main-v0").build(1, 0).reset().first.all()
+    finally:
+        del gymnasium.registry["Lambda-v0"], gymnasium.registry["Main-v0"]
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def test_training():
+    result = jaxrl.train(
+        DQN,
+        jaxrl.make("gymnasium:CartPole-v1"),
+        total_steps=6 * ROWS,
+        num_envs=NUM_ENVS,
+        seed=0,
+        evaluate_every=0,
+        evaluation_episodes=4,
+        progress=False,
+    )
+    assert result.stopped == "finished" and result.total_steps == 6 * ROWS and all_finite(result.state.learner)
+    assert result.evaluation.episodes == 4
+    last = [row for row in result.metrics if "train/episodes" in row][-1]
+    assert 0 < last["train/environment_steps"] <= 6 * ROWS

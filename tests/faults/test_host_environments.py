@@ -1,0 +1,242 @@
+"""Gymnasium environments that raise, hang and are killed, and who ends with whom; all of it bounded in time."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.envs.host.episodes import environment_seeds
+from jaxrl.errors import EnvironmentFailedError
+
+pytestmark = pytest.mark.faults
+
+NAME = "gymnasium:host_probes:Counting-v0"
+SEEDS = environment_seeds(0, 4)
+ACTIONS = np.asarray([0, 1, 0, 1], np.int32)
+PATIENCE = 30.0  # seconds; everything that must end does so within it
+
+
+@pytest.fixture(autouse=True)
+def bounded():
+    """Ends a test that waits for what never comes, with its name rather than with the run's own limit."""
+
+    def overdue(*_):
+        raise AssertionError("the test waited too long")
+
+    before = signal.signal(signal.SIGALRM, overdue)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def build(workers, **parameters):
+    return jaxrl.make(NAME, workers=workers, **parameters).build(4, 0)
+
+
+def processes(host):
+    return [worker._process.pid for worker in host._stepper._workers]
+
+
+def gone(pid):
+    """Whether the process ended, or does within the patience; it may be somebody else's child."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            state = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# --- what raises -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_an_exception_reaches_the_user_with_its_traceback(workers, call):
+    at = (1, 0) if call == "reset" else (0, 1)
+    host = build(workers, length=2, fault="raise", call=call, at=at, seeds=[SEEDS[2]])
+    pids = processes(host) if workers else []
+    host.reset()
+    with pytest.raises(EnvironmentFailedError) as caught:
+        for _ in range(4):
+            host.step(ACTIONS)
+    error = caught.value
+    assert (error.index, error.seed) == (2, SEEDS[2])
+    assert error.action is None if call == "reset" else error.action == 1
+    text = "".join(traceback.format_exception(error))
+    assert f"environment 2 (seed {SEEDS[2]}) in {call}" in text
+    assert "out of cheese" in text and "in _strike" in text and "host_probes.py" in text
+    assert host.failures == 0 and all(map(gone, pids))
+    with pytest.raises(RuntimeError, match="was closed"):
+        host.step(ACTIONS)
+    host.close()
+
+
+def test_an_environment_that_only_a_worker_cannot_make(monkeypatch):
+    """The module is found here, and not where the worker looks."""
+    recipe = jaxrl.make(NAME, workers=2)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.endswith("tests")])
+    with pytest.raises(EnvironmentFailedError, match="(?s)environments 0, 2 could not be made.*ModuleNotFoundError"):
+        recipe.build(4, 0)
+
+
+def test_training_stops_with_the_exception():
+    env = jaxrl.make(NAME, workers=1, fault="raise", at=(3, 1))
+    from programs import DQN
+
+    with pytest.raises(EnvironmentFailedError, match="out of cheese"):
+        jaxrl.train(DQN, env, total_steps=512, num_envs=4, progress=False, evaluate_every=0)
+
+
+# --- what is lost ------------------------------------------------------------------------------------------------
+
+
+def lose_one(fault, **parameters):
+    """Moments of four environments in two workers, whose third strikes in the second step of its first episode."""
+    host = build(2, fault=fault, at=(0, 1), seeds=[SEEDS[2]], **parameters)
+    pids = processes(host)
+    shown = [host.reset(), host.step(ACTIONS)]
+    with pytest.warns(RuntimeWarning, match=f"environment 2 .seed {SEEDS[2]}. in step with the action .*1 of restarts"):
+        shown.append(host.step(ACTIONS))
+    shown += [host.step(ACTIONS) for _ in range(2)]
+    return host, pids, shown
+
+
+@pytest.mark.parametrize(("fault", "parameters"), [("kill", {}), ("hang", {"step_timeout": 1.0})])
+def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault, parameters):
+    host, pids, shown = lose_one(fault, **parameters)
+    assert host.failures == 1
+    # Environments 0 and 2 share the worker that was lost, 1 and 3 the other, which nothing happens to.
+    for index in (0, 2):
+        assert [timestep.observation[index, 1] for timestep in shown] == [0, 1, 0, 1, 2]
+        assert [timestep.first[index] for timestep in shown] == [True, False, True, False, False]
+        assert [timestep.reward[index] for timestep in shown] == [0, 1, 0, 1, 2]
+        assert [timestep.episode.returns[index] for timestep in shown] == [0, 1, 0, 1, 3]
+        assert [timestep.episode.length[index] for timestep in shown] == [0, 1, 0, 1, 2]
+    for index in (1, 3):
+        assert [timestep.observation[index, 1] for timestep in shown] == [0, 1, 2, 3, 0]
+        assert [timestep.first[index] for timestep in shown] == [True, False, False, False, True]
+    assert not np.any([timestep.last[[0, 2]] for timestep in shown])
+    now = processes(host)
+    assert pids[1] == now[1] and pids[0] != now[0] and gone(pids[0])
+    host.close()
+    assert all(map(gone, now))
+
+
+def test_a_worker_that_is_killed_between_steps_is_replaced():
+    host = build(2)
+    host.reset()
+    os.kill(processes(host)[1], signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match="died .killed by signal 9."):
+        timestep = host.step(ACTIONS)
+    assert timestep.first.tolist() == [False, True, False, True] and host.failures == 1
+    host.close()
+
+
+def test_restarts_are_counted_and_then_it_stops():
+    host = build(1, fault="kill", at=(0, 1), restarts=2)  # in every environment, hence again and again
+    host.reset()
+    with pytest.warns(RuntimeWarning) as warned, pytest.raises(EnvironmentFailedError) as caught:
+        for _ in range(20):
+            host.step(ACTIONS)
+    assert len(warned) == host.failures == 2
+    assert "died (killed by signal 9), and restarts=2 is used up" in str(caught.value) and caught.value.index == 0
+    assert host._stepper._workers == []
+
+
+def test_a_reset_that_hangs_every_time_stops_too():
+    host = build(1, fault="hang", call="reset", step_timeout=0.5, restarts=1)
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(EnvironmentFailedError, match="in reset hung for step_timeout=0.5"),
+    ):
+        host.reset()
+    assert host.failures == 1 and host._stepper._workers == []
+
+
+def test_new_environments_have_new_seeds():
+    """Or the same seed would lead to the same fault."""
+    host, _, _ = lose_one("kill")
+    assert host._stepper.seeds[1::2] == SEEDS[1::2]
+    assert not set(host._stepper.seeds[::2]) & set(SEEDS)
+    host.close()
+
+
+# --- who ends with whom ------------------------------------------------------------------------------------------
+
+
+def test_closing_does_not_wait_for_what_hangs():
+    host = build(2, fault="hang", at=(0, 0), seeds=[SEEDS[2]])
+    host.reset()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        host.step(ACTIONS)
+    assert host.doing.startswith(f"{NAME}: environment 2 (seed {SEEDS[2]}) in step with the action")
+    with pytest.raises(RuntimeError, match="earlier step was interrupted"):
+        host.step(ACTIONS)
+    pids = processes(host)
+    begun = time.monotonic()
+    host.close()
+    assert time.monotonic() - begun < PATIENCE and all(map(gone, pids))
+
+
+def test_collecting_it_ends_its_workers():
+    host = build(2)
+    host.reset()
+    pids = processes(host)
+    del host
+    gc.collect()
+    assert all(map(gone, pids))
+
+
+PARENT = f"""
+import sys, numpy as np, jaxrl
+def build(**parameters):
+    host = jaxrl.make({NAME!r}, workers=1, **parameters).build(4, 0)
+    host.reset()
+    print(*(worker._process.pid for worker in host._stepper._workers), flush=True)
+    return host
+idle, stuck = build(), build(fault="hang", at=(0, 0))
+stuck.step(np.zeros(4, np.int32))
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+def test_workers_end_with_their_parent(end):
+    """Those that do nothing, and those that hang."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pids = [int(pid) for _ in range(2) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    if end == signal.SIGINT:
+        time.sleep(0.5)  # into the step
+        os.killpg(parent.pid, end)  # as a terminal does: to the workers too
+    else:
+        parent.send_signal(end)
+    _, said = parent.communicate(timeout=60)
+    assert all(map(gone, pids))
+    # The workers say nothing of it: the only traceback is the parent's.
+    assert said.count("Traceback") == (end == signal.SIGINT), said

@@ -1,0 +1,56 @@
+"""Gymnasium environments with known rows and on-call faults. Workers import this module by its name."""
+
+import os
+import sys
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Counting(gymnasium.Env):
+    """Shows (episode, step); the reward is the step's number; ends after `length` steps in one of the two ways.
+
+    `fault`, "raise", "hang" or "kill", strikes in `call` ("reset" or "step") of the episode and step given, in every
+    environment whose first seed is in `seeds` (None: in all).
+    """
+
+    def __init__(self, length=3, end="terminated", fault=None, call="step", at=(0, 0), seeds=None, **others):
+        self.observation_space = spaces.Box(0.0, np.inf, (2,), np.float64)
+        self.action_space = spaces.Discrete(2, start=1)
+        self._length, self._end = length, end
+        self._fault, self._call, self._at, self._seeds = fault, call, tuple(at), seeds
+        self._seed, self._episode = None, -1
+        if others:
+            raise TypeError(f"unknown options {others}")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._seed = seed if self._seed is None else self._seed
+        self._episode, self._step = self._episode + 1, 0
+        self._strike("reset")
+        return np.asarray([self._episode, self._step], np.float64), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        self._strike("step")
+        self._step += 1
+        over = self._step == self._length
+        ends = {"terminated": (over, False), "truncated": (False, over), "both": (over, over)}[self._end]
+        return np.asarray([self._episode, self._step], np.float64), float(self._step), *ends, {}
+
+    def _strike(self, call):
+        if self._fault is None or (call, (self._episode, self._step)) != (self._call, self._at):
+            return
+        if self._seeds is not None and self._seed not in self._seeds:
+            return
+        if self._fault == "raise":
+            raise ValueError("the simulator is out of cheese")
+        if self._fault == "kill":
+            os.kill(os.getpid(), 9)
+        sys.stdout.flush()
+        time.sleep(3600)
+
+
+gymnasium.register("Counting-v0", entry_point=f"{__name__}:Counting")
