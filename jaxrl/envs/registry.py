@@ -9,10 +9,16 @@ from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, PooledReset
 from jaxrl.errors import ConfigError, MissingExtraError, unknown
 from jaxrl.types import Environment, EnvironmentFactory, HostRecipe
 
-# Each module has `names()` and `make(name, **parameters)`, which returns a raw episodic environment.
-_SUITES = {"brax": "jaxrl.envs.brax", "gymnax": "jaxrl.envs.gymnax", "probe": "jaxrl.envs.probes"}
-_EXTRAS = {"brax": "brax"}  # suites whose package may be missing, and the extra that brings it
-_LATER = {"envpool": "the Sebulba topology", "gymnasium": "the Sebulba topology"}
+# Each module has `names()` and `make(name, **parameters)`, which returns a raw episodic environment or a recipe of
+# host environments.
+_SUITES = {
+    "brax": "jaxrl.envs.brax",
+    "envpool": "jaxrl.envs.host.envpool",
+    "gymnasium": "jaxrl.envs.host.gymnasium",
+    "gymnax": "jaxrl.envs.gymnax",
+    "probe": "jaxrl.envs.probes",
+}
+_EXTRAS = {"brax": "brax", "envpool": "envpool"}  # suites whose package may be missing, and the extra that brings it
 _REGISTERED: dict[str, EnvironmentFactory] = {}
 _AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {
     "exact": AutoReset,
@@ -38,7 +44,7 @@ def make(
       parameters: the environment's own; numbers become leaves, what changes shapes or the program is static.
 
     Raises:
-      ConfigError: unknown suite, name or parameter (close names are suggested), or a suite that is not built yet.
+      ConfigError: unknown suite, name or parameter (close names are suggested).
       MissingExtraError: the suite's package is not installed.
     """
     if auto_reset not in _AUTO_RESETS:
@@ -65,7 +71,7 @@ def register(name: str, factory: EnvironmentFactory) -> None:
     suite, _, rest = name.partition(":")
     if not suite or not rest:
         raise ConfigError(f"environment name {name!r} has no suite; register it as 'my:{name.strip(':')}'")
-    if suite in _LATER or suite in _SUITES or name in _REGISTERED:
+    if suite in _SUITES or name in _REGISTERED:
         raise ConfigError(f"environment name {name!r} is taken; choose another suite or name")
     _REGISTERED[name] = factory
 
@@ -88,13 +94,11 @@ def _factory(name: str) -> EnvironmentFactory:
         if homes:
             raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")
         raise unknown("environment", name, environments(), "names are 'suite:name'")
-    if suite in _LATER:
-        raise ConfigError(f"{name}: the {suite} suite is not built yet; it comes with {_LATER[suite]}")
     if suite not in _SUITES:
         registered = {known.partition(":")[0] for known in _REGISTERED}
         if suite in registered:
             raise unknown(f"{suite} environment", name, _REGISTERED)
-        raise unknown("suite", suite, {*_SUITES, *_LATER, *registered}, f"asked for {name!r}")
+        raise unknown("suite", suite, {*_SUITES, *registered}, f"asked for {name!r}")
     if not _installed(suite):
         raise MissingExtraError(f"{name}", _EXTRAS[suite])
     module = importlib.import_module(_SUITES[suite])

@@ -22,13 +22,13 @@ def test_make_wraps_in_order_under_the_auto_reset():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("CartPole-v1", "has no suite; did you mean 'gymnax:CartPole-v1'"),
-        ("CartPole", "did you mean 'gymnax:CartPole-v1'"),
+        ("CartPole-v1", "has no suite; did you mean .*'gymnax:CartPole-v1'"),
+        ("UmbrellaChain", "did you mean 'gymnax:UmbrellaChain-bsuite'"),
         ("gymnx:CartPole-v1", "unknown suite 'gymnx'; did you mean 'gymnax'"),
         ("gymnax:CartPol-v1", "did you mean 'CartPole-v1'"),
         ("probe:Constnt", "did you mean 'Constant'"),
-        ("envpool:Pong-v5", "not built yet; it comes with the Sebulba topology"),
-        ("gymnasium:Ant-v5", "not built yet; it comes with the Sebulba topology"),
+        ("envpool:Pung-v5", "did you mean 'Pong-v5'"),
+        ("gymnasium:CartPol-v1", "did you mean 'CartPole-v1'"),
         ("my:Thing-v0", "unknown suite 'my'"),
     ],
 )
@@ -59,19 +59,22 @@ def test_register(monkeypatch):
 def test_every_name_is_listed_once_and_sorted():
     names = envs.environments()
     assert names == sorted(set(names)) and {"gymnax:CartPole-v1", "probe:Truncated"} <= set(names)
+    assert {"envpool:Pong-v5", "gymnasium:LunarLander-v3"} <= set(names) and "gymnasium:LunarLander-v2" not in names
 
 
-def test_a_missing_package_names_its_extra(monkeypatch):
-    monkeypatch.setattr(registry, "_installed", lambda suite: suite != "brax")
-    with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[brax\]'"):
-        envs.make("brax:ant")
-    assert not any(name.startswith("brax:") for name in envs.environments())
+@pytest.mark.parametrize("name", ["brax:ant", "envpool:Pong-v5"])
+def test_a_missing_package_names_its_extra(name, monkeypatch):
+    missing = name.partition(":")[0]
+    monkeypatch.setattr(registry, "_installed", lambda suite: suite != missing)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'jaxrl\[{missing}\]'"):
+        envs.make(name)
+    assert not any(known.startswith(f"{missing}:") for known in envs.environments())
 
 
 def test_importing_imports_no_suite():
     code = (
         "import sys, jaxrl.envs; jaxrl.envs.make('probe:Constant'); "
-        "assert not {'brax', 'gymnax'} & set(sys.modules); "
+        "assert not {'brax', 'envpool', 'gymnax'} & set(sys.modules); "
         "jaxrl.envs.environments(); assert 'brax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

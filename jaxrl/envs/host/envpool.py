@@ -1,0 +1,370 @@
+"""EnvPool's environments (Weng et al., 2022, arXiv:2206.10558): Atari, MuJoCo, Procgen and many more, in C++ threads.
+
+EnvPool is imported when its names are first asked for; it is an extra.
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+
+from jaxrl.envs.host import conversion
+from jaxrl.envs.host.episodes import Episodes, environment_seeds
+from jaxrl.errors import ConfigError, unknown
+from jaxrl.spaces import Space
+from jaxrl.types import PyTree, TimeStep
+
+# Atari as in the two usual protocols. What is given to `make` beside `preset` comes before it.
+PRESETS: dict[str, dict[str, Any]] = {
+    # Mnih et al. (2015), as most have it since: a lost life ends an episode.
+    "classic": {
+        "noop_max": 30,
+        "frame_skip": 4,
+        "stack_num": 4,
+        "episodic_life": True,
+        "reward_clip": True,
+        "repeat_action_probability": 0.0,
+        "full_action_space": False,
+        "max_episode_steps": 27_000,
+    },
+    # Machado et al. (2018, arXiv:1709.06009): chance by sticky actions alone, every action, lives are not shown.
+    "machado": {
+        "noop_max": 1,
+        "frame_skip": 4,
+        "stack_num": 4,
+        "episodic_life": False,
+        "reward_clip": True,
+        "use_fire_reset": False,
+        "repeat_action_probability": 0.25,
+        "full_action_space": True,
+        "max_episode_steps": 27_000,
+    },
+}
+
+# Families and tasks that end by rules of their own, whatever `max_episode_steps` says: EnvPool would only call their
+# later ends time limits. Jumanji's own limits are terminations, there as here: most of its observations show the clock.
+_OWN_LIMIT = ("envpool.jumanji", "envpool.pgx", "envpool.procgen", "envpool.highway", "Catch-v0", "CliffWalking-v0")
+
+# Options of EnvPool that are not for `make`, and where they come from.
+_GIVEN = {
+    "num_envs": "build and the topology give it",
+    "batch_size": "build gives it",
+    "seed": "build and the run give it",
+    "env_seed": "build and the run give it",
+    "max_num_players": "several agents are not supported",
+    "gym_reset_return_info": "the adapter needs it as it is",
+    "base_path": "EnvPool knows where its files are",
+}
+_PIXELS = ("from_pixels", "render_width", "render_height", "render_camera_id")  # options besides the task's own
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EnvPoolRecipe:
+    """How to build a pool of one task.
+
+    Attributes:
+      task: EnvPool's name.
+      options: what goes to EnvPool beside sizes and seeds.
+      observations, actions: between EnvPool and here.
+      lives: whether it tells unmodified rewards and whether a game is over, as Atari does.
+      games: whether an episode is one life of a game.
+    """
+
+    task: str
+    options: dict[str, Any]
+    observations: conversion.Observations = dataclasses.field(repr=False)
+    actions: conversion.Actions = dataclasses.field(repr=False)
+    lives: bool = False
+    games: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"envpool:{self.task}"
+
+    @property
+    def observation_space(self) -> Space:
+        return self.observations.space
+
+    @property
+    def action_space(self) -> Space:
+        return self.actions.space
+
+    def build(self, num_envs: int, seed: int, batch_size: int | None = None) -> "EnvPoolEnvironment":
+        """A pool of `num_envs` environments.
+
+        Args:
+          num_envs: environments.
+          seed: of the run; every environment's own is drawn from it, by its index.
+          batch_size: how many environments one `recv` waits for; fewer than `num_envs` make it asynchronous. None:
+            all of them.
+
+        Raises:
+          ConfigError: sizes that do not fit.
+        """
+        batch_size = num_envs if batch_size is None else batch_size
+        if num_envs < 1 or not 1 <= batch_size <= num_envs:
+            raise ConfigError(
+                f"{self.name}: num_envs={num_envs}, batch_size={batch_size}; use 1 <= batch_size <= num_envs"
+            )
+        return EnvPoolEnvironment(self, num_envs, seed, batch_size)
+
+
+class EnvPoolEnvironment:
+    """A pool of environments behind the host protocol: numpy in, numpy out.
+
+    Synchronous (`batch_size == num_envs`): `reset()` and `step(actions)`. Asynchronous: `async_reset()` begins all
+    episodes, then every `recv()` gives the `batch_size` environments that are ready first, and `send` tells some of
+    those what to do. EnvPool waits without a limit and cannot be interrupted: who wants a watchdog looks at `doing`.
+
+    Attributes:
+      name: of the environment.
+      num_envs: environments.
+      batch_size: how many of them one `recv` gives.
+      failures: 0; a fault in EnvPool ends the process.
+    """
+
+    failures = 0
+
+    def __init__(self, recipe: EnvPoolRecipe, num_envs: int, seed: int, batch_size: int):
+        self.name, self.num_envs, self.batch_size = recipe.name, num_envs, batch_size
+        self._recipe = recipe
+        self._pool = _make(recipe.task, recipe.options, num_envs, seed, batch_size)
+        self._read, self._write = recipe.observations.read, recipe.actions.write
+        self._episodes = Episodes(num_envs, recipe.games)
+        self._busy = np.zeros(num_envs, np.bool_)  # sent, and not received yet
+        self._began = False
+        self._all = np.arange(num_envs, dtype=np.int32)
+
+    @property
+    def doing(self) -> str:
+        """What it is waiting for, in words; empty when it is not."""
+        waiting = np.flatnonzero(self._busy).tolist()
+        return f"{self.name} is stepping environments {waiting}" if waiting else ""
+
+    def reset(self) -> TimeStep:
+        """The first moment of new episodes [num_envs].
+
+        Raises:
+          RuntimeError: it is asynchronous, or was closed.
+        """
+        self._check_synchronous("reset")
+        self.async_reset()
+        return self._in_order(*self._receive())
+
+    def step(self, actions: PyTree) -> TimeStep:
+        """The moment after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
+
+        Raises:
+          RuntimeError: it was not reset, is asynchronous, or was closed.
+        """
+        self._check_synchronous("step")
+        self.send(actions, self._all)
+        return self._in_order(*self._receive())
+
+    def async_reset(self) -> None:
+        """Begins new episodes everywhere; `recv` gives their first moments.
+
+        Raises:
+          RuntimeError: some environments were sent actions and not received, or it was closed.
+        """
+        pool = self._open()
+        if self._busy.any():
+            raise RuntimeError(f"{self.doing}; receive them before the reset")
+        self._episodes.begin()
+        self._began = True
+        self._busy[:] = True
+        pool.async_reset()
+
+    def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
+        """Tells the environments `env_ids` [B] to take `actions` [B, ...], and returns at once.
+
+        Raises:
+          RuntimeError: it was not reset, was closed, or one of the environments is still busy.
+          ValueError: shapes or environments that do not exist; EnvPool itself would not notice.
+        """
+        pool = self._open()
+        if not self._began:
+            raise RuntimeError(f"{self.name} was stepped before it was reset; call reset() first")
+        env_ids, actions = np.asarray(env_ids, np.int32), self._write(actions)
+        shape = env_ids.shape + self._recipe.action_space.shape
+        if env_ids.ndim != 1 or actions.shape != shape:
+            raise ValueError(f"{self.name}: actions of shape {actions.shape} for environments {env_ids}; give {shape}")
+        if env_ids is not self._all:
+            if env_ids.size and not 0 <= env_ids.min() <= env_ids.max() < self.num_envs:
+                raise ValueError(f"{self.name} has environments 0 .. {self.num_envs - 1}, not {env_ids}")
+            if np.unique(env_ids).size != env_ids.size:
+                raise ValueError(f"{self.name}: an environment takes one action at a time; env_ids={env_ids}")
+        if self._busy[env_ids].any():
+            raise RuntimeError(f"{self.doing}; {env_ids} cannot be sent actions before they are received")
+        self._busy[env_ids] = True
+        pool.send(actions, env_ids)
+
+    def recv(self) -> tuple[np.ndarray, TimeStep]:
+        """Waits for the next `batch_size` environments: their indices, int32 [B], and their moments, [B, ...].
+
+        Raises:
+          RuntimeError: fewer are busy, so that it would wait for ever, or it was closed.
+        """
+        self._open()
+        if self._busy.sum() < self.batch_size:
+            raise RuntimeError(
+                f"{self.name}: recv waits for {self.batch_size} environments, and {self._busy.sum()} are busy; "
+                "send() actions first"
+            )
+        return self._receive()
+
+    def close(self) -> None:
+        """Ends its threads, after what they are doing; may be called at any time and twice."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def _open(self) -> Any:
+        if self._pool is None:
+            raise RuntimeError(f"{self.name} was closed; build another")
+        return self._pool
+
+    def _check_synchronous(self, call: str) -> None:
+        if self.batch_size != self.num_envs:
+            raise RuntimeError(
+                f"{self.name} is asynchronous (batch_size={self.batch_size} of num_envs={self.num_envs}), so it has "
+                f"no {call}(); use async_reset(), send() and recv()"
+            )
+
+    def _in_order(self, env_ids: np.ndarray, timestep: TimeStep) -> TimeStep:
+        if np.array_equal(env_ids, self._all):
+            return timestep
+        order = np.argsort(env_ids)
+        return jax.tree.map(lambda x: x[order], timestep)
+
+    def _receive(self) -> tuple[np.ndarray, TimeStep]:
+        # EnvPool hands its buffers over: what it returned is never written to again.
+        raw, reward, terminated, truncated, info = self._open().recv()
+        env_ids = info["env_id"]
+        self._busy[env_ids] = False
+        true_reward = complete = None
+        if self._recipe.lives:
+            true_reward = info["reward"]
+            over = info["terminated"].astype(np.bool_)
+            # A game that ended on the step of its time limit ended; EnvPool calls it cut off.
+            terminated = terminated | (over & truncated)
+            complete = over | truncated
+        timestep = self._episodes.follow(
+            env_ids,
+            self._read(raw),
+            reward,
+            terminated,
+            truncated,
+            true_reward=true_reward,
+            complete=complete if self._recipe.games else None,
+        )
+        return env_ids, timestep
+
+
+def make(name: str, *, preset: str | None = None, **parameters: Any) -> EnvPoolRecipe:
+    """The recipe of EnvPool's task `name` ("Pong-v5").
+
+    Args:
+      name: as in EnvPool.
+      preset: for Atari, "classic" or "machado" (`PRESETS`); None: EnvPool's own settings.
+      parameters: EnvPool's options of the task (`max_episode_steps`, `num_threads`, `frame_skip`, ...), which come
+        before the preset's.
+
+    Raises:
+      ConfigError: unknown name, preset or options (all of them at once), or a task that training cannot use.
+    """
+    if name not in _registered():
+        raise unknown("envpool environment", name, names(), "jaxrl.environments() lists all")
+    if reason := _unusable(name):
+        raise ConfigError(f"envpool:{name} {reason}")
+    family = _registered()[name][0]
+    atari = family == "envpool.atari"
+    if preset is not None and preset not in PRESETS:
+        raise unknown("preset of Atari", preset, PRESETS)
+    if preset is not None and not atari:
+        raise ConfigError(f"envpool:{name} has no presets, so preset={preset!r} is not for it; presets are for Atari")
+    options = {**(PRESETS[preset] if preset else {}), **parameters}
+    known = {*_spec(name, {})[0], *_PIXELS} - set(_GIVEN)
+    problems = [f"{key}={options[key]!r} is not for envpool:{name}: {_GIVEN[key]}" for key in options if key in _GIVEN]
+    for key in options:
+        if key not in known and key not in _GIVEN:
+            problems += unknown(f"option of envpool:{name}", key, known).problems
+    if "max_episode_steps" in parameters and (family in _OWN_LIMIT or name in _OWN_LIMIT):
+        problems.append(f"max_episode_steps is not for envpool:{name}: EnvPool ends its episodes elsewhere regardless")
+    if problems:
+        raise ConfigError(problems)
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    try:
+        config, observation_space, action_space = _spec(name, options)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise ConfigError(f"envpool:{name} cannot be made with {given or 'its own settings'}: {error}") from error
+    where = f"envpool:{name}"
+    return EnvPoolRecipe(
+        name,
+        options,
+        conversion.observations(observation_space, where),
+        conversion.actions(action_space, where),
+        lives=atari,
+        games=atari and bool(config["episodic_life"]),
+    )
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """EnvPool's tasks, but for those that training cannot use."""
+    return tuple(name for name in _registered() if _unusable(name) is None)
+
+
+def _registered() -> Mapping[str, tuple[str, str, dict[str, Any]]]:
+    """Family, class and own options of every task."""
+    from envpool.registration import registry
+
+    return registry.specs
+
+
+def _unusable(name: str) -> str | None:
+    if "AutoReset" in name:
+        instead = name.replace("-AutoReset", "")
+        return f"shows the next episode's first observation in place of an episode's last; use {instead!r}"
+    players = _registered()[name][2].get("max_num_players", 1)
+    return f"is for {players} agents, and jaxrl trains one" if players > 1 else None
+
+
+def _true_bounds(space: Any) -> Any:
+    """`space` with no lower bound where EnvPool left it out, which it declares as the smallest positive float."""
+    if isinstance(space, Mapping | gymnasium.spaces.Dict):
+        children = getattr(space, "spaces", space)
+        return gymnasium.spaces.Dict({name: _true_bounds(child) for name, child in children.items()})
+    if isinstance(space, gymnasium.spaces.Box) and space.dtype.kind == "f":
+        limits = np.finfo(space.dtype)
+        low = np.where(space.low == limits.tiny, -np.inf, space.low)
+        high = np.where(space.high == limits.max, np.inf, space.high)
+        return gymnasium.spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype.type)
+    return space
+
+
+def _make(task: str, options: Mapping[str, Any], num_envs: int, seed: int, batch_size: int) -> Any:
+    import envpool
+
+    seeds = environment_seeds(seed, num_envs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Gymnasium, on the bounds that EnvPool declares
+        pool = envpool.make_gymnasium(task, num_envs=num_envs, batch_size=batch_size, seed=seeds, **options)
+        pool.observation_space  # noqa: B018  (made now, not at the first step, where it would warn)
+    return pool
+
+
+def _spec(task: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    """Every option with its value, and the spaces of observations and actions."""
+    import envpool
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Gymnasium, on the bounds that EnvPool declares
+        spec = envpool.make_spec(task, **options)
+        return spec.config._asdict(), _true_bounds(spec.observation_space), spec.action_space
