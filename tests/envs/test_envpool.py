@@ -1,6 +1,7 @@
 """The EnvPool adapter: rows, endings, types, seeds, asynchronous batches, lives, and misuse."""
 
 import functools
+import json
 
 import envpool
 import jax
@@ -9,7 +10,7 @@ import pytest
 from programs import NUM_ENVS, PPO, ROWS, all_finite
 
 import jaxrl
-from jaxrl import evaluation, spaces
+from jaxrl import config, evaluation, spaces
 from jaxrl.envs.host import envpool as adapter
 from jaxrl.envs.host.episodes import Episodes, environment_seeds
 from jaxrl.errors import ConfigError
@@ -326,12 +327,18 @@ def test_presets():
     assert classic.games and not machado.games and not make("Pong-v5").games
     # What is given comes before the preset, and all of it reaches EnvPool.
     recipe = make("Pong-v5", preset="machado", repeat_action_probability=0.5, stack_num=2)
-    config = recipe.build(1, 0)._pool.config
+    used = recipe.build(1, 0)._pool.config
     assert recipe.observation_space.shape == (2, 84, 84)
     expected = {**adapter.PRESETS["machado"], "repeat_action_probability": 0.5, "stack_num": 2}
-    assert {key: config[key] for key in expected} == expected
+    assert {key: used[key] for key in expected} == expected
     _, shown, _ = invaders("machado")
     assert shown.episode.complete is None and shown.last.sum() <= 4
+
+
+def test_it_is_read_back_from_a_configuration():
+    recipe = make("Pong-v5", preset="classic", stack_num=2)
+    again = config.decode(json.loads(json.dumps(config.encode(recipe))))
+    assert again == recipe and again.build(1, 0).reset().observation.shape == (1, 2, 84, 84)
 
 
 # --- names and options -------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The Gymnasium adapter: rows, endings, types and misuse, in this process and in workers."""
 
+import json
+
 import gymnasium
 import host_probes
 import numpy as np
@@ -8,7 +10,7 @@ from gymnasium import spaces as foreign
 from programs import DQN, NUM_ENVS, ROWS, all_finite
 
 import jaxrl
-from jaxrl import spaces
+from jaxrl import config, spaces
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host import gymnasium as adapter
 from jaxrl.errors import ConfigError, EnvironmentContractError
@@ -68,6 +70,13 @@ def test_what_was_shown_is_not_written_to_again():
     host = jaxrl.make("gymnasium:CartPole-v1").build(2, 0)
     shown = [host.reset()] + [host.step(np.zeros(2, np.int32)) for _ in range(3)]
     assert len({timestep.observation.tobytes() for timestep in shown}) == 4
+
+
+def test_it_is_read_back_from_a_configuration():
+    recipe = jaxrl.make(NAME, workers=1, restarts=2, length=4)
+    again = config.decode(json.loads(json.dumps(config.encode(recipe))))
+    assert again == recipe and again.name == NAME
+    assert play(again.build(1, 0), 4)[-1].terminated.all()
 
 
 # --- seeds -------------------------------------------------------------------------------------------------------

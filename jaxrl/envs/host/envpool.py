@@ -63,36 +63,27 @@ _GIVEN = {
 _PIXELS = ("from_pixels", "render_width", "render_height", "render_camera_id")  # options besides the task's own
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class EnvPoolRecipe:
     """How to build a pool of one task.
 
     Attributes:
       task: EnvPool's name.
       options: what goes to EnvPool beside sizes and seeds.
-      observations, actions: between EnvPool and here.
       lives: whether it tells unmodified rewards and whether a game is over, as Atari does.
       games: whether an episode is one life of a game.
     """
 
     task: str
     options: dict[str, Any]
-    observations: conversion.Observations = dataclasses.field(repr=False)
-    actions: conversion.Actions = dataclasses.field(repr=False)
+    observation_space: Space
+    action_space: Space
     lives: bool = False
     games: bool = False
 
     @property
     def name(self) -> str:
         return f"envpool:{self.task}"
-
-    @property
-    def observation_space(self) -> Space:
-        return self.observations.space
-
-    @property
-    def action_space(self) -> Space:
-        return self.actions.space
 
     def build(self, num_envs: int, seed: int, batch_size: int | None = None) -> "EnvPoolEnvironment":
         """A pool of `num_envs` environments.
@@ -134,7 +125,9 @@ class EnvPoolEnvironment:
         self.name, self.num_envs, self.batch_size = recipe.name, num_envs, batch_size
         self._recipe = recipe
         self._pool = _make(recipe.task, recipe.options, num_envs, seed, batch_size)
-        self._read, self._write = recipe.observations.read, recipe.actions.write
+        _, observation_space, action_space = _spec(recipe.task, recipe.options)
+        self._read = conversion.observations(observation_space, self.name).read
+        self._write = conversion.actions(action_space, self.name).write
         self._episodes = Episodes(num_envs, recipe.games)
         self._busy = np.zeros(num_envs, np.bool_)  # sent, and not received yet
         self._began = False
@@ -308,8 +301,8 @@ def make(name: str, *, preset: str | None = None, **parameters: Any) -> EnvPoolR
     return EnvPoolRecipe(
         name,
         options,
-        conversion.observations(observation_space, where),
-        conversion.actions(action_space, where),
+        conversion.observations(observation_space, where).space,
+        conversion.actions(action_space, where).space,
         lives=atari,
         games=atari and bool(config["episodic_life"]),
     )

@@ -20,25 +20,22 @@ STEP_TIMEOUT = 60.0  # seconds
 RESTARTS = 3
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class GymnasiumRecipe:
     """How to build a batch of one Gymnasium environment.
 
     Attributes:
       id: Gymnasium's name, with the module that registers it if one was given.
-      spec: Gymnasium's own recipe.
       options: what goes to `gymnasium.make`.
-      observations, actions: between Gymnasium and here.
       workers: processes; 0: none but this one.
       step_timeout: seconds after which a worker counts as hung.
       restarts: how many workers may be replaced.
     """
 
     id: str
-    spec: Any
     options: dict[str, Any]
-    observations: conversion.Observations = dataclasses.field(repr=False)
-    actions: conversion.Actions = dataclasses.field(repr=False)
+    observation_space: Space
+    action_space: Space
     workers: int = 0
     step_timeout: float = STEP_TIMEOUT
     restarts: int = RESTARTS
@@ -46,14 +43,6 @@ class GymnasiumRecipe:
     @property
     def name(self) -> str:
         return f"gymnasium:{self.id}"
-
-    @property
-    def observation_space(self) -> Space:
-        return self.observations.space
-
-    @property
-    def action_space(self) -> Space:
-        return self.actions.space
 
     def build(self, num_envs: int, seed: int) -> "GymnasiumEnvironment":
         """A batch of `num_envs` environments; each draws its seed from `seed` by its index.
@@ -81,7 +70,7 @@ class GymnasiumEnvironment:
     def __init__(self, recipe: GymnasiumRecipe, num_envs: int, seed: int):
         self.name, self.num_envs = recipe.name, num_envs
         self._recipe = recipe
-        arguments = (self.name, recipe.spec, recipe.options, num_envs, seed)
+        arguments = (self.name, _find(recipe.id), recipe.options, num_envs, seed)
         self._stepper: InProcess | Workers
         if recipe.workers:
             self._stepper = Workers(
@@ -89,6 +78,9 @@ class GymnasiumEnvironment:
             )
         else:
             self._stepper = InProcess(*arguments)
+        observation_space, action_space = self._stepper.spaces
+        self._read = conversion.observations(observation_space, self.name).read
+        self._write = conversion.actions(action_space, self.name).write
         self._episodes = Episodes(num_envs)
         self._seeded = self._running = self._closed = False
 
@@ -128,7 +120,7 @@ class GymnasiumEnvironment:
         self._check_open()
         if not self._running:
             raise RuntimeError(f"{self.name} was stepped before it was reset; call reset() first")
-        actions = np.array(self._recipe.actions.write(actions))  # a copy, which environments may write to
+        actions = np.array(self._write(actions))  # a copy, which environments may write to
         shape = (self.num_envs, *self._recipe.action_space.shape)
         if actions.shape != shape:
             raise ValueError(f"{self.name}: actions of shape {actions.shape}; give {shape}")
@@ -162,9 +154,9 @@ class GymnasiumEnvironment:
         )
 
     def _batched(self, observations) -> PyTree:
-        space, read = self._recipe.observations
+        space = self._recipe.observation_space
         try:
-            elements = [read(observation) for observation in observations]
+            elements = [self._read(observation) for observation in observations]
         except (KeyError, TypeError, ValueError) as error:
             raise EnvironmentContractError(
                 f"{self.name} gives an observation that is none of its space {space}: {type(error).__name__}: {error}"
@@ -212,15 +204,7 @@ def make(
     if problems:
         raise ConfigError(problems)
     where = f"gymnasium:{name}"
-    module, _, registered = name.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-        spec = gymnasium.spec(registered)
-    except gymnasium.error.UnregisteredEnv:
-        raise unknown("gymnasium environment", registered, names(), "jaxrl.environments() lists all") from None
-    except (gymnasium.error.Error, ImportError) as error:
-        raise ConfigError(f"{where} cannot be found: {error}") from error
+    spec = _find(name)
     if workers and getattr(spec.entry_point, "__module__", "") == "__main__":
         raise ConfigError(
             f"{where} is defined in the main program, which workers do not import; move its class to a module, or use "
@@ -234,10 +218,9 @@ def make(
     try:
         return GymnasiumRecipe(
             name,
-            spec,
             options,
-            conversion.observations(environment.observation_space, where),
-            conversion.actions(environment.action_space, where),
+            conversion.observations(environment.observation_space, where).space,
+            conversion.actions(environment.action_space, where).space,
             workers,
             STEP_TIMEOUT if step_timeout is None else step_timeout,
             RESTARTS if restarts is None else restarts,
@@ -256,6 +239,19 @@ def names() -> tuple[str, ...]:
         if key not in newest or (spec.version or 0) > (newest[key].version or 0):
             newest[key] = spec
     return tuple(spec.id for spec in newest.values())
+
+
+def _find(name: str) -> Any:
+    """What is registered under `name`, after the import of its module if it says one."""
+    module, _, registered = name.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(registered)
+    except gymnasium.error.UnregisteredEnv:
+        raise unknown("gymnasium environment", registered, names(), "jaxrl.environments() lists all") from None
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ConfigError(f"gymnasium:{name} cannot be found: {error}") from error
 
 
 def _leaves(element: PyTree, space: Space, path: str = ""):

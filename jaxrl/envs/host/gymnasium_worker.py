@@ -42,16 +42,21 @@ def die_with(lifeline: int) -> None:
 
 
 def prepared(environments, spec, indices):
-    """Makes the environments; the traceback if that fails, else None."""
+    """Makes the environments; (None, their spaces), or (the traceback, None) if that fails."""
     try:
         import gymnasium
 
         spec, options = pickle.loads(spec)
         for index in indices:
             environments[index] = gymnasium.make(spec, disable_env_checker=True, **options)
+        return None, spaces(environments[indices[0]])
     except Exception:
-        return traceback.format_exc()
-    return None
+        return traceback.format_exc(), None
+
+
+def spaces(environment):
+    """Of observations and of actions."""
+    return environment.observation_space, environment.action_space
 
 
 def answer(environment, index, call, argument):

@@ -33,6 +33,8 @@ class InProcess:
 
     Attributes:
       failures: 0; what fails here cannot be rebuilt.
+      seeds: that each environment is begun with.
+      spaces: of observations and actions, as Gymnasium has them.
     """
 
     failures = 0
@@ -45,6 +47,7 @@ class InProcess:
         try:
             for _ in range(num_envs):
                 self._environments.append(gymnasium.make(spec, disable_env_checker=True, **options))
+            self.spaces = gymnasium_worker.spaces(self._environments[0])
         except Exception:
             self.close()
             raise
@@ -89,6 +92,7 @@ class Workers:
     Attributes:
       failures: how many workers were replaced.
       seeds: that each environment was begun with.
+      spaces: of observations and actions, as Gymnasium has them.
     """
 
     def __init__(
@@ -122,8 +126,7 @@ class Workers:
         shares = [list(range(start, num_envs, workers)) for start in range(min(workers, num_envs))]
         try:
             self._workers += [_Worker(share, self._recipe) for share in shares]
-            for worker in self._workers:
-                self._await_start(worker)
+            self.spaces = [self._started(worker) for worker in self._workers][0]
         except BaseException:
             self.close()
             raise
@@ -208,7 +211,7 @@ class Workers:
                 self.seeds[lost] = environment_seeds(self._seed, len(outcomes), self.failures)[lost]
             fresh = _Worker(worker.indices, self._recipe)
             self._workers[self._workers.index(worker)] = fresh
-            self._await_start(fresh)
+            self._started(fresh)
             self._commands = [("reset", seed) for seed in self.seeds]
             again: dict[_Worker, str] = {}
             if not fresh.ask(self._commands, self._timeout):
@@ -218,18 +221,22 @@ class Workers:
                 return
             worker, how = fresh, again[fresh]
 
-    def _await_start(self, worker: "_Worker") -> None:
+    def _started(self, worker: "_Worker") -> Any:
+        """Waits until its environments are made, and gives their spaces."""
         try:
-            ready = worker.connection.poll(START_TIMEOUT)
-            failure = worker.connection.recv() if ready else f"it was not ready after {START_TIMEOUT:g} seconds"
+            if worker.connection.poll(START_TIMEOUT):
+                failure, spaces = worker.connection.recv()
+            else:
+                failure = f"it was not ready after {START_TIMEOUT:g} seconds"
         except (EOFError, OSError):
-            failure = f"its worker died ({_exit_reason(worker.kill())})"
-        if failure is not None:
-            self.close()
-            indices = ", ".join(map(str, worker.indices))
-            raise EnvironmentFailedError(
-                f"{self._name}: environments {indices} could not be made in a worker:\n{failure}", worker.indices[0]
-            )
+            failure = f"it died ({_exit_reason(worker.kill())})"
+        if failure is None:
+            return spaces
+        self.close()
+        indices = ", ".join(map(str, worker.indices))
+        raise EnvironmentFailedError(
+            f"{self._name}: environments {indices} could not be made in a worker:\n{failure}", worker.indices[0]
+        )
 
     def _stop(self, what: str, index: int) -> None:
         command = self._commands[index]
