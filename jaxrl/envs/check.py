@@ -1,4 +1,4 @@
-"""`check_env`: does an environment keep the protocol of `jaxrl.types.Environment`?"""
+"""`check_env`: does an environment keep the protocol of `jaxrl.types.Environment`, or of `HostRecipe`?"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,24 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl import spaces
+from jaxrl.envs.host.check import check_recipe
 from jaxrl.envs.wrappers import with_auto_reset
 from jaxrl.errors import EnvironmentContractError
-from jaxrl.types import Environment, PyTree, TimeStep
+from jaxrl.types import Environment, HostRecipe, PyTree, TimeStep
 
 _BATCH = 4
 
 
-def check_env(env: Environment, *, steps: int = 100, seed: int = 0) -> None:
-    """Tries `env` in every way that training uses it: traced, compiled, mapped and scanned.
+def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0) -> None:
+    """Tries `env` in every way that training uses it: traced, compiled, mapped and scanned; or built and stepped.
 
     Args:
-      env: the environment, with or without auto-reset.
+      env: the environment, with or without auto-reset, or a recipe of host environments.
       steps: how many random steps each of 4 environments takes; 0 compiles nothing, and sees types and shapes only.
       seed: of the actions and resets.
 
     Raises:
       EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
     """
+    if not isinstance(env, Environment) and callable(getattr(env, "build", None)):
+        return check_recipe(env, steps, seed)
     _raise(env, _static_problems(env))
     key = jax.random.key(seed)
     state, time_step = _traced(env, "reset", env.reset, key)

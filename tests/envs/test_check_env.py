@@ -9,6 +9,8 @@ import pytest
 from flax import struct
 
 from jaxrl import envs, spaces
+from jaxrl.envs.host.episodes import Episodes
+from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.timestep import restart, transition
 from jaxrl.errors import EnvironmentContractError
 
@@ -126,3 +128,100 @@ def test_what_is_no_environment():
 
     with pytest.raises(EnvironmentContractError, match="not a pytree"):
         envs.check_env(NoPytree())
+
+
+# --- recipes of host environments ----------------------------------------------------------------------------------
+
+
+class Clock:
+    """Shows the step; episodes have three. Unless `fault` says what to break."""
+
+    name = "test:Clock"
+    observation_space = spaces.Dict({"step": spaces.Box(0.0, 3.0, ())})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, fault=""):
+        self.fault = fault
+        if fault == "no space":
+            self.action_space = None
+
+    def build(self, num_envs, seed):
+        self.num_envs = 3 if self.fault == "size" else num_envs
+        self._episodes, self._rows, self._shown = Episodes(num_envs), -1, np.zeros(num_envs, np.float32)
+        self._rng = np.random.default_rng(None if self.fault == "chance" else seed)
+        return self
+
+    def reset(self):
+        return self.step(None)
+
+    def step(self, actions):
+        self._rows += 1
+        step = self._rows % 4
+        if self.fault != "overwritten":
+            self._shown = np.zeros(4, np.float32)
+        self._shown[:] = 5 if self.fault == "outside" and step == 2 else step
+        if self.fault == "chance":
+            self._shown[:] = self._rng.uniform()
+        flags = np.full(4, step == 3)
+        timestep = self._episodes.follow(slice(None), {"step": self._shown}, np.ones(4), flags, np.zeros(4, np.bool_))
+        if self.fault == "reward type":
+            return timestep.replace(reward=np.ones(4))
+        if self.fault == "shape":
+            return timestep.replace(observation={"step": self._shown[:, None]})
+        if self.fault == "leaf":
+            return timestep.replace(observation={"step": self._shown, "more": self._shown})
+        if self.fault == "no episode":
+            return timestep.replace(episode=None)
+        if self.fault == "both endings":
+            return timestep.replace(truncated=timestep.terminated)
+        if self.fault == "never first":
+            return timestep.replace(first=np.full(4, self._rows == 0))
+        if self.fault == "reward at first":
+            return timestep.replace(reward=np.ones(4, np.float32))
+        return timestep
+
+    def close(self):
+        pass
+
+
+HOST_FAULTS = {
+    "no space": "action_space is None, which is no space",
+    "size": r"build\(4, seed\) makes num_envs=3",
+    "reward type": r"reset: TimeStep.reward is float64\[4\]; numpy of float32\[4\] is required",
+    "shape": r"TimeStep.observation\['step'\] is float32\[4, 1\]; numpy of float32\[4\]",
+    "leaf": r"TimeStep.observation\['more'\] is not in the observation space",
+    "no episode": "TimeStep.episode is None",
+    "overwritten": r"TimeStep.observation\['step'\] was written to after",
+    "outside": r"TimeStep.observation\['step'\] leaves the space",
+    "both endings": "terminated and TimeStep.truncated are both set",
+    "never first": "first is not set on the step after an episode's end",
+    "reward at first": "reward is not 0 where first",
+    "chance": r"TimeStep.observation\['step'\] differs between two batches of one seed",
+}
+
+
+@pytest.mark.parametrize("fault", HOST_FAULTS)
+def test_faults_of_host_environments_are_named(fault):
+    with pytest.raises(EnvironmentContractError, match=HOST_FAULTS[fault]):
+        envs.check_env(Clock(fault), steps=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gymnasium:CartPole-v1", {}),
+        ("gymnasium:MountainCarContinuous-v0", {"max_episode_steps": 20}),
+        ("gymnasium:host_probes:Counting-v0", {"workers": 2}),
+        ("envpool:CartPole-v1", {}),
+        ("envpool:Acrobot-v1", {"max_episode_steps": 20}),
+        ("envpool:ReacherEasy-v1", {"max_episode_steps": 20}),
+        ("envpool:MiniGrid-DoorKey-5x5-v0", {"max_episode_steps": 20}),
+    ],
+)
+def test_recipes_pass(name, parameters):
+    envs.check_env(envs.make(name, **parameters), steps=60)
+
+
+def test_right_recipes_pass():
+    envs.check_env(Clock(), steps=10)
+    envs.check_env(ServedFromHost(envs.make("gymnax:CartPole-v1", max_steps_in_episode=5)), steps=20)

@@ -1,0 +1,155 @@
+"""What `check_env` tries with a recipe of host environments."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl import spaces
+from jaxrl.errors import EnvironmentContractError
+from jaxrl.types import HostRecipe, PyTree, TimeStep
+
+_BATCH = 4
+
+
+def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
+    """Builds 4 environments twice with one seed and takes `steps` random actions in both.
+
+    Raises:
+      EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
+    """
+    problems = [
+        f"{name} is {getattr(recipe, name, None)!r}, which is no space of jaxrl.spaces"
+        for name in ("observation_space", "action_space")
+        if not isinstance(getattr(recipe, name, None), spaces.Space)
+    ]
+    _raise(recipe, problems)
+    rng = np.random.default_rng(seed)
+    actions = [_random_actions(recipe.action_space, (_BATCH,), rng) for _ in range(steps)]
+    shown, kept = _play(recipe, actions, seed)
+    _raise(recipe, [line for number, timestep in enumerate(shown) for line in _type_problems(recipe, number, timestep)])
+    overwritten = [
+        f"TimeStep{path} was written to after it had been returned; give a fresh array every time"
+        for timestep, copy in zip(shown, kept, strict=True)
+        for path in _different(timestep, copy)
+    ]
+    _raise(recipe, overwritten + _row_problems(recipe, kept))
+    again, _ = _play(recipe, actions, seed)
+    different = [
+        f"TimeStep{path} differs between two batches of one seed and the same actions, first at step {number}"
+        for number, (a, b) in enumerate(zip(shown, again, strict=True))
+        for path in _different(a, b)
+    ]
+    _raise(recipe, different[:1])
+
+
+def _raise(recipe: Any, problems: list[str]) -> None:
+    if problems:
+        name = getattr(recipe, "name", type(recipe).__name__)
+        lines = "\n".join(dict.fromkeys(problems))
+        raise EnvironmentContractError(f"{name} breaks the contract of host environments:\n{lines}")
+
+
+def _random_actions(space: spaces.Space, shape: tuple[int, ...], rng: np.random.Generator) -> PyTree:
+    """Uniform within the bounds, or 2 wide where there is none."""
+    if isinstance(space, spaces.Dict):
+        return {name: _random_actions(child, shape, rng) for name, child in space.items}
+    shape = (*shape, *space.shape)
+    if isinstance(space, spaces.Box):
+        low = np.where(np.isfinite(space.low), space.low, np.where(np.isfinite(space.high), space.high - 2.0, -1.0))
+        high = np.where(np.isfinite(space.high), space.high, low + 2.0)
+        return rng.uniform(low, high, shape).astype(space.dtype)
+    return rng.integers(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n, size=shape).astype(
+        space.dtype
+    )
+
+
+def _play(recipe: HostRecipe, actions: list[PyTree], seed: int) -> tuple[list[TimeStep], list[TimeStep]]:
+    """The time steps as they were returned, and copies that were made at once."""
+    host = recipe.build(_BATCH, seed)
+    try:
+        if host.num_envs != _BATCH:
+            _raise(recipe, [f"build({_BATCH}, seed) makes num_envs={host.num_envs} environments"])
+        shown, kept = [], []
+        for action in (None, *actions):
+            timestep = host.reset() if action is None else host.step(action)
+            shown.append(timestep)
+            kept.append(jax.tree.map(np.array, timestep))
+    finally:
+        host.close()
+    host.close()  # twice, as it must bear
+    return shown, kept
+
+
+def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep) -> list[str]:
+    call = "step" if number else "reset"
+    if timestep.episode is None:
+        return [f"{call}: TimeStep.episode is None; fill it in, or returns cannot be counted"]
+    expected = {
+        ".reward": ((), "float32"),
+        ".terminated": ((), "bool"),
+        ".truncated": ((), "bool"),
+        ".first": ((), "bool"),
+        ".episode.returns": ((), "float32"),
+        ".episode.length": ((), "int32"),
+    } | {f".observation{path}": (space.shape, space.dtype.name) for path, space in _leaves(recipe.observation_space)}
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(timestep):
+        found[jax.tree_util.keystr(path)] = leaf
+    problems = []
+    for path, (shape, dtype) in expected.items():
+        leaf = found.get(path)
+        is_array = isinstance(leaf, np.ndarray)
+        if not is_array or leaf.shape != (_BATCH, *shape) or leaf.dtype.name != dtype:
+            got = f"{leaf.dtype}{list(leaf.shape)}" if is_array else "nothing" if leaf is None else type(leaf).__name__
+            problems.append(f"{call}: TimeStep{path} is {got}; numpy of {dtype}{[_BATCH, *shape]} is required")
+    extra = [path for path in found if path.startswith(".observation") and path not in expected]
+    return problems + [f"{call}: TimeStep{path} is not in the observation space" for path in extra]
+
+
+def _leaves(space: spaces.Space, path: str = ""):
+    if isinstance(space, spaces.Dict):
+        for name, child in space.items:
+            yield from _leaves(child, f"{path}[{name!r}]")
+    else:
+        yield path, space
+
+
+def _row_problems(recipe: HostRecipe, timesteps: list[TimeStep]) -> list[str]:
+    problems = []
+    ended = np.ones(_BATCH, np.bool_)
+    for number, timestep in enumerate(timesteps):
+        wrong = {
+            "TimeStep.terminated and TimeStep.truncated are both set": timestep.terminated & timestep.truncated,
+            "TimeStep.first and an ending are both set": timestep.first & timestep.last,
+            "TimeStep.reward is not 0 where first": timestep.first & (timestep.reward != 0),
+            "TimeStep.reward is not finite": ~np.isfinite(timestep.reward),
+            "TimeStep.first is set within an episode": timestep.first & ~ended,
+            "TimeStep.first is not set by reset"
+            if number == 0
+            else "TimeStep.first is not set on the step after an episode's end": ended & ~timestep.first,
+        }
+        problems += [line for line, where in wrong.items() if np.any(where)]
+        leaves = jax.tree.leaves(timestep.observation)  # in the order of the space, which is sorted too
+        problems += [
+            f"TimeStep.observation{path} leaves the space {space}"
+            for (path, space), leaf in zip(_leaves(recipe.observation_space), leaves, strict=True)
+            if not _inside(space, leaf)
+        ]
+        ended = timestep.last
+    return problems
+
+
+def _inside(space: Any, x: np.ndarray) -> bool:
+    if isinstance(space, spaces.Box):
+        return bool(np.all((x >= space.low) & (x <= space.high)))
+    limit = np.asarray(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n)
+    return bool(np.all((x >= 0) & (x < limit)))
+
+
+def _different(one: TimeStep, other: TimeStep) -> list[str]:
+    return [
+        jax.tree_util.keystr(path)
+        for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True)
+        if not np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    ]
