@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxrl
+from jaxrl.envs.host import workers
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.errors import EnvironmentFailedError
 
@@ -37,8 +38,8 @@ def bounded():
     signal.signal(signal.SIGALRM, before)
 
 
-def build(workers, **parameters):
-    return jaxrl.make(NAME, workers=workers, **parameters).build(4, 0)
+def build(count, **parameters):
+    return jaxrl.make(NAME, workers=count, **parameters).build(4, 0)
 
 
 def processes(host):
@@ -62,12 +63,12 @@ def gone(pid):
 # --- what raises -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("count", [0, 2], ids=["in process", "workers"])
 @pytest.mark.parametrize("call", ["reset", "step"])
-def test_an_exception_reaches_the_user_with_its_traceback(workers, call):
+def test_an_exception_reaches_the_user_with_its_traceback(count, call):
     at = (1, 0) if call == "reset" else (0, 1)
-    host = build(workers, length=2, fault="raise", call=call, at=at, seeds=[SEEDS[2]])
-    pids = processes(host) if workers else []
+    host = build(count, length=2, fault="raise", call=call, at=at, seeds=[SEEDS[2]])
+    pids = processes(host) if count else []
     host.reset()
     with pytest.raises(EnvironmentFailedError) as caught:
         for _ in range(4):
@@ -82,6 +83,14 @@ def test_an_exception_reaches_the_user_with_its_traceback(workers, call):
     with pytest.raises(RuntimeError, match="was closed"):
         host.step(ACTIONS)
     host.close()
+
+
+@pytest.mark.parametrize("count", [0, 1], ids=["in process", "worker"])
+def test_an_exception_in_the_first_reset(count):
+    host = build(count, fault="raise", call="reset", seeds=[SEEDS[1]])
+    with pytest.raises(EnvironmentFailedError, match=f"environment 1 .seed {SEEDS[1]}. in reset") as caught:
+        host.reset()
+    assert (caught.value.index, caught.value.seed, caught.value.action) == (1, SEEDS[1], None)
 
 
 def test_an_environment_that_only_a_worker_cannot_make(monkeypatch):
@@ -114,7 +123,7 @@ def lose_one(fault, **parameters):
     return host, pids, shown
 
 
-@pytest.mark.parametrize(("fault", "parameters"), [("kill", {}), ("hang", {"step_timeout": 1.0})])
+@pytest.mark.parametrize(("fault", "parameters"), [("kill", {}), ("hang", {"step_timeout": 0.7})])
 def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault, parameters):
     host, pids, shown = lose_one(fault, **parameters)
     assert host.failures == 1
@@ -177,7 +186,8 @@ def test_new_environments_have_new_seeds():
 # --- who ends with whom ------------------------------------------------------------------------------------------
 
 
-def test_closing_does_not_wait_for_what_hangs():
+def test_closing_does_not_wait_for_what_hangs(monkeypatch):
+    monkeypatch.setattr(workers, "CLOSE_TIMEOUT", 0.5)
     host = build(2, fault="hang", at=(0, 0), seeds=[SEEDS[2]])
     host.reset()
 

@@ -68,10 +68,8 @@ class InProcess:
             try:
                 outcomes.append(gymnasium_worker.outcome(environment, *command))
             except Exception as error:
-                what = _described(self._name, index, self.seeds, command)
-                raise EnvironmentFailedError(
-                    f"{what} raised {type(error).__name__}: {error}", index, self.seeds[index], command[1]
-                ) from error
+                what = f"raised {type(error).__name__}: {error}"
+                raise _failed(self._name, index, self.seeds, command, what) from error
         self._now = None
         return outcomes, []
 
@@ -239,10 +237,8 @@ class Workers:
         )
 
     def _stop(self, what: str, index: int) -> None:
-        command = self._commands[index]
         self.close()
-        described = _described(self._name, index, self.seeds, command)
-        raise EnvironmentFailedError(f"{described} {what}", index, self.seeds[index], command[1])
+        raise _failed(self._name, index, self.seeds, self._commands[index], what)
 
 
 @dataclasses.dataclass(eq=False)
@@ -321,6 +317,11 @@ def _close(workers: list[_Worker]) -> None:
 
 def _exit_reason(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def _failed(name: str, index: int, seeds: Sequence[int], command: Command, what: str) -> EnvironmentFailedError:
+    action = command[1] if command[0] == "step" else None
+    return EnvironmentFailedError(f"{_described(name, index, seeds, command)} {what}", index, seeds[index], action)
 
 
 def _described(name: str, index: int, seeds: Sequence[int], command: Command) -> str:
