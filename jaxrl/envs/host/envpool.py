@@ -132,6 +132,7 @@ class EnvPoolEnvironment:
         self._busy = np.zeros(num_envs, np.bool_)  # sent, and not received yet
         self._began = False
         self._all = np.arange(num_envs, dtype=np.int32)
+        self._all.flags.writeable = False  # `recv` may hand it out
 
     @property
     def doing(self) -> str:
@@ -147,7 +148,7 @@ class EnvPoolEnvironment:
         """
         self._check_synchronous("reset")
         self.async_reset()
-        return self._in_order(*self._receive())
+        return self._receive_all()
 
     def step(self, actions: PyTree) -> TimeStep:
         """The moment after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
@@ -157,7 +158,7 @@ class EnvPoolEnvironment:
         """
         self._check_synchronous("step")
         self.send(actions, self._all)
-        return self._in_order(*self._receive())
+        return self._receive_all()
 
     def async_reset(self) -> None:
         """Begins new episodes everywhere; `recv` gives their first moments.
@@ -229,8 +230,9 @@ class EnvPoolEnvironment:
                 f"no {call}(); use async_reset(), send() and recv()"
             )
 
-    def _in_order(self, env_ids: np.ndarray, timestep: TimeStep) -> TimeStep:
-        if np.array_equal(env_ids, self._all):
+    def _receive_all(self) -> TimeStep:
+        env_ids, timestep = self._receive()
+        if env_ids is self._all:
             return timestep
         order = np.argsort(env_ids)
         return jax.tree.map(lambda x: x[order], timestep)
@@ -239,7 +241,11 @@ class EnvPoolEnvironment:
         # EnvPool hands its buffers over: what it returned is never written to again.
         raw, reward, terminated, truncated, info = self._open().recv()
         env_ids = info["env_id"]
-        self._busy[env_ids] = False
+        # A pool that waits for all gives them in order; a slice is cheaper than their indices.
+        index = env_ids
+        if env_ids.size == self.num_envs and np.array_equal(env_ids, self._all):
+            env_ids, index = self._all, slice(None)
+        self._busy[index] = False
         true_reward = complete = None
         if self._recipe.lives:
             true_reward = info["reward"]
@@ -248,7 +254,7 @@ class EnvPoolEnvironment:
             terminated = terminated | (over & truncated)
             complete = over | truncated
         timestep = self._episodes.follow(
-            env_ids,
+            index,
             self._read(raw),
             reward,
             terminated,

@@ -184,7 +184,7 @@ def make(
     Args:
       name: as in Gymnasium.
       workers: processes that step the environments; 0 steps them here, one after another, which is faster where a step
-        costs less than some 50 microseconds. In workers they run beside each other, and may hang and crash.
+        costs less than some 100 microseconds. In workers they run beside each other, and may hang and crash.
       step_timeout: seconds that one step or reset may take, before its worker counts as hung and is killed; 60 if not
         given.
       restarts: how many workers that hang or are killed are replaced before the run stops; 3 if not given.
