@@ -29,12 +29,12 @@ class EnvironmentFailedError(JaxrlError):
     """A host environment raised, hung or lost its process; says where, and shows its traceback if it has one.
 
     Attributes:
-      index: of the environment in its batch.
+      index: of the environment in its batch; None: of a whole group.
       seed: that it was begun with; None if it never was.
       action: that it was given; None in a reset.
     """
 
-    def __init__(self, message: str, index: int, seed: int | None = None, action: Any = None):
+    def __init__(self, message: str, index: int | None = None, seed: int | None = None, action: Any = None):
         self.index, self.seed, self.action = index, seed, action
         super().__init__(message)
 

@@ -187,7 +187,12 @@ class HostRecipe(Protocol):
     def observation_space(self) -> spaces.Space: ...
     @property
     def action_space(self) -> spaces.Space: ...
-    def build(self, num_envs: int, seed: int) -> HostEnvironment: ...
+    def build(self, num_envs: int, seed: int, first_env: int = 0) -> HostEnvironment:
+        """`num_envs` environments, each begun from `seed` and its index: `first_env` and those that follow.
+
+        So the environments of a run are the same however they are grouped.
+        """
+        ...
 
 
 def env_spec(env: Environment | HostRecipe) -> EnvSpec:

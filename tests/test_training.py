@@ -148,7 +148,9 @@ def test_a_result_can_be_saved_and_loaded(finished, tmp_path):
 
 def test_host_environments_take_the_same_loop(finished):
     result, _ = finished
-    on_host = train(env=ServedFromHost(ENV), topology=jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4), evaluate_every=0)
+    on_host = train(
+        env=ServedFromHost(ENV), topology=jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), evaluate_every=0
+    )
     assert_equal(result.state.learner, on_host.state.learner, 1e-5)
     assert on_host.evaluation.episodes == 8
 

@@ -100,5 +100,6 @@ def weighted_mean(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Ar
       weight: bool or float, the same shape.
       replicas: as handed to `update`.
     """
+    # `where` and not the product alone: what does not count may be infinite, as the error of a forbidden action is.
     weight = weight.astype(x.dtype)
-    return jnp.sum(x * weight) / jnp.maximum(replicas.mean(jnp.sum(weight)), 1e-8)
+    return jnp.sum(jnp.where(weight != 0.0, x * weight, 0.0)) / jnp.maximum(replicas.mean(jnp.sum(weight)), 1e-8)

@@ -21,6 +21,7 @@ class Report:
     iterations: jax.Array  # that had an update, float32
     finite: dict[str, jax.Array]  # bool by metric, and of the reward: at the first iteration in which one was not
     failed_at: jax.Array  # int32: the number of that iteration within the chunk, or -1
+    actors: dict[str, Any] = struct.field(default_factory=dict)  # of host actors, means over the chunk
 
     @classmethod
     def zeros_like(cls, shapes: "Report") -> "Report":
@@ -63,8 +64,9 @@ class Report:
         return self.replace(failed_at=jnp.where(failed, jnp.asarray(last, jnp.int32), self.failed_at))
 
     def metrics(self) -> dict[str, jax.Array]:
-        """Means by name: `train/...` of the episodes that ended, `update/...` of the updates."""
+        """Means by name: `train/...` of episodes that ended, `update/...` of updates, `actors/...` of host actors."""
         episodes = {f"train/{name}": value for name, value in self.episodes.metrics().items()}
+        episodes |= {f"actors/{name}": value for name, value in self.actors.items()}
         return episodes | {f"update/{name}": value / self.iterations for name, value in self.updates.items()}
 
 

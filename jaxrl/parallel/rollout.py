@@ -59,11 +59,14 @@ def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
     return timestep.replace(previous_action=jax.tree.map(zero_where_first, action))
 
 
+def no_action(spec: EnvSpec, batch: int) -> PyTree:
+    """Actions [batch, ...] of zeros."""
+    return jax.tree.map(lambda x: jnp.zeros((batch, *x.shape), x.dtype), spaces.zeros(spec.action_space))
+
+
 def first_timestep(timestep: TimeStep, spec: EnvSpec) -> TimeStep:
     """A run's first moment [B, ...], with a previous action of zeros."""
-    batch = timestep.first.shape
-    zero = jax.tree.map(lambda x: jnp.zeros(batch + x.shape, x.dtype), spaces.zeros(spec.action_space))
-    return timestep.replace(previous_action=zero)
+    return timestep.replace(previous_action=no_action(spec, timestep.first.shape[0]))
 
 
 def assemble(
@@ -85,7 +88,9 @@ def assemble(
     def following(x, x_final):
         return jnp.concatenate([x[1:], x_final[None]])
 
-    weight = ~timesteps.last
+    # A first moment where the one before was not the last: the environment broke in between, and was built again.
+    broken = following(timesteps.first, final.first) & ~timesteps.last
+    weight = ~timesteps.last & ~broken
     if whole_episodes:
         weight = jnp.cumsum(timesteps.last.astype(jnp.int32), axis=0) == 0
     rows = Trajectory(

@@ -1,41 +1,73 @@
 """Sebulba (Hessel et al., 2021, arXiv:2104.06272): environments on the host feed a learner on the accelerator.
 
-Here in lockstep, one thread: act, step, learn, in turn. It is deterministic, and the same run as Anakin's where the
-environments are the same.
+Actor threads step groups of environments and act on actor devices; the learner, in the caller's thread, learns from
+one rollout of every group at a time. Rollouts wait in a bounded queue, so neither side runs away from the other.
 """
 
 import dataclasses
-from functools import partial
+import time
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl import keys
+from jaxrl.buffers import replay
 from jaxrl.errors import ConfigError
 from jaxrl.parallel import learner
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.actors import ActorThreads
+from jaxrl.parallel.collector import Collected, Collector, Published, Steps
 from jaxrl.parallel.learner import Report
-from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.parallel.rollout import RunState
+from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
+from jaxrl.parallel.rollout import EpisodeSums, RunState
 from jaxrl.schedules import at
-from jaxrl.types import Algorithm, Counter, EnvSpec, Episodes, HostEnvironment, HostRecipe, PyTree, env_spec
+from jaxrl.types import (
+    Algorithm,
+    Counter,
+    EnvSpec,
+    Episodes,
+    HostRecipe,
+    PyTree,
+    Replicas,
+    RolloutBatch,
+    env_spec,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sebulba:
-    """Host environments, stepped in lockstep with the learner.
+    """Host environments in actor threads, and a learner.
 
     Args:
-      num_envs: environments.
+      num_envs: environments over all groups.
+      actors: threads that act.
+      groups: of each thread: with 2, one group's environments step while the other acts.
+      devices: that learn; the environments' rows are divided over them.
+      actor_devices: that act, after the learner's if there are so many, else the same ones; threads take them in turn.
       shards: logical groups of environments, as in `Anakin`.
-      lockstep: act and learn in turn, in one thread. Threads that overlap the two are not built yet.
+      lockstep: deterministic, the same on every run: every rollout is acted with parameters that are exactly `lag`
+        updates old. Else with the newest there are.
+      lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run is `Anakin`'s where the environments
+        are the same; with 1 they act while it learns.
+      queue: rollouts of each group that may wait for the learner.
+      step_timeout: seconds that environments have for one step; after that the run ends and says which.
     """
 
     num_envs: int = 8
+    actors: int = 1
+    groups: int = 1
+    devices: int = 1
+    actor_devices: int = 1
     shards: int | None = None
-    lockstep: bool = True
+    lockstep: bool = False
+    lag: int = 0
+    queue: int = 1
+    step_timeout: float = 60.0
 
     def bind(self, algo: Algorithm, env: HostRecipe) -> "SebulbaProgram":
         """Checks everything that can be checked before an environment is built.
@@ -43,33 +75,53 @@ class Sebulba:
         Raises:
           ConfigError: with every problem found.
         """
-        if not self.lockstep:
-            raise ConfigError("lockstep=False: overlapping actors and learner are not built yet; use lockstep=True")
+        problems = [
+            f"{name}={value} must be at least 1"
+            for name in ("actors", "groups", "actor_devices", "queue")
+            if (value := getattr(self, name)) < 1
+        ]
+        if self.groups > 2:
+            problems.append(f"groups={self.groups}: one that steps and one that acts; use 1 or 2, and more actors")
+        if self.lag not in (0, 1) or (self.lag and not self.lockstep):
+            problems.append(f"lag={self.lag} must be 0, or 1 with lockstep=True")
+        if self.step_timeout <= 0:
+            problems.append(f"step_timeout={self.step_timeout} must be more than 0 seconds")
+        groups = max(self.actors * self.groups, 1)
+        if self.num_envs % groups:
+            below, above = self.num_envs // groups * groups, -(-self.num_envs // groups) * groups
+            problems.append(
+                f"num_envs={self.num_envs} does not divide over {groups} groups (actors * groups); use "
+                + (f"{below} or {above}" if below else f"{above}")
+            )
         if any(isinstance(source, Episodes) for source in algo.experience.values()):
-            raise ConfigError(
+            problems.append(
                 "batches of whole episodes need environments that can be reset at will; use whole_episodes=False here"
             )
+        if problems:
+            raise ConfigError(problems)
         spec = env_spec(env)
-        shards = meshes.checked_layout(algo, spec, self.num_envs, 1, self.shards)
-        return SebulbaProgram(spec, self.num_envs, shards)
+        shards = meshes.checked_layout(algo, spec, self.num_envs, self.devices, self.shards)
+        return SebulbaProgram(self, spec, shards)
 
 
 class SebulbaProgram:
     """One run over host environments: the same calls as `AnakinProgram`, with the loop on the host."""
 
-    devices = 1
-
-    def __init__(self, spec: EnvSpec, num_envs: int, shards: int):
-        self.spec, self.num_envs, self.shards = spec, num_envs, shards
-        self._host: HostEnvironment | None = None
-        self._steps = _Steps(spec, num_envs, SingleReplica(shards))
+    def __init__(self, topology: Sebulba, spec: EnvSpec, shards: int):
+        self.topology, self.spec, self.shards = topology, spec, shards
+        self.num_envs, self.devices = topology.num_envs, topology.devices
+        self._learning = _Learning(spec, self.num_envs, shards, topology.devices)
+        self._env: HostRecipe | None = None
+        self._collectors: list[Collector] = []
+        self._threads: ActorThreads | None = None
+        self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
 
     def rows_per_iteration(self, algo: Algorithm) -> int:
         return ro.rollout_length(algo) * self.num_envs
 
     def place(self, tree: PyTree) -> PyTree:
-        """Numbers as arrays on the device."""
-        return jax.device_put(tree)
+        """Numbers as arrays on the learner's devices."""
+        return jax.device_put(tree, self._learning.everywhere())
 
     def start(self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True) -> RunState:
         """Builds the environments and begins their first episodes; `saved`: whether checkpoints will hold the replays.
@@ -78,11 +130,29 @@ class SebulbaProgram:
           ConfigError: the replay would not fit in memory.
         """
         self.close()
-        self._host = env.build(self.num_envs, seed)
-        first, key = self._host.reset(), jax.random.key(seed)
-        state = jax.eval_shape(self._steps.init, algo, first, key)
-        learner.check_memory(algo, state, jax.local_devices()[:1], saved=saved)
-        return self._steps.init(algo, first, key)
+        groups = self.topology.actors * self.topology.groups
+        size, key = self.num_envs // groups, jax.random.key(seed)
+        steps = Steps(self.spec, self.num_envs, size, ro.rollout_length(algo))
+        devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
+        try:
+            for number, device in enumerate(devices):
+                host = env.build(size, seed, number * size)
+                self._collectors.append(Collector(steps, host, key, number * size, device))
+            moments = [collector.first_moment() for collector in self._collectors]
+            first = jax.tree.map(lambda *x: np.concatenate(x), *moments)
+            state = jax.eval_shape(self._learning.init, algo, first, key)
+            learner.check_memory(algo, state, self._learning.mesh_devices(), saved=saved)
+            return self._learning.started(algo, first, key)
+        except BaseException:
+            self.close()
+            raise
+
+    def _actor_devices(self):
+        """The device of each actor thread: after the learner's where there are so many, else among the same."""
+        here, wanted = jax.local_devices(), self.topology.actor_devices
+        apart = here[self.devices : self.devices + wanted]
+        devices = apart if len(apart) == wanted else here[:wanted]
+        return [devices[number % len(devices)] for number in range(self.topology.actors)]
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
         """The parts of a state that a resumed run takes from a fresh one: host environments cannot be saved."""
@@ -90,50 +160,111 @@ class SebulbaProgram:
 
     def emptied(self, algo: Algorithm, env: HostRecipe, state: RunState) -> RunState:
         """`state` with new buffers in place of what it has."""
-        return self._steps.with_empty_buffers(algo, state.replace(buffers={}))
+        return self._learning.with_empty_buffers(algo, state.replace(buffers={}))
 
     def chunk(
         self, algo: Algorithm, env: HostRecipe, state: RunState, length: int, total_ticks: int
     ) -> tuple[RunState, Report]:
-        """`length` iterations. The buffers of `state` are donated."""
-        total = None
-        for number in range(length):
-            state, report = self._iterate(algo, state, jnp.float32(total_ticks))
-            total = (total or Report.zeros_like(report)).add(report, jnp.int32(number))
-        return state, total
+        """`length` iterations. The buffers of `state` are donated.
 
-    def _iterate(self, algo, state, total_ticks):
-        tick, length = state.ticks.low, ro.rollout_length(algo)
-        algo, actor, act_keys = self._steps.prepare(algo, state, total_ticks)
-        timestep, carry, moments = state.timestep, state.carry, []
+        Raises:
+          EnvironmentFailedError: environments hang, or failed too often.
+          Exception: whatever else an actor raised.
+        """
+        threads = self._running(algo, state)
+        total, lags, since = None, [], time.monotonic()
+        before = threads.metrics()
         for number in range(length):
-            output = self._steps.act(algo, actor, timestep, carry, act_keys, number)
-            moments.append((timestep, output.action, output.extras))
-            following = self._host.step(jax.device_get(output.action))
-            timestep, carry = self._steps.follow(following, output.action), output.carry
-        initial = state.carry
-        state = state.replace(timestep=timestep, carry=carry, ticks=state.ticks.add(length))
-        return self._steps.learn(
-            algo, state.replace(buffers={}), state.buffers, moments, initial, actor.statistics, tick
-        )
+            resolved, actor = self._learning.prepare(algo, state, jnp.float32(total_ticks))
+            threads.publish(self._updates, Published(resolved, actor, jnp.int32(self._updates)))
+            rollouts, version = threads.rollouts(self._updates)
+            lags.append(self._updates - version)
+            batch = self._learning.gathered(rollouts)
+            state, report = self._learning.learn(resolved, state.replace(buffers={}), state.buffers, batch)
+            self._updates += 1
+            total = (total or Report.zeros_like(report)).add(report, jnp.int32(number))
+        figures = {name: value - before[name] for name, value in threads.metrics().items() if name != "queue_depth"}
+        figures |= {"queue_depth": threads.metrics()["queue_depth"], "policy_lag": float(np.mean(lags))}
+        figures |= {"inference_batch": float(self.num_envs // len(self._collectors))}
+        figures["seconds"] = time.monotonic() - since
+        return state, total.replace(actors={name: np.float32(value) for name, value in figures.items()})
+
+    def _running(self, algo, state):
+        """The actor threads; they begin with the first chunk, where the run stands by then."""
+        if self._threads is None:
+            if not self._collectors:
+                raise RuntimeError("the environments were closed; call start() again")
+            self._updates = int(state.ticks) // ro.rollout_length(algo)
+            for collector in self._collectors:
+                collector.begin_at(int(state.ticks))
+            each, topology = self.topology.groups, self.topology
+            self._threads = ActorThreads(
+                [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
+                self._actor_devices(),
+                first=self._updates,
+                lag=topology.lag if topology.lockstep else None,
+                depth=topology.queue,
+                step_timeout=topology.step_timeout,
+            )
+        return self._threads
 
     def close(self) -> None:
-        """Closes the environments; may be called at any time and twice."""
-        host, self._host = self._host, None
-        if host is not None:
-            host.close()
+        """Ends the threads and closes the environments; may be called at any time and twice."""
+        threads, self._threads = self._threads, None
+        collectors, self._collectors = self._collectors, []
+        if threads is not None:
+            threads.close()
+        else:
+            for collector in collectors:
+                collector.host.close()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Steps:
-    """The compiled pieces of the loop, static: a key of the compilation cache."""
+class _Learning:
+    """The learner's compiled pieces, static: a key of the compilation cache."""
 
     spec: EnvSpec
     num_envs: int
-    replicas: SingleReplica
+    shards: int
+    devices: int
 
-    @partial(jax.jit, static_argnums=0)
-    def init(self, algo, timestep, key):
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        return meshes.data_mesh(self.devices)
+
+    def mesh_devices(self) -> list[jax.Device]:
+        return list(self.mesh.devices.flat)
+
+    def everywhere(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def _replicas(self) -> Replicas:
+        if self.devices == 1:
+            return SingleReplica(self.shards)
+        return MeshReplicas("data", self.shards // self.devices)
+
+    def _partition(self, algo) -> RunState:
+        data, everywhere = PartitionSpec("data"), PartitionSpec()
+        return RunState(
+            learner=everywhere,
+            env_state=everywhere,
+            timestep=data,
+            carry=data,
+            buffers=replay.partition(learner.replays(algo), "data"),
+            key=everywhere,
+            ticks=everywhere,
+            empty_at=everywhere,
+        )
+
+    def _placed(self, specs):
+        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=is_spec)
+
+    # --- beginnings ----------------------------------------------------------------------------------------------
+
+    def init(self, algo, timestep, key) -> RunState:
+        """The state of a run that has not begun; pure."""
         resolved = at(algo, jnp.float32(0.0))
         env_index = jnp.arange(self.num_envs, dtype=jnp.int32)
         state = RunState(
@@ -146,68 +277,119 @@ class _Steps:
             ticks=Counter.zero(),
             empty_at=Counter.zero(),
         )
-        return self.with_empty_buffers(algo, state)
+        return self._emptied(algo, state)
 
-    @partial(jax.jit, static_argnums=0)
-    def with_empty_buffers(self, algo, state):
+    def started(self, algo, timestep, key) -> RunState:
+        """`init`, compiled, with every leaf where it belongs."""
+        return _beginnings(self, jax.tree.structure(algo))[0](algo, timestep, key)
+
+    def with_empty_buffers(self, algo, state) -> RunState:
+        """`state` with new buffers, compiled."""
+        return _beginnings(self, jax.tree.structure(algo))[1](algo, state)
+
+    def shardings(self, algo) -> RunState:
+        """How a run's state lies on the mesh."""
+        return self._placed(self._partition(algo))
+
+    def _emptied(self, algo, state):
         rows = jax.eval_shape(lambda: self._example(at(algo, jnp.float32(0.0)), state))
-        buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.replicas.shards)
+        buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.shards)
         return state.replace(buffers=buffers, empty_at=jax.tree.map(jnp.copy, state.ticks))
 
     def _example(self, algo, state):
-        output = algo.act(
-            algo.actor(state.learner),
-            state.timestep,
-            state.carry,
-            self._act_keys(state, 1)[0],
-            spec=self.spec,
-            explore=True,
-        )
-        moment = (state.timestep, output.action, output.extras)
-        return self._assemble([moment], state.timestep, state.carry, state.carry, ()).rows
+        steps = Steps(self.spec, self.num_envs, self.num_envs, 1)
+        roots = steps.roots(state.key, jnp.arange(self.num_envs, dtype=jnp.int32))
+        action = ro.no_action(self.spec, self.num_envs)
+        actor, following = algo.actor(state.learner), state.timestep.replace(previous_action=None)
+        storage = steps.storage(algo, actor, following, state.carry, action, roots)
+        return steps.finish(storage, following, action, state.carry, state.carry, (), jnp.int32(0)).batch.rows
 
-    def _act_keys(self, state, length):
-        env_index = jnp.arange(self.num_envs, dtype=jnp.int32)
-        return keys.tick_keys(keys.policy_keys(state.key, env_index), state.ticks.low, length)
-
-    def _assemble(self, moments, final, carry, final_carry, statistics):
-        timesteps, action, extras = jax.tree.map(lambda *x: jnp.stack(x), *moments)
-        return ro.assemble(
-            timesteps,
-            final,
-            action,
-            extras,
-            carry=carry,
-            final_carry=final_carry,
-            statistics=statistics,
-            whole_episodes=False,
-        ).replace(timesteps=timesteps, final=final)
+    # --- an iteration --------------------------------------------------------------------------------------------
 
     @partial(jax.jit, static_argnums=0)
     def prepare(self, algo, state, total_ticks):
+        """The algorithm with its schedules resolved, and what acting needs."""
         algo = at(algo, jnp.minimum(state.ticks.as_float() / total_ticks, 1.0))
-        return algo, algo.actor(state.learner), self._act_keys(state, ro.rollout_length(algo))
+        return algo, algo.actor(state.learner)
+
+    def gathered(self, rollouts: list[Collected]) -> Collected:
+        """One batch of all groups' rollouts, on the learner's devices."""
+        first = self.mesh_devices()[0]
+        whole = self._joined(jax.device_put(rollouts, first))
+        if self.devices == 1:
+            return whole
+        specs = Collected(_batch_specs(), PartitionSpec("data"), PartitionSpec())
+        return jax.device_put(whole, self._placed(specs))
 
     @partial(jax.jit, static_argnums=0)
-    def act(self, algo, actor, timestep, carry, act_keys, number):
-        return algo.act(actor, timestep, carry, act_keys[number], spec=self.spec, explore=True)
-
-    @partial(jax.jit, static_argnums=0)
-    def follow(self, timestep, action):
-        return ro.with_previous_action(timestep, action)
+    def _joined(self, rollouts):
+        batches = [rollout.batch for rollout in rollouts]
+        one = batches[0]
+        if len(batches) > 1:
+            along_time = lambda *x: jnp.concatenate(x, axis=1)  # noqa: E731
+            at_once = lambda *x: jnp.concatenate(x, axis=0)  # noqa: E731
+            one = RolloutBatch(
+                rows=jax.tree.map(along_time, *(b.rows for b in batches)),
+                timesteps=jax.tree.map(along_time, *(b.timesteps for b in batches)),
+                final=jax.tree.map(at_once, *(b.final for b in batches)),
+                carry=jax.tree.map(at_once, *(b.carry for b in batches)),
+                final_carry=jax.tree.map(at_once, *(b.final_carry for b in batches)),
+                # Every group acted with the same version.
+                statistics=one.statistics,
+                version=one.version,
+            )
+        episodes = rollouts[0].episodes
+        for rollout in rollouts[1:]:
+            episodes = episodes + rollout.episodes
+        final = jax.tree.map(lambda *x: jnp.concatenate(x, axis=0), *(rollout.final for rollout in rollouts))
+        return Collected(one, final, episodes)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
-    def learn(self, algo, state, buffers, moments, carry, statistics, tick):
-        batch = self._assemble(moments, state.timestep, carry, state.carry, statistics)
-        episodes = ro.episode_sums(batch.rows, batch.timesteps, batch.final)
+    def learn(self, algo, state, buffers, collected):
+        """Stores a batch and updates, on all devices. `algo` has its schedules resolved."""
+        state = state.replace(buffers=buffers)
+        if self.devices == 1:
+            state, report = self._learn(algo, state, collected.batch, collected.final)
+        else:
+            partition, everywhere = self._partition(algo), PartitionSpec()
+            specs = (everywhere, partition, _batch_specs(), PartitionSpec("data"))
+            state, report = meshes.over_devices(self._learn, self.mesh, specs, (partition, everywhere))(
+                algo, state, collected.batch, collected.final
+            )
+        return state, report.replace(episodes=collected.episodes)
+
+    def _learn(self, algo, state, batch, final):
+        tick, length = state.ticks.low, batch.rows.reward.shape[0]
+        state = state.replace(timestep=final, carry=batch.final_carry, ticks=state.ticks.add(length))
         state, report = learner.learn(
             algo,
-            state.replace(buffers=buffers),
-            batch.replace(timesteps=batch.timesteps.replace(episode=None), final=batch.final.replace(episode=None)),
-            episodes,
+            state,
+            batch,
+            EpisodeSums.zero(),
             tick=tick,
             spec=self.spec,
             num_envs=self.num_envs,
-            replicas=self.replicas,
+            replicas=self._replicas,
         )
-        return state, report.with_state(state, jnp.int32(0))
+        return state, report.with_state(state, jnp.int32(0)).over(self._replicas)
+
+
+@lru_cache(maxsize=32)
+def _beginnings(learning, structure):
+    """The two beginnings compiled for algorithms of a tree structure, which holds all that is static."""
+    shardings = learning.shardings(jax.tree.unflatten(structure, [0.0] * structure.num_leaves))
+    return tuple(jax.jit(function, out_shardings=shardings) for function in (learning.init, learning._emptied))
+
+
+def _batch_specs() -> RolloutBatch:
+    """How a batch lies on the mesh: a prefix tree of partition specs."""
+    rows, moment, everywhere = PartitionSpec(None, "data"), PartitionSpec("data"), PartitionSpec()
+    return RolloutBatch(
+        rows=rows,
+        timesteps=rows,
+        final=moment,
+        carry=moment,
+        final_carry=moment,
+        statistics=everywhere,
+        version=everywhere,
+    )

@@ -162,7 +162,7 @@ def test_host_environments():
         result = train(
             PPO,
             ServedFromHost(spoiled(3 * TICKS + 3)),
-            topology=jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4),
+            topology=jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True),
         )
     assert result.stopped == "non_finite" and result.total_steps == 3 * ROWS and all_finite(result.state)
 

@@ -85,12 +85,15 @@ class EnvPoolRecipe:
     def name(self) -> str:
         return f"envpool:{self.task}"
 
-    def build(self, num_envs: int, seed: int, batch_size: int | None = None) -> "EnvPoolEnvironment":
+    def build(
+        self, num_envs: int, seed: int, first_env: int = 0, *, batch_size: int | None = None
+    ) -> "EnvPoolEnvironment":
         """A pool of `num_envs` environments.
 
         Args:
           num_envs: environments.
           seed: of the run; every environment's own is drawn from it, by its index.
+          first_env: the index of the first one, where these are a group of all.
           batch_size: how many environments one `recv` waits for; fewer than `num_envs` make it asynchronous. None:
             all of them.
 
@@ -102,7 +105,7 @@ class EnvPoolRecipe:
             raise ConfigError(
                 f"{self.name}: num_envs={num_envs}, batch_size={batch_size}; use 1 <= batch_size <= num_envs"
             )
-        return EnvPoolEnvironment(self, num_envs, seed, batch_size)
+        return EnvPoolEnvironment(self, num_envs, seed, first_env, batch_size)
 
 
 class EnvPoolEnvironment:
@@ -121,10 +124,12 @@ class EnvPoolEnvironment:
 
     failures = 0
 
-    def __init__(self, recipe: EnvPoolRecipe, num_envs: int, seed: int, batch_size: int):
+    def __init__(self, recipe: EnvPoolRecipe, num_envs: int, seed: int, first_env: int, batch_size: int):
         self.name, self.num_envs, self.batch_size = recipe.name, num_envs, batch_size
         self._recipe = recipe
-        self._pool = _make(recipe.task, recipe.options, num_envs, seed, batch_size)
+        self._pool = _make(
+            recipe.task, recipe.options, num_envs, environment_seeds(seed, num_envs, 0, first_env), batch_size
+        )
         _, observation_space, action_space = _spec(recipe.task, recipe.options)
         self._read = conversion.observations(observation_space, self.name).read
         self._write = conversion.actions(action_space, self.name).write
@@ -348,10 +353,9 @@ def _true_bounds(space: Any) -> Any:
     return space
 
 
-def _make(task: str, options: Mapping[str, Any], num_envs: int, seed: int, batch_size: int) -> Any:
+def _make(task: str, options: Mapping[str, Any], num_envs: int, seeds: list[int], batch_size: int) -> Any:
     import envpool
 
-    seeds = environment_seeds(seed, num_envs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Gymnasium, on the bounds that EnvPool declares
         pool = envpool.make_gymnasium(task, num_envs=num_envs, batch_size=batch_size, seed=seeds, **options)

@@ -5,15 +5,19 @@ import numpy as np
 from jaxrl.types import Episode, PyTree, TimeStep
 
 
-def environment_seeds(seed: int, num_envs: int, generation: int = 0) -> list[int]:
+def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: int = 0) -> list[int]:
     """One seed in [0, 2^31) for each environment, by its index; how many there are changes none of them.
 
-    Another `generation` gives others, for environments that are built again.
+    Another `generation` gives others, for environments that are built again. `first_env` is the index of the first one,
+    where these are a group of all.
 
     Consecutive run seeds give unrelated environments. `seed + index`, which the suites take by themselves, gives run 1
     all but one of the environments of run 0.
     """
-    sequences = (np.random.SeedSequence(entropy=seed, spawn_key=(generation, index)) for index in range(num_envs))
+    sequences = (
+        np.random.SeedSequence(entropy=seed, spawn_key=(generation, index))
+        for index in range(first_env, first_env + num_envs)
+    )
     return [int(sequence.generate_state(1)[0] >> np.uint32(1)) for sequence in sequences]
 
 

@@ -44,8 +44,8 @@ class GymnasiumRecipe:
     def name(self) -> str:
         return f"gymnasium:{self.id}"
 
-    def build(self, num_envs: int, seed: int) -> "GymnasiumEnvironment":
-        """A batch of `num_envs` environments; each draws its seed from `seed` by its index.
+    def build(self, num_envs: int, seed: int, first_env: int = 0) -> "GymnasiumEnvironment":
+        """A batch of `num_envs` environments; each draws its seed from `seed` by its index, from `first_env` on.
 
         Raises:
           ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
@@ -53,7 +53,7 @@ class GymnasiumRecipe:
         """
         if num_envs < 1:
             raise ConfigError(f"{self.name}: num_envs={num_envs}; use at least 1")
-        return GymnasiumEnvironment(self, num_envs, seed)
+        return GymnasiumEnvironment(self, num_envs, seed, first_env)
 
 
 class GymnasiumEnvironment:
@@ -67,10 +67,10 @@ class GymnasiumEnvironment:
       num_envs: environments.
     """
 
-    def __init__(self, recipe: GymnasiumRecipe, num_envs: int, seed: int):
+    def __init__(self, recipe: GymnasiumRecipe, num_envs: int, seed: int, first_env: int):
         self.name, self.num_envs = recipe.name, num_envs
         self._recipe = recipe
-        arguments = (self.name, _find(recipe.id), recipe.options, num_envs, seed)
+        arguments = (self.name, _find(recipe.id), recipe.options, num_envs, seed, first_env)
         self._stepper: InProcess | Workers
         if recipe.workers:
             self._stepper = Workers(

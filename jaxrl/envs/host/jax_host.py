@@ -30,18 +30,18 @@ class ServedFromHost:
     def action_space(self) -> Space:
         return self.env.action_space
 
-    def build(self, num_envs: int, seed: int) -> "JaxHostEnvironment":
+    def build(self, num_envs: int, seed: int, first_env: int = 0) -> "JaxHostEnvironment":
         """`num_envs` environments whose keys are those that a compiled run of the same seed gives them."""
-        return JaxHostEnvironment(self.env, num_envs, seed)
+        return JaxHostEnvironment(self.env, num_envs, seed, first_env)
 
 
 class JaxHostEnvironment:
     """A batch of one JAX environment behind the host protocol: numpy in, numpy out."""
 
-    def __init__(self, env: Environment, num_envs: int, seed: int):
+    def __init__(self, env: Environment, num_envs: int, seed: int, first_env: int = 0):
         self.num_envs = num_envs
         self._env = env
-        self._roots = keys.environment_keys(jax.random.key(seed), jnp.arange(num_envs, dtype=jnp.int32))
+        self._roots = keys.environment_keys(jax.random.key(seed), first_env + jnp.arange(num_envs, dtype=jnp.int32))
         self._state: PyTree = None
         self._ticks = 0
 

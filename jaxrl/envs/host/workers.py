@@ -39,8 +39,8 @@ class InProcess:
 
     failures = 0
 
-    def __init__(self, name: str, spec: Any, options: dict[str, Any], num_envs: int, seed: int):
-        self.seeds = environment_seeds(seed, num_envs)
+    def __init__(self, name: str, spec: Any, options: dict[str, Any], num_envs: int, seed: int, first_env: int):
+        self.seeds = environment_seeds(seed, num_envs, 0, first_env)
         self._name = name
         self._now: tuple[int, Command] | None = None
         self._environments: list[gymnasium.Env] = []
@@ -100,14 +100,15 @@ class Workers:
         options: dict[str, Any],
         num_envs: int,
         seed: int,
+        first_env: int,
         *,
         workers: int,
         step_timeout: float,
         restarts: int,
     ):
-        self.seeds = environment_seeds(seed, num_envs)
+        self.seeds = environment_seeds(seed, num_envs, 0, first_env)
         self.failures = 0
-        self._name, self._seed = name, seed
+        self._name, self._seed, self._first_env = name, seed, first_env
         self._timeout, self._restarts = step_timeout, restarts
         self._waiting = False
         self._commands: Sequence[Command] = ()
@@ -206,7 +207,7 @@ class Workers:
                 stacklevel=4,
             )
             for lost in worker.indices:
-                self.seeds[lost] = environment_seeds(self._seed, len(outcomes), self.failures)[lost]
+                self.seeds[lost] = environment_seeds(self._seed, len(outcomes), self.failures, self._first_env)[lost]
             fresh = _Worker(worker.indices, self._recipe)
             self._workers[self._workers.index(worker)] = fresh
             self._started(fresh)
