@@ -179,15 +179,20 @@ def test_read_only_disk(refused):
     assert "cannot write to the run directory /proc/self/run" in said
 
 
-def test_suite_that_comes_later(refused):
-    said = refused("train", "ppo", "--env", "envpool:Pong-v5", "--total-steps", "1000")
-    assert "envpool" in said
+def test_options_of_host_environments(refused):
+    run = ("train", "ppo", "--total-steps", "1000", "--env")
+    said = refused(*run, "envpool:Pong-v5", "--env-params", "preset=clasic")
+    assert "did you mean 'classic'" in said
+    said = refused(*run, "gymnasium:CartPole-v1", "--env-params", "workers=-1", "restarts=1")
+    assert "workers=-1; use 0" in said
 
 
-def test_extra_that_is_not_installed(refused, monkeypatch):
-    monkeypatch.setattr("jaxrl.envs.registry._installed", lambda suite: suite != "brax")
-    said = refused("train", "ppo", "--env", "brax:ant", "--total-steps", "1000")
-    assert "pip install 'jaxrl[brax]'" in said
+@pytest.mark.parametrize("env", ["brax:ant", "envpool:Pong-v5"])
+def test_extra_that_is_not_installed(env, refused, monkeypatch):
+    missing = env.partition(":")[0]
+    monkeypatch.setattr("jaxrl.envs.registry._installed", lambda suite: suite != missing)
+    said = refused("train", "ppo", "--env", env, "--total-steps", "1000")
+    assert f"pip install 'jaxrl[{missing}]'" in said
 
 
 def test_no_run_to_evaluate(refused, tmp_path):
