@@ -217,7 +217,7 @@ def test_asynchronous_misuse_is_told_rather_than_waited_for():
         host.recv()
     for num_envs, batch_size in ((4, 5), (4, 0), (0, None)):
         with pytest.raises(ConfigError, match="1 <= batch_size <= num_envs"):
-            make("CartPole-v1").build(num_envs, 0, batch_size)
+            make("CartPole-v1").build(num_envs, 0, batch_size=batch_size)
 
 
 def test_misuse_and_closing():
