@@ -1,0 +1,150 @@
+"""What goes wrong in actor threads reaches whoever trains, in bounded time, and leaves nothing behind."""
+
+import dataclasses
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from programs import ENV, NUM_ENVS, PPO, ROWS
+
+import jaxrl
+from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
+from jaxrl.errors import EnvironmentFailedError
+
+SOON = 10.0  # seconds that everything here may take at most, once compiled
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spoiled(ServedFromHost):
+    """Environments that do `then(environment)` before step number `at`."""
+
+    at: int = 20
+    then: object = None
+    built: list = dataclasses.field(default_factory=list)
+
+    def build(self, num_envs, seed, first_env=0):
+        host = SpoiledEnvironment(self.env, num_envs, seed, first_env)
+        host.at, host.then, host.steps, host.closed = self.at, self.then, 0, 0
+        self.built.append(host)
+        return host
+
+
+class SpoiledEnvironment(JaxHostEnvironment):
+    name = "spoiled"
+
+    def step(self, actions):
+        self.steps += 1
+        if self.steps == self.at:
+            self.then(self)
+        return super().step(actions)
+
+    def close(self):
+        self.closed += 1
+        super().close()
+
+
+def train(env, algo=PPO, **topology):
+    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology)
+    return jaxrl.train(algo, env, total_steps=100 * ROWS, topology=topology, progress=False, evaluate_every=0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    threads = threading.active_count()
+    yield
+    until = time.monotonic() + SOON
+    while threading.active_count() > threads and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() <= threads, threading.enumerate()
+
+
+@pytest.mark.parametrize("topology", [{"actors": 2}, {"groups": 2}, {"lockstep": True}], ids=str)
+def test_an_environment_that_raises(topology):
+    def fail(host):
+        raise ZeroDivisionError("in step 20")
+
+    env = Spoiled(ENV, then=fail)
+    with pytest.raises(ZeroDivisionError, match="in step 20") as caught:
+        train(env, **topology)
+    assert any(entry.name == "fail" for entry in caught.traceback), "its own traceback is there"
+    assert all(host.closed for host in env.built)
+
+
+def test_an_environment_that_hangs_is_named():
+    free = threading.Event()
+    env = Spoiled(ENV, then=lambda host: free.wait(60))
+    began = time.monotonic()
+    try:
+        with pytest.raises(EnvironmentFailedError, match="spoiled have been at their step for .* step_timeout is 1 s"):
+            train(env, step_timeout=1.0)
+        assert time.monotonic() - began < 60
+    finally:
+        free.set()
+
+
+def test_a_learner_that_raises_while_actors_wait():
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2).bind(PPO, ServedFromHost(ENV))
+    state = program.start(PPO, ServedFromHost(ENV), 0)
+    state, _ = program.chunk(PPO, ServedFromHost(ENV), state, 1, 100)
+    until = time.monotonic() + SOON
+    while program._threads.metrics()["queue_depth"] < 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert program._threads.metrics()["queue_depth"] >= 1, "every slot is taken"
+    began = time.monotonic()
+    program.close()
+    program.close()
+    assert time.monotonic() - began < SOON
+    with pytest.raises(RuntimeError, match="start"):
+        program.chunk(PPO, ServedFromHost(ENV), state, 1, 100)
+
+
+def test_closed_before_anything_began():
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS).bind(PPO, ServedFromHost(ENV))
+    program.close()
+    env = Spoiled(ENV)
+    program.start(PPO, env, 0)
+    program.close()
+    assert [host.closed for host in env.built] == [1]
+
+
+def test_rows_where_an_environment_was_built_again_do_not_count():
+    """Its next moment is a first one, though the one before was not a last one."""
+
+    def rebuilt(host):
+        host.broken = True
+
+    class Rebuilt(SpoiledEnvironment):
+        broken = False
+
+        def step(self, actions):
+            timestep = super().step(actions)
+            if not self.broken:
+                return timestep
+            self.broken = False
+            fresh = jax.tree.map(np.array, timestep)
+            fresh.first[2], fresh.terminated[2], fresh.truncated[2] = True, False, False
+            fresh.reward[2], fresh.episode.returns[2], fresh.episode.length[2] = 0.0, 0.0, 0
+            return fresh
+
+    class Rebuilding(Spoiled):
+        def build(self, num_envs, seed, first_env=0):
+            host = super().build(num_envs, seed, first_env)
+            host.__class__ = Rebuilt
+            return host
+
+    seen = []
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True).bind(PPO, ServedFromHost(ENV))
+    gathered = program._learning.gathered
+    object.__setattr__(program._learning, "gathered", lambda rollouts: seen.append(gathered(rollouts)) or seen[-1])
+    env = Rebuilding(ENV, at=4, then=rebuilt)
+    try:
+        state = program.start(PPO, env, 0)
+        program.chunk(PPO, env, state, 1, 100)
+    finally:
+        program.close()
+    rows = seen[0].batch.rows
+    broken = (~np.asarray(rows.weight)) & ~np.asarray(seen[0].batch.timesteps.last)
+    assert np.argwhere(broken).tolist() == [[3, 2]]
+    assert not rows.weight[3, 2] and rows.reward[3, 2] == 0 and not rows.terminated[3, 2] and rows.first[4, 2]
