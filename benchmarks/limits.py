@@ -17,7 +17,15 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import _record as record
 
-PEER = ["sbx-rl==0.28.0", "jax==0.11.2", "jaxlib==0.11.2"]
+PEER = [
+    "sbx-rl==0.28.0",
+    "jax==0.11.2",
+    "jaxlib==0.11.2",
+    "gymnasium==1.3.0",
+    "mujoco==3.3.7",
+    "imageio",
+    "packaging",
+]
 ENVIRONMENTS = {"sac": "Pendulum-v1", "dqn": "CartPole-v1"}
 BATCH = {"sac": 256, "dqn": 64}
 

@@ -1,0 +1,235 @@
+"""Environments on the host: PPO through EnvPool against SB3, and what the topology costs beside EnvPool alone.
+
+    python benchmarks/host.py [--repeats 5] [--no-peer] [--only cartpole halfcheetah pong]
+
+PPO: the same rows a batch, epochs, minibatches and networks (two of 2 x 64 tanh) in both; SB3 has 8 environments of
+Gymnasium in its process, as in its documentation, ours come from EnvPool and their number is printed. Pong: rows a
+second of `Sebulba` with an algorithm that acts at random and learns nothing, against EnvPool stepped with random
+actions by hand, in the same number of environments. What is timed is compiled and warm, in turn in one run.
+"""
+
+import argparse
+import pathlib
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import _record as record
+from limits import PEER
+
+# Rows a batch, epochs, rows a minibatch, and our environments, threads and groups.
+PPO: dict[str, dict[str, Any]] = {
+    "cartpole": {"env": "CartPole-v1", "batch": 1024, "epochs": 4, "minibatch": 256, "num_envs": 64},
+    "halfcheetah": {"env": "HalfCheetah-v4", "batch": 2048, "epochs": 10, "minibatch": 64, "num_envs": 32},
+}
+PEER_ENVS = 8
+PONG = {"env": "Pong-v5", "num_envs": 16, "rollout": 32}
+
+
+class SB3:
+    """Runs in the peer's environment."""
+
+    def __init__(self):
+        self.models = {}
+
+    def __call__(self, *, name: str, rows: int) -> float:
+        import stable_baselines3 as sb3
+        import torch
+        from stable_baselines3.common.env_util import make_vec_env
+
+        settings = PPO[name]
+        if name not in self.models:
+            env = make_vec_env(settings["env"], n_envs=PEER_ENVS, seed=0)
+            model = sb3.PPO(
+                "MlpPolicy",
+                env,
+                n_steps=settings["batch"] // PEER_ENVS,
+                batch_size=settings["minibatch"],
+                n_epochs=settings["epochs"],
+                device="cpu",
+                policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": torch.nn.Tanh},
+            )
+            model.learn(total_timesteps=settings["batch"])
+            self.models[name] = model
+        start = time.perf_counter()
+        self.models[name].learn(total_timesteps=rows, reset_num_timesteps=False)
+        return time.perf_counter() - start
+
+
+class Jaxrl:
+    """Runs here."""
+
+    def __init__(self):
+        self.runs, self.pools = {}, {}
+
+    def __call__(self, *, name: str, rows: int, bare: bool = False) -> float:
+        import jax
+
+        if bare:
+            return self.pool(rows)
+        if name not in self.runs:
+            self.runs[name] = self.started(name)
+        program, algo, env, state = self.runs[name]
+        iterations = rows // program.rows_per_iteration(algo)
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(program.chunk(algo, env, state, iterations, 10**9))
+        seconds = time.perf_counter() - start
+        self.runs[name] = program, algo, env, state
+        return seconds
+
+    def started(self, name):
+        import jaxrl
+
+        if name == "pong":
+            env = jaxrl.make("envpool:" + PONG["env"])
+            algo = random_actor()(rollout_length=PONG["rollout"])
+            topology = jaxrl.Sebulba(num_envs=PONG["num_envs"], actors=2, queue=2)
+        else:
+            settings = PPO[name]
+            env = jaxrl.make("envpool:" + settings["env"])
+            algo = jaxrl.PPO(
+                rollout_length=settings["batch"] // settings["num_envs"],
+                epochs=settings["epochs"],
+                minibatches=settings["batch"] // settings["minibatch"],
+            )
+            topology = jaxrl.Sebulba(num_envs=settings["num_envs"])
+        program = topology.bind(algo, env)
+        state = program.start(algo, env, 0)
+        state, _ = program.chunk(algo, env, state, 3, 10**9)
+        return program, algo, env, state
+
+    def pool(self, rows):
+        """EnvPool by itself: the same two pools, each stepped by a thread of its own."""
+        import threading
+
+        import envpool
+        import numpy as np
+
+        size = PONG["num_envs"] // 2
+        if not self.pools:
+            self.pools = {n: envpool.make_gymnasium(PONG["env"], num_envs=size, seed=n) for n in range(2)}
+            for pool in self.pools.values():
+                pool.reset()
+        actions = np.random.default_rng(0).integers(0, 6, (rows // (2 * size), size)).astype(np.int32)
+
+        def play(pool):
+            for action in actions:
+                pool.step(action)
+
+        threads = [threading.Thread(target=play, args=(pool,)) for pool in self.pools.values()]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - start
+
+    def close(self):
+        for program, *_ in self.runs.values():
+            program.close()
+
+
+def random_actor():
+    """An algorithm that acts at random and learns nothing, on the protocol alone."""
+    import jax
+    import jax.numpy as jnp
+    from flax import struct
+
+    from jaxrl.algos.base import static
+    from jaxrl.types import ActorOutput, ActorState, Rollout, UpdateInfo
+
+    @struct.dataclass
+    class Random:
+        rollout_length: int = static(32)
+
+        def validate(self, spec, num_envs, shards):
+            return []
+
+        @property
+        def experience(self):
+            return {"rollout": Rollout(self.rollout_length)}
+
+        def init(self, key, spec):
+            return jnp.float32(0.0)
+
+        def actor(self, state):
+            return ActorState(state)
+
+        def initial_carry(self, spec, env_index, num_envs):
+            return ()
+
+        def act(self, actor, timestep, carry, key, *, spec, explore):
+            return ActorOutput(jax.vmap(spec.action_space.sample)(key), carry)
+
+        def update(self, state, batch, *, spec, key, replicas):
+            rows = batch["rollout"].rows
+            return state, UpdateInfo({"reward": jnp.mean(rows.reward)})
+
+    return Random
+
+
+# --- the comparison --------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=[*PPO, "pong"], default=[*PPO, "pong"])
+    arguments = parser.parse_args()
+
+    here = pathlib.Path(__file__)
+    ours = record.Worker(sys.executable, here)
+    peer = None if arguments.no_peer else record.Worker(record.peer_python("sbx", PEER), here)
+    rows = []
+    try:
+        for name in arguments.only:
+            if name == "pong":
+                count = 40 * PONG["num_envs"] * PONG["rollout"]
+                asks = {
+                    "jaxrl": lambda count=count: ours.ask(name="pong", rows=count),
+                    "EnvPool alone": lambda count=count: ours.ask(name="pong", rows=count, bare=True),
+                }
+                seconds = record.alternate(asks, arguments.repeats)
+                row = {"task": "random in Pong-v5", "num_envs": PONG["num_envs"]}
+                row |= {f"{which} (rows/s)": count / value for which, value in seconds.items()}
+                row["jaxrl / EnvPool alone"] = seconds["EnvPool alone"] / seconds["jaxrl"]
+            else:
+                settings = PPO[name]
+                count, peer_count = 60 * settings["batch"], 4 * settings["batch"]
+                asks = {"jaxrl": lambda name=name, count=count: ours.ask(name=name, rows=count)}
+                if peer is not None:
+                    asks["SB3"] = lambda name=name, count=peer_count: peer.ask(name=name, rows=count, peer=True)
+                seconds = record.alternate(asks, arguments.repeats)
+                row = {"task": f"PPO in {settings['env']}", "num_envs": settings["num_envs"]}
+                row["jaxrl (rows/s)"] = count / seconds["jaxrl"]
+                if peer is not None:
+                    row["SB3 (rows/s)"] = peer_count / seconds["SB3"]
+                    row["jaxrl / SB3"] = row["jaxrl (rows/s)"] / row["SB3 (rows/s)"]
+            rows.append(row)
+            print(record.table([row]), flush=True)
+    finally:
+        ours.close()
+        if peer is not None:
+            peer.close()
+    print(record.save("host", rows, repeats=arguments.repeats, settings={"ppo": PPO, "pong": PONG}))
+
+
+def answer_requests() -> None:
+    workers = {}
+
+    def answer(*, peer: bool = False, **request):
+        if peer not in workers:
+            workers[peer] = SB3() if peer else Jaxrl()
+        return workers[peer](**request)
+
+    try:
+        record.serve(answer)
+    finally:
+        if False in workers:
+            workers[False].close()
+
+
+if __name__ == "__main__":
+    answer_requests() if "--serve" in sys.argv else main()
