@@ -1,7 +1,7 @@
 """jaxrl: reinforcement learning in JAX, environment, replay and learner in one compiled program."""
 
 from jaxrl import envs, networks, schedules
-from jaxrl.algos import A2C, ALGORITHMS, D4PG, DDPG, DQN, MPO, PPO, PQN, R2D2, SAC, TD3, make_algorithm
+from jaxrl.algos import A2C, ALGORITHMS, D4PG, DDPG, DQN, IMPALA, MPO, PPO, PQN, R2D2, SAC, TD3, make_algorithm
 from jaxrl.envs import check_env, environments, make, register
 from jaxrl.errors import JaxrlError
 from jaxrl.evaluation import Evaluation, evaluate
@@ -21,6 +21,7 @@ __all__ = [
     "D4PG",
     "DDPG",
     "DQN",
+    "IMPALA",
     "MPO",
     "PPO",
     "PQN",

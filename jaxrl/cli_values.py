@@ -15,11 +15,23 @@ from typing import Any
 
 from jaxrl import schedules
 from jaxrl.errors import ConfigError, unknown
-from jaxrl.networks import GRU, LSTM, MLP, ActionValues, Core, ImpalaResNet, MinAtarCNN, NatureCNN, QHead, Torso
+from jaxrl.networks import (
+    GRU,
+    LSTM,
+    MLP,
+    ActionValues,
+    Core,
+    ImpalaCNN,
+    ImpalaResNet,
+    MinAtarCNN,
+    NatureCNN,
+    QHead,
+    Torso,
+)
 
 # What a field of these annotations may hold. A part of your own is given in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
-    Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaResNet),
+    Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaCNN, ImpalaResNet),
     Core: (GRU, LSTM),
     QHead: (ActionValues,),
 }

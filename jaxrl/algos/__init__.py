@@ -5,6 +5,7 @@ from jaxrl.algos.base import ALGORITHMS, make_algorithm
 from jaxrl.algos.d4pg import D4PG
 from jaxrl.algos.ddpg import DDPG
 from jaxrl.algos.dqn import DQN
+from jaxrl.algos.impala import IMPALA
 from jaxrl.algos.mpo import MPO
 from jaxrl.algos.ppo import PPO
 from jaxrl.algos.pqn import PQN
@@ -12,4 +13,18 @@ from jaxrl.algos.r2d2 import R2D2
 from jaxrl.algos.sac import SAC
 from jaxrl.algos.td3 import TD3
 
-__all__ = ["A2C", "ALGORITHMS", "D4PG", "DDPG", "DQN", "MPO", "PPO", "PQN", "R2D2", "SAC", "TD3", "make_algorithm"]
+__all__ = [
+    "A2C",
+    "ALGORITHMS",
+    "D4PG",
+    "DDPG",
+    "DQN",
+    "IMPALA",
+    "MPO",
+    "PPO",
+    "PQN",
+    "R2D2",
+    "SAC",
+    "TD3",
+    "make_algorithm",
+]

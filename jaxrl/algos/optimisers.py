@@ -24,13 +24,14 @@ class Adam:
 
 @struct.dataclass
 class RMSProp:
-    """RMSProp; with `eps` inside the square root, as the published actor-critics use it."""
+    """RMSProp; with `eps` inside the square root, as the published actor-critics use it, or outside, as torch does."""
 
     decay: float = 0.99
     eps: float = 1e-5
+    eps_in_root: bool = struct.field(pytree_node=False, default=True)
 
     def rule(self) -> optax.GradientTransformation:
-        return optax.scale_by_rms(decay=self.decay, eps=self.eps, eps_in_sqrt=True)
+        return optax.scale_by_rms(decay=self.decay, eps=self.eps, eps_in_sqrt=self.eps_in_root)
 
 
 @struct.dataclass

@@ -4,9 +4,10 @@ import dataclasses
 from typing import Any
 
 from jaxrl.algos.dqn import DQN
-from jaxrl.algos.optimisers import Adam
+from jaxrl.algos.impala import IMPALA
+from jaxrl.algos.optimisers import Adam, RMSProp
 from jaxrl.algos.ppo import PPO
-from jaxrl.networks import MLP, ActorCritic, CategoricalValues, QNetwork
+from jaxrl.networks import LSTM, MLP, ActorCritic, CategoricalValues, ImpalaCNN, ImpalaResNet, QNetwork, Torso
 from jaxrl.schedules import Linear
 
 
@@ -53,6 +54,29 @@ _BATCHPPO = PPO(
 def _batchppo_network(policy_gain: float, initial_log_std: float) -> ActorCritic:
     torso = MLP((200, 100), activation="relu")
     return ActorCritic(torso=torso, policy_gain=policy_gain, initial_log_std=initial_log_std)
+
+
+def _impala_paper(torso: Torso) -> IMPALA:
+    return IMPALA(
+        learning_rate=Linear(6e-4, 0.0),
+        gamma=0.99,
+        value_cost=0.5,
+        entropy_cost=0.01,
+        max_grad_norm=40.0,
+        rollout_length=20,
+        reduction="sum",
+        reward_clipping="abs_one",
+        bootstrap_truncated=False,
+        optimiser=RMSProp(decay=0.99, eps=0.01),
+        network=ActorCritic(torso, core=LSTM(256), shared=True, previous_action=True, previous_reward=True),
+    )
+
+
+_IMPALA_PAPER = (
+    "Espeholt et al. (2018), arXiv:1802.01561: figure 3 {side} and the settings of its appendix on Atari, in batches "
+    "of 32 rollouts; what they are silent on from its code, github.com/google-deepmind/scalable_agent. Its episodes "
+    "end with a life: --env-params preset=classic. --network.core none leaves out the LSTM."
+)
 
 
 PRESETS: dict[str, Preset] = {
@@ -146,6 +170,45 @@ PRESETS: dict[str, Preset] = {
             total_steps=5_000_000,
             source="Hessel et al. (2018), arXiv:1710.02298, table 1, with an update every 4 rows; here in 8 "
             "environments at once, on MinAtar, with noise drawn for every transition and gradients clipped.",
+        ),
+        Preset(
+            name="torchbeast",
+            algorithm=IMPALA(
+                learning_rate=Linear(4.8e-4, 0.0),
+                gamma=0.99,
+                value_cost=0.5,
+                entropy_cost=6e-4,
+                max_grad_norm=40.0,
+                rollout_length=80,
+                reduction="sum",
+                reward_clipping="abs_one",
+                bootstrap_truncated=False,
+                optimiser=RMSProp(decay=0.99, eps=0.01, eps_in_root=False),
+                network=ActorCritic(ImpalaResNet(), shared=True, previous_reward=True),
+            ),
+            env="envpool:Pong-v5",
+            num_envs=8,
+            total_steps=50_000_000,
+            source="github.com/facebookresearch/torchbeast at 3f3029c, the defaults of polybeast_learner.py (monobeast "
+            "has the same ones, with another network), in batches of 8 rollouts; the length is its paper's, "
+            "arXiv:1910.03552. Its episodes end with a life: --env-params preset=classic. --network.core lstm:256 "
+            "is its --use_lstm.",
+        ),
+        Preset(
+            name="impala-paper",
+            algorithm=_impala_paper(ImpalaResNet()),
+            env="envpool:Pong-v5",
+            num_envs=32,
+            total_steps=50_000_000,
+            source=_IMPALA_PAPER.format(side="right (deep)"),
+        ),
+        Preset(
+            name="impala-paper-shallow",
+            algorithm=_impala_paper(ImpalaCNN()),
+            env="envpool:Pong-v5",
+            num_envs=32,
+            total_steps=50_000_000,
+            source=_IMPALA_PAPER.format(side="left (shallow)"),
         ),
     )
 }

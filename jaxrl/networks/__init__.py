@@ -25,6 +25,7 @@ from jaxrl.networks.q_network import QNetwork
 from jaxrl.networks.torsos import (
     MLP,
     DictEncoder,
+    ImpalaCNN,
     ImpalaResNet,
     MinAtarCNN,
     NatureCNN,
@@ -48,6 +49,7 @@ __all__ = [
     "DictEncoder",
     "Distribution",
     "ForeignNetwork",
+    "ImpalaCNN",
     "ImpalaResNet",
     "MinAtarCNN",
     "MultiCategorical",

@@ -210,6 +210,30 @@ class NatureCNN:
         return _build_cnn("NatureCNN", space, layers, (self.width,), self.activation, rngs)
 
 
+@dataclasses.dataclass(frozen=True)
+class ImpalaCNN:
+    """The shallow network of IMPALA (Espeholt et al., 2018, figure 3 left), which is also that of Mnih et al. (2013).
+
+    Args:
+      filters: of the convolutions, whose kernels are 8, 4 and strides 4, 2.
+      width: of the dense layer.
+      activation: by name, after every layer.
+    """
+
+    filters: tuple[int, int] = (16, 32)
+    width: int = 256
+    activation: str = "relu"
+
+    def __post_init__(self):
+        freeze(self, "filters")
+
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+        if len(self.filters) != 2:
+            raise ConfigError(f"ImpalaCNN.filters={self.filters} must be two numbers, one a convolution")
+        layers = tuple(zip(self.filters, (8, 4), (4, 2), strict=True))
+        return _build_cnn("ImpalaCNN", space, layers, (self.width,), self.activation, rngs)
+
+
 class _ResidualStack(nnx.Module):
     """A convolution, a pooling that halves the image, and two residual blocks, for each entry of `channels`."""
 

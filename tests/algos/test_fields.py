@@ -18,6 +18,7 @@ BASES = {
     "ppo": jaxrl.PPO(rollout_length=8, network=TINY, normalize_observation=True, normalize_reward=True),
     "ppo-kl": jaxrl.PPO(rollout_length=8, network=TINY, objective="kl"),
     "a2c": jaxrl.A2C(network=TINY, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
+    "impala": jaxrl.IMPALA(rollout_length=8, network=TINY, normalize_observation=True, normalize_reward=True),
     "dqn": DQN,
     "dqn-categorical": DQN.replace(
         network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritised=True, ladder=True
@@ -31,6 +32,8 @@ BASES = {
 }
 STATIC = {
     "objective": "kl",
+    "reduction": "mean",
+    "reward_clipping": "abs_one",
     "rollout_length": 16,
     "epochs": 3,
     "minibatches": 2,
@@ -112,7 +115,7 @@ def test_the_initial_penalty_is_in_the_initial_state():
         assert state.penalty == penalty
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "dqn-recurrent", "pqn"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "dqn", "dqn-recurrent", "pqn"])
 def test_every_static_field_changes_the_program(name, traced_programs):
     algo = BASES[name]
     same = []
@@ -132,7 +135,7 @@ def test_every_static_field_changes_the_program(name, traced_programs):
     assert same == []
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "pqn"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "dqn", "pqn"])
 def test_the_optimiser_changes_the_program(name, traced_programs):
     other = RMSProp() if isinstance(BASES[name].optimiser, Adam) else Adam()
     assert str(program(BASES[name].replace(optimiser=other))) != str(traced_programs[name])

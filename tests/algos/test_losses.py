@@ -116,6 +116,27 @@ def test_descend_clips_by_the_global_norm_and_takes_the_values_own_rate():
     np.testing.assert_allclose(new["value"]["w"], [0.0, -0.8 / np.sqrt(0.64 + 1)], rtol=1e-5)
 
 
+def test_rmsprop_has_its_eps_where_it_is_told():
+    """In the root as tensorflow has it, or outside as torch has it."""
+    g = np.asarray([0.01, -2.0])
+    for in_root, divisor in ((True, lambda v: np.sqrt(v + 0.1)), (False, lambda v: np.sqrt(v) + 0.1)):
+        rule, params, average = RMSProp(decay=0.9, eps=0.1, eps_in_root=in_root), {"policy": jnp.zeros(2)}, 0.0
+        state, expected = rule.rule().init(params), np.zeros(2)
+        for _ in range(2):
+            params, state, _ = descend(
+                rule,
+                params,
+                {"policy": jnp.asarray(g, jnp.float32)},
+                state,
+                learning_rate=0.5,
+                max_grad_norm=None,
+                replicas=ONE,
+            )
+            average = 0.9 * average + 0.1 * g**2
+            expected -= 0.5 * g / divisor(average)
+        np.testing.assert_allclose(params["policy"], expected, rtol=1e-5)
+
+
 def test_adam_takes_the_textbook_step():
     rule, params = Adam(b1=0.9, b2=0.99, eps=1e-8), {"policy": jnp.asarray([1.0])}
     state, m, v, x = rule.rule().init(params), 0.0, 0.0, 1.0

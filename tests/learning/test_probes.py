@@ -26,11 +26,13 @@ ON_POLICY = {
 REPLAY = {"capacity": 4096, "min_size": 256, "batch_size": 64, "rollout_length": 4}
 PPO = jaxrl.PPO(clip_value=False, epochs=4, minibatches=2, **ON_POLICY)
 A2C = jaxrl.A2C(**ON_POLICY)
+IMPALA = jaxrl.IMPALA(**ON_POLICY)
 ALGORITHMS = {
     "ppo": (PPO.replace(network=networks.ActorCritic(torso=SMALL)), 200),
     "recurrent_ppo": (PPO.replace(network=networks.ActorCritic(torso=SMALL, core=networks.GRU(16), shared=True)), 150),
     "a2c": (A2C.replace(network=networks.ActorCritic(torso=SMALL)), 800),
     "recurrent_a2c": (A2C.replace(network=networks.ActorCritic(torso=SMALL, core=networks.GRU(16), shared=True)), 600),
+    "impala": (IMPALA.replace(network=networks.ActorCritic(torso=SMALL)), 800),
     "dqn": (
         jaxrl.DQN(
             gamma=GAMMA,

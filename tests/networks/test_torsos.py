@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxrl import spaces
 from jaxrl.errors import ConfigError
-from jaxrl.networks import MLP, DictEncoder, ImpalaResNet, MinAtarCNN, NatureCNN, default_torso
+from jaxrl.networks import MLP, DictEncoder, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN, default_torso
 from jaxrl.networks.torsos import flatten
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
@@ -47,6 +47,7 @@ def zeros(space, leading):
         (NatureCNN(), spaces.Box(0, 255, (84, 84, 4), np.uint8), 512),
         (ImpalaResNet(), spaces.Box(0, 255, (84, 84, 3), np.uint8), 256),
         (ImpalaResNet(), ATARI, 256),
+        (ImpalaCNN(), ATARI, 256),
         (default_torso(NESTED), NESTED, 128 + 64 + 64),
         (DictEncoder({"camera": None, "room": MLP((2,)), "arm": default_torso(NESTED.spaces["arm"])}), NESTED, 66),
     ],

@@ -1,0 +1,359 @@
+"""IMPALA's update against its formulas in numpy, V-trace as the paper's double sum; stale data, clips, reductions."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxrl
+from jaxrl import spaces
+from jaxrl.algos.impala import clipped_reward
+from jaxrl.algos.optimisers import RMSProp
+from jaxrl.networks import GRU, MLP, ActorCritic
+from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
+from jaxrl.parallel.rollout import assemble, first_timestep, with_previous_action
+from jaxrl.schedules import at
+from jaxrl.types import EnvSpec, TimeStep
+
+T, B, ACTIONS = 9, 8, 3
+SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(ACTIONS))
+# Policies far from uniform, so that another's data is far from one's own.
+SEPARATE = ActorCritic(MLP((8,)), policy_gain=2.0)
+RECURRENT = ActorCritic(
+    MLP((8,)), core=GRU(6), shared=True, previous_action=True, previous_reward=True, policy_gain=2.0
+)
+# One step of this rule is g / sqrt(g^2 + 1): it shows the size of a gradient as well as its sign.
+RULE = RMSProp(decay=0.0, eps=1.0)
+BASE = jaxrl.IMPALA(
+    learning_rate=1.0,
+    gamma=0.9,
+    max_grad_norm=None,
+    rollout_length=T,
+    reduction="mean",
+    optimiser=RULE,
+    network=SEPARATE,
+)
+FAR = {"clip_rho": 1e6, "clip_c": 1e6, "clip_pg_rho": 1e6}
+
+
+def learner(algo, seed=0):
+    return at(algo, jnp.float32(0)).init(jax.random.key(seed), SPEC)
+
+
+def moments(seed=0, shape=(T + 1, B)):
+    """Random moments that keep the row convention, with both endings, time-major; rewards of up to 3 or so."""
+    rng = np.random.default_rng(seed)
+    terminated, truncated = rng.random(shape) < 0.15, rng.random(shape) < 0.15
+    truncated &= ~terminated
+    first = np.zeros(shape, bool)
+    first[1:] = (terminated | truncated)[:-1]
+    terminated, truncated = terminated & ~first, truncated & ~first
+    first[1:] = (terminated | truncated)[:-1]
+    return TimeStep(
+        observation=jnp.asarray(rng.uniform(-1, 1, (*shape, 3)), jnp.float32),
+        reward=jnp.asarray(np.where(first, 0.0, rng.normal(size=shape) * 1.5), jnp.float32),
+        terminated=jnp.asarray(terminated),
+        truncated=jnp.asarray(truncated),
+        first=jnp.asarray(first),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def collect(algo, actor, timesteps, key, spec=SPEC):
+    """What a topology would collect, acting with `actor`, in environments that show `timesteps` whatever is done."""
+    algo = at(algo, jnp.float32(0))
+    time, envs = timesteps.reward.shape
+    start = jax.vmap(lambda index: algo.initial_carry(spec, index, envs))(jnp.arange(envs))
+    first = first_timestep(jax.tree.map(lambda x: x[0], timesteps), spec)
+
+    def step(moment, inputs):
+        (timestep, carry), (following, keys) = moment, inputs
+        output = algo.act(actor, timestep, carry, keys, spec=spec, explore=True)
+        return (with_previous_action(following, output.action), output.carry), (timestep, output.action, output.extras)
+
+    inputs = jax.tree.map(lambda x: x[1:], timesteps), jax.random.split(key, (time - 1, envs))
+    (final, final_carry), (seen, actions, extras) = jax.lax.scan(step, (first, start), inputs)
+    return assemble(
+        seen,
+        final,
+        actions,
+        extras,
+        carry=start,
+        final_carry=final_carry,
+        statistics=actor.statistics,
+        whole_episodes=False,
+    )
+
+
+def rollout_of(algo, seed, timesteps=None):
+    """A rollout acted with the parameters of `learner(algo, seed)`."""
+    timesteps = moments() if timesteps is None else timesteps
+    return collect(algo, algo.actor(learner(algo, seed)), timesteps, jax.random.key(3))
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def updated(algo, state, rollout, spec=SPEC):
+    """One update; compiled once for all numbers of an algorithm."""
+    algo = at(algo, jnp.float32(0))
+    batch = {"rollout": rollout}
+    return algo.update(state, batch, spec=spec, key=jax.random.key(0), replicas=SingleReplica())
+
+
+def difference(one, other):
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), one.params, other.params)))
+
+
+# --- the update, written out ---------------------------------------------------------------------------------------
+
+
+def double_sum(algo, rewards, values, rhos, terminated, truncated, weight):
+    """V-trace values and advantages by equation 1 and section 4.2, every target a sum of its own; values [T + 1, B]."""
+    targets, advantages = np.array(values[:-1]), np.zeros_like(rewards)
+
+    def error(t, b):
+        following = 0.0 if terminated[t, b] else values[t + 1, b]
+        return rewards[t, b] + algo.gamma * following - values[t, b]
+
+    def steps(s, b):
+        for t in range(s, len(rewards)):
+            if not weight[t, b]:
+                return
+            yield t
+            if terminated[t, b] or truncated[t, b]:
+                return
+
+    for s, b in np.argwhere(weight):
+        traces = 1.0
+        for k, t in enumerate(steps(s, b)):
+            targets[s, b] += algo.gamma**k * traces * min(algo.clip_rho, rhos[t, b]) * error(t, b)
+            traces *= algo.trace_lambda * min(algo.clip_c, rhos[t, b])
+    for s, b in np.argwhere(weight):
+        after = targets[s + 1, b] if len(list(steps(s, b))) > 1 else values[s + 1, b]
+        after = 0.0 if terminated[s, b] else after
+        advantages[s, b] = min(algo.clip_pg_rho, rhos[s, b]) * (rewards[s, b] + algo.gamma * after - values[s, b])
+    return targets, advantages
+
+
+def expected(algo, params, rollout, clip=lambda reward: reward):
+    """Losses and the step that follows from them, in float64 from the network's outputs on."""
+    with_final = jax.tree.map(lambda x, last: jnp.concatenate([x, last[None]]), rollout.timesteps, rollout.final)
+    with_final = with_final.replace(reward=clip(with_final.reward))
+
+    @jax.jit
+    def outputs(params):
+        output, _ = algo.network.apply(params, with_final, rollout.carry.network, spec=SPEC)
+        return output.distribution.logits, output.value
+
+    (logits, values), pull_back = jax.vjp(outputs, params)
+    logits, values = np.asarray(logits, np.float64)[:-1], np.asarray(values, np.float64)
+    rows = rollout.rows
+    weight, truncated, terminated = (np.asarray(x) for x in (rows.weight, rows.truncated, rows.terminated))
+    log_policy = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    policy = np.exp(log_policy)
+    chosen = np.eye(ACTIONS)[np.asarray(rows.action)]
+    log_prob = (log_policy * chosen).sum(-1)
+    rhos = np.exp(log_prob - np.asarray(rows.extras["log_prob"], np.float64))
+    if not algo.bootstrap_truncated:
+        terminated = terminated | truncated
+    rewards = np.asarray(clip(rows.reward), np.float64)
+    targets, advantages = double_sum(algo, rewards, values, rhos, terminated, truncated, weight)
+
+    count = weight.sum()
+    entropy = -(policy * log_policy).sum(-1)
+    metrics = {
+        "policy_loss": -(weight * log_prob * advantages).sum() / count,
+        "value_loss": 0.5 * (weight * (targets - values[:-1]) ** 2).sum() / count,
+        "entropy": (weight * entropy).sum() / count,
+        "importance_weight": (weight * np.minimum(rhos, algo.clip_rho)).sum() / count,
+        "approximate_kl": (weight * (rhos - 1 - np.log(rhos))).sum() / count,
+    }
+    scale = weight / (count if algo.reduction == "mean" else 1.0)
+    slope = advantages[..., None] * (policy - chosen)
+    slope += algo.entropy_cost * policy * (log_policy + entropy[..., None])
+    logit_slope = np.concatenate([scale[..., None] * slope, np.zeros((1, B, ACTIONS))])
+    value_slope = np.concatenate([scale * algo.value_cost * (values[:-1] - targets), np.zeros((1, B))])
+    gradients = pull_back((jnp.asarray(logit_slope, jnp.float32), jnp.asarray(value_slope, jnp.float32)))[0]
+    stepped = jax.tree.map(lambda p, g: p - g / np.sqrt(np.square(g) + 1.0), params, gradients)
+    return stepped, metrics, rhos[weight]
+
+
+ONE_BY_ONE = {
+    "separate": {},
+    "recurrent": {"network": RECURRENT},
+    "clips": {"clip_rho": 0.8, "clip_c": 0.6, "clip_pg_rho": 1.5, "trace_lambda": 0.9},
+    "sum": {"reduction": "sum", "value_cost": 0.3, "entropy_cost": 0.1},
+    "truncated": {"bootstrap_truncated": False},
+    "reward": {"reward_clipping": "abs_one", "network": RECURRENT},
+}
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_an_update_is_its_formulas_on_stale_data(name):
+    """A recurrent learner is unrolled with its own parameters to the bootstrap too, not from the actor's last carry."""
+    algo = BASE.replace(**ONE_BY_ONE[name])
+    state, rollout = learner(algo, 0), rollout_of(algo, 1)
+    clip = (lambda reward: jnp.clip(reward, -1, 1)) if name == "reward" else (lambda reward: reward)
+    stepped, metrics, rhos = expected(algo, state.params, rollout, clip)
+    assert (rhos > 1.2).mean() > 0.1 and (rhos < 0.8).mean() > 0.1, "the data should be stale"
+    new, info = updated(algo, state, rollout)
+    for key, value in metrics.items():
+        np.testing.assert_allclose(info.metrics[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), new.params, stepped)
+    assert new.updates == 1
+
+
+def test_a_sum_is_the_mean_times_the_rows_that_count():
+    state, rollout = learner(BASE), rollout_of(BASE, 1)
+    norms = {
+        reduction: float(updated(BASE.replace(reduction=reduction), state, rollout)[1].metrics["gradient_norm"])
+        for reduction in ("mean", "sum")
+    }
+    count = int(rollout.rows.weight.sum())
+    assert 0 < count < T * B
+    assert norms["sum"] == pytest.approx(count * norms["mean"], rel=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_four_devices_make_the_step_of_one(reduction):
+    algo = BASE.replace(reduction=reduction)
+    state, rollout = learner(algo), rollout_of(algo, 1)
+    assert len(set(np.asarray(rollout.rows.weight).reshape(T, 4, 2).sum((0, 2)))) > 1, "unequal shares, or no test"
+    mesh = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
+    over_time, flat = P(None, "devices"), P("devices")
+    specs = jax.tree.map(lambda _: over_time, rollout).replace(
+        final=jax.tree.map(lambda _: flat, rollout.final),
+        carry=jax.tree.map(lambda _: flat, rollout.carry),
+        final_carry=jax.tree.map(lambda _: flat, rollout.final_carry),
+    )
+
+    def update(state, rollout):
+        numbers, replicas = at(algo, jnp.float32(0)), MeshReplicas("devices")
+        return numbers.update(state, {"rollout": rollout}, spec=SPEC, key=jax.random.key(0), replicas=replicas)
+
+    split = jax.jit(jax.shard_map(update, mesh=mesh, in_specs=(P(), specs), out_specs=P(), check_vma=False))
+    many, one = split(state, rollout), updated(algo, state, rollout)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), many[0].params, one[0].params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), many[1].metrics, one[1].metrics)
+
+
+# --- on-policy and off-policy --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", [SEPARATE, RECURRENT])
+def test_on_policy_it_is_a2c_with_the_monte_carlo_advantage(network):
+    algo = BASE.replace(network=network)
+    a2c = jaxrl.A2C(learning_rate=1.0, gamma=0.9, max_grad_norm=None, rollout_length=T, optimiser=RULE, network=network)
+    state, rollout = learner(algo, 1), rollout_of(algo, 1)
+    ours, info = updated(algo, state, rollout)
+    theirs, _ = updated(a2c, state, rollout)
+    assert difference(ours, state) > 0.1
+    assert difference(ours, theirs) < 1e-5
+    assert info.metrics["importance_weight"] == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("clip", ["clip_rho", "clip_c", "clip_pg_rho"])
+def test_a_clip_binds_on_stale_data_alone(clip):
+    """Far above every ratio it does nothing; at 1 it does where data is stale, and not where it is the learner's."""
+    bound, state = {**FAR, clip: 1.0}, learner(BASE)
+    for seed, wanted in ((1, True), (0, False)):
+        rollout = rollout_of(BASE, seed)
+        free, clipped, further = (
+            updated(BASE.replace(**clips), state, rollout)[0] for clips in (FAR, bound, FAR | {clip: 1e7})
+        )
+        assert (difference(free, clipped) > 1e-3) == wanted
+        assert difference(free, further) < 1e-6
+
+
+def test_values_learnt_from_stale_data_are_of_the_learners_policy():
+    """One-step tasks that pay the action's number: V-trace finds what the learner's policy earns, not the actor's."""
+    shape = (64, 64)
+    ends = np.arange(shape[0]) % 2 == 1  # a step, and the last observation
+    always = TimeStep(
+        observation=jnp.ones((*shape, 3)),
+        reward=jnp.zeros(shape),
+        terminated=jnp.asarray(np.broadcast_to(ends[:, None], shape)),
+        truncated=jnp.zeros(shape, bool),
+        first=jnp.asarray(np.broadcast_to(~ends[:, None], shape)),
+    )
+    algo = BASE.replace(learning_rate=1e-12, value_learning_rate=0.1, entropy_cost=0.0, optimiser=RMSProp(), **FAR)
+    rollout = rollout_of(algo, 2, always)
+    weight = rollout.rows.weight
+    rewards = jnp.where(weight, rollout.rows.action.astype(jnp.float32), 0.0)
+    rollout = rollout.replace(rows=rollout.rows.replace(reward=rewards))
+
+    def learnt(rollout):
+        state = learner(algo, 7)
+        for rate in (*[0.03] * 150, *[0.001] * 100):
+            state, _ = updated(algo.replace(value_learning_rate=rate), state, rollout)
+        return value_and_policy(state)
+
+    def value_and_policy(state):
+        one = jax.tree.map(lambda x: x[:1, :1], rollout.timesteps)
+        output, _ = algo.network.apply(state.params, one, (), spec=SPEC)
+        return float(output.value[0, 0]), np.asarray(jax.nn.softmax(output.distribution.logits[0, 0]))
+
+    (_, target), (_, behaviour) = (value_and_policy(learner(algo, seed)) for seed in (7, 2))
+    earned, acted = target @ np.arange(ACTIONS), behaviour @ np.arange(ACTIONS)
+    assert abs(earned - acted) > 1.0, "policies of like worth tell nothing"
+    value, after = learnt(rollout)
+    np.testing.assert_allclose(after, target, atol=1e-6)
+    assert value == pytest.approx(earned, abs=0.08)
+    # The same data, said to be the learner's own.
+    own = jnp.log(jnp.asarray(target))[rollout.rows.action]
+    claimed = rollout.rows.replace(extras=rollout.rows.extras | {"log_prob": own})
+    assert learnt(rollout.replace(rows=claimed))[0] == pytest.approx(acted, abs=0.08)
+
+
+def test_statistics_are_those_that_the_rows_were_acted_with():
+    algo = BASE.replace(normalize_observation=True, normalize_reward=True)
+    state = learner(algo)
+    rollout = rollout_of(algo, 1)
+    new, _ = updated(algo, state, rollout)
+    assert int(new.statistics.observation.count) == T * B
+    later = new.statistics
+    assert difference(updated(algo, state.replace(statistics=later), rollout)[0], new) == 0.0
+    assert difference(updated(algo, state, rollout.replace(statistics=later))[0], new) > 1e-3
+
+
+# --- rewards and settings ------------------------------------------------------------------------------------------
+
+
+def test_rewards_are_clipped_as_in_the_released_code():
+    rewards = np.float32([-50.0, -2.0, -0.5, 0.0, 0.5, 2.0, 50.0])
+    squeezed = 5.0 * np.tanh(rewards / 5.0)
+    for how, wanted in {
+        "none": rewards,
+        "abs_one": np.clip(rewards, -1, 1),
+        "soft_asymmetric": np.where(rewards < 0, 0.3 * squeezed, squeezed),
+    }.items():
+        np.testing.assert_allclose(clipped_reward(jnp.asarray(rewards), how), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("how", "alike"), [("none", False), ("abs_one", True)])
+def test_a_network_sees_the_clipped_reward_while_acting(how, alike):
+    algo = BASE.replace(network=RECURRENT, reward_clipping=how)
+    actor = algo.actor(learner(algo))
+    timesteps = moments()
+    timesteps = timesteps.replace(first=jnp.zeros_like(timesteps.first), reward=jnp.ones_like(timesteps.reward))
+    logits = [
+        collect(algo, actor, timesteps.replace(reward=reward), jax.random.key(0)).rows.extras["distribution"].logits
+        for reward in (timesteps.reward, 9.0 * timesteps.reward)
+    ]
+    assert (float(jnp.max(jnp.abs(logits[0] - logits[1]))) < 1e-6) == alike
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"reduction": "max"}, ["IMPALA.reduction='max'", "'sum', 'mean'"]),
+        ({"clip_rho": 0.0}, ["IMPALA.clip_rho=0.0", "more than 0"]),
+        ({"network": ActorCritic(jaxrl.networks.ImpalaCNN())}, ["ImpalaCNN needs images"]),
+    ],
+)
+def test_settings_that_cannot_be(fields, words):
+    said = "\n".join(BASE.replace(**fields).validate(SPEC, 8, 1))
+    assert all(word in said for word in words), said
+    assert BASE.validate(SPEC, 8, 1) == []
