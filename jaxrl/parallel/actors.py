@@ -122,7 +122,11 @@ class ActorThreads:
 
     def publish(self, version: int, published: Published) -> None:
         """Makes `published` what the next rollouts are acted with."""
-        self._bulletin.publish(version, {device: jax.device_put(published, device) for device in self._devices})
+        there = jax.tree.leaves(published.actor)[0].devices()
+        copies = {
+            device: published if there == {device} else jax.device_put(published, device) for device in self._devices
+        }
+        self._bulletin.publish(version, copies)
 
     def rollouts(self, number: int) -> tuple[list[Collected], int]:
         """The rollout `number` of every group, the next one, in the order of their environments; waits for them.

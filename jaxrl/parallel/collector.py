@@ -83,7 +83,15 @@ class Collector:
         storage = steps.storage(algo, actor, self._following, self._carry, self._action, self._roots)
         for place in range(steps.length):
             storage, self._action, self._carry = steps.act(
-                algo, actor, storage, self._following, self._carry, self._action, self._roots, self._tick(place), place
+                algo,
+                actor,
+                storage,
+                self._following,
+                self._carry,
+                self._action,
+                self._roots,
+                self._tick(place),
+                np.int32(place),
             )
             action = jax.device_get(self._action)
             wait = step(action)
@@ -104,7 +112,7 @@ class Collector:
         return _Watched(self)
 
     def _tick(self, place):
-        return jnp.uint32((self._ticks + place) % 2**32)
+        return np.uint32((self._ticks + place) % 2**32)
 
 
 class _Watched:

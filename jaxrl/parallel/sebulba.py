@@ -175,14 +175,14 @@ class SebulbaProgram:
         total, lags, since = None, [], time.monotonic()
         before = threads.metrics()
         for number in range(length):
-            resolved, actor = self._learning.prepare(algo, state, jnp.float32(total_ticks))
-            threads.publish(self._updates, Published(resolved, actor, jnp.int32(self._updates)))
+            resolved, actor = self._learning.prepare(algo, state, np.float32(total_ticks))
+            threads.publish(self._updates, Published(resolved, actor, np.int32(self._updates)))
             rollouts, version = threads.rollouts(self._updates)
             lags.append(self._updates - version)
             batch = self._learning.gathered(rollouts)
             state, report = self._learning.learn(resolved, state.replace(buffers={}), state.buffers, batch)
             self._updates += 1
-            total = (total or Report.zeros_like(report)).add(report, jnp.int32(number))
+            total = _added(total or Report.zeros_like(report), report, np.int32(number))
         figures = {name: value - before[name] for name, value in threads.metrics().items() if name != "queue_depth"}
         figures |= {"queue_depth": threads.metrics()["queue_depth"], "policy_lag": float(np.mean(lags))}
         figures |= {"inference_batch": float(self.num_envs // len(self._collectors))}
@@ -315,7 +315,8 @@ class _Learning:
     def gathered(self, rollouts: list[Collected]) -> Collected:
         """One batch of all groups' rollouts, on the learner's devices."""
         first = self.mesh_devices()[0]
-        whole = self._joined(jax.device_put(rollouts, first))
+        rollouts = [rollout if _lies_on(rollout, first) else jax.device_put(rollout, first) for rollout in rollouts]
+        whole = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
         if self.devices == 1:
             return whole
         specs = Collected(_batch_specs(), PartitionSpec("data"), PartitionSpec())
@@ -324,25 +325,22 @@ class _Learning:
     @partial(jax.jit, static_argnums=0)
     def _joined(self, rollouts):
         batches = [rollout.batch for rollout in rollouts]
-        one = batches[0]
-        if len(batches) > 1:
-            along_time = lambda *x: jnp.concatenate(x, axis=1)  # noqa: E731
-            at_once = lambda *x: jnp.concatenate(x, axis=0)  # noqa: E731
-            one = RolloutBatch(
-                rows=jax.tree.map(along_time, *(b.rows for b in batches)),
-                timesteps=jax.tree.map(along_time, *(b.timesteps for b in batches)),
-                final=jax.tree.map(at_once, *(b.final for b in batches)),
-                carry=jax.tree.map(at_once, *(b.carry for b in batches)),
-                final_carry=jax.tree.map(at_once, *(b.final_carry for b in batches)),
-                # Every group acted with the same version.
-                statistics=one.statistics,
-                version=one.version,
-            )
+        along_time = lambda *x: jnp.concatenate(x, axis=1)  # noqa: E731
+        at_once = lambda *x: jnp.concatenate(x, axis=0)  # noqa: E731
+        whole = RolloutBatch(
+            rows=jax.tree.map(along_time, *(b.rows for b in batches)),
+            timesteps=jax.tree.map(along_time, *(b.timesteps for b in batches)),
+            final=jax.tree.map(at_once, *(b.final for b in batches)),
+            carry=jax.tree.map(at_once, *(b.carry for b in batches)),
+            final_carry=jax.tree.map(at_once, *(b.final_carry for b in batches)),
+            # Every group acted with the same version.
+            statistics=batches[0].statistics,
+            version=batches[0].version,
+        )
         episodes = rollouts[0].episodes
         for rollout in rollouts[1:]:
             episodes = episodes + rollout.episodes
-        final = jax.tree.map(lambda *x: jnp.concatenate(x, axis=0), *(rollout.final for rollout in rollouts))
-        return Collected(one, final, episodes)
+        return Collected(whole, jax.tree.map(at_once, *(rollout.final for rollout in rollouts)), episodes)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def learn(self, algo, state, buffers, collected):
@@ -374,11 +372,19 @@ class _Learning:
         return state, report.with_state(state, jnp.int32(0)).over(self._replicas)
 
 
+_added = jax.jit(Report.add)
+
+
 @lru_cache(maxsize=32)
 def _beginnings(learning, structure):
     """The two beginnings compiled for algorithms of a tree structure, which holds all that is static."""
     shardings = learning.shardings(jax.tree.unflatten(structure, [0.0] * structure.num_leaves))
     return tuple(jax.jit(function, out_shardings=shardings) for function in (learning.init, learning._emptied))
+
+
+def _lies_on(tree, device) -> bool:
+    """Whether the arrays of `tree`, which one program made, are on `device` already."""
+    return jax.tree.leaves(tree)[0].devices() == {device}
 
 
 def _batch_specs() -> RolloutBatch:

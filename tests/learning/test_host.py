@@ -1,0 +1,71 @@
+"""Algorithms learn through host environments what they learn where everything is compiled."""
+
+import pytest
+
+import jaxrl
+from jaxrl.networks import MLP, Actor, Critic, QNetwork
+from jaxrl.schedules import Linear
+
+PPO = jaxrl.PPO(learning_rate=Linear(1e-3, 0.0), rollout_length=64)
+SMALL = {"learning_rate": 1e-3, "capacity": 20_000}
+
+
+def trained(algo, env, total_steps, topology):
+    result = jaxrl.train(algo, env, total_steps=total_steps, topology=topology, evaluate_every=0, progress=False)
+    assert result.stopped == "finished"
+    return result.evaluation.return_mean
+
+
+def test_ppo_in_envpool():
+    """Issue 4: the mark of Anakin, 475; actors and learner overlap."""
+    topology = jaxrl.Sebulba(num_envs=32, actors=2)
+    assert trained(PPO, "envpool:CartPole-v1", 300_000, topology) >= 475
+
+
+def test_sac_in_gymnasium():
+    """Issue 4: the mark of Anakin, -165, here after 10k rows, with networks of 64 and four updates every four rows."""
+    algo = jaxrl.SAC(
+        policy=Actor(widths=(64, 64)), critic=Critic(widths=(64, 64)), rollout_length=4, updates=4, **SMALL
+    )
+    topology = jaxrl.Sebulba(num_envs=1, lockstep=True)
+    assert trained(algo, "gymnasium:Pendulum-v1", 10_000, topology) >= -165
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", range(3))
+def test_dqn_in_envpool(seed):
+    """Issue 3's settings; the mark is that of one seed."""
+    algo = jaxrl.DQN(
+        learning_rate=2.5e-4,
+        epsilon=Linear(1.0, 0.05, 0.5),
+        rollout_length=5,
+        updates=4,
+        target_period=50,
+        capacity=10_000,
+        min_size=10_000,
+        network=QNetwork(MLP((64, 64), activation="relu")),
+    )
+    result = jaxrl.train(
+        algo,
+        "envpool:CartPole-v1",
+        total_steps=500_000,
+        seed=seed,
+        topology=jaxrl.Sebulba(num_envs=8),
+        evaluate_every=0,
+        progress=False,
+    )
+    assert result.evaluation.return_mean >= 475
+
+
+@pytest.mark.learning
+def test_td3_in_gymnasium():
+    algo = jaxrl.TD3(
+        policy=Actor(widths=(64, 64), stochastic=False), critic=Critic(widths=(64, 64)), exploration_noise=0.2, **SMALL
+    )
+    assert trained(algo, "gymnasium:Pendulum-v1", 20_000, jaxrl.Sebulba(num_envs=1)) >= -165
+
+
+@pytest.mark.learning
+def test_a2c_in_envpool():
+    algo = jaxrl.A2C(learning_rate=Linear(3e-3, 0.0), rollout_length=16, gae_lambda=0.95)
+    assert trained(algo, "envpool:CartPole-v1", 500_000, jaxrl.Sebulba(num_envs=32, actors=2)) >= 475
