@@ -137,7 +137,8 @@ def as_users_have_it(tmp_path, monkeypatch):
     real = {name: getattr(jaxrl, name) for name in ("train", "make_train", "sweep")}
 
     def train(algo, env, *, total_steps, **options):
-        return real["train"](algo, env, total_steps=min(total_steps, 512), **{"num_envs": 4} | options, progress=False)
+        options = options if "topology" in options else {"num_envs": 4} | options
+        return real["train"](algo, env, total_steps=min(total_steps, 512), **options, progress=False)
 
     def make_train(*arguments, **options):
         real["make_train"](*arguments, **options)  # checks its arguments; to compile it is for other tests
