@@ -307,13 +307,13 @@ def test_values_learnt_from_stale_data_are_of_the_learners_policy():
     assert learnt(rollout.replace(rows=claimed))[0] == pytest.approx(acted, abs=0.08)
 
 
-def test_statistics_are_those_that_the_rows_were_acted_with():
-    algo = BASE.replace(normalize_observation=True, normalize_reward=True)
-    state = learner(algo)
-    rollout = rollout_of(algo, 1)
+@pytest.mark.parametrize("which", ["observation", "reward"])
+def test_statistics_are_those_that_the_rows_were_acted_with(which):
+    algo = BASE.replace(**{f"normalize_{which}": True})
+    state, rollout = learner(algo), rollout_of(algo, 1)
     new, _ = updated(algo, state, rollout)
-    assert int(new.statistics.observation.count) == T * B
     later = new.statistics
+    assert int(getattr(later, which).count) > T * B // 2, "the batch is merged in"
     assert difference(updated(algo, state.replace(statistics=later), rollout)[0], new) == 0.0
     assert difference(updated(algo, state, rollout.replace(statistics=later))[0], new) > 1e-3
 
