@@ -29,6 +29,7 @@ from jaxrl.evaluation import Evaluation
 from jaxrl.loggers import WandbLogger
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, use_cpu_devices
+from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.sweep import LogUniform, Uniform
 from jaxrl.sweep import sweep as run_sweep
 from jaxrl.types import Environment, HostRecipe
@@ -46,14 +47,14 @@ def train(argv: Sequence[str]) -> int:
             *argument_flags(training.train, ("topology", "num_envs", "loggers", "evaluation_env"), total_steps=steps),
             Flag("evaluation_env", str, None, help_["evaluation_env"]),
             Flag("wandb", str, None, "also log to this project of Weights & Biases"),
-            *_layout_flags("devices", "shards"),
+            *_layout_flags(),
         ]
 
     asked = _read_run("train", argv, flags)
     arguments = dict(asked.arguments)
     if arguments["evaluation_env"] is not None:
         arguments["evaluation_env"] = make_environment(arguments["evaluation_env"])
-    layout = {name: arguments.pop(name) for name in ("devices", "shards")}
+    layout = {name: arguments.pop(name) for name in _LAYOUT}
     topology = _topology(asked.env, asked.num_envs, {k: v for k, v in layout.items() if v is not None})
     project = arguments.pop("wandb")
     loggers = [] if project is None else [_wandb(project, arguments["run_dir"], asked)]
@@ -157,13 +158,25 @@ def _common_flags(preset):
         Flag("env", str, env, "the environment, suite:name", required),
         Flag("env_params", str, (), "parameters of the environment, as key=value; auto_reset=pooled too", many=True),
         Flag("preset", str, name, "published settings to start from; jaxrl algos lists them"),
-        Flag("num_envs", int | None, num_envs, "environments side by side; None: 64, or 8 on the host"),
+        Flag("num_envs", int | None, num_envs, "environments side by side; None: 8"),
     ]
 
 
-def _layout_flags(*names):
-    help_ = documented(Anakin)
-    return [Flag(name, int | None, None, help_[name]) for name in names]
+# What else a topology is, of either kind; None: as it is by itself.
+_LAYOUT = {
+    field.name: (field.type, documented(topology)[field.name])
+    for topology in (Sebulba, Anakin)
+    for field in dataclasses.fields(topology)
+    if field.name != "num_envs"
+}
+
+
+def _layout_flags():
+    return [Flag(name, _optional(kind), None, help_) for name, (kind, help_) in _LAYOUT.items()]
+
+
+def _optional(kind):
+    return kind if kind == int | None else kind | None
 
 
 def _preset(argv):
@@ -192,7 +205,7 @@ def _topology(env, num_envs, layout):
     known = {field.name for field in dataclasses.fields(topology)}
     if strange := sorted(set(layout) - known):
         flags = ", ".join(f"--{name}" for name in strange)
-        raise ConfigError(f"{flags}: not for {env.name}, which is stepped on the host ({type(topology).__name__})")
+        raise ConfigError(f"{flags}: not for {env.name}, which runs in the topology {type(topology).__name__}")
     return dataclasses.replace(topology, **layout)
 
 

@@ -272,3 +272,24 @@ def test_preset_is_valid(name):
     assert preset.name == name and preset.source
     installed = any(env.startswith(f"{suite}:") for env in known)  # a suite may be an extra
     assert preset.env in known or not installed
+
+
+def test_the_topology_has_flags(said, tmp_path):
+    run_dir = tmp_path / "run"
+    printed = said(
+        *("train", "ppo", "--env", "gymnasium:CartPole-v1", "--total-steps", "64", "--num-envs", "4", "--groups", "2"),
+        *(
+            "--rollout-length",
+            "16",
+            "--lockstep",
+            "True",
+            "--evaluation-episodes",
+            "2",
+            "--run-dir",
+            str(tmp_path / "a"),
+        ),
+    )
+    assert "PPO on gymnasium:CartPole-v1: 64 steps" in printed
+    topology = json.loads((run_dir / "config.json").read_text())["topology"]
+    assert (topology["num_envs"], topology["groups"], topology["lockstep"]) == (4, 2, True)
+    said(*("train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", "--actors", "2"), code=2)
