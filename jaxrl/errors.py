@@ -54,6 +54,10 @@ class RunDirectoryError(JaxrlError):
     """A run directory is in use, or belongs to another configuration."""
 
 
+class DatasetError(JaxrlError):
+    """A dataset is damaged or breaks the rules of its format; names the episode and the field."""
+
+
 class NonFiniteError(JaxrlError):
     """NaN or Inf appeared while training; names the leaf and the step."""
 

@@ -11,7 +11,7 @@ from flax import struct
 from jaxrl import spaces
 from jaxrl.errors import ConfigError
 from jaxrl.parallel.rollout import with_previous_action
-from jaxrl.types import ActorState, Algorithm, Carry, EnvSpec, PyTree, TimeStep
+from jaxrl.types import ActorState, Algorithm, Carry, Environment, EnvSpec, HostRecipe, PyTree, TimeStep
 
 
 @struct.dataclass
@@ -101,6 +101,22 @@ def _act(algo, actor, timestep, memory, keys, *, spec, explore):
     timestep = with_previous_action(timestep, memory.previous_action)
     output = algo.act(actor, timestep, memory.carry, keys, spec=spec, explore=explore)
     return output.action, Memory(output.carry, output.action)
+
+
+def check_spaces(spec: EnvSpec, env: Environment | HostRecipe) -> None:
+    """Whether a policy trained on `spec` can play in `env`; bounds may differ.
+
+    Raises:
+      ConfigError: shapes, dtypes or the number of actions differ; says both spaces.
+    """
+    problems = []
+    for name in ("observation_space", "action_space"):
+        trained, here = getattr(spec, name), getattr(env, name)
+        shapes = [jax.eval_shape(lambda space=space: spaces.zeros(space)) for space in (trained, here)]
+        if shapes[0] != shapes[1] or getattr(trained, "n", None) != getattr(here, "n", None):
+            problems.append(f"{env.name} has the {name} {here}, but the policy was trained on {trained}")
+    if problems:
+        raise ConfigError(problems)
 
 
 def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observation") -> int | None:

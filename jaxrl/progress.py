@@ -23,11 +23,18 @@ class ProgressBar:
       console: where to; standard error if None.
       interval: seconds between two lines where there is no terminal.
       clock: seconds, monotonic.
+      unit: what is counted.
     """
 
     def __init__(
-        self, *, console: Console | None = None, interval: float = 5.0, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        console: Console | None = None,
+        interval: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+        unit: str = "steps",
     ):
+        self._unit = unit
         self._console = console or Console(stderr=True)
         self._interval = interval
         self._clock = clock
@@ -102,10 +109,10 @@ class ProgressBar:
             self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
 
     def _line(self) -> str:
-        parts = [f"{self.step:,} / {self.total:,} steps"]
+        parts = [f"{self.step:,} / {self.total:,} {self._unit}"]
         rate = self.steps_per_second
         if math.isfinite(rate):
-            parts.append(f"{rate:,.0f} steps/s")
+            parts.append(f"{rate:,.0f} {self._unit}/s")
         value = next((self._metrics[name] for name in RETURN_METRICS if name in self._metrics), None)
         if value is not None:
             parts.append(f"return {value:.4g}")

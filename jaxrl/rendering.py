@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw
 
-from jaxrl import envs, keys, spaces
+from jaxrl import envs, keys
 from jaxrl.drawings import Drawing, drawing_of
 from jaxrl.errors import ConfigError
 from jaxrl.parallel import rollout as ro
-from jaxrl.policy import Policy
+from jaxrl.policy import Policy, check_spaces
 from jaxrl.types import Environment, HostRecipe, PyTree
 
 _CAPTION = 16  # pixels of the line under every frame
@@ -56,7 +56,7 @@ def render(
         raise ConfigError(f"{env.name} is stepped on the host; only JAX environments can be drawn so far")
     if max_steps < 1:
         raise ConfigError(f"max_steps={max_steps} must be at least 1")
-    _check_spaces(policy, env)
+    check_spaces(policy.spec, env)
     base = _unwrapped(env)
     if base.name == "brax:fast":
         raise ConfigError("brax:fast cannot be drawn: it is a stand-in for tests, without bodies")
@@ -72,17 +72,6 @@ def render(
     else:
         _write_gif(path, [_captioned(drawing.draw(v), n, returns[n]) for n, v in enumerate(views)], drawing)
     return path
-
-
-def _check_spaces(policy: Policy, env: Environment) -> None:
-    problems = []
-    for name in ("observation_space", "action_space"):
-        trained, here = getattr(policy.spec, name), getattr(env, name)
-        shapes = [jax.eval_shape(lambda space=space: spaces.zeros(space)) for space in (trained, here)]
-        if shapes[0] != shapes[1] or getattr(trained, "n", None) != getattr(here, "n", None):
-            problems.append(f"{env.name} has the {name} {here}, but the policy was trained on {trained}")
-    if problems:
-        raise ConfigError(problems)
 
 
 def _unwrapped(env: Any) -> Any:

@@ -17,9 +17,9 @@ class Clock:
         return self.now
 
 
-def plain():
+def plain(**options):
     out, clock = io.StringIO(), Clock()
-    return ProgressBar(console=Console(file=out, width=100), interval=5.0, clock=clock), out, clock
+    return ProgressBar(console=Console(file=out, width=100), interval=5.0, clock=clock, **options), out, clock
 
 
 def test_lines_now_and_then_where_there_is_no_terminal():
@@ -45,6 +45,15 @@ def test_the_evaluation_return_is_shown_where_there_is_no_other():
     progress.update(4, {"evaluation/return_mean": 1.5})
     progress.close()
     assert out.getvalue() == "4 / 28,800 steps  1 steps/s  return 1.5  7:59:56 left\n"
+
+
+def test_another_unit():
+    progress, out, clock = plain(unit="episodes")
+    progress.start(8)
+    clock.now += 2.0
+    progress.update(4)
+    progress.close()
+    assert out.getvalue() == "4 / 8 episodes  2 episodes/s  0:02 left\n"
 
 
 def test_a_bar_in_a_terminal_and_the_cursor_back_after_an_exception():

@@ -1,0 +1,284 @@
+"""The fields of a dataset: how each array lies in its records, in TFDS's terms."""
+
+import contextlib
+import dataclasses
+import os
+import zlib
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.data import examples
+from jaxrl.data.episodes import STEP_FIELDS, Episode, field_name
+from jaxrl.errors import ConfigError, DatasetError, MissingExtraError
+
+# TFDS's encoding "none" has int64 and float32 to keep numbers in, and reads uint64 back wrongly above 2^63; "bytes" is
+# an array's memory. Images would take a byte or two a value and much more time as integers.
+_AS_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32")
+_AS_BYTES = ("float16", "bfloat16", "float64", "uint64")
+_MANY = 16  # values; and TensorFlow cannot decode the bytes of uint32
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One array of an episode.
+
+    Attributes:
+      name: where it lies, `steps/observation/camera`.
+      dtype: as it is in memory.
+      shape: of one step, or of the episode's one value.
+      encoding: TFDS's "none", "bytes" or "zlib"; "text", or "foreign" for what TFDS alone can decode.
+      decoder: TFDS's feature, if foreign.
+    """
+
+    name: str
+    dtype: np.dtype | None
+    shape: tuple[int, ...]
+    encoding: str
+    decoder: Any = None
+
+    @property
+    def of_steps(self) -> bool:
+        return self.name.startswith("steps/")
+
+
+def tfds() -> Any:
+    """The package `tensorflow_datasets`; it imports no TensorFlow.
+
+    Raises:
+      MissingExtraError: it is not installed.
+    """
+    try:
+        import array_record.python.array_record_module  # noqa: F401
+        import tensorflow_datasets
+    except ImportError as error:
+        raise MissingExtraError("RLDS", "data") from error
+    return tensorflow_datasets
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def fields_of(episode: Episode) -> list[Field]:
+    """How an episode like this is written.
+
+    Raises:
+      ConfigError: names every array that could not be read back bit for bit, and every name that TFDS cannot have.
+    """
+    fields, problems = [], []
+    for path, x in jax.tree.leaves_with_path(episode.steps):
+        name = field_name("steps", path)
+        dtype, shape = np.asarray(x).dtype, np.shape(x)[1:]
+        if any("/" in str(getattr(key, "key", "")) for key in path):
+            problems.append(f"{name}: a name with / in it cannot be told from a nested one; rename it")
+        if dtype.name not in _AS_NUMBERS + _AS_BYTES or not dtype.isnative:
+            problems.append(
+                f"{name} has dtype {dtype}, which RLDS cannot give back bit for bit; it can: "
+                + ", ".join(sorted(_AS_NUMBERS + _AS_BYTES))
+            )
+        if 0 in shape:
+            problems.append(f"{name} has shape {shape}: no values, so TFDS could not tell how many steps there are")
+        as_bytes = dtype.name in _AS_BYTES or (
+            dtype.kind in "iub" and dtype.name != "uint32" and int(np.prod(shape)) >= _MANY
+        )
+        fields.append(Field(name, dtype, shape, "bytes" if as_bytes else "none"))
+    if problems:
+        raise ConfigError(problems)
+    for name, value in episode.metadata.items():
+        if isinstance(value, str):
+            fields.append(Field(name, None, (), "text"))
+        elif isinstance(value, float):
+            fields.append(Field(name, np.dtype(np.float64), (), "bytes"))
+        else:
+            fields.append(Field(name, np.dtype(np.int64), (), "none"))
+    return fields
+
+
+def described(fields: list[Field]) -> Any:
+    """The fields as TFDS's features."""
+    tf = tfds().features
+    tree: dict[str, Any] = {}
+    for field in fields:
+        *parents, last = field.name.split("/")
+        at = tree
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = (
+            tf.Text()
+            if field.encoding == "text"
+            else tf.Tensor(shape=field.shape, dtype=field.dtype, encoding=field.encoding)
+        )
+    return tf.FeaturesDict(tree | {"steps": tf.Dataset(tree["steps"])})
+
+
+class Serializer:
+    """Episodes with these fields as records."""
+
+    def __init__(self, fields: list[Field]):
+        self._steps = [(field, examples.entry(field.name)) for field in fields if field.of_steps]
+        self._values = [(field, examples.entry(field.name)) for field in fields if not field.of_steps]
+        self._before: dict[str, tuple[Any, bytes]] = {}  # most metadata are the same in every episode
+
+    def __call__(self, episode: Episode) -> bytes:
+        """One `tf.train.Example`.
+
+        Raises:
+          ConfigError: the episode has other fields, or more than 2 GB.
+        """
+        steps = {field_name("steps", path): x for path, x in jax.tree.leaves_with_path(episode.steps)}
+        for known, has in ((self._steps, steps), (self._values, episode.metadata)):
+            if len(known) != len(has) or any(field.name not in has for field, _ in known):
+                before = sorted(field.name for field, _ in known)
+                raise ConfigError(f"an episode has the fields {sorted(has)}, those before it {before}")
+        features = [(entry, _steps_written(field, steps[field.name])) for field, entry in self._steps]
+        for field, entry in self._values:
+            value = episode.metadata[field.name]
+            before = self._before.get(field.name)
+            if before is None or before[0] != value:
+                before = self._before[field.name] = (value, _value_written(field, value))
+            features.append((entry, before[1]))
+        record = examples.example(features)
+        if len(record) >= 1 << 31:
+            raise ConfigError(
+                f"an episode of {episode.length:,} transitions takes {len(record):,} bytes; a record of TFDS can have "
+                "2 GB: give a smaller max_steps"
+            )
+        return record
+
+
+def _steps_written(field, x):
+    if x.dtype != field.dtype or x.shape[1:] != field.shape:
+        raise ConfigError(
+            f"an episode has {field.name} of {x.dtype} {x.shape[1:]}, those before of {field.dtype} {field.shape}"
+        )
+    if field.encoding == "bytes":
+        return examples.feature(examples.BYTES, examples.byte_strings(x))
+    if field.dtype.kind == "f":
+        return examples.feature(examples.FLOATS, x.tobytes())
+    return examples.feature(examples.INTEGERS, examples.packed_integers(x))
+
+
+def _value_written(field, value):
+    if field.encoding != "text":
+        return _steps_written(field, np.asarray([value], field.dtype))
+    text = value.encode()
+    return examples.feature(examples.BYTES, b"\x0a" + examples.varint(len(text)) + text)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[bytes]]]:
+    """Reads a file of records: from the first number given up to the second, without it.
+
+    Raises:
+      DatasetError: the file is incomplete or damaged.
+    """
+    from array_record.python import array_record_module
+
+    try:
+        reader = array_record_module.ArrayRecordReader(os.fspath(path), "readahead_buffer_size:0")
+    except RuntimeError as error:
+        raise DatasetError(f"{path} cannot be read: {error}") from error
+
+    def read(start, stop):
+        try:
+            return reader.read(range(start, stop))
+        except (RuntimeError, IndexError) as error:
+            raise DatasetError(f"{path}: records {start} to {stop - 1} cannot be read: {error}") from error
+
+    try:
+        yield read
+    finally:
+        with contextlib.suppress(RuntimeError):  # of a damaged file, which `read` has told
+            reader.close()
+
+
+def read_fields(features: Any) -> list[Field]:
+    """The fields of a dataset that TFDS describes so."""
+    tf = tfds().features
+    found = []
+
+    def visit(feature, names):
+        if isinstance(feature, tf.FeaturesDict):
+            for name, child in feature.items():
+                visit(child, [*names, name])
+        elif isinstance(feature, tf.Dataset) and names == ["steps"]:
+            visit(feature.feature, names)
+        elif isinstance(feature, tf.Text):
+            found.append(Field("/".join(names), None, (), "text"))
+        elif type(feature) in (tf.Tensor, tf.Scalar) and np.dtype(feature.np_dtype).kind not in "OSU":
+            encoding = feature.to_json_content().encoding or "none"
+            found.append(Field("/".join(names), np.dtype(feature.np_dtype), tuple(feature.shape), encoding))
+        else:
+            found.append(Field("/".join(names), None, (), "foreign", feature))
+
+    visit(features, [])
+    return found
+
+
+def read_example(record: bytes, fields: list[Field], where: str) -> dict[str, Any]:
+    """The arrays of a record, by the fields' names.
+
+    Raises:
+      DatasetError: names the field that is missing or cannot be read; `where` names the episode.
+    """
+    try:
+        features = examples.parse(record)
+    except ValueError as error:
+        raise DatasetError(f"{where}: the record is no tf.train.Example: {error}") from error
+    found = {}
+    for field in fields:
+        if field.name not in features:
+            raise DatasetError(f"{where}: {field.name} is missing")
+        try:
+            found[field.name] = _read(field, *features[field.name])
+        except (ValueError, zlib.error) as error:
+            raise DatasetError(f"{where}: {field.name} cannot be read: {error}") from error
+    return found
+
+
+def _read(field, kind, payload):
+    if field.encoding == "foreign":
+        values = examples.strings(payload) if kind == examples.BYTES else examples.numbers(kind, payload)
+        decoded = [field.decoder.decode_example_np(bytes(x) if kind == examples.BYTES else x) for x in values]
+        return np.stack([np.asarray(x) for x in decoded]) if field.of_steps else decoded[0]
+    if (kind == examples.BYTES) != (field.encoding != "none"):
+        raise ValueError(f"it has encoding {field.encoding}, but its values are of the other kind")
+    if field.encoding == "text":
+        texts = [bytes(x).decode() for x in examples.strings(payload)]
+        return np.asarray(texts) if field.of_steps else texts[0]
+    size = field.dtype.itemsize * int(np.prod(field.shape))
+    if field.encoding == "none":
+        values = examples.numbers(kind, payload)
+        values = values.view(np.uint64) if field.dtype == np.uint64 else values.astype(field.dtype)
+    elif field.encoding == "zlib":
+        values = np.frombuffer(bytearray().join(zlib.decompress(x) for x in examples.strings(payload)), field.dtype)
+    else:
+        values = np.ascontiguousarray(examples.equal_strings(payload, size)).reshape(-1).view(field.dtype)
+    values = values.reshape(-1, *field.shape)
+    if field.of_steps:
+        return values
+    if len(values) != 1:
+        raise ValueError(f"it has {len(values)} values where one should be")
+    return values[0] if field.shape else values[0].item()
+
+
+def as_episode(values: Mapping[str, Any]) -> Episode:
+    """An episode of arrays by the names of their fields."""
+    steps: dict[str, Any] = {}
+    metadata = {}
+    for name, x in values.items():
+        if not name.startswith("steps/"):
+            metadata[name] = x
+            continue
+        *parents, last = name.split("/")[1:]
+        at = steps
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[last] = x
+    own = {name: steps.pop(name) for name in list(steps) if name in STEP_FIELDS}
+    return Episode(**own, metadata=metadata, extras=steps)

@@ -1,0 +1,133 @@
+"""A policy's life in an environment, as a stream of rows."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl import keys, spaces
+from jaxrl.parallel import rollout as ro
+from jaxrl.policy import Policy
+from jaxrl.types import Environment, HostRecipe, Trajectory
+
+_CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # of all environments; of each
+
+
+def play(
+    policy: Policy, env: Environment | HostRecipe, *, num_envs: int, seed: int, explore: bool
+) -> Iterator[Trajectory]:
+    """Rows `[T, num_envs, ...]`, one stretch after another, without end; of the episodes that `evaluate` plays.
+
+    JAX environments run in one compiled program a stretch, and the next runs while the one before is looked at. Host
+    environments are stepped, and closed with the iterator.
+    """
+    length = _length(policy, num_envs)
+    key = keys.evaluation_key(jax.random.key(seed))
+    env_index = jnp.arange(num_envs, dtype=jnp.int32)
+    roots = keys.environment_keys(key, env_index), keys.policy_keys(key, env_index)
+    carry = jax.vmap(lambda index: policy.algo.initial_carry(policy.spec, index, num_envs))(env_index)
+    if isinstance(env, Environment):
+        yield from _play_compiled(policy, env, roots, carry, length, explore)
+    else:
+        yield from _play_on_host(policy, env.build(num_envs, seed), roots[1], carry, length, explore)
+
+
+def _length(policy, num_envs):
+    """Rows of a stretch, so that it takes a bounded part of the memory."""
+    example = jax.eval_shape(
+        lambda: (spaces.zeros(policy.spec.observation_space), spaces.zeros(policy.spec.action_space))
+    )
+    size = 8 + sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(example))
+    return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (size * num_envs)))
+
+
+def _bare(rows: Trajectory) -> Trajectory:
+    return rows.replace(action_mask=None, extras={})
+
+
+# --- in JAX ----------------------------------------------------------------------------------------------------------
+
+
+def _play_compiled(policy, env, roots, carry, length, explore):
+    moment = (jnp.uint32(0), *_begin(env, roots[0], spec=policy.spec), carry)
+    program = partial(_stretch, policy.algo, policy.actor, env, roots)
+    options = {"spec": policy.spec, "length": length, "explore": explore}
+    rows, moment = program(moment, **options)
+    while True:
+        following, moment = program(moment, **options)
+        yield jax.device_get(rows)
+        rows = following
+
+
+@partial(jax.jit, static_argnames=("spec",))
+def _begin(env, env_roots, *, spec):
+    env_state, timestep = jax.vmap(env.reset)(keys.reset_keys(env_roots))
+    return env_state, ro.first_timestep(timestep, spec)
+
+
+@partial(jax.jit, static_argnames=("spec", "length", "explore"))
+def _stretch(algo, actor, env, roots, moment, *, spec, length, explore):
+    tick, *moment = moment
+    env_roots, act_roots = roots
+
+    def step(moment, tick_keys):
+        env_state, timestep, carry = moment
+        env_keys, act_keys = tick_keys
+        output = algo.act(actor, timestep, carry, act_keys, spec=spec, explore=explore)
+        env_state, following = jax.vmap(env.step)(env_state, output.action, env_keys)
+        following = ro.with_previous_action(following, output.action)
+        return (env_state, following, output.carry), (timestep, output.action)
+
+    moment_keys = keys.tick_keys(env_roots, tick, length), keys.tick_keys(act_roots, tick, length)
+    moment, (timesteps, action) = jax.lax.scan(step, tuple(moment), moment_keys)
+    return _bare(_rows(timesteps, moment[1], action)), (tick + jnp.uint32(length), *moment)
+
+
+def _rows(timesteps, final, action):
+    return ro.assemble(timesteps, final, action, {}, carry=(), final_carry=(), statistics=(), whole_episodes=False).rows
+
+
+# --- on the host -----------------------------------------------------------------------------------------------------
+
+
+def _play_on_host(policy, host, act_roots, carry, length, explore):
+    try:
+        shown, tick = host.reset(), 0
+        timestep = ro.first_timestep(jax.tree.map(jnp.asarray, shown), policy.spec)
+        while True:
+            timesteps, actions = [], []
+            for _ in range(length):
+                output = _act(
+                    policy.algo,
+                    policy.actor,
+                    timestep,
+                    carry,
+                    act_roots,
+                    np.uint32(tick),
+                    spec=policy.spec,
+                    explore=explore,
+                )
+                action = jax.device_get(output.action)
+                timesteps.append(shown)
+                actions.append(action)
+                shown = host.step(action)
+                timestep, carry, tick = _follow(shown, output.action), output.carry, tick + 1
+            stacked, action = (
+                jax.tree.map(lambda *x: np.stack(x), *timesteps),
+                jax.tree.map(lambda *x: np.stack(x), *actions),
+            )
+            yield _bare(jax.device_get(_host_rows(stacked, shown, action)))
+    finally:
+        host.close()
+
+
+@partial(jax.jit, static_argnames=("spec", "explore"))
+def _act(algo, actor, timestep, carry, roots, tick, *, spec, explore):
+    return algo.act(actor, timestep, carry, keys.tick_keys(roots, tick, 1)[0], spec=spec, explore=explore)
+
+
+_follow = jax.jit(ro.with_previous_action)
+_host_rows = jax.jit(_rows)

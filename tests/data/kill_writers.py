@@ -1,0 +1,120 @@
+"""Writes a dataset again and again, each time in a process of its own that is killed at another moment.
+
+`python kill_writers.py FOLDER` prints a line a moment: what it was, the signal that ended the process, and what is at
+the final path. JAX computes nothing here, so that processes can be forked.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import recorded
+
+from jaxrl.data import features, rlds
+
+EPISODES = [recorded.episode(seed, 3) for seed in range(4)]
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Counted:
+    """A file of records that kills its process at the n-th write, or when it is closed."""
+
+    def __init__(self, writer, writes=None, at_close=False):
+        self._writer, self._writes, self._at_close = writer, writes, at_close
+
+    def write(self, record):
+        self._writer.write(record)
+        if self._writes is not None:
+            self._writes -= 1
+            if self._writes == 0:
+                die()
+
+    def close(self):
+        if self._at_close:
+            die()
+        self._writer.close()
+
+
+def at_write(n):
+    real = rlds._writer
+    rlds._writer = lambda path: Counted(real(path), writes=n)
+
+
+def at_close():
+    real = rlds._writer
+    rlds._writer = lambda path: Counted(real(path), at_close=True)
+
+
+def before(owner, name):
+    setattr(owner, name, die)
+
+
+def after(owner, name):
+    real = getattr(owner, name)
+
+    def then_die(*arguments, **options):
+        real(*arguments, **options)
+        die()
+
+    setattr(owner, name, then_die)
+
+
+def in_the_middle_of_the_metadata():
+    core = features.tfds().core
+    real = core.DatasetInfo.write_to_directory
+
+    def half(info, directory):
+        real(info, directory)
+        (Path(directory) / "features.json").unlink()
+        die()
+
+    core.DatasetInfo.write_to_directory = half
+
+
+MOMENTS = {
+    "first write": lambda: at_write(1),
+    "third write": lambda: at_write(3),
+    "closing the file": at_close,
+    "metadata half written": in_the_middle_of_the_metadata,
+    "before reading again": lambda: before(rlds.RldsWriter, "_read_again"),
+    "after reading again": lambda: after(rlds.RldsWriter, "_read_again"),
+    "before renaming": lambda: before(os, "rename"),
+    "after renaming": lambda: after(os, "rename"),
+    "never": lambda: None,
+}
+
+
+def write(path):
+    with rlds.RldsWriter(path, "killed") as writer:
+        for episode in EPISODES:
+            writer.write(episode)
+        writer.close()
+
+
+def main(folder):
+    path = Path(folder) / "data"
+    features.tfds()
+    for name, arm in MOMENTS.items():
+        child = os.fork()
+        if child == 0:
+            arm()
+            write(path)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        print(
+            name,
+            os.WTERMSIG(status),
+            ",".join(sorted(x.name for x in path.iterdir())) if path.exists() else "nothing",
+            sep=": ",
+            flush=True,
+        )
+        if path.exists():
+            path.rename(path.with_name(name.replace(" ", "_")))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

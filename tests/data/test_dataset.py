@@ -1,0 +1,243 @@
+"""Datasets read back: reports, and faults told with the episode and the field. And the two commands."""
+
+import dataclasses
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from programs import ENV, PPO
+from recorded import assert_bitwise, episode, spoil
+
+import jaxrl
+from jaxrl import cli
+from jaxrl.data import RldsWriter
+from jaxrl.errors import ConfigError, DatasetError
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+
+def plain(seed, transitions=4, ending="terminated"):
+    """An episode of finite numbers."""
+    return episode(seed, transitions, ending, dtypes=["int16", "uint8", "bool"])
+
+
+def write(path, episodes):
+    with RldsWriter(path, "data") as writer:
+        for one in episodes:
+            writer.write(one)
+        return writer.close()
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_tells_what_there_is(tmp_path):
+    episodes = [plain(0, 4, "terminated"), plain(1, 9, "truncated"), plain(2, 2, "cut off"), plain(3, 5, "terminated")]
+    report = jaxrl.load_dataset(f"rlds:{write(tmp_path / 'data', episodes)}").report()
+    assert report.returns.tolist() == [sum(map(float, one.reward[:-1])) for one in episodes]
+    assert report.lengths.tolist() == [4, 9, 2, 5] and report.episodes == 4 and report.transitions == 20
+    assert report.endings == {"terminated": 2, "truncated": 1, "cut off": 1}
+    assert report.faults == []
+    fields = {field.name: field for field in report.fields}
+    how = np.concatenate([one.action["how"][:-1] for one in episodes])
+    picture = np.concatenate([one.observation["picture"]["uint8"] for one in episodes])
+    assert fields["action/how"] == (type(fields["action/how"]))(
+        "action/how", "float32", (2,), float(how.min()), float(how.max())
+    )
+    assert (fields["observation/picture/uint8"].low, fields["observation/picture/uint8"].high) == (
+        picture.min(),
+        picture.max(),
+    )
+    assert fields["observation/picture/uint8"].shape == (5, 4, 1)
+    shown = str(report)
+    assert "4 episodes, 20 transitions" in shown and "no faults found" in shown
+    assert "observation/vector/int16" in shown and "1 cut off, 2 terminated, 1 truncated" in shown
+    bars = [line for line in shown.splitlines() if "█" in line]
+    assert sum(int(line.split()[-1]) for line in bars) == 4
+
+
+def test_what_means_nothing_is_not_looked_at(tmp_path):
+    """The last step's action and reward, whatever another program put there."""
+    one = plain(0)
+    one.reward[-1], one.action["how"][-1] = np.nan, 1e9
+    report = jaxrl.load_dataset(f"rlds:{write(tmp_path / 'data', [one])}").report()
+    assert report.faults == []
+    assert max(field.high for field in report.fields if field.name == "action/how") < 100
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+def marked(steps, *true):
+    return np.isin(np.arange(steps), true)
+
+
+@pytest.mark.parametrize(
+    "field, change",
+    [
+        ("is_last", {"is_last": marked(5)}),
+        ("is_first", {"is_first": marked(5, 0, 2)}),
+        ("is_terminal", {"is_terminal": marked(5, 1, 4)}),
+        ("discount", {"discount": np.ones(5, np.float32)}),
+    ],
+)
+def test_a_broken_rule_names_episode_and_field(tmp_path, field, change):
+    path = write(tmp_path / "data", [plain(0), dataclasses.replace(plain(1), **change), plain(2)])
+    dataset = jaxrl.load_dataset(f"rlds:{path}")
+    assert_bitwise(dataset[0].steps, plain(0).steps)
+    for read in (lambda: dataset[1], lambda: list(dataset)):
+        with pytest.raises(DatasetError, match=f"data: episode 1: {field} is"):
+            read()
+    report = dataset.report()
+    assert len(report.faults) == 1 and report.faults[0].startswith(f"episode 1: {field} is")
+    assert report.returns.size == 2
+
+
+def test_values_that_are_not_finite_are_reported(tmp_path):
+    bad = plain(1)
+    bad.action["how"][2, 1] = np.inf
+    dataset = jaxrl.load_dataset(f"rlds:{write(tmp_path / 'data', [plain(0), bad])}")
+    assert_bitwise(dataset[1].steps, bad.steps)
+    assert dataset.report().faults == ["episode 1: action/how is not finite at step 2"]
+
+
+def foreign(path, steps, features, **options):
+    """A dataset that TFDS itself wrote, step by step."""
+    path.mkdir()
+    identity = tfds.core.DatasetIdentity(
+        name="theirs", version=tfds.core.Version("1.0.0"), data_dir=os.fspath(path), module_name=""
+    )
+    info = tfds.core.DatasetInfo(builder=identity, features=tfds.features.FeaturesDict(features))
+    writer = tfds.core.SequentialWriter(info, max_examples_per_shard=2, file_format="array_record")
+    writer.initialize_splits(["train"])
+    writer.add_examples({"train": steps})
+    writer.close_splits(["train"])
+    return f"rlds:{path}"
+
+
+def their_steps(count=3):
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "observation": {
+                "image": rng.integers(0, 256, (8, 6, 3), np.uint8),
+                "packed": rng.integers(0, 256, (4, 4), np.uint8),
+                "double": np.float64(rng.normal()),
+            },
+            "action": rng.normal(size=2).astype(np.float32),
+            "reward": np.float32(step),
+            "discount": np.float32(1.0),
+            "is_first": step == 0,
+            "is_last": step == count - 1,
+            "is_terminal": False,
+            "language_instruction": "pick up the brick",
+        }
+        for step in range(count)
+    ]
+
+
+def their_features(**changes):
+    tf = tfds.features
+    image = {
+        "image": tf.Tensor(shape=(8, 6, 3), dtype=np.uint8),
+        "packed": tf.Tensor(shape=(4, 4), dtype=np.uint8, encoding="zlib"),
+        "double": tf.Scalar(dtype=np.float64),
+    }
+    step = {"observation": image, "action": tf.Tensor(shape=(2,), dtype=np.float32)}
+    step |= {"reward": np.float32, "discount": np.float32, "language_instruction": tf.Text()}
+    step |= dict.fromkeys(("is_first", "is_last", "is_terminal"), np.bool_)
+    return {name: child for name, child in (step | changes).items() if child is not None}
+
+
+def test_what_tfds_wrote_is_read(tmp_path):
+    steps = their_steps()
+    written = [{"steps": steps, "episode_id": n} for n in range(5)]
+    features = {"steps": tfds.features.Dataset(their_features()), "episode_id": np.int64}
+    dataset = jaxrl.load_dataset(foreign(tmp_path / "data", written, features))
+    assert len(dataset) == 5
+    for number, read in enumerate(dataset):
+        assert read.metadata == {"episode_id": number}
+        wanted = jax.tree.map(lambda *x: np.stack(x), *steps)
+        assert read.extras["language_instruction"].tolist() == ["pick up the brick"] * 3
+        wanted["observation"]["double"] = wanted["observation"]["double"].astype(np.float32).astype(np.float64)
+        own = {name: x for name, x in read.steps.items() if name != "language_instruction"}
+        assert_bitwise(own, {name: wanted[name] for name in own})
+    assert dataset.report().endings == {"not terminated": 5}
+
+
+def test_steps_that_lack_a_field_are_told_when_it_is_opened(tmp_path):
+    step = {name: x for name, x in their_steps(1)[0].items() if name not in ("discount", "is_terminal")}
+    features = {"steps": tfds.features.Dataset(their_features(discount=None, is_terminal=None))}
+    source = foreign(tmp_path / "data", [{"steps": [step]}], features)
+    with pytest.raises(DatasetError, match="no discount, no is_terminal"):
+        jaxrl.load_dataset(source)
+
+
+def test_damage_is_told_and_never_read_as_something_else(tmp_path):
+    path = write(tmp_path / "data", [plain(0), plain(1)])
+    for name, damage, message in (
+        ("no features", lambda copy: (copy / "features.json").unlink(), "no features.json"),
+        ("no info", lambda copy: (copy / "dataset_info.json").unlink(), "no dataset_info.json"),
+        ("bad info", lambda copy: (copy / "dataset_info.json").write_text("{"), "cannot be opened"),
+        ("no file", lambda copy: next(copy.glob("*.array_record*")).unlink(), "is missing"),
+        ("half", lambda copy: os.truncate(next(copy.glob("*.array_record*")), 700), "cannot be read"),
+    ):
+        copy = shutil.copytree(path, tmp_path / name)
+        damage(copy)
+        with pytest.raises(DatasetError, match=message):
+            list(jaxrl.load_dataset(f"rlds:{copy}"))
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        copy = shutil.copytree(path, tmp_path / str(number))
+        spoil(copy, rng)
+        try:
+            read = list(jaxrl.load_dataset(f"rlds:{copy}"))
+        except DatasetError:
+            continue
+        for seed, one in enumerate(read):
+            assert_bitwise(one.steps, plain(seed).steps)
+        assert len(read) == 2
+
+
+def test_sources_that_are_none(tmp_path):
+    with pytest.raises(ConfigError, match="rlds:DIR"):
+        jaxrl.load_dataset(os.fspath(tmp_path))
+    with pytest.raises(DatasetError, match="is no dataset of TFDS"):
+        jaxrl.load_dataset(f"rlds:{tmp_path}")
+    path = write(tmp_path / "data", [plain(0)])
+    with pytest.raises(ConfigError, match="no split 'test'.*train"):
+        jaxrl.load_dataset(f"rlds:{path}", split="test")
+    info = path / "dataset_info.json"
+    info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
+    with pytest.raises(ConfigError, match="tfrecord"):
+        jaxrl.load_dataset(f"rlds:{path}")
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "data"
+    options = {"evaluation_episodes": 2, "num_envs": 8, "progress": False}
+    jaxrl.train(PPO, ENV, total_steps=64, run_dir=run, **options)
+    command = ["export-rlds", str(run), "--out", str(out), "--episodes", "9", "--seed", "4", "--no-progress"]
+    assert cli.main(command) == 0
+    assert cli.main(["dataset", "info", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert str(out) in printed and "9 episodes" in printed and "no faults found" in printed
+    read = list(jaxrl.load_dataset(f"rlds:{out}"))
+    assert {one.metadata["policy_version"] for one in read} == {64} and {one.metadata["seed"] for one in read} == {4}
+    assert cli.main(command) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert cli.main(["dataset", "info", str(run)]) == 1
+    assert "is no dataset of TFDS" in capsys.readouterr().err
+    assert cli.main(["export-rlds"]) == 2
+    assert "no run directory" in capsys.readouterr().err
+
+
+def test_faults_are_an_exit_code(tmp_path, capsys):
+    path = write(tmp_path / "data", [dataclasses.replace(plain(0), is_last=marked(5, 3))])
+    assert cli.main(["dataset", "info", f"rlds:{path}"]) == 1
+    assert "fault: episode 0: is_last is true at step 3" in capsys.readouterr().out

@@ -1,0 +1,329 @@
+"""RLDS on disk: every bit comes back, TFDS opens it without TensorFlow, and half a dataset is never there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import struct
+from programs import PPO
+from recorded import TYPES, assert_bitwise, episode
+
+import jaxrl
+from jaxrl import spaces
+from jaxrl.data import RldsWriter, recording
+from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.wrappers import TimeLimit
+from jaxrl.errors import ConfigError, DatasetError
+from jaxrl.policy import Policy
+from jaxrl.schedules import at
+from jaxrl.types import env_spec
+
+tfds = pytest.importorskip("tensorflow_datasets")
+HERE = Path(__file__).parent
+
+
+def write(path, episodes, **options):
+    with RldsWriter(path, "tests:Made up-v0", **options) as writer:
+        for one in episodes:
+            writer.write(one)
+        return writer.close()
+
+
+def as_tfds_reads(path):
+    """Every episode as TFDS gives it: its metadata, and its steps stacked."""
+    source = tfds.builder_from_directory(os.fspath(path)).as_data_source("train")
+    for index in range(len(source)):
+        found = dict(source[index])
+        steps = list(found.pop("steps"))
+        yield found, jax.tree.map(lambda *x: np.stack(x), *steps)
+
+
+# --- round trips ---------------------------------------------------------------------------------------------------
+
+MADE_UP = [
+    episode(0, 4, "terminated"),
+    episode(1, 1, "truncated"),
+    episode(2, 130, "cut off"),
+    episode(3, 7, "terminated"),
+]
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 1 << 28])
+def test_every_bit_of_every_type_comes_back(tmp_path, shard_bytes):
+    path = write(tmp_path / "data", MADE_UP, shard_bytes=shard_bytes)
+    dataset = jaxrl.load_dataset(f"rlds:{path}")
+    assert len(dataset) == len(MADE_UP) and dataset.name == "tests_Made_up_v0"
+    assert len(list(path.glob("*.array_record-*"))) == (4 if shard_bytes == 1 else 1)
+    for number, (wrote, read) in enumerate(zip(MADE_UP, dataset, strict=True)):
+        assert_bitwise(read.steps, wrote.steps)
+        assert_bitwise(dataset[number].steps, wrote.steps)
+        own = {"episode_id": number, "length": wrote.length, "return": wrote.episode_return}
+        assert read.metadata == dict(wrote.metadata) | own
+    assert_bitwise(dataset[-1].steps, MADE_UP[-1].steps)
+    with pytest.raises(IndexError):
+        dataset[len(MADE_UP)]
+
+
+def test_tfds_reads_the_same(tmp_path):
+    path = write(tmp_path / "data", MADE_UP, shard_bytes=20_000)
+    for (metadata, steps), wrote in zip(as_tfds_reads(path), MADE_UP, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, steps, wrote.steps)  # float32's NaNs lose their payload there
+        assert jax.tree.map(lambda x: x.dtype, steps) == jax.tree.map(lambda x: x.dtype, wrote.steps)
+        assert metadata["ending"] == wrote.metadata["ending"].encode()
+        assert metadata["score"] == wrote.metadata["score"] and metadata["return"] == wrote.episode_return
+
+
+def test_bfloat16_and_flat_arrays(tmp_path):
+    wrote = episode(0, 5, dtypes=["uint8"])
+    rng = np.random.default_rng(0)
+    flat = type(wrote)(
+        **{
+            **vars(wrote),
+            "observation": rng.normal(size=(6, 4)).astype(ml_dtypes.bfloat16),
+            "action": np.asarray([-(2**31), 2**31 - 1, -1, 127, 128, 0], np.int32),
+        }
+    )
+    path = write(tmp_path / "data", [flat])
+    assert_bitwise(jaxrl.load_dataset(f"rlds:{path}")[0].steps, flat.steps)
+    ((_, steps),) = as_tfds_reads(path)
+    assert steps["observation"].dtype == ml_dtypes.bfloat16
+    assert_bitwise(steps, flat.steps)
+
+
+def test_tensorflow_is_never_imported(tmp_path):
+    """It would be found: one that says so stands first in line."""
+    path = write(tmp_path / "data", MADE_UP[:1])
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise AssertionError('TensorFlow was imported')")
+    script = (
+        "import sys, tensorflow_datasets as tfds\n"
+        f"source = tfds.builder_from_directory({os.fspath(path)!r}).as_data_source('train')\n"
+        "steps = list(source[0]['steps'])\n"
+        "assert len(steps) == 5 and steps[-1]['is_last'], steps\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "print('fine')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.fspath(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "fine", done.stderr
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_what_would_not_come_back_is_refused_by_name(tmp_path):
+    good = episode(0, 2, dtypes=["float32"])
+    bad = {
+        "complex": np.zeros(3, np.complex64),
+        "small": np.zeros(3, ml_dtypes.float8_e4m3fn),
+        "swapped": np.zeros(3, np.dtype(">f4")),
+        "text": np.asarray(["a", "b", "c"]),
+        "nothing": np.zeros((3, 0), np.float32),
+        "a/b": np.zeros(3, np.float32),
+    }
+    with pytest.raises(ConfigError) as refused:
+        write(tmp_path / "data", [type(good)(**{**vars(good), "observation": bad})])
+    told = refused.value.problems
+    assert sorted(line.split()[0].rstrip(":") for line in told) == sorted(f"steps/observation/{name}" for name in bad)
+    with pytest.raises(ConfigError, match=r"steps/observation.*float64 \(\).*those before of float32"):
+        flat = [{**vars(good), "observation": np.zeros(3, dtype)} for dtype in (np.float32, np.float64)]
+        write(tmp_path / "data", [type(good)(**fields) for fields in flat])
+    with pytest.raises(ConfigError, match="fields"):
+        write(tmp_path / "data", [good, type(good)(**{**vars(good), "observation": good.reward})])
+    with pytest.raises(ConfigError, match="no episodes"):
+        write(tmp_path / "data", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "data").mkdir()  # empty: what mktemp makes
+    path = write(tmp_path / "data", MADE_UP[:1])
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    with pytest.raises(ConfigError, match="exists already"):
+        write(path, MADE_UP[:2])
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    with RldsWriter(tmp_path / "other", "a"):
+        with pytest.raises(ConfigError, match="another process writes"):
+            RldsWriter(tmp_path / "other", "a")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["data"]
+
+
+def test_what_was_damaged_before_it_was_read_again_does_not_appear(tmp_path, monkeypatch):
+    real = RldsWriter._read_again
+
+    def damaged(self):
+        (file,) = self._partial.glob("*.array_record*")
+        data = file.read_bytes()
+        file.write_bytes(
+            data.replace(b"terminated", b"Terminated") if b"terminated" in data else data[: len(data) // 2]
+        )
+        real(self)
+
+    monkeypatch.setattr(RldsWriter, "_read_again", damaged)
+    with pytest.raises(DatasetError):
+        write(tmp_path / "data", MADE_UP[:1])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.faults
+def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
+    script = HERE / "kill_writers.py"
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([os.fspath(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    }
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, env=environment)
+    told = [line.split(": ") for line in done.stdout.splitlines()]
+    assert len(told) == 9, done.stderr
+    whole = "dataset_info.json,features.json,killed-train.array_record-00000"
+    for moment, signal, left in told:
+        assert signal == ("0" if moment == "never" else "9")
+        assert left == (whole if moment in ("after renaming", "never") else "nothing"), moment
+    for moment in ("after_renaming", "never"):  # and what the killed ones left beside it was no hindrance
+        episodes = list(jaxrl.load_dataset(f"rlds:{tmp_path / moment}"))
+        for seed, read in enumerate(episodes):
+            assert_bitwise(read.steps, episode(seed, 3).steps)
+        assert len(episodes) == 4
+    assert not list(tmp_path.glob(".*"))
+
+
+# --- exports ---------------------------------------------------------------------------------------------------------
+
+
+def untrained(env, algo=PPO):
+    spec = env_spec(jaxrl.envs.prepared(env))
+    algo = at(algo, np.float32(0.0))
+    return Policy(algo, algo.actor(algo.init(jax.random.key(1), spec)), spec)
+
+
+@struct.dataclass
+class Clock:
+    """Shows the time in three ways; the reward is the time. Terminates after as many steps as the first reset said."""
+
+    name = "tests:Clock"
+    observation_space = spaces.Dict(
+        {
+            "face": spaces.Box(0, 255, (6, 8, 1), np.uint8),
+            "hands": spaces.Dict({"now": spaces.Box(0, 99, (2,), np.float32), "odd": spaces.Box(0, 1, (), np.bool_)}),
+        }
+    )
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    resets = False
+
+    def reset(self, key):
+        length = jax.random.randint(key, (), 1, 9)
+        return (jnp.int32(0), length), restart(self._shown(jnp.int32(0), length))
+
+    def step(self, state, action, key):
+        now, length = state[0] + 1, state[1]
+        reward = now.astype(jnp.float32)
+        return (now, length), transition(self._shown(now, length), reward, now >= length, jnp.asarray(False))
+
+    def _shown(self, now, length):
+        hands = jnp.stack([now, length]).astype(jnp.float32)
+        face = jnp.full((6, 8, 1), now, jnp.uint8)
+        return {"face": face, "hands": {"now": hands, "odd": (now % 2).astype(jnp.bool_)}}
+
+
+@pytest.mark.parametrize("rows", [3, 64])
+def test_every_step_of_an_export_is_what_the_environment_showed(tmp_path, monkeypatch, rows):
+    monkeypatch.setattr(recording, "_CHUNK_ROWS", rows)
+    env = TimeLimit(Clock(), 6)
+    policy = untrained(env, jaxrl.PPO())
+    path = jaxrl.export_rlds(policy, env, tmp_path / "data", episodes=20, num_envs=3, seed=5, progress=False)
+    endings = set()
+    shares = np.zeros(3, int)
+    for read in jaxrl.load_dataset(f"rlds:{path}"):
+        length = int(read.observation["hands"]["now"][0, 1])
+        times = np.arange(min(length, 6) + 1)
+        assert read.observation["hands"]["now"].tolist() == [[time, length] for time in times]
+        assert read.observation["hands"]["odd"].tolist() == [bool(time % 2) for time in times]
+        assert (read.observation["face"] == times.reshape(-1, 1, 1, 1)).all() and read.observation[
+            "face"
+        ].dtype == np.uint8
+        assert read.reward.tolist() == [*times[1:], 0]
+        assert read.metadata["return"] == times.sum() and read.metadata["length"] == len(times) - 1
+        assert read.metadata["ending"] == ("terminated" if length <= 6 else "truncated")
+        assert bool(read.is_terminal[-1]) == (length <= 6)
+        actions, _ = policy(read.observation)
+        np.testing.assert_allclose(read.action[:-1], actions[:-1], atol=1e-6)
+        assert read.metadata["environment"] == "tests:Clock" and read.metadata["algorithm"] == "PPO"
+        assert read.metadata["seed"] == 5
+        endings.add(read.metadata["ending"])
+        shares[read.metadata["env_index"]] += 1
+    assert endings == {"terminated", "truncated"}
+    assert shares.tolist() == [7, 7, 6]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["data"]
+
+
+def test_an_export_is_the_episodes_of_an_evaluation(tmp_path):
+    env = jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=30)
+    policy = untrained(env)
+    path = jaxrl.export_rlds(policy, env, tmp_path / "data", episodes=12, num_envs=4, seed=2, explore=True)
+    found = [[] for _ in range(4)]
+    for read in jaxrl.load_dataset(f"rlds:{path}"):
+        found[read.metadata["env_index"]].append(read.metadata["return"])
+    prepared = jaxrl.envs.prepared(env)
+    played = jaxrl.evaluate(
+        policy.algo, policy.actor, prepared, policy.spec, seed=2, episodes=12, num_envs=4, explore=True
+    )
+    assert np.asarray(found).T.ravel().tolist() == played.returns.tolist()
+    assert len(set(played.returns)) > 2
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_environments_on_the_host(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(recording, "_CHUNK_ROWS", 5)
+    env = jaxrl.make("gymnasium:host_probes:Counting-v0", length=3, end=end, workers=0)
+    path = jaxrl.export_rlds(untrained(env), env, tmp_path / "data", episodes=5, num_envs=2, progress=False)
+    order = []
+    for read in jaxrl.load_dataset(f"rlds:{path}"):
+        number = int(read.observation[0, 0])
+        assert read.observation.tolist() == [[number, step] for step in range(4)]
+        assert read.reward.tolist() == [1, 2, 3, 0]
+        assert read.metadata["ending"] == end and bool(read.is_terminal[-1]) == (end == "terminated")
+        order.append((read.metadata["env_index"], number))
+    assert sorted(order) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+
+
+def test_episodes_without_end_are_cut_off_and_the_shortage_is_told(tmp_path):
+    env = jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=10_000)
+    policy = untrained(env)
+    with pytest.warns(UserWarning, match="2 of 4 episodes"):
+        path = jaxrl.export_rlds(policy, env, tmp_path / "data", episodes=4, num_envs=2, max_steps=20, progress=False)
+    episodes = list(jaxrl.load_dataset(f"rlds:{path}"))
+    assert [read.length for read in episodes] == [20, 20]
+    for read in episodes:
+        assert read.metadata["ending"] == "cut off" and not read.is_terminal.any()
+        assert read.discount.tolist() == [1.0] * 20 + [0.0]
+
+
+def test_bad_exports_are_refused_before_anything_runs(tmp_path):
+    env = jaxrl.make("gymnax:CartPole-v1")
+    policy = untrained(env)
+    with pytest.raises(ConfigError, match="episodes=0"):
+        jaxrl.export_rlds(policy, env, tmp_path / "data", episodes=0)
+    with pytest.raises(ConfigError, match="observation_space.*trained on"):
+        jaxrl.export_rlds(policy, "gymnax:Acrobot-v1", tmp_path / "data", episodes=1)
+    with pytest.raises(ConfigError, match="exists already"):
+        jaxrl.export_rlds(policy, env, HERE, episodes=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_metadata_is_the_same_wherever_it_was_written(tmp_path):
+    """No path of this machine, and what TFDS needs to find the files."""
+    path = write(tmp_path / "data", MADE_UP[:3], shard_bytes=1)
+    info = json.loads((path / "dataset_info.json").read_text())
+    assert os.fspath(tmp_path) not in json.dumps(info)
+    assert info["fileFormat"] == "array_record" and info["splits"][0]["shardLengths"] == ["1", "1", "1"]
+    moved = path.rename(tmp_path / "elsewhere")
+    assert len(jaxrl.load_dataset(f"rlds:{moved}")) == 3
+    merged = tfds.builder_from_directories([os.fspath(moved), os.fspath(write(tmp_path / "more", MADE_UP))])
+    assert len(merged.as_data_source("train")) == 7
+    assert set(TYPES) < set((moved / "features.json").read_text().replace('"', " ").split())
