@@ -58,6 +58,10 @@ class DatasetError(JaxrlError):
     """A dataset is damaged or breaks the rules of its format; names the episode and the field."""
 
 
+class PeerError(JaxrlError):
+    """Another process of the run ended, failed, or does not answer."""
+
+
 class NonFiniteError(JaxrlError):
     """NaN or Inf appeared while training; names the leaf and the step."""
 

@@ -2,14 +2,19 @@
 
 It runs compiled chunks of about a second. Between chunks live the progress display, logging, evaluation,
 checkpoints, signals, and the stop at NaN; a chunk is dispatched before the report of the one before it is read.
+
+With several processes each runs this loop, and whatever it depends on is agreed on (`jaxrl.parallel.distributed`).
+The first one alone writes files and shows progress.
 """
 
+import contextlib
 import dataclasses
+import json
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +25,19 @@ from jaxrl import envs
 from jaxrl.algos.base import make_algorithm
 from jaxrl.checkpoint import Checkpointer, read_manifest
 from jaxrl.config import encode
-from jaxrl.errors import ConfigError
+from jaxrl.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
+from jaxrl.parallel import distributed
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.learner import Report, lasting
+from jaxrl.parallel.mesh import local
 from jaxrl.parallel.rollout import RunState
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.plotting import Chart, Run, plot_run
 from jaxrl.policy import Policy
 from jaxrl.progress import ProgressBar
-from jaxrl.run_directory import MAY_CHANGE, RunDirectory, write_json
+from jaxrl.run_directory import MAY_CHANGE, RunDirectory, read_config, write_json
 from jaxrl.schedules import at
 from jaxrl.types import Algorithm, Environment, HostRecipe
 
@@ -71,7 +78,7 @@ class Result:
     @property
     def policy(self) -> Policy:
         """The policy as learnt, its statistics frozen."""
-        final, actor = _frozen(self.algo, self.state.learner, np.float32(self.progress))
+        final, actor = _frozen(self.algo, local(self.state.learner), np.float32(self.progress))
         return Policy(final, actor, self.spec)
 
     def evaluate(self, episodes: int = 128, *, seed: int = 0, explore: bool = False) -> Evaluation:
@@ -85,11 +92,13 @@ class Result:
         return plot_run(Run("run", config, self.metrics), path)
 
     def save(self, path: str | Path) -> Path:
-        """Writes a run directory that `jaxrl.load` reads: configuration, metrics and the whole state."""
+        """Writes a run directory that `jaxrl.load` reads: configuration, metrics and the whole state.
+
+        With several processes, all call it.
+        """
         config = _config(self.algo, self.env, None, self.total_steps, None, {})
-        with RunDirectory(path, config) as directory:
-            with Checkpointer(directory.checkpoints, config=config) as checkpointer:
-                checkpointer.save(self.total_steps, self.state)
+        with _opened(path, config) as (_, checkpointer):
+            checkpointer.save(self.total_steps, self.state)
         return Path(path)
 
 
@@ -116,7 +125,8 @@ def train(
 ) -> Result:
     """Trains an algorithm on an environment.
 
-    The same call with the same `run_dir` goes on where the run stopped, bit for bit for JAX environments.
+    The same call with the same `run_dir` goes on where the run stopped, bit for bit for JAX environments. With several
+    processes (`jaxrl.parallel.distributed`) all make the same call, and `run_dir` is where all of them can read.
 
     Args:
       algo: the algorithm, or its name for the defaults.
@@ -136,7 +146,7 @@ def train(
       keep: how many checkpoints stay, besides the best.
       save_replay: whether checkpoints hold the replays. Without, they are smaller by all of it, and a run that goes on
         from one is another run: it acts until `min_size` rows are there again before it learns on.
-      loggers: further places for metrics.
+      loggers: further places for metrics; with several processes, those of the first.
       progress: show a progress bar.
 
     Returns:
@@ -168,6 +178,12 @@ def train(
         raise ConfigError(problems)
     env = envs.prepared(env)
     topology = topology or default_topology(env, num_envs)
+    settings = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
+    if not save_replay:
+        settings["save_replay"] = False
+    others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
+    others |= {"explore_in_evaluation": explore_in_evaluation}
+    distributed.check_same(_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env)
     run = _Run(
         algo=algo,
@@ -183,20 +199,37 @@ def train(
         checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
         save_replay=save_replay,
     )
-    display = ProgressBar() if progress else None
+    leader = distributed.is_leader()
+    display = ProgressBar() if progress and leader else None
+    loggers = loggers if leader else ()
     try:
         if run_dir is None:
             return run.train(loggers, display, None, None)
-        settings = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
-        if not save_replay:
-            settings["save_replay"] = False
         resolved = dataclasses.replace(topology, shards=program.shards)
         config = _config(algo, env, resolved, total_steps, seed, settings)
-        with RunDirectory(run_dir, config, overwrite=overwrite, may_change=_MAY_CHANGE) as directory:
-            with Checkpointer(directory.checkpoints, config=config, keep=keep) as checkpointer:
-                return run.train(loggers, display, directory, checkpointer)
+        with _opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
+            return run.train(loggers, display, directory, checkpointer)
     finally:
         program.close()
+
+
+@contextlib.contextmanager
+def _opened(
+    path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False, keep: int = 3
+) -> Generator[tuple[RunDirectory | None, Checkpointer]]:
+    """A run's directory, which the first process alone holds, and its checkpoints."""
+    with contextlib.ExitStack() as stack:
+        directory = None
+        with distributed.jointly("opening the run directory"):
+            if distributed.is_leader():
+                directory = RunDirectory(path, config, overwrite=overwrite, may_change=_MAY_CHANGE)
+                stack.enter_context(directory)
+        with distributed.jointly("reading the run directory"):
+            if not distributed.is_leader() and read_config(path) != json.loads(json.dumps(config)):
+                raise RunDirectoryError(f"{Path(path).absolute()} is not the same directory on every process")
+            checkpointer = Checkpointer(Path(path) / "checkpoints", config=config, keep=keep)
+            stack.enter_context(checkpointer)
+        yield directory, checkpointer
 
 
 def default_topology(env: Environment | HostRecipe, num_envs: int | None = None) -> Topology:
@@ -232,10 +265,16 @@ class _Stop(Exception):
 
 
 class _Signals:
-    """Ctrl-C and SIGTERM ask for an end after the running chunk; a second Ctrl-C ends at once."""
+    """Ctrl-C and SIGTERM ask for an end after the running chunk; a second Ctrl-C ends at once.
+
+    Attributes:
+      asked: the signal that this process got.
+      agreed: the one that some process got, as of the last moment at which they spoke of it.
+    """
 
     def __init__(self):
         self.asked: int | None = None
+        self.agreed: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self):
@@ -248,6 +287,12 @@ class _Signals:
         if self.asked is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = number
+
+    def agree(self, *, with_leader: Any = None) -> Any:
+        """Brings `agreed` up to date on all processes alike; gives what the first process has `with_leader`."""
+        found = distributed.exchange("signals", [self.asked or 0, with_leader])
+        self.agreed = max(asked for asked, _ in found) or None
+        return found[0][1]
 
     def __exit__(self, *_):
         for number, handler in self._before.items():
@@ -316,7 +361,7 @@ class _Run:
         saved = checkpointer is not None and self.save_replay
         state = self.program.start(self.algo_there, self.env_there, self.seed, saved=saved)
         done = 0
-        if checkpointer is not None and not checkpointer.is_empty():
+        if checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty()):
             state, done = self._resume(state)
         files = [] if directory is None else self._open_files(directory, done)
         self.loggers = Loggers([*files, *loggers])
@@ -329,13 +374,13 @@ class _Run:
         try:
             with _Signals() as signals:
                 try:
-                    if done and self._reached_target():
+                    if done and distributed.from_leader("target reached before", self._reached_target()):
                         raise _Stop("target_return")
                     self._loop(signals)
                 except _Stop as ended:
                     stop = ended
                 result = self._finish(self.state, self.done, stop, directory)
-                if signals.asked == signal.SIGTERM:
+                if signal.SIGTERM in (signals.agreed, signals.asked):
                     raise SystemExit(143)
                 return result
         finally:
@@ -353,6 +398,7 @@ class _Run:
             self.evaluation_env = self.program.place(self.evaluation_env)
         elif same:
             self.evaluation_env = self.env_there
+        self.evaluation_env = local(self.evaluation_env)
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
@@ -373,7 +419,8 @@ class _Run:
             if pending is not None:
                 self._read(pending)
             pending = chunk
-            if done == border or signals.asked is not None:
+            self.seconds_per_iteration = signals.agree(with_leader=self.seconds_per_iteration)
+            if done == border or signals.agreed is not None:
                 self._read(pending)
                 pending = None
                 self.state, self.done = state, done
@@ -430,8 +477,9 @@ class _Run:
         if last or done % self.evaluate_each == 0:
             self._evaluate(state, done)
             score = self.evaluation.return_mean
-        reached = score is not None and self._reached_target()
-        asked = signals.asked is not None  # read once: what comes later is for the next border, which saves
+        # Both once: what comes later is for the next border, which saves.
+        reached = signals.agree(with_leader=score is not None and self._reached_target())
+        asked = signals.agreed is not None
         if self.checkpointer is not None and (last or reached or asked or done % self.save_each == 0):
             self._save(done, state, score)
         self.read_at = time.monotonic()  # what evaluating and saving took is not training
@@ -454,7 +502,8 @@ class _Run:
 
     def _evaluate(self, state, done):
         progress = self.program.place(np.float32(min(done / self.iterations, 1.0)))
-        algo, actor = _frozen(self.algo_there, state.learner, progress)
+        # Every process plays by itself, on one of its devices.
+        algo, actor = _frozen(*local((self.algo_there, state.learner, progress)))
         self.evaluation = evaluate(
             algo,
             actor,
@@ -480,7 +529,11 @@ class _Run:
         kept = self.program.not_in_checkpoints(fresh)
         buffers = None if saved else fresh.buffers
         del fresh, in_file
-        state, step, _ = self.checkpointer.restore(template)
+        with distributed.jointly("restoring"):
+            state, step, _ = self.checkpointer.restore(template)
+        steps = distributed.exchange("restored", step)
+        if len(set(steps)) > 1:
+            raise CheckpointError(f"the processes found different checkpoints: {steps}; all must see the same files")
         state, how = state.replace(**kept), []
         if kept:
             how.append("host environments begin new episodes")
@@ -514,7 +567,7 @@ class _Run:
         if self.evaluation is None and stop.reason in ("finished", "target_return"):
             self._evaluate(state, done)  # a run that had ended and was started again
         if self.checkpointer is not None and stop.problem is not None and done:
-            if done * self.rows not in self.checkpointer.steps():
+            if distributed.from_leader("not saved yet", done * self.rows not in self.checkpointer.steps()):
                 self._save(done, state, None)
         if self.checkpointer is not None:
             self.checkpointer.wait()
@@ -532,7 +585,7 @@ class _Run:
             wall_seconds=wall,
             spec=self.program.spec,
             progress=min(done / self.iterations, 1.0),
-            run_dir=None if directory is None else directory.path,
+            run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,
         )
         if directory is not None:
             self.loggers.close()
@@ -540,14 +593,17 @@ class _Run:
         return result
 
 
+@jax.jit
+def _all_finite(tree):
+    """Leaf by leaf; a leaf of whole numbers is."""
+    inexact = jax.numpy.inexact
+    return jax.tree.map(lambda x: not jax.numpy.issubdtype(x.dtype, inexact) or jax.numpy.isfinite(x).all(), tree)
+
+
 def _problem(report, chunk, step, failed_step):
     """What was not finite and where: the metrics of the first iteration, and the leaves that the chunk left so."""
-    named = jax.tree.leaves_with_path(jax.device_get(lasting(chunk.after)))
-    leaves = [
-        jax.tree_util.keystr(path, simple=True, separator=".")
-        for path, leaf in named
-        if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all()
-    ]
+    named = jax.tree.leaves_with_path(jax.device_get(_all_finite(lasting(chunk.after))))
+    leaves = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
     broken = [name for name, fine in sorted(report.finite.items()) if not fine]
     text = f"not finite in the iteration that ended at step {failed_step}"
     text += f": {', '.join(broken)}" if broken else ""

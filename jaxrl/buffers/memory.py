@@ -49,7 +49,7 @@ def check(
     Args:
       buffers: the replay of each source, as shapes.
       sources: the sources by name.
-      devices: that share the replays evenly.
+      devices: that share the replays evenly; with several processes, of all of them.
       runs: how many runs at once have such replays, over all devices.
       saved: whether checkpoints hold the replays: an asynchronous save keeps a copy on the host while it writes.
       free: bytes free on "host" and on each "device"; None: as they are now.
@@ -59,15 +59,16 @@ def check(
     """
     if not buffers:
         return
+    here = [device for device in devices if device.process_index == jax.process_index()]
     if free is None:
-        free = {"host": free_on_host(), "device": free_on_device(devices[0])}
-    needed, on_cpu = size_of(buffers) * runs, devices[0].platform == "cpu"
+        free = {"host": free_on_host(), "device": free_on_device(here[0])}
+    needed, on_cpu = size_of(buffers) * runs * len(here) // len(devices), here[0].platform == "cpu"
     copy = needed if saved else 0
     places = (
         [("this machine", needed + copy, free["host"])]
         if on_cpu
         else [
-            (f"each of {len(devices)} devices", needed // len(devices), free["device"]),
+            (f"each of {len(devices)} devices", needed // len(here), free["device"]),
             ("the host", copy, free["host"]),
         ]
     )

@@ -39,7 +39,8 @@ class Anakin:
 
     Args:
       num_envs: environments over all devices together.
-      devices: how many devices of this process; None: all accelerators, or one CPU.
+      devices: how many devices; None: all accelerators, or one CPU. With several processes: of all of them together,
+        the same number of each; None: all they have.
       shards: logical groups of environments that minibatches are drawn within; the same for any number of devices
         gives the same run. None: the largest of 8, 4, 2, 1 that the algorithm can work with.
     """
@@ -55,7 +56,7 @@ class Anakin:
           ConfigError: with every problem found.
         """
         spec = env_spec(env)
-        devices = meshes.local_device_count() if self.devices is None else self.devices
+        devices = meshes.default_device_count() if self.devices is None else self.devices
         shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards)
         return AnakinProgram(spec, self.num_envs, devices, shards)
 
@@ -210,7 +211,7 @@ class AnakinProgram:
 
     def place(self, tree: PyTree) -> PyTree:
         """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
-        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+        return meshes.everywhere(tree, self.mesh)
 
     def start(self, algo: Algorithm, env: Environment, seed: int, *, saved: bool = True) -> RunState:
         """`init`, compiled, with every leaf where it belongs; `saved`: whether checkpoints will hold the replays.
@@ -219,7 +220,7 @@ class AnakinProgram:
           ConfigError: the replay would not fit in memory.
         """
         init, _ = _beginnings(self, jax.tree.structure(algo))
-        key = jax.random.key(seed)
+        key = self.place(jax.random.key(seed))
         learner.check_memory(algo, init.eval_shape(algo, env, key), list(self.mesh.devices.flat), saved=saved)
         return init(algo, env, key)
 

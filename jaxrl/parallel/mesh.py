@@ -6,25 +6,63 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.errors import ConfigError
 from jaxrl.parallel.rollout import source_problems
-from jaxrl.types import Algorithm, EnvSpec
+from jaxrl.types import Algorithm, EnvSpec, PyTree
 
 _DEFAULT_SHARDS = (8, 4, 2, 1)
 
 
-def local_device_count() -> int:
-    """How many devices a run uses unless told: every accelerator, or one CPU device."""
-    return 1 if jax.default_backend() == "cpu" else jax.local_device_count()
+def default_device_count() -> int:
+    """How many devices a run uses unless told: those of all processes; of one alone, its accelerators or one CPU."""
+    alone_on_cpu = jax.default_backend() == "cpu" and jax.process_count() == 1
+    return 1 if alone_on_cpu else jax.device_count()
 
 
 @lru_cache
 def data_mesh(devices: int) -> jax.sharding.Mesh:
-    """The first `devices` devices of this process as one axis named "data"."""
-    return jax.make_mesh(
-        (devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.local_devices()[:devices]
-    )
+    """`devices` devices as one axis named "data": the first of this process, or the same number of every process.
+
+    Those of a process lie side by side, in the order of processes.
+    """
+    auto, processes = (jax.sharding.AxisType.Auto,), jax.process_count()
+    if processes == 1:
+        return jax.make_mesh((devices,), ("data",), axis_types=auto, devices=jax.local_devices()[:devices])
+    by_process = [jax.local_devices(process_index=number)[: devices // processes] for number in range(processes)]
+    return jax.sharding.Mesh(np.array(by_process).ravel(), ("data",), axis_types=auto)
+
+
+def everywhere(tree: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
+    """Values that are the same on every process as arrays that every device of the mesh holds."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    return from_processes(tree, mesh, PartitionSpec())
+
+
+def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
+    """What each process has of arrays, put together; nothing is compared, and nothing leaves its process.
+
+    Args:
+      tree: of arrays and numbers. Along "data" a process has its share, of all else the same as the others.
+      mesh: as of `data_mesh`.
+      specs: how the whole lies on it, a prefix tree of partition specs.
+    """
+    # A number has no dtype; as an array it gets JAX's, and not numpy's.
+    arrays = jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x, jax.numpy.result_type(x)), tree)
+    return multihost_utils.host_local_array_to_global_array(arrays, mesh, specs)
+
+
+def local(tree: PyTree) -> PyTree:
+    """This process's copy of what every process holds whole; with one process the tree as it is."""
+
+    def copy(x):
+        return x.addressable_data(0) if isinstance(x, jax.Array) and not x.is_fully_addressable else x
+
+    return jax.tree.map(copy, tree)
 
 
 def cores() -> int:
@@ -47,7 +85,7 @@ def checked_layout(algo: Algorithm, spec: EnvSpec, num_envs: int, devices: int, 
     Args:
       algo, spec: what runs where.
       num_envs: environments over all devices.
-      devices: devices asked for.
+      devices: devices asked for, of all processes together.
       shards: asked for, or None for the largest of 8, 4, 2, 1 that works.
 
     Raises:
@@ -56,8 +94,13 @@ def checked_layout(algo: Algorithm, spec: EnvSpec, num_envs: int, devices: int, 
     problems = []
     if num_envs < 1:
         raise ConfigError(f"num_envs={num_envs} must be at least 1")
-    here = jax.local_device_count()
-    if not 1 <= devices <= here:
+    here, processes = jax.local_device_count(), jax.process_count()
+    if processes > 1 and (devices % processes or not 1 <= devices <= here * processes):
+        problems.append(
+            f"devices={devices} must be a multiple of {processes}, the processes, and at most {here * processes}, "
+            "the devices that they have together"
+        )
+    elif not 1 <= devices <= here * processes:
         problems.append(f"devices={devices} must be between 1 and the {here} that this process has")
     elif num_envs % devices:
         below, above = num_envs // devices * devices, -(-num_envs // devices) * devices
