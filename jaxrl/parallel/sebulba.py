@@ -2,6 +2,9 @@
 
 Actor threads step groups of environments and act on actor devices; the learner, in the caller's thread, learns from
 one rollout of every group at a time. Rollouts wait in a bounded queue, so neither side runs away from the other.
+
+With several processes each has its share of the environments and of the learner's devices. Acting never leaves a
+process; what was collected becomes one batch, of which each process holds its own rows, and the learners all-reduce.
 """
 
 import dataclasses
@@ -17,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxrl import keys
 from jaxrl.buffers import replay
 from jaxrl.errors import ConfigError
-from jaxrl.parallel import learner
+from jaxrl.parallel import distributed, learner
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.actors import ActorThreads
@@ -44,14 +47,16 @@ class Sebulba:
     """Host environments in actor threads, and a learner.
 
     Args:
-      num_envs: environments over all groups.
-      actors: threads that act.
+      num_envs: environments over all groups, of all processes.
+      actors: threads that act, in each process.
       groups: of each thread: with 2, one group's environments step while the other acts.
-      devices: that learn; the environments' rows are divided over them.
-      actor_devices: that act, after the learner's if there are so many, else the same ones; threads take them in turn.
+      devices: that learn; the environments' rows are divided over them. With several processes: of all of them
+        together. None: one of each process.
+      actor_devices: of each process, that act, after the learner's if there are so many, else the same ones; threads
+        take them in turn.
       shards: logical groups of environments, as in `Anakin`.
       lockstep: deterministic, the same on every run: every rollout is acted with parameters that are exactly `lag`
-        updates old. Else with the newest there are.
+        updates old. Else with the newest there are, which several processes cannot: theirs would differ.
       lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run is `Anakin`'s where the environments
         are the same; with 1 they act while it learns.
       queue: rollouts of each group that may wait for the learner.
@@ -61,7 +66,7 @@ class Sebulba:
     num_envs: int = 8
     actors: int = 1
     groups: int = 1
-    devices: int = 1
+    devices: int | None = None
     actor_devices: int = 1
     shards: int | None = None
     lockstep: bool = False
@@ -86,11 +91,15 @@ class Sebulba:
             problems.append(f"lag={self.lag} must be 0, or 1 with lockstep=True")
         if self.step_timeout <= 0:
             problems.append(f"step_timeout={self.step_timeout} must be more than 0 seconds")
-        groups = max(self.actors * self.groups, 1)
+        processes = jax.process_count()
+        if processes > 1 and not self.lockstep:
+            problems.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
+        groups = max(self.actors * self.groups, 1) * processes
         if self.num_envs % groups:
             below, above = self.num_envs // groups * groups, -(-self.num_envs // groups) * groups
             problems.append(
-                f"num_envs={self.num_envs} does not divide over {groups} groups (actors * groups); use "
+                f"num_envs={self.num_envs} does not divide over {groups} groups "
+                f"(actors * groups{' * processes' if processes > 1 else ''}); use "
                 + (f"{below} or {above}" if below else f"{above}")
             )
         if any(isinstance(source, Episodes) for source in algo.experience.values()):
@@ -100,17 +109,18 @@ class Sebulba:
         if problems:
             raise ConfigError(problems)
         spec = env_spec(env)
-        shards = meshes.checked_layout(algo, spec, self.num_envs, self.devices, self.shards)
-        return SebulbaProgram(self, spec, shards)
+        devices = processes if self.devices is None else self.devices
+        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards)
+        return SebulbaProgram(self, spec, devices, shards)
 
 
 class SebulbaProgram:
     """One run over host environments: the same calls as `AnakinProgram`, with the loop on the host."""
 
-    def __init__(self, topology: Sebulba, spec: EnvSpec, shards: int):
-        self.topology, self.spec, self.shards = topology, spec, shards
-        self.num_envs, self.devices = topology.num_envs, topology.devices
-        self._learning = _Learning(spec, self.num_envs, shards, topology.devices)
+    def __init__(self, topology: Sebulba, spec: EnvSpec, devices: int, shards: int):
+        self.topology, self.spec, self.devices, self.shards = topology, spec, devices, shards
+        self.num_envs, self._processes = topology.num_envs, jax.process_count()
+        self._learning = _Learning(spec, self.num_envs, shards, devices, self._processes)
         self._env: HostRecipe | None = None
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
@@ -121,7 +131,7 @@ class SebulbaProgram:
 
     def place(self, tree: PyTree) -> PyTree:
         """Numbers as arrays on the learner's devices."""
-        return jax.device_put(tree, self._learning.everywhere())
+        return meshes.everywhere(tree, self._learning.mesh)
 
     def start(self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True) -> RunState:
         """Builds the environments and begins their first episodes; `saved`: whether checkpoints will hold the replays.
@@ -131,15 +141,20 @@ class SebulbaProgram:
         """
         self.close()
         groups = self.topology.actors * self.topology.groups
-        size, key = self.num_envs // groups, jax.random.key(seed)
+        size, key = self.num_envs // (groups * self._processes), jax.random.key(seed)
+        first_env = jax.process_index() * groups * size
         steps = Steps(self.spec, self.num_envs, size, ro.rollout_length(algo))
         devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
         try:
-            for number, device in enumerate(devices):
-                host = env.build(size, seed, number * size)
-                self._collectors.append(Collector(steps, host, key, number * size, device))
+            with distributed.jointly("building environments"):
+                for number, device in enumerate(devices):
+                    host = env.build(size, seed, first_env + number * size)
+                    self._collectors.append(Collector(steps, host, key, first_env + number * size, device))
             moments = [collector.first_moment() for collector in self._collectors]
             first = jax.tree.map(lambda *x: np.concatenate(x), *moments)
+            if self._processes > 1:
+                first = meshes.from_processes(first, self._learning.mesh, PartitionSpec("data"))
+                key = self.place(key)
             state = jax.eval_shape(self._learning.init, algo, first, key)
             learner.check_memory(algo, state, self._learning.mesh_devices(), saved=saved)
             return self._learning.started(algo, first, key)
@@ -150,7 +165,8 @@ class SebulbaProgram:
     def _actor_devices(self):
         """The device of each actor thread: after the learner's where there are so many, else among the same."""
         here, wanted = jax.local_devices(), self.topology.actor_devices
-        apart = here[self.devices : self.devices + wanted]
+        learning = self.devices // self._processes
+        apart = here[learning : learning + wanted]
         devices = apart if len(apart) == wanted else here[:wanted]
         return [devices[number % len(devices)] for number in range(self.topology.actors)]
 
@@ -174,18 +190,21 @@ class SebulbaProgram:
         threads = self._running(algo, state)
         total, lags, since = None, [], time.monotonic()
         before = threads.metrics()
-        for number in range(length):
-            resolved, actor = self._learning.prepare(algo, state, np.float32(total_ticks))
-            threads.publish(self._updates, Published(resolved, actor, np.int32(self._updates)))
-            rollouts, version = threads.rollouts(self._updates)
-            lags.append(self._updates - version)
-            batch = self._learning.gathered(rollouts)
-            state, report = self._learning.learn(resolved, state.replace(buffers={}), state.buffers, batch)
-            self._updates += 1
-            total = _added(total or Report.zeros_like(report), report, np.int32(number))
+        # What crosses processes is begun in this thread alone: from two it could come in another order elsewhere.
+        with jax.thread_guard(self._processes > 1):
+            for number in range(length):
+                resolved, actor = self._learning.prepare(algo, state, np.float32(total_ticks))
+                published = Published(*meshes.local((resolved, actor)), np.int32(self._updates))
+                threads.publish(self._updates, published)
+                rollouts, version = threads.rollouts(self._updates)
+                lags.append(self._updates - version)
+                batch = self._learning.gathered(rollouts)
+                state, report = self._learning.learn(resolved, state.replace(buffers={}), state.buffers, batch)
+                self._updates += 1
+                total = _summed(total, report, np.int32(number))
         figures = {name: value - before[name] for name, value in threads.metrics().items() if name != "queue_depth"}
         figures |= {"queue_depth": threads.metrics()["queue_depth"], "policy_lag": float(np.mean(lags))}
-        figures |= {"inference_batch": float(self.num_envs // len(self._collectors))}
+        figures |= {"inference_batch": float(self.num_envs // (self._processes * len(self._collectors)))}
         figures["seconds"] = time.monotonic() - since
         return state, total.replace(actors={name: np.float32(value) for name, value in figures.items()})
 
@@ -227,6 +246,7 @@ class _Learning:
     num_envs: int
     shards: int
     devices: int
+    processes: int = 1
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -234,9 +254,6 @@ class _Learning:
 
     def mesh_devices(self) -> list[jax.Device]:
         return list(self.mesh.devices.flat)
-
-    def everywhere(self) -> NamedSharding:
-        return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def _replicas(self) -> Replicas:
@@ -314,13 +331,18 @@ class _Learning:
 
     def gathered(self, rollouts: list[Collected]) -> Collected:
         """One batch of all groups' rollouts, on the learner's devices."""
-        first = self.mesh_devices()[0]
+        first = self.mesh.local_devices[0]
         rollouts = [rollout if _lies_on(rollout, first) else jax.device_put(rollout, first) for rollout in rollouts]
         whole = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
         if self.devices == 1:
             return whole
         specs = Collected(_batch_specs(), PartitionSpec("data"), PartitionSpec())
-        return jax.device_put(whole, self._placed(specs))
+        if self.processes == 1:
+            return jax.device_put(whole, self._placed(specs))
+        # Each process counted the episodes of its own environments: they are summed where they are used.
+        apart = jax.tree.map(lambda x: jnp.zeros(self.devices // self.processes).at[0].set(x), whole.episodes)
+        specs = specs.replace(episodes=PartitionSpec("data"))
+        return meshes.from_processes(whole.replace(episodes=apart), self.mesh, specs)
 
     @partial(jax.jit, static_argnums=0)
     def _joined(self, rollouts):
@@ -354,7 +376,10 @@ class _Learning:
             state, report = meshes.over_devices(self._learn, self.mesh, specs, (partition, everywhere))(
                 algo, state, collected.batch, collected.final
             )
-        return state, report.replace(episodes=collected.episodes)
+        episodes = collected.episodes
+        if self.processes > 1:
+            episodes = jax.tree.map(jnp.sum, episodes)
+        return state, report.replace(episodes=episodes)
 
     def _learn(self, algo, state, batch, final):
         tick, length = state.ticks.low, batch.rows.reward.shape[0]
@@ -372,7 +397,9 @@ class _Learning:
         return state, report.with_state(state, jnp.int32(0)).over(self._replicas)
 
 
-_added = jax.jit(Report.add)
+@jax.jit
+def _summed(total, report, number):
+    return (Report.zeros_like(report) if total is None else total).add(report, number)
 
 
 @lru_cache(maxsize=32)
