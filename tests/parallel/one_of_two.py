@@ -1,0 +1,114 @@
+"""One of two processes of a run, with two CPU devices: `python one_of_two.py JOB PORT INDEX FOLDER`.
+
+The jobs are the functions below; what they return is written to `FOLDER/INDEX.json`.
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+from jaxrl.parallel import distributed  # noqa: E402
+
+JOB, PORT, INDEX, FOLDER = sys.argv[1:]
+HEARTBEAT = 10  # seconds
+distributed.initialize(f"127.0.0.1:{PORT}", 2, int(INDEX), heartbeat_seconds=HEARTBEAT)
+
+import programs  # noqa: E402 (makes an environment, for which JAX must have started)
+from programs import ROWS  # noqa: E402
+
+import jaxrl  # noqa: E402
+from jaxrl import training  # noqa: E402
+from jaxrl.envs.host.jax_host import ServedFromHost  # noqa: E402
+from jaxrl.errors import JaxrlError  # noqa: E402
+from jaxrl.parallel.anakin import AnakinProgram  # noqa: E402
+
+UPDATES = 10
+SETTINGS = {"evaluation_episodes": 8, "evaluate_every": 5 * ROWS, "checkpoint_every": 5 * ROWS, "progress": False}
+
+
+def train(run_dir, algo="ppo", host=False, updates=UPDATES, **settings):
+    """The run that every job is about; with the same devices in one process it is the same run."""
+    topology = programs.anakin(4)
+    if host:
+        topology = jaxrl.Sebulba(num_envs=programs.NUM_ENVS, devices=4, shards=4, lockstep=True, **host)
+    env = ServedFromHost(programs.ENV) if host else programs.ENV
+    settings = SETTINGS | {"seed": 3} | settings
+    algo = programs.ALGORITHMS[algo]
+    return jaxrl.train(algo, env, total_steps=updates * ROWS, topology=topology, run_dir=run_dir, **settings)
+
+
+def told(result):
+    action, _ = result.policy([0.1, 0.2, 0.3, 0.4])
+    return {
+        "stopped": result.stopped,
+        "total_steps": result.total_steps,
+        "returns": result.evaluation.returns.tolist() if result.evaluation else None,
+        "rows": len(result.metrics),
+        "run_dir": str(result.run_dir),
+        "action": int(action),
+    }
+
+
+def at_chunk(chunk, signal_number):
+    """This process gets a signal, once, when it begins its n-th chunk."""
+    begin, numbers = AnakinProgram.chunk, itertools.count(1)
+
+    def begin_or_end(self, *arguments):
+        if next(numbers) == chunk:
+            os.kill(os.getpid(), signal_number)
+        return begin(self, *arguments)
+
+    AnakinProgram.chunk = begin_or_end
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def runs(folder):
+    """Unbroken; interrupted at the second process and gone on with; and with host environments, twice."""
+    found = {"unbroken": told(train(folder / "unbroken"))}
+    training._CHUNK_SECONDS = 0.0  # an iteration a chunk
+    if jax.process_index() == 1:
+        at_chunk(3, signal.SIGINT)
+    found["interrupted"] = told(train(folder / "resumed"))
+    found["resumed"] = told(train(folder / "resumed"))
+    for name in ("host", "host_again"):
+        found[name] = told(train(folder / name, host={"actors": 2}))
+    return found
+
+
+def replays(folder):
+    """A replay over the devices of both, and what cannot be finite."""
+    found = {"dqn": told(train(folder / "dqn", "dqn", updates=12))}
+    late = train(None, host={"lag": 1})
+    return found | {"late": told(late)}
+
+
+def other_seeds(folder):
+    try:
+        train(folder / "run", seed=int(jax.process_index()))
+    except JaxrlError as error:
+        return {"type": type(error).__name__, "said": str(error)}
+
+
+def one_dies(folder):
+    """The second process is killed while both train."""
+
+    if jax.process_index() == 1:
+        at_chunk(3, signal.SIGKILL)
+    training._CHUNK_SECONDS = 0.0
+    train(folder / "run", updates=100_000)
+
+
+if __name__ == "__main__":
+    jobs = {"runs": runs, "replays": replays, "other_seeds": other_seeds, "one_dies": one_dies}
+    (Path(FOLDER) / f"{INDEX}.json").write_text(json.dumps(jobs[JOB](Path(FOLDER))))
