@@ -38,6 +38,7 @@ def initialize(
     *,
     heartbeat_seconds: int = 100,
     start_seconds: int = 300,
+    end_seconds: int = 300,
 ) -> int:
     """Joins the processes of a run; before anything else asks JAX for its devices.
 
@@ -49,6 +50,7 @@ def initialize(
       process_id: of this one, from 0 on.
       heartbeat_seconds: a process that was not heard of for so long is dead, and all others end.
       start_seconds: that the others have to arrive.
+      end_seconds: that a process which is done, or which raised, waits for the others; then all end, and not well.
 
     Returns:
       How many processes there are.
@@ -75,14 +77,13 @@ def initialize(
             process_id,
             initialization_timeout=start_seconds,
             heartbeat_timeout_seconds=heartbeat_seconds,
-            # One that failed waits so long for the others to end as well, and they for it in a collective.
-            shutdown_timeout_seconds=heartbeat_seconds,
+            shutdown_timeout_seconds=end_seconds,
             coordinator_bind_address=coordinator if alone else None,
         )
     except ValueError as error:  # a parameter that was neither given nor detected
         raise ConfigError(
-            f"no cluster was detected ({error}); give coordinator=HOST:PORT, num_processes=N and process_id=I "
-            "(--coordinator, --num-processes, --process-id), I being 0 on the machine HOST"
+            f"no cluster was detected ({error}); give coordinator=HOST:PORT, num_processes=N and process_id=I, "
+            "I being 0 on the machine HOST"
         ) from error
     except RuntimeError as error:
         if _engine.global_state.client is None or "called" in str(error):

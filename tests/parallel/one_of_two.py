@@ -20,14 +20,15 @@ from jaxrl.parallel import distributed  # noqa: E402
 
 JOB, PORT, INDEX, FOLDER = sys.argv[1:]
 HEARTBEAT = 10  # seconds
-distributed.initialize(f"127.0.0.1:{PORT}", 2, int(INDEX), heartbeat_seconds=HEARTBEAT)
+END = 60 if JOB == "runs" else HEARTBEAT
+distributed.initialize(f"127.0.0.1:{PORT}", 2, int(INDEX), heartbeat_seconds=HEARTBEAT, end_seconds=END)
 
 import programs  # noqa: E402 (makes an environment, for which JAX must have started)
 from programs import ROWS  # noqa: E402
 
 import jaxrl  # noqa: E402
 from jaxrl import training  # noqa: E402
-from jaxrl.envs.host.jax_host import ServedFromHost  # noqa: E402
+from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost  # noqa: E402
 from jaxrl.errors import JaxrlError  # noqa: E402
 from jaxrl.parallel.anakin import AnakinProgram  # noqa: E402
 
@@ -74,8 +75,8 @@ def at_chunk(chunk, signal_number):
 
 
 def runs(folder):
-    """Unbroken; interrupted at the second process and gone on with; and with host environments, twice."""
-    found = {"unbroken": told(train(folder / "unbroken"))}
+    """All that ends well, in one go, because most of the time goes into starting."""
+    found = {"refused": refused(folder), "unbroken": told(train(folder / "unbroken"))}
     training._CHUNK_SECONDS = 0.0  # an iteration a chunk
     if jax.process_index() == 1:
         at_chunk(3, signal.SIGINT)
@@ -83,19 +84,15 @@ def runs(folder):
     found["resumed"] = told(train(folder / "resumed"))
     for name in ("host", "host_again"):
         found[name] = told(train(folder / name, host={"actors": 2}))
+    found["late"] = told(train(None, host={"lag": 1}))
+    found["dqn"] = told(train(folder / "dqn", "dqn", updates=12))
     return found
 
 
-def replays(folder):
-    """A replay over the devices of both, and what cannot be finite."""
-    found = {"dqn": told(train(folder / "dqn", "dqn", updates=12))}
-    late = train(None, host={"lag": 1})
-    return found | {"late": told(late)}
-
-
-def other_seeds(folder):
+def refused(folder):
+    """What is said where each process has another seed."""
     try:
-        train(folder / "run", seed=int(jax.process_index()))
+        train(folder / "refused", seed=int(jax.process_index()))
     except JaxrlError as error:
         return {"type": type(error).__name__, "said": str(error)}
 
@@ -109,6 +106,20 @@ def one_dies(folder):
     train(folder / "run", updates=100_000)
 
 
+def one_raises(folder):
+    """An environment of the second process raises while both train."""
+    if jax.process_index() == 1:
+        step, numbers = JaxHostEnvironment.step, itertools.count(1)
+
+        def step_or_raise(self, actions):
+            if next(numbers) == 20:
+                raise ValueError("the pole broke")
+            return step(self, actions)
+
+        JaxHostEnvironment.step = step_or_raise
+    train(None, host={"actors": 1}, updates=100_000)
+
+
 if __name__ == "__main__":
-    jobs = {"runs": runs, "replays": replays, "other_seeds": other_seeds, "one_dies": one_dies}
+    jobs = {"runs": runs, "one_dies": one_dies, "one_raises": one_raises}
     (Path(FOLDER) / f"{INDEX}.json").write_text(json.dumps(jobs[JOB](Path(FOLDER))))

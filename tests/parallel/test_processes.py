@@ -126,29 +126,37 @@ def test_host_environments_of_two_processes_in_lockstep(runs):
     assert first["host"] == second["host"] == first["host_again"] | {"run_dir": first["host"]["run_dir"]}
 
 
-def test_a_replay_over_two_processes(tmp_path):
-    first, second = both("replays", tmp_path)
-    assert first == second
+def test_a_lag_of_one_over_two_processes(runs):
+    (first, second), _ = runs
+    assert first["late"] == second["late"] and first["late"]["total_steps"] == 10 * ROWS
+
+
+def test_a_replay_over_two_processes(runs):
+    (first, second), folder = runs
     one = in_one_process("dqn", 12)
-    assert_equal(one.state, saved(tmp_path / "dqn", one.state), 1e-5)
-    assert one.state.learner.updates > 10
+    assert_equal(one.state, saved(folder / "dqn", one.state), 1e-5)
+    assert first["dqn"] == second["dqn"] and one.state.learner.updates > 10
 
 
-def test_different_seeds_are_refused_by_both(tmp_path):
-    found = both("other_seeds", tmp_path)
+def test_different_seeds_are_refused_by_both(runs):
+    found, folder = runs
     for one in found:
-        assert one["type"] == "ConfigError" and "seed" in one["said"]
-        assert "0 on process 0, 1 on process 1" in one["said"]
-    assert not (tmp_path / "run").exists()
+        assert one["refused"]["type"] == "ConfigError"
+        assert "seed is not the same: 0 on process 0, 1 on process 1" in one["refused"]["said"]
+    assert not (folder / "refused").exists()
 
 
 @pytest.mark.faults
-def test_where_one_dies_the_other_ends_within_the_heartbeat(tmp_path):
-    _, codes, said, ended = together("one_dies", tmp_path)
-    assert codes[1] == -signal.SIGKILL
-    assert codes[0] not in (0, None), said[0]
-    # JAX looks every so often; on a machine that is busy with other things the end itself takes a while.
-    assert ended[0] - ended[1] < 3 * HEARTBEAT + 30
+@pytest.mark.parametrize("job", ["one_dies", "one_raises"])
+def test_where_one_fails_the_other_ends_within_the_heartbeat(job, tmp_path):
+    _, codes, said, ended = together(job, tmp_path)
+    if job == "one_dies":
+        assert codes[1] == -signal.SIGKILL
+    else:
+        assert codes[1] not in (0, None) and "ValueError: the pole broke" in said[1]
+    assert codes[0] not in (0, None, -signal.SIGKILL), said[0]
+    # One looks every so often, and on a machine that is busy with other things the end itself takes a while.
+    assert abs(ended[0] - ended[1]) < 3 * HEARTBEAT + 30
 
 
 # --- without a second process ----------------------------------------------------------------------------------------
