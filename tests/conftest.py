@@ -1,12 +1,15 @@
 """Settings of every test, made before JAX starts: strict types and ranks, four CPU devices, no chance."""
 
+import gc
 import os
+import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -14,3 +17,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
+
+
+# Every compiled program takes a few mappings of memory, of which Linux gives a process 65,530 (vm.max_map_count), and
+# XLA aborts when they are used up. The programs are on disk, so to forget them between two files costs little.
+_MANY_MAPPINGS = 30_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def not_too_many_programs():
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_bytes().splitlines()) > _MANY_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()

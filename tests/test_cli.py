@@ -278,16 +278,7 @@ def test_the_topology_has_flags(said, tmp_path):
     run_dir = tmp_path / "run"
     printed = said(
         *("train", "ppo", "--env", "gymnasium:CartPole-v1", "--total-steps", "64", "--num-envs", "4", "--groups", "2"),
-        *(
-            "--rollout-length",
-            "16",
-            "--lockstep",
-            "True",
-            "--evaluation-episodes",
-            "2",
-            "--run-dir",
-            str(tmp_path / "a"),
-        ),
+        *("--rollout-length", "16", "--lockstep", "True", "--evaluation-episodes", "2", "--run-dir", str(run_dir)),
     )
     assert "PPO on gymnasium:CartPole-v1: 64 steps" in printed
     topology = json.loads((run_dir / "config.json").read_text())["topology"]

@@ -113,13 +113,13 @@ def copy_what_is_there(run_dir, to):
         assert all("No such file" in why for _, _, why in error.args[0]), error
 
 
-@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.parametrize("name", [pytest.param("ppo", marks=pytest.mark.long), "dqn"])
 def test_what_lies_on_disk_at_many_moments(name, whole, tmp_path):
     """As if killed there: the directory is copied at moments spread over the run, and each copy started again."""
     reference, moments = whole(name, 1)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    at = set(np.random.default_rng(7).choice(np.arange(1, int(0.95 * moments)), 10, replace=False).tolist())
+    at = set(np.random.default_rng(7).choice(np.arange(1, int(0.95 * moments)), 6, replace=False).tolist())
 
     def copy(count):
         if count in at:
@@ -132,7 +132,7 @@ def test_what_lies_on_disk_at_many_moments(name, whole, tmp_path):
     watch.stop()
     copies = sorted((path for path in tmp_path.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
     assert len(copies) == len(at)
-    assert len({newest(copy) for copy in copies}) >= 4, "the moments are not spread over the run"
+    assert len({newest(copy) for copy in copies}) >= 3, "the moments are not spread over the run"
     for copy in copies:
         assert_the_same_run(kills.train(name, 1, copy), reference, copy)
 

@@ -81,7 +81,6 @@ ANOTHER = networks.QNetwork(SMALL, head=networks.CategoricalValues(41))
 LIMITED = {
     "c51": (ALGORITHMS["dqn"][0].replace(network=ANOTHER, v_min=0.0, v_max=12.0), 400),
     "qr-dqn": (ALGORITHMS["dqn"][0].replace(network=networks.QNetwork(SMALL, head=networks.QuantileValues(8))), 400),
-    "n-step": (ALGORITHMS["dqn"][0].replace(n_step=3, prioritised=True), 400),
     "r2d2": (
         jaxrl.R2D2(
             gamma=GAMMA,
@@ -132,7 +131,7 @@ def test_values(name):
     assert anakin._chunk._cache_size() == before + 1, "the probes must share one program"
 
 
-@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n == "qr-dqn" else n for n in LIMITED])
 def test_time_limits_are_bootstrapped_through(name):
     """Issue 3: within 5 %; a time limit taken for an end would give 4.1 at the first of the five observations."""
     _, value, _ = trained(*LIMITED[name], "Truncated")
