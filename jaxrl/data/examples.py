@@ -5,6 +5,7 @@ A protocol buffer that maps names to lists of bytes, of float32 or of int64
 goes through such lists value by value; here a list is one array's memory.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,8 @@ class WireError(ValueError):
 
 
 def varint(n: int) -> bytes:
-    """A non-negative integer, seven bits a byte, the lowest first."""
-    if n < 128:
-        return bytes((n,))
+    """An unsigned 64-bit integer, seven bits a byte, the lowest first; a negative one as its two's complement."""
+    n &= (1 << 64) - 1
     out = bytearray()
     while n > 127:
         out.append((n & 127) | 128)
@@ -33,26 +33,24 @@ def varint(n: int) -> bytes:
     return bytes(out)
 
 
-def entry(name: str) -> bytes:
-    """What a feature of this name begins with; the same for every example."""
+def feature(name: str, kind: bytes, payload: bytes) -> bytes:
+    """A named list of one of the three kinds: `payload` is packed numbers, or for `BYTES` what `byte_strings` gives."""
+    return _header(name, kind, len(payload)) + payload
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _header(name, kind, size):
+    """What stands before `size` bytes of a list: the lengths of all that they lie in."""
+    header = b"" if kind == BYTES else b"\x0a" + varint(size)
+    header = kind + varint(len(header) + size) + header
     text = name.encode()
-    return b"\x0a" + varint(len(text)) + text + b"\x12"
+    header = b"\x0a" + varint(len(text)) + text + b"\x12" + varint(len(header) + size) + header
+    return b"\x0a" + varint(len(header) + size) + header
 
 
-def feature(kind: bytes, payload: bytes) -> bytes:
-    """A list of one of the three kinds: `payload` is packed numbers, or for `BYTES` what `byte_strings` gives."""
-    if kind != BYTES:
-        payload = b"\x0a" + varint(len(payload)) + payload
-    payload = kind + varint(len(payload)) + payload
-    return varint(len(payload)) + payload
-
-
-def example(features: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """An example of features, each an `entry` and a `feature`."""
-    parts = []
-    for name, value in features:
-        parts += [b"\x0a", varint(len(name) + len(value)), name, value]
-    body = b"".join(parts)
+def example(features: Sequence[bytes]) -> bytes:
+    """An example of these features."""
+    body = b"".join(features)
     return b"\x0a" + varint(len(body)) + body
 
 
@@ -152,21 +150,23 @@ def _only(data: memoryview, tag: bytes) -> memoryview:
 
 def _fields(data: memoryview) -> Any:
     """(tag, contents) of every field; all that these messages have are of wire type 2, a length and that many bytes."""
-    at = 0
-    while at < len(data):
-        tag = bytes(data[at : at + 1])
-        if tag[0] & 7 != 2:
-            raise WireError(f"tag {tag!r} is not of a field with a length")
-        length, shift, at = 0, 0, at + 1
+    at, end = 0, len(data)
+    while at < end:
+        tag, length, shift, at = data[at], 0, 0, at + 1
+        if tag & 7 != 2:
+            raise WireError(f"tag {tag} is not of a field with a length")
         while True:
-            if at >= len(data) or shift > 63:
+            if at >= end or shift > 63:
                 raise WireError("a length is incomplete")
             octet = data[at]
             length |= (octet & 127) << shift
             at, shift = at + 1, shift + 7
             if octet < 128:
                 break
-        if at + length > len(data):
+        if at + length > end:
             raise WireError(f"a field of {length} bytes goes over the end")
-        yield tag, data[at : at + length]
+        yield _TAGS[tag], data[at : at + length]
         at += length
+
+
+_TAGS = [bytes((n,)) for n in range(256)]

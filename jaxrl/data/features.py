@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import operator
 import os
 import zlib
 from collections.abc import Callable, Generator, Mapping
@@ -114,11 +115,12 @@ def described(fields: list[Field]) -> Any:
 
 
 class Serializer:
-    """Episodes with these fields as records."""
+    """Episodes like this one, whose fields these are, as records."""
 
-    def __init__(self, fields: list[Field]):
-        self._steps = [(field, examples.entry(field.name)) for field in fields if field.of_steps]
-        self._values = [(field, examples.entry(field.name)) for field in fields if not field.of_steps]
+    def __init__(self, fields: list[Field], episode: Episode):
+        self._structure = jax.tree.structure(episode.steps)
+        self._steps = [field for field in fields if field.of_steps]
+        self._values = {field.name: field for field in fields if not field.of_steps}
         self._before: dict[str, tuple[Any, bytes]] = {}  # most metadata are the same in every episode
 
     def __call__(self, episode: Episode) -> bytes:
@@ -127,18 +129,20 @@ class Serializer:
         Raises:
           ConfigError: the episode has other fields, or more than 2 GB.
         """
-        steps = {field_name("steps", path): x for path, x in jax.tree.leaves_with_path(episode.steps)}
-        for known, has in ((self._steps, steps), (self._values, episode.metadata)):
-            if len(known) != len(has) or any(field.name not in has for field, _ in known):
-                before = sorted(field.name for field, _ in known)
-                raise ConfigError(f"an episode has the fields {sorted(has)}, those before it {before}")
-        features = [(entry, _steps_written(field, steps[field.name])) for field, entry in self._steps]
-        for field, entry in self._values:
-            value = episode.metadata[field.name]
-            before = self._before.get(field.name)
+        steps, structure = jax.tree.flatten(episode.steps)
+        if structure != self._structure:
+            raise ConfigError(f"an episode has the fields {structure}, those before it {self._structure}")
+        if episode.metadata.keys() != self._values.keys():
+            raise ConfigError(
+                f"an episode has the metadata fields {sorted(episode.metadata)}, those before it {sorted(self._values)}"
+            )
+        features = [_steps_written(field, x) for field, x in zip(self._steps, steps, strict=True)]
+        for name, field in self._values.items():
+            value = episode.metadata[name]
+            before = self._before.get(name)
             if before is None or before[0] != value:
-                before = self._before[field.name] = (value, _value_written(field, value))
-            features.append((entry, before[1]))
+                before = self._before[name] = (value, _value_written(field, value))
+            features.append(before[1])
         record = examples.example(features)
         if len(record) >= 1 << 31:
             raise ConfigError(
@@ -154,17 +158,17 @@ def _steps_written(field, x):
             f"an episode has {field.name} of {x.dtype} {x.shape[1:]}, those before of {field.dtype} {field.shape}"
         )
     if field.encoding == "bytes":
-        return examples.feature(examples.BYTES, examples.byte_strings(x))
+        return examples.feature(field.name, examples.BYTES, examples.byte_strings(x))
     if field.dtype.kind == "f":
-        return examples.feature(examples.FLOATS, x.tobytes())
-    return examples.feature(examples.INTEGERS, examples.packed_integers(x))
+        return examples.feature(field.name, examples.FLOATS, x.tobytes())
+    return examples.feature(field.name, examples.INTEGERS, examples.packed_integers(x))
 
 
 def _value_written(field, value):
-    if field.encoding != "text":
-        return _steps_written(field, np.asarray([value], field.dtype))
-    text = value.encode()
-    return examples.feature(examples.BYTES, b"\x0a" + examples.varint(len(text)) + text)
+    if field.encoding == "none":
+        return examples.feature(field.name, examples.INTEGERS, examples.varint(operator.index(value)))
+    text = value.encode() if field.encoding == "text" else np.asarray(value, field.dtype).tobytes()
+    return examples.feature(field.name, examples.BYTES, b"\x0a" + examples.varint(len(text)) + text)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Episodes written as an RLDS dataset that `tfds.builder_from_directory` opens, without TensorFlow."""
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -155,6 +156,7 @@ class RldsWriter:
         self._serialize: features.Serializer | None = None
         self._described: Any = None
         self._shard: Any = None
+        self.episodes = 0
         self._shard_lengths: list[int] = []
         self._shard_size = 0
         self._bytes = self._checksum = 0
@@ -170,10 +172,6 @@ class RldsWriter:
         if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
             raise ConfigError(f"path={str(self.path)!r} exists already; use another, or move it away")
 
-    @property
-    def episodes(self) -> int:
-        return sum(self._shard_lengths)
-
     def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
         """Adds an episode; `metadata` in addition to its own, and to its return, length and number.
 
@@ -181,10 +179,10 @@ class RldsWriter:
           ConfigError: an array cannot be written so that it comes back bit for bit, or is unlike those before.
         """
         own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
-        episode = _with_metadata(episode, {**episode.metadata, **(metadata or {}), **own})
+        episode = dataclasses.replace(episode, metadata={**episode.metadata, **(metadata or {}), **own})
         if self._serialize is None:
             fields = features.fields_of(episode)
-            self._described, self._serialize = features.described(fields), features.Serializer(fields)
+            self._described, self._serialize = features.described(fields), features.Serializer(fields, episode)
         record = self._serialize(episode)
         if self._shard is None:
             path = self._template.sharded_filepath(shard_index=len(self._shard_lengths), num_shards=None)
@@ -193,6 +191,7 @@ class RldsWriter:
         self._shard.write(record)
         self._checksum = zlib.crc32(record, self._checksum)
         self._shard_lengths[-1] += 1
+        self.episodes += 1
         self._shard_size += len(record)
         self._bytes += len(record)
         if self._shard_size >= self._shard_bytes:
@@ -267,10 +266,6 @@ class RldsWriter:
                         checksum = zlib.crc32(record, checksum)
         if checksum != self._checksum:
             raise DatasetError(f"{self._partial} holds other bytes than were written to it; is the disk sound?")
-
-
-def _with_metadata(episode, metadata):
-    return Episode(**{**{name: getattr(episode, name) for name in Episode.__dataclass_fields__}, "metadata": metadata})
 
 
 def _dataset_name(text):

@@ -15,7 +15,7 @@ SMALL = arrays.arrays(np.int64, st.integers(0, 300), elements=st.integers(0, 300
 
 
 def one(kind, payload, name="steps/x"):
-    return examples.example([(examples.entry(name), examples.feature(kind, payload))])
+    return examples.example([examples.feature(name, kind, payload)])
 
 
 @given(INTEGERS | SMALL)
@@ -51,10 +51,7 @@ def test_strings(x):
 def test_several_features_and_long_ones():
     values = {f"field/{n}": np.arange(n * 5000) for n in range(1, 5)}
     record = examples.example(
-        [
-            (examples.entry(name), examples.feature(examples.INTEGERS, examples.packed_integers(x)))
-            for name, x in values.items()
-        ]
+        [examples.feature(name, examples.INTEGERS, examples.packed_integers(x)) for name, x in values.items()]
     )
     theirs = tf_example.Example.FromString(record).features.feature
     assert {name: list(x.int64_list.value) for name, x in theirs.items()} == {n: x.tolist() for n, x in values.items()}
