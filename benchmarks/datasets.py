@@ -1,6 +1,6 @@
 """How fast a policy's episodes become an RLDS dataset, and how much memory that takes.
 
-    python benchmarks/datasets.py [--episodes 5000 50000]
+    python benchmarks/datasets.py [--episodes 5000 50000 200000]
 
 CartPole with actions by chance (an untrained policy that samples), the worst case: episodes of about 22 transitions,
 128 environments side by side. Every number of episodes is exported in a process of its own, whose largest resident
@@ -95,7 +95,7 @@ def sequential_writer(dataset, folder: pathlib.Path) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--episodes", type=int, nargs="+", default=[5000, 50_000])
+    parser.add_argument("--episodes", type=int, nargs="+", default=[5000, 50_000, 200_000])
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one is not None:

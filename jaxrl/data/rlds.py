@@ -26,7 +26,8 @@ from jaxrl.types import Environment, HostRecipe
 
 _VERSION = "1.0.0"
 _SPLIT = "train"
-_READ_BYTES = 1 << 24  # at once, about
+_SHARD_EPISODES = 10_000  # the writer keeps an index of its file in memory
+_READ_BYTES = 1 << 22  # at once, about
 
 
 def export_rlds(
@@ -194,7 +195,7 @@ class RldsWriter:
         self.episodes += 1
         self._shard_size += len(record)
         self._bytes += len(record)
-        if self._shard_size >= self._shard_bytes:
+        if self._shard_size >= self._shard_bytes or self._shard_lengths[-1] >= _SHARD_EPISODES:
             self._close_shard()
 
     def close(self) -> Path:
