@@ -94,6 +94,8 @@ class AnakinProgram:
         """`state` with new buffers in place of what it has; pure."""
         rows = jax.eval_shape(lambda: self._collect(at(algo, jnp.float32(0.0)), env, state, 0)[1].rows)
         buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.shards)
+        if not buffers:
+            return state
         # A copy: no array may be in the state twice.
         return state.replace(buffers=buffers, empty_at=jax.tree.map(jnp.copy, state.ticks))
 

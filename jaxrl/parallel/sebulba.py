@@ -311,6 +311,8 @@ class _Learning:
     def _emptied(self, algo, state):
         rows = jax.eval_shape(lambda: self._example(at(algo, jnp.float32(0.0)), state))
         buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.shards)
+        if not buffers:
+            return state
         return state.replace(buffers=buffers, empty_at=jax.tree.map(jnp.copy, state.ticks))
 
     def _example(self, algo, state):

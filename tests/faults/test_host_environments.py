@@ -216,8 +216,10 @@ def test_collecting_it_ends_its_workers():
     assert all(map(gone, pids))
 
 
+# What a shell runs in the background ignores SIGINT, and so would this parent.
 PARENT = f"""
-import sys, numpy as np, jaxrl
+import signal, sys, numpy as np, jaxrl
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def build(**parameters):
     host = jaxrl.make({NAME!r}, workers=1, **parameters).build(4, 0)
     host.reset()

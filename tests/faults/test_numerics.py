@@ -137,7 +137,8 @@ def test_a_replay_that_met_nan_is_emptied():
         result = train(DQN, env)
     assert result.total_steps == 5 * ROWS and all_finite(result.state)
     good = state_after(DQN, env, 5)
-    assert_equal(good.replace(buffers={}), result.state.replace(buffers={}))
+    assert int(result.state.empty_at) == 5 * TICKS, "it fills anew before learning goes on"
+    assert_equal(good.replace(buffers={}, empty_at=result.state.empty_at), result.state.replace(buffers={}))
     assert good.buffers["replay"].ring.filled > 0 and result.state.buffers["replay"].ring.filled == 0
 
 
