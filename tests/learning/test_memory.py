@@ -1,6 +1,7 @@
 """Recurrent networks remember, feed-forward ones cannot: MemoryChain, neither previous action nor reward as input."""
 
 import numpy as np
+import pytest
 
 import jaxrl
 from jaxrl.algos.optimisers import Adam
@@ -34,6 +35,7 @@ def test_recurrent_ppo_remembers():
     assert memory(ppo(RECURRENT), 160_000).min() >= 0.95
 
 
+@pytest.mark.long
 def test_recurrent_a2c_remembers():
     assert memory(a2c(RECURRENT), 300_000).min() >= 0.95
 

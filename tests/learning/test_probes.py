@@ -114,7 +114,14 @@ TRUTH = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+LONG = {"recurrent_a2c", "mpo", "qr-dqn"}  # minutes that the others stand for
+
+
+def marked(names):
+    return [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in names]
+
+
+@pytest.mark.parametrize("name", marked(ALGORITHMS))
 def test_values(name):
     algo, iterations = ALGORITHMS[name]
     before = anakin._chunk._cache_size()
@@ -131,7 +138,7 @@ def test_values(name):
     assert anakin._chunk._cache_size() == before + 1, "the probes must share one program"
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n == "qr-dqn" else n for n in LIMITED])
+@pytest.mark.parametrize("name", marked(LIMITED))
 def test_time_limits_are_bootstrapped_through(name):
     """Issue 3: within 5 %; a time limit taken for an end would give 4.1 at the first of the five observations."""
     _, value, _ = trained(*LIMITED[name], "Truncated")
