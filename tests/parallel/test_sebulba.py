@@ -25,7 +25,7 @@ def run(name, iterations=6, seed=3, **topology):
         return plain((state, report))
     finally:
         program.close()
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # those of others may have ended meanwhile
 
 
 @pytest.fixture(scope="module")
