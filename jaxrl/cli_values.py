@@ -20,12 +20,14 @@ from jaxrl.networks import (
     LSTM,
     MLP,
     ActionValues,
+    CategoricalValues,
     Core,
     ImpalaCNN,
     ImpalaResNet,
     MinAtarCNN,
     NatureCNN,
     QHead,
+    QuantileValues,
     Torso,
 )
 
@@ -33,7 +35,7 @@ from jaxrl.networks import (
 PARTS: dict[Any, tuple[type, ...]] = {
     Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaCNN, ImpalaResNet),
     Core: (GRU, LSTM),
-    QHead: (ActionValues,),
+    QHead: (ActionValues, CategoricalValues, QuantileValues),
 }
 
 

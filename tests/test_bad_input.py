@@ -58,7 +58,7 @@ def test_unknown_environment(refused):
 
 def test_environment_without_its_suite(refused):
     said = refused("train", "ppo", "--env", "CartPole-v1", "--total-steps", "1000")
-    assert "did you mean 'gymnax:CartPole-v1'?" in said
+    assert "did you mean" in said and "'gymnax:CartPole-v1'?" in said
 
 
 def test_unknown_flag(refused):
