@@ -228,7 +228,7 @@ def test_bad_input():
 @pytest.mark.parametrize("mapping", ["vmap", "in_turn"])
 def test_memory_is_that_of_the_replays(mapping):
     """Each run's replay is there once, and changed in place; beside them there is next to nothing."""
-    runs, big = 16, DQN.replace(capacity=NUM_ENVS * 8192)
+    runs, big = 16, DQN.replace(capacity=NUM_ENVS * 8192, prioritised=False)
     many = _Many(anakin().bind(big, ENV), 1, mapping, runs)
     algos = many.spread([big.replace(learning_rate=1e-2)] * runs)
     keys = many.spread([jax.random.key(seed) for seed in range(runs)])
