@@ -85,8 +85,9 @@ class DDPG:
         replay: TransitionBatch = batch["replay"]
         next_action = off_policy.evaluate_policy(self, state.policy.target_params, replay.next_observation, spec)
         target = off_policy.target(self, state.critic, replay, next_action, spec)
-        critic, metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
+        critic, metrics, error = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
         policy, loss = off_policy.climb(self, state.policy, critic, replay, spec, replicas)
         policy, critic = off_policy.follow(policy, self.tau), off_policy.follow(critic, self.tau)
         metrics = replicas.mean(metrics | {"policy_loss": loss})
-        return DDPGState(policy, critic, state.updates + 1), UpdateInfo(metrics)
+        learnt = DDPGState(policy, critic, state.updates + 1)
+        return learnt, UpdateInfo(metrics, off_policy.new_priorities(self, error))

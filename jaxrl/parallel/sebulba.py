@@ -121,7 +121,6 @@ class SebulbaProgram:
         self.topology, self.spec, self.devices, self.shards = topology, spec, devices, shards
         self.num_envs, self._processes = topology.num_envs, jax.process_count()
         self._learning = _Learning(spec, self.num_envs, shards, devices, self._processes)
-        self._env: HostRecipe | None = None
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
         self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
