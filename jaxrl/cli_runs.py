@@ -44,16 +44,16 @@ def train(argv: Sequence[str]) -> int:
         steps = None if preset is None else preset.total_steps
         help_ = documented(training.train)
         return [
-            *argument_flags(training.train, ("topology", "num_envs", "loggers", "evaluation_env"), total_steps=steps),
-            Flag("evaluation_env", str, None, help_["evaluation_env"]),
+            *argument_flags(training.train, ("topology", "num_envs", "loggers", "eval_env"), total_steps=steps),
+            Flag("eval_env", str, None, help_["eval_env"]),
             Flag("wandb", str, None, "also log to this project of Weights & Biases"),
             *_layout_flags(),
         ]
 
     asked = _read_run("train", argv, flags)
     arguments = dict(asked.arguments)
-    if arguments["evaluation_env"] is not None:
-        arguments["evaluation_env"] = make_environment(arguments["evaluation_env"])
+    if arguments["eval_env"] is not None:
+        arguments["eval_env"] = make_environment(arguments["eval_env"])
     layout = {name: arguments.pop(name) for name in _LAYOUT}
     topology = _topology(asked.env, asked.num_envs, {k: v for k, v in layout.items() if v is not None})
     project = arguments.pop("wandb")

@@ -114,7 +114,7 @@ def train(
     overwrite: bool = False,
     evaluate_every: int | None = None,
     evaluation_episodes: int = 128,
-    evaluation_env: Environment | HostRecipe | None = None,
+    eval_env: Environment | HostRecipe | None = None,
     explore_in_evaluation: bool = False,
     target_return: float | None = None,
     checkpoint_every: int | None = None,
@@ -139,7 +139,7 @@ def train(
       overwrite: begin anew where `run_dir` holds another run.
       evaluate_every: rows between evaluations; None: a tenth of the run; 0: only at the end.
       evaluation_episodes: complete episodes an evaluation.
-      evaluation_env: another environment to evaluate in.
+      eval_env: another environment to evaluate in.
       explore_in_evaluation: sample actions as in training instead of taking the best.
       target_return: stop when an evaluation reaches it.
       checkpoint_every: rows between checkpoints; None: a tenth of the run; 0: only at the end.
@@ -190,7 +190,7 @@ def train(
         env=env,
         program=program,
         total_steps=total_steps,
-        evaluation_env=env if evaluation_env is None else envs.prepared(evaluation_env),
+        eval_env=env if eval_env is None else envs.prepared(eval_env),
         evaluation_episodes=evaluation_episodes,
         explore=explore_in_evaluation,
         seed=seed,
@@ -322,7 +322,7 @@ class _Run:
         program: Any,
         total_steps: int,
         seed: int,
-        evaluation_env: Environment | HostRecipe,
+        eval_env: Environment | HostRecipe,
         evaluation_episodes: int,
         explore: bool,
         target_return: float | None,
@@ -331,7 +331,7 @@ class _Run:
         save_replay: bool,
     ):
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
-        self.evaluation_env, self.evaluation_episodes = evaluation_env, evaluation_episodes
+        self.eval_env, self.evaluation_episodes = eval_env, evaluation_episodes
         self.explore, self.target_return = explore, target_return
         self.rows = program.rows_per_iteration(algo)
         self.iterations = -(-total_steps // self.rows)
@@ -393,12 +393,12 @@ class _Run:
         self.algo_there, self.env_there = self.program.place(self.algo), self.env
         if isinstance(self.env, Environment):
             self.env_there = self.program.place(self.env)
-        same = self.evaluation_env is self.env
-        if not same and isinstance(self.evaluation_env, Environment):
-            self.evaluation_env = self.program.place(self.evaluation_env)
+        same = self.eval_env is self.env
+        if not same and isinstance(self.eval_env, Environment):
+            self.eval_env = self.program.place(self.eval_env)
         elif same:
-            self.evaluation_env = self.env_there
-        self.evaluation_env = local(self.evaluation_env)
+            self.eval_env = self.env_there
+        self.eval_env = local(self.eval_env)
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
@@ -507,7 +507,7 @@ class _Run:
         self.evaluation = evaluate(
             algo,
             actor,
-            self.evaluation_env,
+            self.eval_env,
             self.program.spec,
             seed=self.seed,
             episodes=self.evaluation_episodes,
