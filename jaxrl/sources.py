@@ -166,4 +166,21 @@ class Replay:
     over: str | None = None
 
 
-Source = Rollout | Episodes | Replay
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A source that only a dataset can serve: items drawn from rows that were there before, every item alike.
+
+    Algorithms that also learn from what they do themselves ask for a `Replay`; a dataset serves that as well.
+
+    Args:
+      batch_size: items of one update, over all devices.
+      n_step: rewards of a transition.
+      sequence: items are sequences instead.
+    """
+
+    batch_size: int
+    n_step: int = 1
+    sequence: Sequence | None = None
+
+
+Source = Rollout | Episodes | Replay | Dataset

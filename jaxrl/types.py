@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl import spaces
+from jaxrl.sources import Dataset as Dataset
 from jaxrl.sources import Episodes as Episodes
 from jaxrl.sources import Replay as Replay
 from jaxrl.sources import Rollout as Rollout
