@@ -11,8 +11,9 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.policy import Policy
 from jaxrl.rendering import render
+from jaxrl.result import Result
 from jaxrl.sweep import LogUniform, SweepResult, Uniform, make_train, sweep
-from jaxrl.training import Result, train
+from jaxrl.training import train
 
 __version__ = "0.1.0"
 

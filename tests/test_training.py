@@ -13,7 +13,7 @@ import pytest
 from programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
-from jaxrl import checkpoint, training
+from jaxrl import checkpoint, loop
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.errors import ConfigError, RunDirectoryError
 from jaxrl.loggers import read_metrics
@@ -52,7 +52,7 @@ def train(run_dir=None, *, total_steps=TOTAL, topology=None, algo=PPO, env=ENV, 
 @pytest.fixture(autouse=True)
 def long_chunks(monkeypatch):
     """Chunks that end at borders only, whatever the machine is doing: 1, then up to 8 times the last."""
-    monkeypatch.setattr(training, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_run_directory(finished):
 
 def test_the_same_seed_is_the_same_run_and_chunks_do_not_matter(finished, monkeypatch):
     result, _ = finished
-    monkeypatch.setattr(training, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration
     again = train()
     assert_equal(result.state, again.state)
     np.testing.assert_array_equal(result.evaluation.returns, again.evaluation.returns)

@@ -9,7 +9,7 @@ import programs
 from programs import ROWS
 
 import jaxrl
-from jaxrl import training
+from jaxrl import loop
 from jaxrl.checkpoint import Checkpointer
 
 ITERATIONS = 12
@@ -66,7 +66,7 @@ def train(name, devices, run_dir, loggers=(), **settings):
 
 def main(name, devices, run_dir, moment, patient):
     """Trains, and dies at a moment as by `kill -9`. The patient one has saved before it goes on, as if quickly."""
-    training._CHUNK_SECONDS = 0.0
+    loop._CHUNK_SECONDS = 0.0
     Path(run_dir).mkdir(parents=True, exist_ok=True)
     if patient == "patient":
         save = Checkpointer.save

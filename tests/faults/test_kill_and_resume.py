@@ -11,7 +11,7 @@ from faults import kills
 from faults.kills import INTERVAL, ITERATIONS
 from programs import ROWS, assert_equal
 
-from jaxrl import checkpoint, training
+from jaxrl import checkpoint, loop
 from jaxrl.errors import CheckpointError
 from jaxrl.loggers import read_metrics
 
@@ -31,7 +31,7 @@ SHARES = dict(zip(LIVES, np.random.default_rng(5).uniform(0.3, 0.9, len(LIVES)),
 
 @pytest.fixture(autouse=True)
 def one_iteration_chunks(monkeypatch):
-    monkeypatch.setattr(training, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from programs import ENV, NUM_ENVS, ROWS, Spoiled, all_finite, anakin, assert_equal
 
 import jaxrl
-from jaxrl import checkpoint, training
+from jaxrl import checkpoint, loop
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.anakin import AnakinProgram
 from jaxrl.schedules import PiecewiseConstant
@@ -41,7 +41,7 @@ def spoiled(tick, value=np.nan, what="reward"):
 @pytest.fixture(autouse=True)
 def chunks(monkeypatch):
     """Chunks of one iteration; how many were dispatched."""
-    monkeypatch.setattr(training, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
     dispatched = []
     chunk = AnakinProgram.chunk
 
@@ -151,7 +151,7 @@ def test_a_failure_in_the_first_chunk_leaves_the_first_state(tmp_path):
 
 
 def test_in_a_long_chunk_the_iteration_is_named(monkeypatch):
-    monkeypatch.setattr(training, "_CHUNK_SECONDS", 1e6)
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
     with pytest.warns(RuntimeWarning, match=f"ended at step {7 * ROWS}: .*reward.*leaves at step"):
         result = train(PPO, spoiled(6 * TICKS + 1), checkpoint_every=0)
     # Three chunks of one iteration, until it is known how long one takes; the fourth is of all the others.

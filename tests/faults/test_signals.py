@@ -12,7 +12,7 @@ import pytest
 from programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
-from jaxrl import checkpoint, training
+from jaxrl import checkpoint, loop
 from jaxrl.parallel.anakin import AnakinProgram
 
 TOTAL = 12 * ROWS
@@ -20,7 +20,7 @@ TOTAL = 12 * ROWS
 
 @pytest.fixture(autouse=True)
 def one_iteration_chunks(monkeypatch):
-    monkeypatch.setattr(training, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
 
 
 class Raising:

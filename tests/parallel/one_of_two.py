@@ -27,7 +27,7 @@ import programs  # noqa: E402 (makes an environment, for which JAX must have sta
 from programs import ROWS  # noqa: E402
 
 import jaxrl  # noqa: E402
-from jaxrl import training  # noqa: E402
+from jaxrl import loop  # noqa: E402
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost  # noqa: E402
 from jaxrl.errors import JaxrlError  # noqa: E402
 from jaxrl.parallel.anakin import AnakinProgram  # noqa: E402
@@ -77,7 +77,7 @@ def at_chunk(chunk, signal_number):
 def runs(folder):
     """All that ends well, in one go, because most of the time goes into starting."""
     found = {"refused": refused(folder), "unbroken": told(train(folder / "unbroken"))}
-    training._CHUNK_SECONDS = 0.0  # an iteration a chunk
+    loop._CHUNK_SECONDS = 0.0  # an iteration a chunk
     if jax.process_index() == 1:
         at_chunk(3, signal.SIGINT)
     found["interrupted"] = told(train(folder / "resumed"))
@@ -102,7 +102,7 @@ def one_dies(folder):
 
     if jax.process_index() == 1:
         at_chunk(3, signal.SIGKILL)
-    training._CHUNK_SECONDS = 0.0
+    loop._CHUNK_SECONDS = 0.0
     train(folder / "run", updates=100_000)
 
 

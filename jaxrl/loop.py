@@ -1,0 +1,356 @@
+"""The loop of a run, one for every algorithm in every topology.
+
+It runs compiled chunks of about a second. Between chunks live the progress display, logging, evaluation,
+checkpoints, signals, and the stop at NaN; a chunk is dispatched before the report of the one before it is read.
+
+With several processes each runs this loop, and whatever it depends on is agreed on (`jaxrl.parallel.distributed`).
+The first one alone writes files and shows progress.
+"""
+
+import dataclasses
+import signal
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.checkpoint import Checkpointer, read_manifest
+from jaxrl.errors import CheckpointError
+from jaxrl.evaluation import Evaluation, evaluate
+from jaxrl.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
+from jaxrl.parallel import distributed
+from jaxrl.parallel.learner import Report, lasting
+from jaxrl.parallel.mesh import local
+from jaxrl.parallel.rollout import RunState
+from jaxrl.progress import ProgressBar
+from jaxrl.result import Result, frozen, write_result
+from jaxrl.run_directory import RunDirectory
+from jaxrl.signals import Signals
+from jaxrl.types import Algorithm, Environment, HostRecipe
+
+_CHUNK_SECONDS = 1.0
+_LEAVES_NAMED = 8  # of those that are not finite
+
+
+class _Stop(Exception):
+    """Ends the loop; `reason` is the result's `stopped`."""
+
+    def __init__(self, reason: str, problem: str | None = None):
+        super().__init__(reason)
+        self.reason, self.problem = reason, problem
+
+
+@dataclasses.dataclass
+class _Chunk:
+    """A chunk that was dispatched and whose report was not read yet."""
+
+    before: RunState  # without buffers, which are donated
+    after: RunState  # likewise
+    report: Report
+    first: int
+    length: int
+
+
+class Loop:
+    """One call of `train`: what is fixed, and the loop."""
+
+    def __init__(
+        self,
+        *,
+        algo: Algorithm,
+        env: Environment | HostRecipe,
+        program: Any,
+        total_steps: int,
+        seed: int,
+        eval_env: Environment | HostRecipe,
+        evaluation_episodes: int,
+        explore: bool,
+        target_return: float | None,
+        evaluate_every: int,
+        checkpoint_every: int,
+        save_replay: bool,
+    ):
+        self.algo, self.env, self.program, self.seed = algo, env, program, seed
+        self.eval_env, self.evaluation_episodes = eval_env, evaluation_episodes
+        self.explore, self.target_return = explore, target_return
+        self.rows = program.rows_per_iteration(algo)
+        self.iterations = -(-total_steps // self.rows)
+        self.total_ticks = self.iterations * self.rows // program.num_envs
+        self.evaluate_each = self._iterations(evaluate_every)
+        self.save_each = self._iterations(checkpoint_every)
+        self.save_replay = save_replay
+        self.history: list[dict[str, float]] = []
+        self.evaluation: Evaluation | None = None
+        self.seconds_per_iteration = 0.0
+        self.timed_iterations, self.timed_seconds = 0, 0.0  # without compiling, evaluating and saving
+        self.read_at: float | None = None
+
+    def _iterations(self, steps):
+        return self.iterations if steps == 0 else max(1, round(steps / self.rows))
+
+    def train(
+        self,
+        loggers: Sequence[Logger],
+        display: ProgressBar | None,
+        directory: RunDirectory | None,
+        checkpointer: Checkpointer | None,
+    ) -> Result:
+        """The loop, from the newest checkpoint if there is one."""
+        self.display, self.checkpointer = display, checkpointer
+        self._place()
+        saved = checkpointer is not None and self.save_replay
+        state = self.program.start(self.algo_there, self.env_there, self.seed, saved=saved)
+        done = 0
+        if checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty()):
+            state, done = self._resume(state)
+        files = [] if directory is None else self._open_files(directory, done)
+        self.loggers = Loggers([*files, *loggers])
+        if display is not None:
+            display.start(self.iterations * self.rows, done * self.rows)
+        self.began = time.monotonic()
+        stop = _Stop("finished")
+        self.state, self.done = state, done
+        del state
+        try:
+            with Signals() as signals:
+                try:
+                    if done and distributed.from_leader("target reached before", self._reached_target()):
+                        raise _Stop("target_return")
+                    self._loop(signals)
+                except _Stop as ended:
+                    stop = ended
+                result = self._finish(self.state, self.done, stop, directory)
+                if signal.SIGTERM in (signals.agreed, signals.asked):
+                    raise SystemExit(143)
+                return result
+        finally:
+            self.loggers.close()
+            if display is not None:
+                display.close()
+
+    def _place(self):
+        """Puts the numbers of algorithm and environment where the program runs, once, so that no chunk moves them."""
+        self.algo_there, self.env_there = self.program.place(self.algo), self.env
+        if isinstance(self.env, Environment):
+            self.env_there = self.program.place(self.env)
+        same = self.eval_env is self.env
+        if not same and isinstance(self.eval_env, Environment):
+            self.eval_env = self.program.place(self.eval_env)
+        elif same:
+            self.eval_env = self.env_there
+        self.eval_env = local(self.eval_env)
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def _loop(self, signals):
+        """Runs to the end; `self.state` and `self.done` are the last moment at which all before was known finite.
+
+        Raises:
+          _Stop: the run ends before its time.
+        """
+        state, done, pending, length = self.state, self.done, None, 1
+        while done < self.iterations:
+            border = self._next_border(done)
+            length = min(self._chunk_length(length), border - done)
+            before = state.replace(buffers={})
+            state, report = self.program.chunk(self.algo_there, self.env_there, state, length, self.total_ticks)
+            chunk = _Chunk(before, state.replace(buffers={}), report, done, length)
+            done += length
+            if pending is not None:
+                self._read(pending)
+            pending = chunk
+            self.seconds_per_iteration = signals.agree(with_leader=self.seconds_per_iteration)
+            if done == border or signals.agreed is not None:
+                self._read(pending)
+                pending = None
+                self.state, self.done = state, done
+                self._at_border(state, done, signals)
+
+    def _next_border(self, done):
+        following = [(done // each + 1) * each for each in (self.evaluate_each, self.save_each)]
+        return min([*following, self.iterations])
+
+    def _chunk_length(self, last):
+        if not self.seconds_per_iteration:
+            return 1
+        wanted = int(_CHUNK_SECONDS / self.seconds_per_iteration)
+        return max(1, min(wanted, last * 8))
+
+    def _read(self, chunk):
+        """Waits for a chunk and writes down what happened in it.
+
+        Raises:
+          _Stop: something was not finite; the state before the chunk is the last good one.
+        """
+        report = jax.device_get(chunk.report)
+        now = time.monotonic()
+        since, self.read_at = self.read_at, now
+        if since is not None:  # the first chunk compiles
+            self.seconds_per_iteration = (now - since) / chunk.length
+            self.timed_iterations += chunk.length
+            self.timed_seconds += now - since
+        step = (chunk.first + chunk.length) * self.rows
+        if int(report.failed_at) >= 0:
+            # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
+            self.state = self.program.emptied(self.algo_there, self.env_there, chunk.before)
+            self.done = chunk.first
+            failed_step = (chunk.first + int(report.failed_at) + 1) * self.rows
+            raise _Stop("non_finite", _problem(report, chunk, step, failed_step))
+        row = {"step": step, "seconds": now - self.began}
+        with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
+            row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
+        if since is not None:
+            row["steps_per_second"] = chunk.length * self.rows / (now - since)
+        self._write(row)
+
+    def _write(self, row):
+        self.history.append(row)
+        metrics = {name: value for name, value in row.items() if name != "step"}
+        self.loggers.write(int(row["step"]), metrics)
+        if self.display is not None:
+            self.display.update(int(row["step"]), metrics)
+
+    def _at_border(self, state, done, signals):
+        """Nothing is under way here, and all that came before was finite: evaluate, save, stop."""
+        score = None
+        last = done >= self.iterations
+        if last or done % self.evaluate_each == 0:
+            self._evaluate(state, done)
+            score = self.evaluation.return_mean
+        # Both once: what comes later is for the next border, which saves.
+        reached = signals.agree(with_leader=score is not None and self._reached_target())
+        asked = signals.agreed is not None
+        if self.checkpointer is not None and (last or reached or asked or done % self.save_each == 0):
+            self._save(done, state, score)
+        self.read_at = time.monotonic()  # what evaluating and saving took is not training
+        if reached and not last:
+            raise _Stop("target_return")
+        if asked and not last:
+            raise _Stop("interrupted")
+
+    def _save(self, done, state, score):
+        kept = state if self.save_replay else state.replace(buffers={})
+        self.checkpointer.save(done * self.rows, kept, score=score)
+
+    def _reached_target(self):
+        """Whether the evaluation of this moment, or of the run that is resumed here, is as good as asked for."""
+        step, score = self.done * self.rows, None
+        for row in self.history:
+            if row["step"] == step:
+                score = row.get("evaluation/return_mean", score)
+        return self.target_return is not None and score is not None and score >= self.target_return
+
+    def _evaluate(self, state, done):
+        progress = self.program.place(np.float32(min(done / self.iterations, 1.0)))
+        # Every process plays by itself, on one of its devices.
+        algo, actor = frozen(*local((self.algo_there, state.learner, progress)))
+        self.evaluation = evaluate(
+            algo,
+            actor,
+            self.eval_env,
+            self.program.spec,
+            seed=self.seed,
+            episodes=self.evaluation_episodes,
+            explore=self.explore,
+        )
+        step = done * self.rows
+        if any(row["step"] == step and "evaluation/return_mean" in row for row in self.history):
+            return  # a finished run that was started again: its row is there
+        row = {f"evaluation/{name}": value for name, value in self.evaluation.metrics().items()}
+        self._write({"step": step, "seconds": time.monotonic() - self.began} | row)
+
+    # --- beginning and end -------------------------------------------------------------------------------------
+
+    def _resume(self, fresh):
+        # The setting may have changed since; a run whose algorithm has no replay has nothing to leave out.
+        saved = any(leaf.name.startswith("buffers") for leaf in read_manifest(self.checkpointer.directory).leaves)
+        in_file = fresh if saved else fresh.replace(buffers={})
+        template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), in_file)
+        kept = self.program.not_in_checkpoints(fresh)
+        buffers = None if saved else fresh.buffers
+        del fresh, in_file
+        with distributed.jointly("restoring"):
+            state, step, _ = self.checkpointer.restore(template)
+        steps = distributed.exchange("restored", step)
+        if len(set(steps)) > 1:
+            raise CheckpointError(f"the processes found different checkpoints: {steps}; all must see the same files")
+        state, how = state.replace(**kept), []
+        if kept:
+            how.append("host environments begin new episodes")
+        if buffers:
+            state = state.replace(buffers=buffers, empty_at=jax.tree.map(jax.numpy.copy, state.ticks))
+            how.append("the replays are empty, and fill before it learns on")
+        if how:
+            self._note(f"resumed at step {step}; {'; '.join(how)}; all else is as it was")
+        elif step < self.iterations * self.rows:
+            self._note(f"resumed at step {step}")
+        return state, step // self.rows
+
+    def _note(self, text):
+        if self.display is not None:
+            self.display.note(text)
+
+    def _open_files(self, directory, done):
+        truth = JSONLLogger(directory.metrics_jsonl)
+        truth.truncate_after(done * self.rows)
+        self.history = read_metrics(directory.metrics_jsonl)
+        return [
+            truth,
+            CSVLogger(directory.metrics_csv, directory.metrics_jsonl),
+            TensorBoardLogger(directory.tensorboard, resumed_at=done * self.rows if done else None),
+        ]
+
+    def _finish(self, state, done, stop, directory):
+        if stop.problem is not None:
+            message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+        if self.evaluation is None and stop.reason in ("finished", "target_return"):
+            self._evaluate(state, done)  # a run that had ended and was started again
+        if self.checkpointer is not None and stop.problem is not None and done:
+            if distributed.from_leader("not saved yet", done * self.rows not in self.checkpointer.steps()):
+                self._save(done, state, None)
+        if self.checkpointer is not None:
+            self.checkpointer.wait()
+        wall = time.monotonic() - self.began
+        result = Result(
+            algo=self.algo,
+            env=self.env,
+            state=state,
+            metrics=self.history,
+            evaluation=self.evaluation,
+            stopped=stop.reason,
+            problem=stop.problem,
+            total_steps=done * self.rows,
+            steps_per_second=self.timed_iterations * self.rows / max(self.timed_seconds, 1e-9),
+            wall_seconds=wall,
+            spec=self.program.spec,
+            progress=min(done / self.iterations, 1.0),
+            run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,
+        )
+        if directory is not None:
+            self.loggers.close()
+            write_result(result, directory)
+        return result
+
+
+@jax.jit
+def _all_finite(tree):
+    """Leaf by leaf; a leaf of whole numbers is."""
+    inexact = jax.numpy.inexact
+    return jax.tree.map(lambda x: not jax.numpy.issubdtype(x.dtype, inexact) or jax.numpy.isfinite(x).all(), tree)
+
+
+def _problem(report, chunk, step, failed_step):
+    """What was not finite and where: the metrics of the first iteration, and the leaves that the chunk left so."""
+    named = jax.tree.leaves_with_path(jax.device_get(_all_finite(lasting(chunk.after))))
+    leaves = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
+    broken = [name for name, fine in sorted(report.finite.items()) if not fine]
+    text = f"not finite in the iteration that ended at step {failed_step}"
+    text += f": {', '.join(broken)}" if broken else ""
+    if leaves:
+        more = f" and {len(leaves) - _LEAVES_NAMED} more" if len(leaves) > _LEAVES_NAMED else ""
+        text += f"; leaves at step {step}: {', '.join(leaves[:_LEAVES_NAMED])}{more}"
+    return text
