@@ -22,8 +22,8 @@ from jaxrl.errors import CheckpointError
 from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
 from jaxrl.parallel import distributed
-from jaxrl.parallel.learner import Report, lasting
 from jaxrl.parallel.mesh import local
+from jaxrl.parallel.report import Report, lasting
 from jaxrl.parallel.rollout import RunState
 from jaxrl.progress import ProgressBar
 from jaxrl.result import Result, frozen, write_result

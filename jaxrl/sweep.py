@@ -19,8 +19,8 @@ from jaxrl.errors import ConfigError, NonFiniteError
 from jaxrl.evaluation import layout, play
 from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin, AnakinProgram
-from jaxrl.parallel.learner import Report
 from jaxrl.parallel.mesh import cores, over_devices, use_cpu_devices
+from jaxrl.parallel.report import Report
 from jaxrl.parallel.rollout import RunState, rollout_length
 from jaxrl.plotting import interquartile_mean
 from jaxrl.progress import ProgressBar

@@ -1,5 +1,6 @@
 """Small programs that several tests train: a second or so to run, and compiled once for all tests of a process."""
 
+import threading
 from typing import Any
 
 import jax
@@ -111,3 +112,8 @@ class Spoiled:
             observation=spoil(timestep.observation, self.in_observation),
         )
         return (state, ticks + 1), timestep
+
+
+def actor_threads():
+    """The threads of host actors that run; others in the process (JAX's, a test runner's) come and go as they like."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith(("actor-", "stepper"))]

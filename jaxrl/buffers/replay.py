@@ -56,9 +56,9 @@ def init(
         slots = ring.slots(stored.capacity, num_envs, rollout)
         rows_ring = None
         if source.over is None:
-            carry_kept, steps_kept = _keeps(sources, name)
+            carry_kept, steps_kept = keeps(sources, name)
             _check_rows(rows, sources, name)
-            example = jax.eval_shape(lambda rows: _stored(rows, sources, name), rows)  # noqa: B023
+            example = jax.eval_shape(lambda rows: kept_rows(rows, sources, name), rows)  # noqa: B023
             rows_ring = ring.init(example, carry if carry_kept else (), slots, rollout, steps_kept)
         states[name] = ReplayState(rows_ring, index.init(source, shards, slots, num_envs // shards))
     return states
@@ -71,7 +71,7 @@ def partition(sources: Sources, axis: str) -> dict[str, ReplayState]:
     for name, source in sources.items():
         rows_ring = None
         if source.over is None:
-            steps = columns if _keeps(sources, name)[1] else None
+            steps = columns if keeps(sources, name)[1] else None
             rows_ring = Ring(columns, columns, steps, everywhere, everywhere, everywhere)
         states[name] = ReplayState(rows_ring, index.partition(axis))
     return states
@@ -89,7 +89,7 @@ def add(
     rows, lost = jax.lax.optimization_barrier((rows, lost))
     for name, state in states.items():
         if state.ring is not None:
-            stored, kept = _stored(rows, sources, name), carry if _keeps(sources, name)[0] else ()
+            stored, kept = kept_rows(rows, sources, name), carry if keeps(sources, name)[0] else ()
             signature.check(state.ring.rows, stored, f"rows for replay source {name!r}", leading=2)
             one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], *x.shape[2:]), x.dtype), state.ring.carry)
             signature.check(one, kept, f"carry for replay source {name!r}", leading=1)
@@ -137,14 +137,14 @@ def _insert(idx: Index, source: Replay, stored: Replay, after: Ring, length: int
     if index.dense(source):
         begun = _transitions_begun(after, start, length) & exists
         return fresh.replace(drawable=idx.drawable + _per_shard(begun, shards) - lost)
-    begun, priority = _begun(idx, source, after, start, length)
+    begun, priority = beginnings(idx, source, after, start, length)
     # Nothing begins at the newest rows yet, nor at the oldest, whose past the next write takes.
     blank = jnp.full((ahead + back, envs), samplers.ABSENT, jnp.float32)
     priority = jnp.where(begun & exists, priority, samplers.ABSENT)
     return index.write(fresh, source, start, jnp.concatenate([priority, blank]))
 
 
-def _begun(idx, source, after, start, length):
+def beginnings(idx: Index, source: Replay, after: Ring, start: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
     """Which of `length` rows from slot `start` begin an item [length, B], and with what priority."""
     slots, envs = after.slots, after.columns
     shards = idx.drawable.shape[0]
@@ -264,6 +264,35 @@ def update_priorities(rows: Ring, idx: Index, source: Replay, drawn: Drawn, prio
     return index.update(idx, source, place, priority.astype(jnp.float32), rows.holds(tick) & (chance > 0.0))
 
 
+def joined(batches: list[TransitionBatch] | list[SequenceBatch], shards: int) -> TransitionBatch | SequenceBatch:
+    """Parts of a batch as one, in which every shard's items lie side by side."""
+    if len(batches) == 1:
+        return batches[0]
+
+    def along(axis):
+        def join(*parts):
+            split = [x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]) for x in parts]
+            whole = jnp.concatenate(split, axis=axis + 1)
+            return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
+
+        return join
+
+    first = batches[0]
+    if isinstance(first, TransitionBatch):
+        return jax.tree.map(along(0), *batches)
+    over_time = {name: [getattr(batch, name) for batch in batches] for name in ("rows", "timesteps", "mask")}
+    of_items = {name: [getattr(batch, name) for batch in batches] for name in ("carry", "drawn")}
+    parts = {name: jax.tree.map(along(1), *found) for name, found in over_time.items()}
+    return first.replace(**parts, **{name: jax.tree.map(along(0), *found) for name, found in of_items.items()})
+
+
+def parted(values: jax.Array, sizes: list[int], shards: int) -> list[jax.Array]:
+    """The entries [batch] of a joined batch for each of its parts, of the given sizes."""
+    by_shard = values.reshape(shards, -1)
+    ends = [sum(sizes[: number + 1]) // shards for number in range(len(sizes))]
+    return [part.reshape(-1) for part in jnp.split(by_shard, ends[:-1], axis=1)]
+
+
 def statistics(idx: Index, drawn: Drawn, replicas: Replicas) -> Metrics:
     """Figures of a replay and of the last batch, over all devices: float32 scalars."""
     inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
@@ -309,7 +338,7 @@ def _users(sources: Sources, name: str) -> list[Replay]:
     return [source for other, source in sources.items() if (source.over or other) == name]
 
 
-def _keeps(sources: Sources, name: str) -> tuple[bool, bool]:
+def keeps(sources: Sources, name: str) -> tuple[bool, bool]:
     """Whether the rows of `name` are stored with carries, and with their place in the episode."""
     asked = [source.sequence for source in _users(sources, name) if source.sequence is not None]
     return any(s.stored_carry for s in asked), any(s.end != "continue" for s in asked)
@@ -321,7 +350,7 @@ def _extras(sources: Sources, name: str) -> list[str]:
     return sorted({*sources[name].extras, *(insertion for insertion in insertions if insertion)})
 
 
-def _stored(rows: Trajectory, sources: Sources, name: str) -> Trajectory:
+def kept_rows(rows: Trajectory, sources: Sources, name: str) -> Trajectory:
     """What is kept of rows: the newest frames, and the extras that somebody asks for."""
     observation = frames.newest(rows.observation, sources[name].frame_stack)
     return rows.replace(observation=observation, extras={k: rows.extras[k] for k in _extras(sources, name)})

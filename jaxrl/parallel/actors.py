@@ -189,7 +189,7 @@ class ActorThreads:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         for stepper in self._steppers:
-            stepper.close()
+            stepper.close(max(0.0, until - time.monotonic()))
         hanging = any(thread.is_alive() for thread in self._threads)
         for collector in self._collectors:
             # An environment that is at work in a thread cannot be closed from another one.
@@ -264,6 +264,8 @@ class _Stepper:
                 self._error = error
             self._done.release()
 
-    def close(self) -> None:
+    def close(self, patience: float) -> None:
+        """Ends the thread, and waits so many seconds for that."""
         self._work = None
         self._ready.release()
+        self._thread.join(patience)

@@ -11,12 +11,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl import keys
-from jaxrl.buffers import replay
+from jaxrl.buffers import fixed
+from jaxrl.buffers.fixed import Rings
 from jaxrl.parallel import learner
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
-from jaxrl.parallel.learner import Report
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
+from jaxrl.parallel.report import Report
 from jaxrl.parallel.rollout import EpisodeSums, RunState
 from jaxrl.schedules import at
 from jaxrl.types import (
@@ -49,16 +50,20 @@ class Anakin:
     devices: int | None = None
     shards: int | None = None
 
-    def bind(self, algo: Algorithm, env: Environment) -> "AnakinProgram":
+    def bind(self, algo: Algorithm, env: Environment, share: float = 0.0) -> "AnakinProgram":
         """Checks everything that can be checked before compiling, and fixes the program.
+
+        Args:
+          algo, env: what runs.
+          share: of every batch that a dataset gives.
 
         Raises:
           ConfigError: with every problem found.
         """
         spec = env_spec(env)
         devices = meshes.default_device_count() if self.devices is None else self.devices
-        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards)
-        return AnakinProgram(spec, self.num_envs, devices, shards)
+        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, share)
+        return AnakinProgram(spec, self.num_envs, devices, shards, share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +74,7 @@ class AnakinProgram:
     num_envs: int
     devices: int
     shards: int
+    share: float = 0.0  # of every batch that a dataset gives
 
     @property
     def _replicas(self) -> Replicas:
@@ -79,7 +85,7 @@ class AnakinProgram:
     def rows_per_iteration(self, algo: Algorithm) -> int:
         return ro.rollout_length(algo) * self.num_envs
 
-    def init(self, algo: Algorithm, env: Environment, key: jax.Array) -> RunState:
+    def init(self, algo: Algorithm, env: Environment, key: jax.Array, dataset: Rings | None = None) -> RunState:
         """The state of a run that has not begun; pure."""
         env_index = jnp.arange(self.num_envs, dtype=jnp.int32)
         initial = at(algo, jnp.float32(0.0)).init(keys.initial_key(key), self.spec)
@@ -88,12 +94,15 @@ class AnakinProgram:
         timestep = ro.first_timestep(timestep, self.spec)
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
         state = RunState(initial, env_state, timestep, carry, {}, key, Counter.zero(), Counter.zero())
-        return self.with_empty_buffers(algo, env, state)
+        return self.with_empty_buffers(algo, env, state, dataset)
 
-    def with_empty_buffers(self, algo: Algorithm, env: Environment, state: RunState) -> RunState:
+    def with_empty_buffers(
+        self, algo: Algorithm, env: Environment, state: RunState, dataset: Rings | None = None
+    ) -> RunState:
         """`state` with new buffers in place of what it has; pure."""
         rows = jax.eval_shape(lambda: self._collect(at(algo, jnp.float32(0.0)), env, state, 0)[1].rows)
-        buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.shards)
+        layout = {"num_envs": self.num_envs, "shards": self.shards, "share": self.share}
+        buffers = learner.empty_buffers(algo, rows, state.carry, dataset=dataset, **layout)
         if not buffers:
             return state
         # A copy: no array may be in the state twice.
@@ -141,7 +150,7 @@ class AnakinProgram:
         return state, batch, episodes
 
     def iterate(
-        self, algo: Algorithm, env: Environment, state: RunState, total_ticks: jax.Array
+        self, algo: Algorithm, env: Environment, state: RunState, total_ticks: jax.Array, dataset: Rings | None = None
     ) -> tuple[RunState, Report]:
         """One iteration of one run on this device: collect, store, update. Pure; the report is this device's."""
         replicas = self._replicas
@@ -150,7 +159,16 @@ class AnakinProgram:
         first_env = replicas.first_shard * (self.num_envs // self.shards)
         state, collected, episodes = self._collect(algo, env, state, first_env)
         return learner.learn(
-            algo, state, collected, episodes, tick=tick, spec=self.spec, num_envs=self.num_envs, replicas=replicas
+            algo,
+            state,
+            collected,
+            episodes,
+            tick=tick,
+            spec=self.spec,
+            num_envs=self.num_envs,
+            replicas=replicas,
+            share=self.share,
+            dataset=dataset,
         )
 
     def advance(
@@ -160,11 +178,12 @@ class AnakinProgram:
         state: RunState,
         length: jax.Array,
         total_ticks: jax.Array,
+        dataset: Rings | None = None,
         *,
         iterate: Callable | None = None,
     ) -> tuple[RunState, Report]:
         """`length` iterations (traced) on this device. Pure; `iterate` may be a mapped form of `self.iterate`."""
-        iterate = iterate or self.iterate
+        iterate = iterate or partial(self.iterate, dataset=dataset)
         shapes = jax.eval_shape(lambda state: iterate(algo, env, state, total_ticks)[1], state)
 
         def body(number, carried):
@@ -200,7 +219,7 @@ class AnakinProgram:
             env_state=data,
             timestep=data,
             carry=data,
-            buffers=replay.partition(learner.replays(algo), "data"),
+            buffers=learner.partition(algo, "data", self.shards, self.share),
             key=everywhere,
             ticks=everywhere,
             empty_at=everywhere,
@@ -215,7 +234,9 @@ class AnakinProgram:
         """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
         return meshes.everywhere(tree, self.mesh)
 
-    def start(self, algo: Algorithm, env: Environment, seed: int, *, saved: bool = True) -> RunState:
+    def start(
+        self, algo: Algorithm, env: Environment, seed: int, *, saved: bool = True, dataset: Rings | None = None
+    ) -> RunState:
         """`init`, compiled, with every leaf where it belongs; `saved`: whether checkpoints will hold the replays.
 
         Raises:
@@ -223,27 +244,34 @@ class AnakinProgram:
         """
         init, _ = _beginnings(self, jax.tree.structure(algo))
         key = self.place(jax.random.key(seed))
-        learner.check_memory(algo, init.eval_shape(algo, env, key), list(self.mesh.devices.flat), saved=saved)
-        return init(algo, env, key)
+        shapes = init.eval_shape(algo, env, key, dataset)
+        learner.check_memory(algo, shapes, list(self.mesh.devices.flat), saved=saved)
+        return init(algo, env, key, dataset)
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
         """The parts of a state that a resumed run takes from a fresh one: none, a run is all in its state."""
         return {}
 
-    def emptied(self, algo: Algorithm, env: Environment, state: RunState) -> RunState:
+    def emptied(self, algo: Algorithm, env: Environment, state: RunState, dataset: Rings | None = None) -> RunState:
         """`with_empty_buffers`, compiled."""
         _, empty = _beginnings(self, jax.tree.structure(algo))
-        return empty(algo, env, state.replace(buffers={}))
+        return empty(algo, env, state.replace(buffers={}), dataset)
 
     def close(self) -> None:
         """Nothing is held."""
 
     def chunk(
-        self, algo: Algorithm, env: Environment, state: RunState, length: int, total_ticks: int
+        self,
+        algo: Algorithm,
+        env: Environment,
+        state: RunState,
+        length: int,
+        total_ticks: int,
+        dataset: Rings | None = None,
     ) -> tuple[RunState, Report]:
         """`length` iterations in one call, dispatched and not awaited. The buffers of `state` are donated."""
         length, total_ticks = self.place((np.int32(length), np.float32(total_ticks)))
-        return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, length, total_ticks)
+        return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, length, total_ticks, dataset)
 
 
 @lru_cache(maxsize=32)
@@ -255,13 +283,14 @@ def _beginnings(program, structure):
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)
-def _chunk(program, algo, env, state, buffers, length, total_ticks):
+def _chunk(program, algo, env, state, buffers, length, total_ticks, dataset):
     # Only the buffers are donated: they are large, and the rest of the state before a chunk is what is kept when
     # the chunk turns out to have met NaN.
     state = state.replace(buffers=buffers)
     if program.devices == 1:
-        return program.advance(algo, env, state, length, total_ticks)
+        return program.advance(algo, env, state, length, total_ticks, dataset)
     partition, everywhere = program.partition(algo), PartitionSpec()
-    in_specs = (everywhere, everywhere, partition, everywhere, everywhere)
+    rings = None if dataset is None else fixed.partition(dataset, "data")
+    in_specs = (everywhere, everywhere, partition, everywhere, everywhere, rings)
     advance = meshes.over_devices(program.advance, program.mesh, in_specs, (partition, everywhere))
-    return advance(algo, env, state, length, total_ticks)
+    return advance(algo, env, state, length, total_ticks, dataset)

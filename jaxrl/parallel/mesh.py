@@ -11,7 +11,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.errors import ConfigError
-from jaxrl.parallel.rollout import source_problems
+from jaxrl.parallel import experience
+from jaxrl.parallel.rollout import rollout_length
 from jaxrl.types import Algorithm, EnvSpec, PyTree
 
 _DEFAULT_SHARDS = (8, 4, 2, 1)
@@ -79,7 +80,9 @@ def use_cpu_devices(count: int) -> bool:
     return True
 
 
-def checked_layout(algo: Algorithm, spec: EnvSpec, num_envs: int, devices: int, shards: int | None) -> int:
+def checked_layout(
+    algo: Algorithm, spec: EnvSpec, num_envs: int, devices: int, shards: int | None, share: float = 0.0
+) -> int:
     """The number of logical shards, after checking that everything divides.
 
     Args:
@@ -87,6 +90,7 @@ def checked_layout(algo: Algorithm, spec: EnvSpec, num_envs: int, devices: int, 
       num_envs: environments over all devices.
       devices: devices asked for, of all processes together.
       shards: asked for, or None for the largest of 8, 4, 2, 1 that works.
+      share: of every batch that a dataset gives.
 
     Raises:
       ConfigError: with every problem found.
@@ -119,7 +123,8 @@ def checked_layout(algo: Algorithm, spec: EnvSpec, num_envs: int, devices: int, 
     for candidate in candidates:
         if num_envs % candidate or candidate % devices:
             continue
-        found = algo.validate(spec, num_envs, candidate) + source_problems(algo, num_envs, candidate)
+        found = algo.validate(spec, num_envs, candidate)
+        found += experience.problems(algo, num_envs, rollout_length(algo), candidate, share)
         if not found:
             return candidate
         first_problems = found

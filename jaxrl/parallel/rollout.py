@@ -6,7 +6,6 @@ import numpy as np
 from flax import struct
 
 from jaxrl import spaces
-from jaxrl.buffers import checks
 from jaxrl.types import (
     Algorithm,
     Counter,
@@ -38,15 +37,15 @@ class RunState:
 
 def rollout_length(algo: Algorithm) -> int:
     """How many rows of every environment one iteration collects: the longest that any source asks for."""
-    lengths = {
-        name: source.max_length
-        if isinstance(source, Episodes)
-        else source.length
-        if isinstance(source, Rollout)
-        else source.rollout_length
-        for name, source in algo.experience.items()
-    }
-    return max(lengths.values())
+    lengths = [1]  # where all comes from a dataset
+    for source in algo.experience.values():
+        if isinstance(source, Episodes):
+            lengths.append(source.max_length)
+        elif isinstance(source, Rollout):
+            lengths.append(source.length)
+        elif isinstance(source, Replay):
+            lengths.append(source.rollout_length)
+    return max(lengths)
 
 
 def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
@@ -167,10 +166,3 @@ def episode_sums(rows: Trajectory, timesteps: TimeStep, final: TimeStep) -> Epis
         length=jnp.sum(at_end(timesteps.episode.length, final.episode.length)),
         steps=jnp.sum(rows.weight.astype(jnp.float32)),
     )
-
-
-def source_problems(algo: Algorithm, num_envs: int, shards: int) -> list[str]:
-    """Why these sources cannot be served with `num_envs` environments in `shards` groups; empty if they can."""
-    sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay)}
-    found = checks.source_problems(sources, num_envs, rollout_length(algo), shards)
-    return [f"{type(algo).__name__} {line}" for line in found]

@@ -18,15 +18,16 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl import keys
-from jaxrl.buffers import replay
+from jaxrl.buffers import fixed
+from jaxrl.buffers.fixed import Rings
 from jaxrl.errors import ConfigError
 from jaxrl.parallel import distributed, learner
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.actors import ActorThreads
 from jaxrl.parallel.collector import Collected, Collector, Published, Steps
-from jaxrl.parallel.learner import Report
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
+from jaxrl.parallel.report import Report
 from jaxrl.parallel.rollout import EpisodeSums, RunState
 from jaxrl.schedules import at
 from jaxrl.types import (
@@ -74,8 +75,12 @@ class Sebulba:
     queue: int = 1
     step_timeout: float = 60.0
 
-    def bind(self, algo: Algorithm, env: HostRecipe) -> "SebulbaProgram":
+    def bind(self, algo: Algorithm, env: HostRecipe, share: float = 0.0) -> "SebulbaProgram":
         """Checks everything that can be checked before an environment is built.
+
+        Args:
+          algo, env: what runs.
+          share: of every batch that a dataset gives.
 
         Raises:
           ConfigError: with every problem found.
@@ -110,17 +115,17 @@ class Sebulba:
             raise ConfigError(problems)
         spec = env_spec(env)
         devices = processes if self.devices is None else self.devices
-        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards)
-        return SebulbaProgram(self, spec, devices, shards)
+        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, share)
+        return SebulbaProgram(self, spec, devices, shards, share)
 
 
 class SebulbaProgram:
     """One run over host environments: the same calls as `AnakinProgram`, with the loop on the host."""
 
-    def __init__(self, topology: Sebulba, spec: EnvSpec, devices: int, shards: int):
+    def __init__(self, topology: Sebulba, spec: EnvSpec, devices: int, shards: int, share: float = 0.0):
         self.topology, self.spec, self.devices, self.shards = topology, spec, devices, shards
         self.num_envs, self._processes = topology.num_envs, jax.process_count()
-        self._learning = _Learning(spec, self.num_envs, shards, devices, self._processes)
+        self._learning = _Learning(spec, self.num_envs, shards, devices, self._processes, share)
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
         self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
@@ -132,7 +137,9 @@ class SebulbaProgram:
         """Numbers as arrays on the learner's devices."""
         return meshes.everywhere(tree, self._learning.mesh)
 
-    def start(self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True) -> RunState:
+    def start(
+        self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True, dataset: Rings | None = None
+    ) -> RunState:
         """Builds the environments and begins their first episodes; `saved`: whether checkpoints will hold the replays.
 
         Raises:
@@ -154,9 +161,9 @@ class SebulbaProgram:
             if self._processes > 1:
                 first = meshes.from_processes(first, self._learning.mesh, PartitionSpec("data"))
                 key = self.place(key)
-            state = jax.eval_shape(self._learning.init, algo, first, key)
+            state = jax.eval_shape(self._learning.init, algo, first, key, dataset)
             learner.check_memory(algo, state, self._learning.mesh_devices(), saved=saved)
-            return self._learning.started(algo, first, key)
+            return self._learning.started(algo, first, key, dataset)
         except BaseException:
             self.close()
             raise
@@ -173,12 +180,18 @@ class SebulbaProgram:
         """The parts of a state that a resumed run takes from a fresh one: host environments cannot be saved."""
         return {"timestep": fresh.timestep, "carry": fresh.carry}
 
-    def emptied(self, algo: Algorithm, env: HostRecipe, state: RunState) -> RunState:
+    def emptied(self, algo: Algorithm, env: HostRecipe, state: RunState, dataset: Rings | None = None) -> RunState:
         """`state` with new buffers in place of what it has."""
-        return self._learning.with_empty_buffers(algo, state.replace(buffers={}))
+        return self._learning.with_empty_buffers(algo, state.replace(buffers={}), dataset)
 
     def chunk(
-        self, algo: Algorithm, env: HostRecipe, state: RunState, length: int, total_ticks: int
+        self,
+        algo: Algorithm,
+        env: HostRecipe,
+        state: RunState,
+        length: int,
+        total_ticks: int,
+        dataset: Rings | None = None,
     ) -> tuple[RunState, Report]:
         """`length` iterations. The buffers of `state` are donated.
 
@@ -198,7 +211,7 @@ class SebulbaProgram:
                 rollouts, version = threads.rollouts(self._updates)
                 lags.append(self._updates - version)
                 batch = self._learning.gathered(rollouts)
-                state, report = self._learning.learn(resolved, state.replace(buffers={}), state.buffers, batch)
+                state, report = self._learning.learn(resolved, state.replace(buffers={}), state.buffers, batch, dataset)
                 self._updates += 1
                 total = _summed(total, report, np.int32(number))
         figures = {name: value - before[name] for name, value in threads.metrics().items() if name != "queue_depth"}
@@ -246,6 +259,7 @@ class _Learning:
     shards: int
     devices: int
     processes: int = 1
+    share: float = 0.0  # of every batch that a dataset gives
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -267,7 +281,7 @@ class _Learning:
             env_state=everywhere,
             timestep=data,
             carry=data,
-            buffers=replay.partition(learner.replays(algo), "data"),
+            buffers=learner.partition(algo, "data", self.shards, self.share),
             key=everywhere,
             ticks=everywhere,
             empty_at=everywhere,
@@ -279,7 +293,7 @@ class _Learning:
 
     # --- beginnings ----------------------------------------------------------------------------------------------
 
-    def init(self, algo, timestep, key) -> RunState:
+    def init(self, algo, timestep, key, dataset=None) -> RunState:
         """The state of a run that has not begun; pure."""
         resolved = at(algo, jnp.float32(0.0))
         env_index = jnp.arange(self.num_envs, dtype=jnp.int32)
@@ -293,23 +307,24 @@ class _Learning:
             ticks=Counter.zero(),
             empty_at=Counter.zero(),
         )
-        return self._emptied(algo, state)
+        return self._emptied(algo, state, dataset)
 
-    def started(self, algo, timestep, key) -> RunState:
+    def started(self, algo, timestep, key, dataset) -> RunState:
         """`init`, compiled, with every leaf where it belongs."""
-        return _beginnings(self, jax.tree.structure(algo))[0](algo, timestep, key)
+        return _beginnings(self, jax.tree.structure(algo))[0](algo, timestep, key, dataset)
 
-    def with_empty_buffers(self, algo, state) -> RunState:
+    def with_empty_buffers(self, algo, state, dataset) -> RunState:
         """`state` with new buffers, compiled."""
-        return _beginnings(self, jax.tree.structure(algo))[1](algo, state)
+        return _beginnings(self, jax.tree.structure(algo))[1](algo, state, dataset)
 
     def shardings(self, algo) -> RunState:
         """How a run's state lies on the mesh."""
         return self._placed(self._partition(algo))
 
-    def _emptied(self, algo, state):
+    def _emptied(self, algo, state, dataset):
         rows = jax.eval_shape(lambda: self._example(at(algo, jnp.float32(0.0)), state))
-        buffers = learner.empty_buffers(algo, rows, state.carry, num_envs=self.num_envs, shards=self.shards)
+        layout = {"num_envs": self.num_envs, "shards": self.shards, "share": self.share}
+        buffers = learner.empty_buffers(algo, rows, state.carry, dataset=dataset, **layout)
         if not buffers:
             return state
         return state.replace(buffers=buffers, empty_at=jax.tree.map(jnp.copy, state.ticks))
@@ -366,23 +381,24 @@ class _Learning:
         return Collected(whole, jax.tree.map(at_once, *(rollout.final for rollout in rollouts)), episodes)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
-    def learn(self, algo, state, buffers, collected):
+    def learn(self, algo, state, buffers, collected, dataset):
         """Stores a batch and updates, on all devices. `algo` has its schedules resolved."""
         state = state.replace(buffers=buffers)
         if self.devices == 1:
-            state, report = self._learn(algo, state, collected.batch, collected.final)
+            state, report = self._learn(algo, state, collected.batch, collected.final, dataset)
         else:
             partition, everywhere = self._partition(algo), PartitionSpec()
-            specs = (everywhere, partition, _batch_specs(), PartitionSpec("data"))
+            rings = None if dataset is None else fixed.partition(dataset, "data")
+            specs = (everywhere, partition, _batch_specs(), PartitionSpec("data"), rings)
             state, report = meshes.over_devices(self._learn, self.mesh, specs, (partition, everywhere))(
-                algo, state, collected.batch, collected.final
+                algo, state, collected.batch, collected.final, dataset
             )
         episodes = collected.episodes
         if self.processes > 1:
             episodes = jax.tree.map(jnp.sum, episodes)
         return state, report.replace(episodes=episodes)
 
-    def _learn(self, algo, state, batch, final):
+    def _learn(self, algo, state, batch, final, dataset):
         tick, length = state.ticks.low, batch.rows.reward.shape[0]
         state = state.replace(timestep=final, carry=batch.final_carry, ticks=state.ticks.add(length))
         state, report = learner.learn(
@@ -394,6 +410,8 @@ class _Learning:
             spec=self.spec,
             num_envs=self.num_envs,
             replicas=self._replicas,
+            share=self.share,
+            dataset=dataset,
         )
         return state, report.with_state(state, jnp.int32(0)).over(self._replicas)
 

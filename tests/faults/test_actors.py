@@ -7,7 +7,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from programs import ENV, NUM_ENVS, PPO, ROWS
+from programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 
 import jaxrl
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
@@ -52,12 +52,11 @@ def train(env, algo=PPO, **topology):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    threads = threading.active_count()
     yield
     until = time.monotonic() + SOON
-    while threading.active_count() > threads and time.monotonic() < until:
+    while actor_threads() and time.monotonic() < until:
         time.sleep(0.01)
-    assert threading.active_count() <= threads, threading.enumerate()
+    assert not actor_threads()
 
 
 @pytest.mark.parametrize("topology", [{"actors": 2}, {"groups": 2}, {"lockstep": True}], ids=str)

@@ -79,7 +79,14 @@ def assert_the_same_run(resumed, reference, run_dir):
                 assert same[row["step"], name] == value, (row["step"], name)
 
 
-@pytest.mark.parametrize("case", LIVES, ids=lambda case: f"{case[0]}-{case[1]}")
+LONG = [("ppo", 2), ("recurrent_ppo", 1)]  # the other three are each of algorithms and of devices at least once
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.long) if case in LONG else case for case in LIVES],
+    ids=lambda case: f"{case[0]}-{case[1]}",
+)
 def test_killed_and_started_again(case, whole, cache, tmp_path):
     name, devices = case
     reference, moments = whole(name, devices)

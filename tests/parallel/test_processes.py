@@ -94,11 +94,12 @@ def test_two_processes_are_one(runs):
 def test_the_first_process_alone_writes_each_file_once(runs):
     _, folder = runs
     rows, names = read_metrics(folder / "unbroken" / "metrics.jsonl"), {"seconds", "steps_per_second"}
-    last = {row["step"]: row for row in rows if "train/return_mean" in row}
+    last = {row["step"]: row for row in rows if "update/value_loss" in row}
     assert [row["step"] for row in rows] == sorted(row["step"] for row in rows)
     one = {row["step"]: row for row in in_one_process().metrics if "update/value_loss" in row}
-    for step in set(one) & set(last):  # the chunks need not be the same, but for the first and what ends at a border
-        assert set(one[step]) - names == set(last[step]) - names
+    # The chunks need not be the same, but for what ends at a border, nor need an episode end in each.
+    assert 10 * ROWS in set(one) & set(last)
+    assert set().union(*one.values()) - names == set().union(*last.values()) - names
     assert len(rows) == len({(row["step"], "evaluation/return_mean" in row) for row in rows})
     assert len(list((folder / "unbroken" / "tensorboard").iterdir())) == 1
     record = json.loads((folder / "unbroken" / "result.json").read_text())
@@ -126,13 +127,22 @@ def test_host_environments_of_two_processes_in_lockstep(runs):
     assert first["host"] == second["host"] == first["host_again"] | {"run_dir": first["host"]["run_dir"]}
 
 
-def test_a_lag_of_one_over_two_processes(runs):
-    (first, second), _ = runs
+@pytest.fixture(scope="module")
+def more(tmp_path_factory):
+    """The same of what needs as long again."""
+    folder = tmp_path_factory.mktemp("more")
+    return both("more", folder), folder
+
+
+@pytest.mark.long
+def test_a_lag_of_one_over_two_processes(more):
+    (first, second), _ = more
     assert first["late"] == second["late"] and first["late"]["total_steps"] == 10 * ROWS
 
 
-def test_a_replay_over_two_processes(runs):
-    (first, second), folder = runs
+@pytest.mark.long
+def test_a_replay_over_two_processes(more):
+    (first, second), folder = more
     one = in_one_process("dqn", 12)
     assert_equal(one.state, saved(folder / "dqn", one.state), 1e-5)
     assert first["dqn"] == second["dqn"] and one.state.learner.updates > 10

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, anakin, assert_equal, plain
+from programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, actor_threads, anakin, assert_equal, plain
 
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
@@ -16,7 +16,6 @@ HOST = ServedFromHost(ENV)
 
 def run(name, iterations=6, seed=3, **topology):
     """The state and the report after some iterations, as numpy; and no thread is left."""
-    threads = threading.active_count()
     algo = ALGORITHMS[name]
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology).bind(algo, HOST)
     try:
@@ -25,7 +24,7 @@ def run(name, iterations=6, seed=3, **topology):
         return plain((state, report))
     finally:
         program.close()
-        assert threading.active_count() <= threads  # those of others may have ended meanwhile
+        assert not actor_threads()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,82 @@
+"""Replays of rows that were there before, such as a dataset's: filled at once, and never written to."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxrl.buffers import index, replay, samplers
+from jaxrl.buffers.index import Index
+from jaxrl.buffers.ring import Ring
+from jaxrl.sources import Dataset, Prioritised, Replay
+from jaxrl.types import Trajectory
+
+Rings = Mapping[str, Ring]
+
+_ROOM = 2**31 - 1  # rows: what is there is there
+
+
+def source_of(asked: Replay | Dataset) -> Replay:
+    """The same items, of rows that nothing was kept with: no priorities of the time, no recurrent states."""
+    if isinstance(asked, Dataset):
+        asked = Replay(_ROOM, asked.batch_size, 1, n_step=asked.n_step, sequence=asked.sequence)
+    sampler, sequence = asked.sampler, asked.sequence
+    if isinstance(sampler, Prioritised):
+        sampler = dataclasses.replace(sampler, insertion=None)
+    if sequence is not None:
+        sequence = dataclasses.replace(sequence, stored_carry=False)
+    return dataclasses.replace(
+        asked, capacity=_ROOM, min_size=1, rollout_length=1, sampler=sampler, sequence=sequence, max_times_sampled=0
+    )
+
+
+def margins(sources: Mapping[str, Replay]) -> tuple[int, int]:
+    """How many rows a column has before the first that counts, and after the last, so that items may begin at each."""
+    before = max(replay.lookback(source, replay.storage(sources, name)) for name, source in sources.items())
+    return before, max(replay.lookahead(source) for source in sources.values())
+
+
+def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray) -> dict[str, Ring]:
+    """The rings of the sources that store rows, full, as numpy.
+
+    Args:
+      sources: by name; see `source_of`.
+      rows: leaves [columns, slots, ...], the margins included.
+      step: int32 [columns, slots], the place of each row in its episode.
+    """
+    slots = rows.reward.shape[1]
+    made = {}
+    for name, source in sources.items():
+        if source.over is None:
+            kept = replay.kept_rows(rows, sources, name)
+            numbered = step if replay.keeps(sources, name)[1] else None
+            made[name] = Ring(kept, (), numbered, np.int32(0), np.int32(slots), np.uint32(slots))
+    return made
+
+
+def partition(made: Mapping[str, Ring], axis: str) -> dict[str, Ring]:
+    """How such rings lie on a mesh whose axis `axis` shards the columns: a prefix tree of partition specs."""
+    columns, everywhere = PartitionSpec(axis), PartitionSpec()
+    return {
+        name: Ring(columns, columns, None if ring.step is None else columns, everywhere, everywhere, everywhere)
+        for name, ring in made.items()
+    }
+
+
+def index_of(sources: Mapping[str, Replay], name: str, ring: Ring, shards: int) -> Index:
+    """The index of a source over a full ring, in which every item is one that may be drawn; pure."""
+    source = sources[name]
+    empty = index.init(source, shards, ring.slots, ring.columns // shards)
+    if index.dense(source):
+        counts = index.by_shard(jnp.swapaxes(ring.rows.weight, 0, 1).astype(jnp.int32), shards)
+        return empty.replace(drawable=jnp.sum(counts, axis=1))
+    before, after = margins(sources)
+    ahead = replay.lookahead(source)
+    begun, priority = replay.beginnings(empty, source, ring, jnp.int32(0), ring.slots - ahead)
+    slot = jnp.arange(ring.slots - ahead, dtype=jnp.int32)[:, None]
+    inside = (slot >= before) & (slot < ring.slots - after)
+    priority = jnp.where(begun & inside, priority, samplers.ABSENT)
+    blank = jnp.full((ahead, ring.columns), samplers.ABSENT, jnp.float32)
+    return index.write(empty, source, jnp.int32(0), jnp.concatenate([priority, blank]))

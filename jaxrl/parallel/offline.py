@@ -1,0 +1,168 @@
+"""A dataset in place of environments: nothing acts, and all that is learnt from is there from the beginning."""
+
+import dataclasses
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl import keys
+from jaxrl.buffers import fixed
+from jaxrl.buffers.fixed import Rings
+from jaxrl.parallel import learner
+from jaxrl.parallel import mesh as meshes
+from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
+from jaxrl.parallel.report import Report, reported
+from jaxrl.parallel.rollout import EpisodeSums, RunState
+from jaxrl.schedules import at
+from jaxrl.types import Algorithm, Counter, EnvSpec, PyTree, Replicas
+
+_EVERYTHING = 1.0  # the dataset's share of every batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Offline:
+    """Learning from a dataset alone, on the accelerator; a step is an update.
+
+    Args:
+      devices: as in `Anakin`: how many share every batch and the dataset's rows.
+      shards: into how many parts the rows are cut, each of which gives the same part of every batch; the same number
+        gives the same run on any number of devices. None: the largest of 8, 4, 2, 1 that divides the batch.
+    """
+
+    devices: int | None = None
+    shards: int | None = None
+
+    def bind(self, algo: Algorithm, spec: EnvSpec) -> "OfflineProgram":
+        """Checks everything that can be checked before compiling, and fixes the program.
+
+        Raises:
+          ConfigError: with every problem found.
+        """
+        devices = meshes.default_device_count() if self.devices is None else self.devices
+        # There are as many columns of rows as shards.
+        columns = self.shards or max(8, devices)
+        shards = meshes.checked_layout(algo, spec, columns, devices, self.shards, _EVERYTHING)
+        return OfflineProgram(spec, devices, shards)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfflineProgram:
+    """The same calls as `AnakinProgram`, without environments. Static: a key of the compilation cache."""
+
+    spec: EnvSpec
+    devices: int
+    shards: int
+    num_envs: int = 1  # a tick is an update
+    share: float = _EVERYTHING
+
+    @property
+    def _replicas(self) -> Replicas:
+        if self.devices == 1:
+            return SingleReplica(self.shards)
+        return MeshReplicas("data", self.shards // self.devices)
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        return meshes.data_mesh(self.devices)
+
+    def rows_per_iteration(self, algo: Algorithm) -> int:
+        """Updates of an iteration."""
+        return learner.updates_of(algo)
+
+    def init(self, algo: Algorithm, key: jax.Array, dataset: Rings) -> RunState:
+        """The state of a run that has not begun; pure."""
+        initial = at(algo, jnp.float32(0.0)).init(keys.initial_key(key), self.spec)
+        state = RunState(initial, (), (), (), {}, key, Counter.zero(), Counter.zero())
+        return self._with_indices(algo, state, dataset)
+
+    def _with_indices(self, algo, state, dataset):
+        indices = learner.given_indices(algo, dataset, shards=self.shards, share=self.share)
+        return state.replace(buffers=indices)
+
+    def iterate(
+        self, algo: Algorithm, state: RunState, total_ticks: jax.Array, dataset: Rings
+    ) -> tuple[RunState, Report]:
+        """One round of updates on this device. Pure; the report is this device's."""
+        algo = at(algo, jnp.minimum(state.ticks.as_float() / total_ticks, 1.0))
+        layout = {"spec": self.spec, "num_envs": self.num_envs, "replicas": self._replicas, "share": self.share}
+        tick = state.ticks.low
+        state, metrics, updated = learner.improve(algo, state, {}, True, tick=tick, dataset=dataset, **layout)
+        finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
+        state = state.replace(ticks=state.ticks.add(self.rows_per_iteration(algo)))
+        return state, reported(EpisodeSums.zero(), metrics, updated, finite)
+
+    def advance(
+        self, algo: Algorithm, state: RunState, length: jax.Array, total_ticks: jax.Array, dataset: Rings
+    ) -> tuple[RunState, Report]:
+        """`length` iterations (traced) on this device. Pure."""
+        shapes = jax.eval_shape(lambda state: self.iterate(algo, state, total_ticks, dataset)[1], state)
+
+        def body(number, carried):
+            state, total = carried
+            state, report = self.iterate(algo, state, total_ticks, dataset)
+            return state, total.add(report, number)
+
+        state, report = jax.lax.fori_loop(0, length, body, (state, Report.zeros_like(shapes)))
+        return state, report.with_state(state, length - 1).over(self._replicas)
+
+    # --- compiled forms ----------------------------------------------------------------------------------------
+
+    def partition(self, algo: Algorithm) -> RunState:
+        """How a run's state lies on the mesh: a prefix tree of partition specs."""
+        everywhere = PartitionSpec()
+        buffers = learner.partition(algo, "data", self.shards, self.share)
+        return RunState(everywhere, (), (), (), buffers, everywhere, everywhere, everywhere)
+
+    def shardings(self, algo: Algorithm) -> RunState:
+        """The same as shardings."""
+        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.partition(algo), is_leaf=is_spec)
+
+    def place(self, tree: PyTree) -> PyTree:
+        """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
+        return meshes.everywhere(tree, self.mesh)
+
+    def start(self, algo: Algorithm, env: None, seed: int, *, saved: bool = True, dataset: Rings) -> RunState:
+        """`init`, compiled, with every leaf where it belongs."""
+        init, _ = _beginnings(self, jax.tree.structure(algo))
+        return init(algo, self.place(jax.random.key(seed)), dataset)
+
+    def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
+        """The parts of a state that a resumed run takes from a fresh one: none. The dataset is read again."""
+        return {}
+
+    def emptied(self, algo: Algorithm, env: None, state: RunState, dataset: Rings) -> RunState:
+        """`state` with new indices."""
+        _, empty = _beginnings(self, jax.tree.structure(algo))
+        return empty(algo, state.replace(buffers={}), dataset)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def chunk(
+        self, algo: Algorithm, env: None, state: RunState, length: int, total_ticks: int, dataset: Rings
+    ) -> tuple[RunState, Report]:
+        """`length` iterations in one call, dispatched and not awaited. The buffers of `state` are donated."""
+        length, total_ticks = self.place((np.int32(length), np.float32(total_ticks)))
+        return _chunk(self, algo, state.replace(buffers={}), state.buffers, length, total_ticks, dataset)
+
+
+@lru_cache(maxsize=32)
+def _beginnings(program, structure):
+    shardings = program.shardings(jax.tree.unflatten(structure, [0.0] * structure.num_leaves))
+    return tuple(jax.jit(function, out_shardings=shardings) for function in (program.init, program._with_indices))
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _chunk(program, algo, state, buffers, length, total_ticks, dataset):
+    state = state.replace(buffers=buffers)
+    if program.devices == 1:
+        return program.advance(algo, state, length, total_ticks, dataset)
+    partition, everywhere = program.partition(algo), PartitionSpec()
+    in_specs = (everywhere, partition, everywhere, everywhere, fixed.partition(dataset, "data"))
+    advance = meshes.over_devices(program.advance, program.mesh, in_specs, (partition, everywhere))
+    return advance(algo, state, length, total_ticks, dataset)
