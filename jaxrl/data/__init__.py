@@ -1,7 +1,9 @@
 """Episodes to and from the datasets of other programs."""
 
-from jaxrl.data.dataset import Dataset, Report, load_dataset
+from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.data.episodes import Episode, EpisodeCutter
-from jaxrl.data.rlds import RldsWriter, export_rlds
+from jaxrl.data.export import export_rlds
+from jaxrl.data.report import Report
+from jaxrl.data.rlds import RldsWriter
 
 __all__ = ["Dataset", "Episode", "EpisodeCutter", "Report", "RldsWriter", "export_rlds", "load_dataset"]

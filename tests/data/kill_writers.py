@@ -41,12 +41,12 @@ class Counted:
 
 def at_write(n):
     real = rlds._writer
-    rlds._writer = lambda path: Counted(real(path), writes=n)
+    rlds._writer = lambda *where: Counted(real(*where), writes=n)
 
 
 def at_close():
     real = rlds._writer
-    rlds._writer = lambda path: Counted(real(path), at_close=True)
+    rlds._writer = lambda *where: Counted(real(*where), at_close=True)
 
 
 def before(owner, name):

@@ -210,8 +210,8 @@ def test_sources_that_are_none(tmp_path):
     with pytest.raises(ConfigError, match="no split 'test'.*train"):
         jaxrl.load_dataset(f"rlds:{path}", split="test")
     info = path / "dataset_info.json"
-    info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
-    with pytest.raises(ConfigError, match="tfrecord"):
+    info.write_text(info.read_text().replace('"array_record"', '"riegeli"'))
+    with pytest.raises(ConfigError, match="riegeli"):
         jaxrl.load_dataset(f"rlds:{path}")
 
 

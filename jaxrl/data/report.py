@@ -1,0 +1,115 @@
+"""What there is in a dataset, in numbers and in a picture of text."""
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.data import episodes as rules
+from jaxrl.data.episodes import Episode
+
+_BARS, _WIDTH = 12, 40  # of the histogram
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """One array of the steps, over all episodes; the last steps' actions, rewards and discounts are left out."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a dataset holds; `print` shows it.
+
+    Attributes:
+      returns, lengths: one entry an episode that is sound.
+      endings: how many episodes were terminated, truncated, cut off; datasets of others do not tell the last two apart.
+      fields: the arrays of the steps.
+      faults: what is wrong, one line each.
+    """
+
+    path: str
+    episodes: int
+    returns: np.ndarray
+    lengths: np.ndarray
+    endings: dict[str, int]
+    fields: list[Shown]
+    faults: list[str]
+
+    @property
+    def transitions(self) -> int:
+        return int(self.lengths.sum())
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {self.episodes:,} episodes, {self.transitions:,} transitions"]
+        if self.returns.size:
+            lines += [
+                ", ".join(f"{count:,} {name}" for name, count in sorted(self.endings.items())),
+                _spread("return", self.returns),
+                *_histogram(self.returns),
+                _spread("length", self.lengths),
+                "",
+            ]
+        width = max((len(field.name) for field in self.fields), default=0)
+        for field in self.fields:
+            span = f"{field.low:.6g} to {field.high:.6g}" if np.isfinite([field.low, field.high]).all() else ""
+            lines.append(f"{field.name.ljust(width)}  {field.dtype} {field.shape}  {span}".rstrip())
+        lines += ["", *(f"fault: {fault}" for fault in self.faults)] if self.faults else ["", "no faults found"]
+        return "\n".join(lines)
+
+
+def _spread(name, x):
+    return f"{name}: mean {x.mean():.6g}, deviation {x.std():.6g}, from {x.min():.6g} to {x.max():.6g}"
+
+
+def _histogram(x):
+    """Bars of text, one a bin."""
+    x = x[np.isfinite(x)]
+    if not x.size or x.min() == x.max():
+        return []
+    counts, edges = np.histogram(x, bins=_BARS)
+    return [
+        f"  {low:>12.6g}  {'█' * round(_WIDTH * count / counts.max())} {count}"
+        for low, count in zip(edges[:-1], counts, strict=True)
+    ]
+
+
+class Tally:
+    """The report as it grows."""
+
+    def __init__(self):
+        self.faults: list[str] = []
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+        self._endings: Counter[str] = Counter()
+        self._seen: dict[str, tuple[Any, tuple[int, ...]]] = {}
+        self._ranges: dict[str, tuple[float, float]] = {}
+
+    def add(self, index: int, episode: Episode) -> None:
+        self.faults += [f"episode {index}: {field} {what}" for field, what in rules.non_finite(episode)]
+        self._returns.append(episode.episode_return)
+        self._lengths.append(episode.length)
+        told = rules.TERMINATED if episode.is_terminal[-1] else "not terminated"
+        self._endings[str(episode.metadata.get("ending", told))] += 1
+        for path, x in jax.tree.leaves_with_path(rules.meaningful(episode)):
+            name = rules.field_name("", path)
+            self._seen.setdefault(name, (x.dtype, x.shape[1:]))
+            if x.dtype.kind not in "SUO" and x.size:
+                low, high = self._ranges.get(name, (np.inf, -np.inf))
+                self._ranges[name] = min(low, float(x.min())), max(high, float(x.max()))
+
+    def report(self, path: str, episodes: int) -> Report:
+        nowhere = (np.nan, np.nan)
+        fields = [
+            Shown(name, str(dtype), shape, *self._ranges.get(name, nowhere))
+            for name, (dtype, shape) in self._seen.items()
+        ]
+        returns, lengths = np.asarray(self._returns, np.float64), np.asarray(self._lengths, np.int64)
+        return Report(path, episodes, returns, lengths, dict(self._endings), fields, self.faults)

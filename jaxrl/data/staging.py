@@ -1,0 +1,86 @@
+"""A directory that is there complete or not at all."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from jaxrl.errors import ConfigError
+
+
+class Staging:
+    """A directory that appears at `path` when it is complete, and until then is written to `.NAME.partial` beside it.
+
+    What a killed process left there is deleted by the next that writes to the same path.
+
+    Args:
+      path: the directory to make; nothing may be there, or an empty directory.
+
+    Attributes:
+      partial: where to write.
+
+    Raises:
+      ConfigError: something is at `path`, or another process writes to it.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path).absolute()
+        self._check_free()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.partial, self._lock = _claim(self.path.with_name(f".{self.path.name}.partial"))
+
+    def publish(self) -> Path:
+        """Writes everything to the disk and moves it to its place.
+
+        Raises:
+          ConfigError: something came to be at the path meanwhile.
+        """
+        for found in [*self.partial.rglob("*"), self.partial]:
+            _sync(found)
+        self._check_free()
+        os.rename(self.partial, self.path)
+        _sync(self.path.parent)
+        self._release()
+        return self.path
+
+    def discard(self) -> None:
+        """Deletes what was written, unless it was published."""
+        if self._lock is not None:
+            shutil.rmtree(self.partial, ignore_errors=True)
+            self._release()
+
+    def _check_free(self):
+        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+            raise ConfigError(f"path={str(self.path)!r} exists already; use another, or move it away")
+
+    def _release(self):
+        os.close(self._lock)
+        self._lock = None
+
+
+def _claim(path: Path) -> tuple[Path, int]:
+    """An empty directory that no other process writes to; the lock on it is gone with the process."""
+    while True:
+        path.mkdir(exist_ok=True)
+        lock = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ConfigError(f"another process writes to {path}; wait for it, or use another path") from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
+                break
+        os.close(lock)  # it was renamed or deleted since
+    for left in path.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return path, lock
+
+
+def _sync(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
