@@ -8,6 +8,7 @@ from jaxrl.errors import JaxrlError
 from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.loading import load
 from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.policy import Policy
 from jaxrl.rendering import render
@@ -35,6 +36,7 @@ __all__ = [
     "Evaluation",
     "JaxrlError",
     "LogUniform",
+    "Offline",
     "Policy",
     "Result",
     "Sebulba",

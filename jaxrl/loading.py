@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl import checkpoint, envs, spaces
 from jaxrl.config import decode
 from jaxrl.errors import ConfigError, RunDirectoryError
-from jaxrl.parallel.rollout import RunState, rollout_length
+from jaxrl.parallel.rollout import RunState
 from jaxrl.policy import Policy
 from jaxrl.run_directory import read_config
 from jaxrl.schedules import at
@@ -130,6 +130,6 @@ def _progress(config, algo, step):
     """The fraction of the run that was done; a run ends with a whole iteration, which may go over `total_steps`."""
     total, topology = config["total_steps"], decode(config["topology"])
     if topology is not None:
-        rows = rollout_length(algo) * topology.num_envs
+        rows = topology.rows_per_iteration(algo)
         total = -(-total // rows) * rows
     return min(step / total, 1.0) if total else 1.0

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl.buffers.fixed import Rings
 from jaxrl.checkpoint import Checkpointer, read_manifest
 from jaxrl.errors import CheckpointError
 from jaxrl.evaluation import Evaluation, evaluate
@@ -72,6 +73,7 @@ class Loop:
         evaluate_every: int,
         checkpoint_every: int,
         save_replay: bool,
+        dataset: Rings | None = None,
     ):
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
         self.eval_env, self.evaluation_episodes = eval_env, evaluation_episodes
@@ -81,7 +83,7 @@ class Loop:
         self.total_ticks = self.iterations * self.rows // program.num_envs
         self.evaluate_each = self._iterations(evaluate_every)
         self.save_each = self._iterations(checkpoint_every)
-        self.save_replay = save_replay
+        self.save_replay, self.dataset = save_replay, dataset
         self.history: list[dict[str, float]] = []
         self.evaluation: Evaluation | None = None
         self.seconds_per_iteration = 0.0
@@ -102,7 +104,7 @@ class Loop:
         self.display, self.checkpointer = display, checkpointer
         self._place()
         saved = checkpointer is not None and self.save_replay
-        state = self.program.start(self.algo_there, self.env_there, self.seed, saved=saved)
+        state = self.program.start(self.algo_there, self.env_there, self.seed, saved=saved, dataset=self.dataset)
         done = 0
         if checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty()):
             state, done = self._resume(state)
@@ -156,7 +158,8 @@ class Loop:
             border = self._next_border(done)
             length = min(self._chunk_length(length), border - done)
             before = state.replace(buffers={})
-            state, report = self.program.chunk(self.algo_there, self.env_there, state, length, self.total_ticks)
+            there = self.algo_there, self.env_there
+            state, report = self.program.chunk(*there, state, length, self.total_ticks, self.dataset)
             chunk = _Chunk(before, state.replace(buffers={}), report, done, length)
             done += length
             if pending is not None:
@@ -195,7 +198,7 @@ class Loop:
         step = (chunk.first + chunk.length) * self.rows
         if int(report.failed_at) >= 0:
             # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
-            self.state = self.program.emptied(self.algo_there, self.env_there, chunk.before)
+            self.state = self.program.emptied(self.algo_there, self.env_there, chunk.before, self.dataset)
             self.done = chunk.first
             failed_step = (chunk.first + int(report.failed_at) + 1) * self.rows
             raise _Stop("non_finite", _problem(report, chunk, step, failed_step))

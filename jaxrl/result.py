@@ -101,7 +101,9 @@ def opened(
         yield directory, checkpointer
 
 
-def run_config(algo, env, topology, total_steps, seed, settings: Mapping[str, Any]) -> dict[str, Any]:
+def run_config(
+    algo, env, topology, total_steps, seed, settings: Mapping[str, Any], dataset: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What `config.json` says of a run, and what must be the same where it goes on."""
     return {
         "algorithm": encode(algo),
@@ -110,7 +112,7 @@ def run_config(algo, env, topology, total_steps, seed, settings: Mapping[str, An
         "total_steps": total_steps,
         "seed": seed,
         "logging": dict(settings),
-    }
+    } | ({} if dataset is None else {"dataset": dict(dataset)})
 
 
 @jax.jit

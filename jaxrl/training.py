@@ -6,24 +6,31 @@ from pathlib import Path
 
 from jaxrl import envs
 from jaxrl.algos.base import make_algorithm
+from jaxrl.buffers import fixed, memory
+from jaxrl.data import rows
+from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.errors import ConfigError
 from jaxrl.loggers import Logger
 from jaxrl.loop import Loop
-from jaxrl.parallel import distributed
+from jaxrl.parallel import distributed, experience
+from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.progress import ProgressBar
 from jaxrl.result import Result, opened, run_config
-from jaxrl.types import Algorithm, Environment, HostRecipe
+from jaxrl.types import Algorithm, Environment, HostRecipe, env_spec
 
-Topology = Anakin | Sebulba
+Topology = Anakin | Sebulba | Offline
 
 
 def train(
     algo: Algorithm | str,
-    env: Environment | HostRecipe | str,
+    env: Environment | HostRecipe | str | None = None,
     *,
     total_steps: int,
+    dataset: Dataset | str | None = None,
+    demonstration_ratio: float = 0.5,
     seed: int = 0,
     topology: Topology | None = None,
     num_envs: int | None = None,
@@ -31,7 +38,7 @@ def train(
     overwrite: bool = False,
     evaluate_every: int | None = None,
     evaluation_episodes: int = 128,
-    eval_env: Environment | HostRecipe | None = None,
+    eval_env: Environment | HostRecipe | str | None = None,
     explore_in_evaluation: bool = False,
     target_return: float | None = None,
     checkpoint_every: int | None = None,
@@ -40,15 +47,21 @@ def train(
     loggers: Sequence[Logger] = (),
     progress: bool = True,
 ) -> Result:
-    """Trains an algorithm on an environment.
+    """Trains an algorithm on an environment, from a dataset, or on both.
+
+    With a dataset and no environment nothing acts: an off-policy algorithm learns from the data as it is, and
+    `eval_env` says what it is about and is where it is evaluated. A step is then an update.
 
     The same call with the same `run_dir` goes on where the run stopped, bit for bit for JAX environments. With several
     processes (`jaxrl.parallel.distributed`) all make the same call, and `run_dir` is where all of them can read.
 
     Args:
       algo: the algorithm, or its name for the defaults.
-      env: what `jaxrl.make` gives, or its name.
-      total_steps: rows over all environments; the last iteration may go over it.
+      env: what `jaxrl.make` gives, or its name; None: learn from the dataset alone.
+      total_steps: rows over all environments; the last iteration may go over it. Without an environment: updates.
+      dataset: what `jaxrl.load_dataset` gives, or its name; its rows are held in memory.
+      demonstration_ratio: with an environment, the dataset's share of every batch; 0.5 is that of Ball et al. (2023,
+        arXiv:2302.02948).
       seed: the same seed is the same run.
       topology: `Anakin` or `Sebulba`; None: by the kind of environment.
       num_envs: environments, if no topology is given.
@@ -56,7 +69,7 @@ def train(
       overwrite: begin anew where `run_dir` holds another run.
       evaluate_every: rows between evaluations; None: a tenth of the run; 0: only at the end.
       evaluation_episodes: complete episodes an evaluation.
-      eval_env: another environment to evaluate in.
+      eval_env: another environment to evaluate in, or its name.
       explore_in_evaluation: sample actions as in training instead of taking the best.
       target_return: stop when an evaluation reaches it.
       checkpoint_every: rows between checkpoints; None: a tenth of the run; 0: only at the end.
@@ -76,8 +89,14 @@ def train(
     """
     if isinstance(algo, str):
         algo = make_algorithm(algo)
-    if isinstance(env, str):
-        env = envs.make(env)
+    if isinstance(dataset, str):
+        dataset = load_dataset(dataset)
+    env, eval_env = (envs.make(given) if isinstance(given, str) else given for given in (env, eval_env))
+    offline, share = env is None, 0.0 if dataset is None else 1.0 if env is None else demonstration_ratio
+    if offline and (dataset is None or eval_env is None):
+        missing = "no env; give one, or" if dataset is None else "a dataset and no env; give"
+        raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data is about")
+    env = eval_env if offline else env
     problems = [
         f"{name}={value} must be at least {least}"
         for name, value, least in (
@@ -91,23 +110,29 @@ def train(
     ]
     if topology is not None and num_envs is not None:
         problems.append(f"num_envs={num_envs} beside topology={topology}; set num_envs in the topology")
+    if offline and (num_envs is not None or not isinstance(topology, Offline | None)):
+        problems.append("without an env nothing acts: num_envs has no meaning, and the topology is Offline()")
+    if not offline and isinstance(topology, Offline):
+        problems.append("topology=Offline() learns from a dataset alone; leave env out, and give eval_env")
+    env = envs.prepared(env)
+    problems += experience.dataset_problems(algo, env_spec(env), share, dataset=dataset is not None)
     if problems:
         raise ConfigError(problems)
-    env = envs.prepared(env)
-    topology = topology or default_topology(env, num_envs)
+    topology = topology or (Offline() if offline else default_topology(env, num_envs))
     settings = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
     if not save_replay:
         settings["save_replay"] = False
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
-    others |= {"explore_in_evaluation": explore_in_evaluation}
+    others |= {"explore_in_evaluation": explore_in_evaluation, "demonstration_ratio": share}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
-    program = topology.bind(algo, env)
+    program = topology.bind(algo, env, share)
+    described, rings = (None, None) if dataset is None else _given(algo, dataset, program)
     run = Loop(
         algo=algo,
         env=env,
         program=program,
         total_steps=total_steps,
-        eval_env=env if eval_env is None else envs.prepared(eval_env),
+        eval_env=env if eval_env is None or offline else envs.prepared(eval_env),
         evaluation_episodes=evaluation_episodes,
         explore=explore_in_evaluation,
         seed=seed,
@@ -115,6 +140,7 @@ def train(
         evaluate_every=total_steps // 10 if evaluate_every is None else evaluate_every,
         checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
         save_replay=save_replay,
+        dataset=rings,
     )
     leader = distributed.is_leader()
     display = ProgressBar() if progress and leader else None
@@ -123,11 +149,21 @@ def train(
         if run_dir is None:
             return run.train(loggers, display, None, None)
         resolved = dataclasses.replace(topology, shards=program.shards)
-        config = run_config(algo, env, resolved, total_steps, seed, settings)
+        config = run_config(algo, env, resolved, total_steps, seed, settings, described)
         with opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
             return run.train(loggers, display, directory, checkpointer)
     finally:
         program.close()
+
+
+def _given(algo, dataset, program):
+    """What is remembered of a dataset, and its rows where the program runs."""
+    sources = experience.given(algo, program.shards, program.share)
+    made, checksum = rows.rings(dataset, sources, program.spec, columns=program.shards)
+    made = {experience.of_dataset(name): ring for name, ring in made.items()}
+    memory.check_rings(made, list(program.mesh.devices.flat))
+    described = {"path": str(dataset.path), "checksum": checksum, "share": program.share}
+    return described, meshes.sharded(made, program.mesh, fixed.partition(made, "data"))
 
 
 def default_topology(env: Environment | HostRecipe, num_envs: int | None = None) -> Topology:

@@ -11,7 +11,7 @@ from jaxrl.buffers import index, replay, samplers
 from jaxrl.buffers.index import Index
 from jaxrl.buffers.ring import Ring
 from jaxrl.sources import Dataset, Prioritised, Replay
-from jaxrl.types import Trajectory
+from jaxrl.types import Counter, Trajectory
 
 Rings = Mapping[str, Ring]
 
@@ -71,7 +71,8 @@ def index_of(sources: Mapping[str, Replay], name: str, ring: Ring, shards: int) 
     empty = index.init(source, shards, ring.slots, ring.columns // shards)
     if index.dense(source):
         counts = index.by_shard(jnp.swapaxes(ring.rows.weight, 0, 1).astype(jnp.int32), shards)
-        return empty.replace(drawable=jnp.sum(counts, axis=1))
+        drawable = jnp.sum(counts, axis=1)
+        return empty.replace(drawable=drawable, inserted=Counter.zero().add(jnp.sum(drawable)))
     before, after = margins(sources)
     ahead = replay.lookahead(source)
     begun, priority = replay.beginnings(empty, source, ring, jnp.int32(0), ring.slots - ahead)
@@ -79,4 +80,5 @@ def index_of(sources: Mapping[str, Replay], name: str, ring: Ring, shards: int) 
     inside = (slot >= before) & (slot < ring.slots - after)
     priority = jnp.where(begun & inside, priority, samplers.ABSENT)
     blank = jnp.full((ahead, ring.columns), samplers.ABSENT, jnp.float32)
-    return index.write(empty, source, jnp.int32(0), jnp.concatenate([priority, blank]))
+    full = index.write(empty, source, jnp.int32(0), jnp.concatenate([priority, blank]))
+    return full.replace(inserted=Counter.zero().add(jnp.sum(ring.rows.weight.astype(jnp.int32))))

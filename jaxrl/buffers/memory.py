@@ -92,6 +92,24 @@ def check(
         raise ConfigError(problems)
 
 
+def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
+    """Raises if rows that lie on the host do not fit on the devices that will share them evenly.
+
+    Raises:
+      ConfigError: with the bytes needed and free.
+    """
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    needed, on_cpu = size_of(made), here[0].platform == "cpu"
+    free = free_on_host() if on_cpu else free_on_device(here[0])
+    each = needed * (len(here) if on_cpu else 1) // len(devices)
+    if free is not None and each > free * _HEADROOM:
+        place = "this machine" if on_cpu else f"each of {len(devices)} devices"
+        raise ConfigError(
+            f"the dataset's rows need {_readable(each)} of {place}, where {_readable(free)} are free; "
+            "use a part of it, more devices, or more memory"
+        )
+
+
 def _readable(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:

@@ -50,6 +50,10 @@ class Anakin:
     devices: int | None = None
     shards: int | None = None
 
+    def rows_per_iteration(self, algo: Algorithm) -> int:
+        """Rows that an iteration collects, over all environments."""
+        return ro.rollout_length(algo) * self.num_envs
+
     def bind(self, algo: Algorithm, env: Environment, share: float = 0.0) -> "AnakinProgram":
         """Checks everything that can be checked before compiling, and fixes the program.
 

@@ -57,6 +57,21 @@ def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
     return multihost_utils.host_local_array_to_global_array(arrays, mesh, specs)
 
 
+def sharded(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
+    """Host arrays that every process has whole, on the mesh as `specs`, a prefix tree of partition specs, say."""
+    is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+    if jax.process_count() == 1:
+        return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec))
+    number, processes = jax.process_index(), jax.process_count()
+
+    def mine(spec, part):
+        if not spec:
+            return part
+        return jax.tree.map(lambda x: np.split(x, processes)[number], part)
+
+    return from_processes(jax.tree.map(mine, specs, tree, is_leaf=is_spec), mesh, specs)
+
+
 def local(tree: PyTree) -> PyTree:
     """This process's copy of what every process holds whole; with one process the tree as it is."""
 

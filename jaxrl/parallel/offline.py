@@ -18,7 +18,7 @@ from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.report import Report, reported
 from jaxrl.parallel.rollout import EpisodeSums, RunState
 from jaxrl.schedules import at
-from jaxrl.types import Algorithm, Counter, EnvSpec, PyTree, Replicas
+from jaxrl.types import Algorithm, Counter, Environment, EnvSpec, HostRecipe, PyTree, Replicas, env_spec
 
 _EVERYTHING = 1.0  # the dataset's share of every batch
 
@@ -36,13 +36,23 @@ class Offline:
     devices: int | None = None
     shards: int | None = None
 
-    def bind(self, algo: Algorithm, spec: EnvSpec) -> "OfflineProgram":
+    def rows_per_iteration(self, algo: Algorithm) -> int:
+        """Updates of an iteration."""
+        return learner.updates_of(algo)
+
+    def bind(self, algo: Algorithm, env: Environment | HostRecipe, share: float = _EVERYTHING) -> "OfflineProgram":
         """Checks everything that can be checked before compiling, and fixes the program.
+
+        Args:
+          algo: what learns.
+          env: what the data is about.
+          share: of every batch that the dataset gives: all.
 
         Raises:
           ConfigError: with every problem found.
         """
         devices = meshes.default_device_count() if self.devices is None else self.devices
+        spec = env_spec(env)
         # There are as many columns of rows as shards.
         columns = self.shards or max(8, devices)
         shards = meshes.checked_layout(algo, spec, columns, devices, self.shards, _EVERYTHING)

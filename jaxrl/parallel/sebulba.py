@@ -75,6 +75,10 @@ class Sebulba:
     queue: int = 1
     step_timeout: float = 60.0
 
+    def rows_per_iteration(self, algo: Algorithm) -> int:
+        """Rows that an iteration collects, over all environments."""
+        return ro.rollout_length(algo) * self.num_envs
+
     def bind(self, algo: Algorithm, env: HostRecipe, share: float = 0.0) -> "SebulbaProgram":
         """Checks everything that can be checked before an environment is built.
 
@@ -129,6 +133,11 @@ class SebulbaProgram:
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
         self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The learner's devices."""
+        return self._learning.mesh
 
     def rows_per_iteration(self, algo: Algorithm) -> int:
         return ro.rollout_length(algo) * self.num_envs
