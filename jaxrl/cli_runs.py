@@ -29,6 +29,7 @@ from jaxrl.evaluation import Evaluation
 from jaxrl.loggers import WandbLogger
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, use_cpu_devices
+from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.sweep import LogUniform, Uniform
 from jaxrl.sweep import sweep as run_sweep
@@ -42,10 +43,10 @@ def train(argv: Sequence[str]) -> int:
 
     def flags(preset):
         steps = None if preset is None else preset.total_steps
-        help_ = documented(training.train)
+        help_, named = documented(training.train), ("eval_env", "dataset")
         return [
-            *argument_flags(training.train, ("topology", "num_envs", "loggers", "eval_env"), total_steps=steps),
-            Flag("eval_env", str, None, help_["eval_env"]),
+            *argument_flags(training.train, ("topology", "num_envs", "loggers", *named), total_steps=steps),
+            *(Flag(name, str, None, help_[name]) for name in named),
             Flag("wandb", str, None, "also log to this project of Weights & Biases"),
             *_layout_flags(),
         ]
@@ -55,7 +56,8 @@ def train(argv: Sequence[str]) -> int:
     if arguments["eval_env"] is not None:
         arguments["eval_env"] = make_environment(arguments["eval_env"])
     layout = {name: arguments.pop(name) for name in _LAYOUT}
-    topology = _topology(asked.env, asked.num_envs, {k: v for k, v in layout.items() if v is not None})
+    asked_layout = {name: value for name, value in layout.items() if value is not None}
+    topology = _topology(asked.env, asked.num_envs, asked_layout)
     project = arguments.pop("wandb")
     loggers = [] if project is None else [_wandb(project, arguments["run_dir"], asked)]
     return _report(training.train(asked.algo, asked.env, topology=topology, loggers=loggers, **arguments))
@@ -104,7 +106,7 @@ def sweep(argv: Sequence[str]) -> int:
 @dataclasses.dataclass(frozen=True)
 class _Asked:
     algo: Any
-    env: Environment | HostRecipe
+    env: Environment | HostRecipe | None  # None: a dataset alone
     num_envs: int | None
     arguments: dict[str, Any]  # the command's own flags
 
@@ -135,17 +137,17 @@ def _read_run(command: str, argv: Sequence[str], flags: Callable[[Preset | None]
     split = cores() if command == "sweep" and run["devices"] is None else run["devices"]
     if split is not None and split > 1:
         use_cpu_devices(split)  # before anything else, the environment first of all, asks JAX for its devices
-    env = None
-    if run["env"] is None:
+    env, offline = None, run["env"] is None and run.get("dataset") is not None
+    if run["env"] is None and not offline:
         problems.append("no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")
-    else:
+    elif not offline:
         try:
             env = make_environment(run["env"], run["env_params"])
         except ConfigError as error:
             problems += error.problems
     if run["total_steps"] is None:
         problems.append("no length of the run: --total-steps N")
-    if problems or env is None:
+    if problems:
         raise ConfigError(problems)
     common = ("preset", "env", "env_params", "num_envs")
     return _Asked(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
@@ -201,11 +203,14 @@ def make_environment(name: str, words: Sequence[str] = ()) -> Environment | Host
 
 
 def _topology(env, num_envs, layout):
-    topology = training.default_topology(env, num_envs)
+    if env is None and num_envs is not None:
+        raise ConfigError(f"--num-envs {num_envs}: without --env nothing acts")
+    topology = Offline() if env is None else training.default_topology(env, num_envs)
     known = {field.name for field in dataclasses.fields(topology)}
     if strange := sorted(set(layout) - known):
         flags = ", ".join(f"--{name}" for name in strange)
-        raise ConfigError(f"{flags}: not for {env.name}, which runs in the topology {type(topology).__name__}")
+        what = "a dataset alone" if env is None else env.name
+        raise ConfigError(f"{flags}: not for {what}, whose topology is {type(topology).__name__}")
     return dataclasses.replace(topology, **layout)
 
 
