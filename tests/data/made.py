@@ -1,0 +1,41 @@
+"""Episodes made up by hypothesis, of finite numbers that sums of float32 keep exactly."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from jaxrl.data.episodes import CUT_OFF, TERMINATED, TRUNCATED, Episode
+
+ENDINGS = (TERMINATED, TRUNCATED, CUT_OFF)
+
+
+def made(transitions, ending, seed=0, garbage=False):
+    """An episode; `garbage`: its last action, reward and discount are not zero, as other programs leave them."""
+    rng, steps = np.random.default_rng(seed), transitions + 1
+    number = 1000 * seed + np.arange(steps, dtype=np.int32)
+    observation = {
+        "number": number,
+        "vector": rng.integers(-8, 8, (steps, 2)).astype(np.float32),
+        "picture": rng.integers(0, 256, (steps, 2, 3, 2), np.uint8),
+    }
+    action = {"which": rng.integers(0, 9, steps).astype(np.int64), "how": rng.normal(size=(steps, 1))}
+    reward, discount = rng.integers(-16, 16, steps).astype(np.float32) / 4, np.ones(steps, np.float32)
+    is_first, is_last, is_terminal = np.zeros((3, steps), bool)
+    is_first[0] = is_last[-1] = True
+    if ending == TERMINATED:
+        is_terminal[-1] = True
+        discount[-2:-1] = 0
+    for x in (*action.values(), reward, discount):
+        x[-1] = 77 if garbage else 0
+    extras = {"value": number.astype(np.float32) / 2}
+    marks = (is_first, is_last, is_terminal)
+    return Episode(observation, action, reward, discount, *marks, {"ending": ending, "score": float(seed)}, extras)
+
+
+def episodes(min_transitions=1, max_transitions=9):
+    return st.builds(
+        made,
+        st.integers(min_transitions, max_transitions),
+        st.sampled_from(ENDINGS),
+        st.integers(0, 50),
+        st.booleans(),
+    )
