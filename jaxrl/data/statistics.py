@@ -1,0 +1,151 @@
+"""Mean, deviation and range of everything that the steps of a dataset hold, in one pass, and normalisation by them."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxrl.data.episodes import Episode, meaningful
+from jaxrl.errors import ConfigError, unknown
+from jaxrl.types import PyTree
+
+Images = Literal["channel", "skip"]
+_MARKS = ("is_first", "is_last", "is_terminal")
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """Of one array of the steps: float64, in the shape of one step; of an image, one entry a channel.
+
+    Attributes:
+      count: values that each entry is of: steps, or pixels.
+      mean, std: of the values; the deviation divides by the count, and is 0 exactly where they are all the same.
+      min, max: of the values.
+    """
+
+    count: int
+    mean: np.ndarray
+    std: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
+
+    def normalise(self, x: Any) -> Any:
+        """(x - mean) / std for values `[..., *shape]`; what never varied is only shifted, to 0.
+
+        Integers, bools and half precision become float32, other numbers keep their type; JAX arrays too.
+        """
+        x, mean, scale = self._ready(x)
+        return (x - mean) / scale
+
+    def denormalise(self, x: Any) -> Any:
+        """x * std + mean, what `normalise` undid; types as there."""
+        x, mean, scale = self._ready(x)
+        return x * scale + mean
+
+    def _ready(self, x):
+        dtype = np.promote_types(x.dtype, np.float32) if np.issubdtype(x.dtype, np.floating) else np.float32
+        scale = np.where(self.std > 0, self.std, 1.0)
+        shape = (1,) * (x.ndim - self.mean.ndim) + self.mean.shape
+        return x.astype(dtype), self.mean.astype(dtype).reshape(shape), scale.astype(dtype).reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Of every array of numbers that the steps of a dataset hold.
+
+    Attributes:
+      fields: by the names of RLDS ("observation", "action", "reward", "discount", extras): trees of `Moments`; None
+        where there is text, or an image that was skipped.
+    """
+
+    fields: dict[str, PyTree]
+
+    def __getitem__(self, name: str) -> PyTree:
+        if name not in self.fields:
+            raise unknown("field of the steps", name, self.fields)
+        return self.fields[name]
+
+    def normalise(self, name: str, x: PyTree) -> PyTree:
+        """A field's arrays, leaves `[..., *shape of one step]`, with mean 0 and deviation 1; others as they are."""
+        return _each(lambda moments, leaf: moments.normalise(leaf), self[name], x)
+
+    def denormalise(self, name: str, x: PyTree) -> PyTree:
+        """What `normalise` was given."""
+        return _each(lambda moments, leaf: moments.denormalise(leaf), self[name], x)
+
+
+def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> Statistics:
+    """Goes through episodes once; memory is that of one of them.
+
+    Sums are of float64 and merged episode by episode (Chan, Golub and LeVeque, 1979), so that they do not lose digits
+    however many there are. The last steps' actions, rewards and discounts mean nothing and are left out.
+
+    Args:
+      episodes: a dataset, or any others with the same fields.
+      images: of uint8 `[height, width, channels]`: one entry a channel, or none.
+
+    Raises:
+      ConfigError: there are no episodes.
+    """
+    if images not in ("channel", "skip"):
+        raise ConfigError(f"images={images!r}; use 'channel' or 'skip'")
+    running: dict[str, PyTree] | None = None
+    for episode in episodes:
+        steps = {name: x for name, x in meaningful(episode).items() if name not in _MARKS}
+        if running is None:
+            running = jax.tree.map(lambda x: _begin(x, images), steps)
+        _each(lambda one, x: one.add(x), running, steps)
+    if running is None:
+        raise ConfigError("there are no episodes to make statistics of")
+    return Statistics(_each(lambda one: one.moments(), running))
+
+
+def _each(function, tree, *others):
+    """A function over the leaves; where the first tree has None, the second's leaf stays, or None."""
+    stays = lambda leaf, *rest: (rest[0] if rest else None) if leaf is None else function(leaf, *rest)  # noqa: E731
+    return jax.tree.map(stays, tree, *others, is_leaf=lambda leaf: leaf is None)
+
+
+def _begin(x, images):
+    if x.dtype.kind not in "biuf" and x.dtype.name != "bfloat16":
+        return None
+    image = x.dtype == np.uint8 and x.ndim == 4
+    if image and images == "skip":
+        return None
+    return _Running(x.shape[-1:] if image else x.shape[1:])
+
+
+class _Running:
+    """Count, mean, sum of squared deviations, and range, of what was added."""
+
+    def __init__(self, shape):
+        self._shape, self._count = shape, 0
+        self._mean, self._squares = np.zeros((2, *shape))
+        self._low, self._high = np.full(shape, np.inf), np.full(shape, -np.inf)
+
+    def add(self, x):
+        x = x.reshape(-1, *self._shape).astype(np.float64)
+        if not len(x):
+            return
+        mean = x.mean(axis=0)
+        squares = np.square(x - mean).sum(axis=0)
+        apart, count = mean - self._mean, self._count + len(x)
+        self._squares = self._squares + squares + np.square(apart) * (self._count * len(x) / count)
+        self._mean = self._mean + apart * (len(x) / count)
+        self._low, self._high = np.minimum(self._low, x.min(axis=0)), np.maximum(self._high, x.max(axis=0))
+        self._count = count
+
+    def moments(self):
+        if not self._count:
+            nowhere = np.full(self._shape, np.nan)
+            return Moments(0, nowhere, nowhere, nowhere, nowhere)
+        varies = self._low != self._high  # not what rounding leaves of a constant
+        return Moments(
+            self._count,
+            np.where(varies, self._mean, self._low),
+            np.where(varies, np.sqrt(self._squares / self._count), 0.0),
+            self._low,
+            self._high,
+        )

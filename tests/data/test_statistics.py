@@ -1,0 +1,112 @@
+"""Statistics of a dataset against NumPy's over all of it at once."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from data.made import episodes, made
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl.data.statistics import Moments, statistics
+from jaxrl.errors import ConfigError
+
+
+def values(found, name, key=None):
+    """All that one array of the steps holds, as NumPy would be given it; the meaningless last ones left out."""
+    parts = [one.steps[name] if key is None else one.steps[name][key] for one in found]
+    parts = [x[:-1] if name in ("action", "reward", "discount") else x for x in parts]
+    return np.concatenate(parts).astype(np.float64)
+
+
+def assert_moments(moments, x, axis=0):
+    assert moments.count == np.prod([x.shape[i] for i in np.atleast_1d(axis)])
+    np.testing.assert_allclose(moments.mean, x.mean(axis=axis), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(moments.std, x.std(axis=axis), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(moments.min, x.min(axis=axis))
+    np.testing.assert_array_equal(moments.max, x.max(axis=axis))
+
+
+@settings(max_examples=40)
+@given(st.lists(episodes(), min_size=1, max_size=6))
+def test_moments_are_those_of_all_steps_together(found):
+    of = statistics(iter(found))
+    assert set(of.fields) == {"observation", "action", "reward", "discount", "value"}
+    for name, key in (
+        ("observation", "number"),
+        ("observation", "vector"),
+        ("action", "which"),
+        ("action", "how"),
+        ("reward", None),
+        ("discount", None),
+        ("value", None),
+    ):
+        assert_moments(of[name] if key is None else of[name][key], values(found, name, key))
+    picture = of["observation"]["picture"]
+    assert picture.mean.shape == (2,)
+    assert_moments(picture, values(found, "observation", "picture"), axis=(0, 1, 2))
+
+
+def shifted(episode, offset, scale):
+    return dataclasses.replace(episode, reward=(episode.reward.astype(np.float64) * scale + offset))
+
+
+def test_digits_are_not_lost_to_a_large_mean_or_to_many_episodes():
+    found = [shifted(made(7, "truncated", seed), 1e6, 1e-3) for seed in range(50)]
+    reward = statistics(found)["reward"]
+    exact = np.concatenate([one.reward[:-1] for one in found]).astype(np.longdouble)
+    assert float(reward.std) == pytest.approx(float(exact.std()), rel=1e-6)
+    naive = np.mean(np.square(exact.astype(np.float64))) - np.square(np.mean(exact.astype(np.float64)))
+    assert abs(naive - float(exact.var())) > 1e-3 * float(exact.var())  # the formula that would lose them
+
+
+def test_normalised_values_have_mean_zero_and_deviation_one_and_come_back():
+    found = [made(9, "terminated", seed) for seed in range(5)]
+    of = statistics(found)
+    observation = jax.tree.map(lambda *x: np.concatenate(x), *(one.observation for one in found))
+    normal = of.normalise("observation", observation)
+    assert {leaf.dtype for leaf in jax.tree.leaves(normal)} == {np.dtype(np.float32)}
+    np.testing.assert_allclose(normal["vector"].mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(normal["vector"].std(axis=0), 1, atol=1e-6)
+    np.testing.assert_allclose(normal["picture"].std(axis=(0, 1, 2)), 1, atol=1e-5)
+    back = of.denormalise("observation", normal)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), back, observation)
+    action = {"which": found[0].action["which"], "how": found[0].action["how"]}
+    assert of.normalise("action", action)["how"].dtype == np.float64
+
+
+def test_they_act_on_jax_arrays_in_a_compiled_program():
+    of = statistics([made(9, "terminated", seed) for seed in range(5)])
+    vector = np.float32([[1, 2], [3, 4]])
+    compiled = jax.jit(lambda x: of.normalise("observation", {"number": x[:, 0], "vector": x, "picture": x})["vector"])
+    np.testing.assert_allclose(compiled(jnp.asarray(vector)), of["observation"]["vector"].normalise(vector), rtol=1e-6)
+
+
+def test_what_never_varies_is_shifted_and_not_blown_up():
+    found = [dataclasses.replace(made(6, "truncated", seed), reward=np.full(7, np.float32(0.1))) for seed in range(9)]
+    moments = statistics(found)["reward"]
+    assert moments.std == 0.0 and moments.mean == np.float32(0.1)
+    assert not moments.normalise(found[0].reward).any()
+    assert moments.denormalise(np.zeros(3, np.float32)).tolist() == [np.float32(0.1)] * 3
+
+
+def test_text_and_images_to_skip_have_none_and_stay_as_they_are():
+    one = made(4, "truncated")
+    one = dataclasses.replace(one, extras={"instruction": np.asarray(["go"] * 5)})
+    of = statistics([one], images="skip")
+    assert of["instruction"] is None and of["observation"]["picture"] is None
+    assert isinstance(of["observation"]["vector"], Moments)
+    same = of.normalise("observation", one.observation)
+    assert same["picture"] is one.observation["picture"]
+    assert of.normalise("instruction", one.extras["instruction"]) is one.extras["instruction"]
+
+
+def test_what_is_asked_wrongly():
+    with pytest.raises(ConfigError, match="there are no episodes"):
+        statistics([])
+    with pytest.raises(ConfigError, match="images='pixel'; use 'channel' or 'skip'"):
+        statistics([made(2, "truncated")], images="pixel")
+    with pytest.raises(ConfigError, match="did you mean 'observation'"):
+        statistics([made(2, "truncated")])["observations"]
