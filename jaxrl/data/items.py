@@ -1,0 +1,251 @@
+"""The items of a dataset, transitions or sequences, by number: where each lies, and in which order they come.
+
+Everything is computed from the lengths of the episodes; of these alone, and of those being read, is memory taken.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from jaxrl.buffers.memory import size_of
+from jaxrl.data import views
+from jaxrl.data.episodes import Episode
+from jaxrl.data.order import permuted
+from jaxrl.errors import ConfigError, unknown
+from jaxrl.sources import Sequence
+from jaxrl.types import SequenceBatch, Trajectory, TransitionBatch
+
+
+class Episodes(Protocol):
+    """What is read from."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Transitions of each episode, int64."""
+        ...
+
+    def read(self, indices: np.ndarray) -> Iterator[Episode]:
+        """These episodes, in this order."""
+        ...
+
+
+def with_extras(rows: Trajectory, extras: tuple[str, ...]) -> Trajectory:
+    """The rows with these extras alone.
+
+    Raises:
+      ConfigError: there is none of that name, or it is text.
+    """
+    for name in extras:
+        if name not in rows.extras:
+            raise unknown("extra field of the steps", name, rows.extras)
+        for leaf in jax.tree.leaves(rows.extras[name]):
+            if leaf.dtype.kind in "OSU":
+                raise ConfigError(f"extras={name!r} is text, which no batch can hold; leave it out")
+    return rows.replace(extras={name: rows.extras[name] for name in extras})
+
+
+class Batches:
+    """Batch number k, a function of k; what a `Loader` gives. Threads may share it, and processes hold copies."""
+
+    def __init__(
+        self,
+        dataset: Episodes,
+        batch_size: int,
+        n_step: int,
+        sequence: Sequence | None,
+        seed: int,
+        window: int | None,
+        extras: tuple[str, ...],
+        cache_bytes: int,
+    ):
+        self._size, self._n_step, self._sequence = batch_size, n_step, sequence
+        self._lengths = dataset.lengths
+        self._first_row = np.concatenate([[0], np.cumsum(self._lengths + 1)])
+        self._stretches: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        counts = self._counts()
+        self.items = int(counts.sum())
+        if not self.items:
+            what = "a transition" if sequence is None else f"a stretch of {sequence.rows} rows"
+            longest = f"the longest has {self._lengths.max():,} transitions" if len(counts) else "there are none"
+            raise ConfigError(f"none of {len(counts):,} episodes has {what}; {longest}")
+        self._order = _Order(counts, seed, window)
+        self._cache = _Cache(dataset, extras, cache_bytes, 0 if window is None else 2 * window)
+
+    def __call__(self, number: int) -> TransitionBatch | SequenceBatch:
+        places = number * self._size + np.arange(self._size)
+        episode, within = self._order(places)
+        start, extent = self._place(episode, within)
+        by_episode = np.argsort(episode, kind="stable")
+        start, extent = start[by_episode], extent[by_episode]
+        parts = [
+            self._gather(held, start[part], extent[part])
+            for part, held in self._read(episode[by_episode], start, extent)
+        ]
+        back = np.empty_like(by_episode)
+        back[by_episode] = np.arange(self._size)
+        if self._sequence is None:
+            return jax.tree.map(lambda *x: np.concatenate(x)[back], *parts)
+        return jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, back], *parts)
+
+    def _counts(self):
+        """How many items begin in each episode."""
+        if self._sequence is None:
+            return self._lengths
+        if self._sequence.end != "continue":
+            lengths, which = np.unique(self._lengths, return_inverse=True)
+            return np.asarray([len(self._stretch(length)[0]) for length in lengths.tolist()], np.int64)[which]
+        period, latest = self._sequence.period, self._first_row[-1] - self._sequence.rows
+        before = lambda row: -(-np.minimum(row, latest + 1) // period)  # noqa: E731  (how many begin before a row)
+        return np.maximum(before(self._first_row[1:]), 0) - np.maximum(before(self._first_row[:-1]), 0)
+
+    def _stretch(self, length):
+        if length not in self._stretches:
+            self._stretches[length] = views.stretches(length + 1, self._sequence)
+        return self._stretches[length]
+
+    def _place(self, episode, within):
+        """The rows that items begin at; and their transitions to the episode's end, or the rows that belong to them."""
+        first, lengths = self._first_row[episode], self._lengths[episode]
+        if self._sequence is None:
+            return first + within, lengths - within
+        if self._sequence.end == "continue":
+            period = self._sequence.period
+            return (-(-first // period) + within) * period, np.full_like(within, self._sequence.rows)
+        pairs = [
+            (starts[i], kept[i])
+            for (starts, kept), i in zip(map(self._stretch, lengths.tolist()), within.tolist(), strict=True)
+        ]
+        start, kept = np.asarray(pairs, np.int64).reshape(-1, 2).T
+        return first + start, kept
+
+    def _read(self, episode, start, extent):
+        """Items, in parts, with the episodes they lie in: so many at once as may be kept."""
+        last = episode
+        if self._sequence is not None and self._sequence.end == "continue":
+            last = np.searchsorted(self._first_row, start + extent - 1, side="right") - 1
+        wanted = sorted(
+            {e for low, high in {*zip(episode.tolist(), last.tolist(), strict=True)} for e in range(low, high + 1)}
+        )
+        stream, held, size, begin = self._cache.get(wanted), {}, 0, 0
+        for item in range(len(episode)):
+            while last[item] not in held:
+                number, rows = next(stream)
+                held[number] = rows
+                size += size_of(rows)
+            final = item + 1 == len(episode)
+            if final or (self._cache.full(size, len(held)) and episode[item + 1] != episode[item]):
+                yield slice(begin, item + 1), held
+                begin = item + 1
+                if not final:
+                    held = {number: rows for number, rows in held.items() if number >= episode[item + 1]}
+                    size = size_of(held)
+
+    def _gather(self, held, start, extent):
+        def take(name, at):
+            flat = at.ravel()
+            owner = np.searchsorted(self._first_row, flat, side="right") - 1
+            by_owner = np.argsort(owner, kind="stable")
+            parts = np.split(by_owner, np.flatnonzero(np.diff(owner[by_owner])) + 1)
+            found: list[np.ndarray] = []
+            structure = None
+            for part in parts:
+                number = int(owner[part[0]])
+                leaves, structure = jax.tree.flatten(getattr(held[number], name))
+                if not found:
+                    found = [np.empty((len(flat), *x.shape[1:]), x.dtype) for x in leaves]
+                row = flat[part] - self._first_row[number]
+                for target, leaf in zip(found, leaves, strict=True):
+                    target[part] = leaf[row]
+            return jax.tree.unflatten(structure, [x.reshape(at.shape + x.shape[1:]) for x in found])
+
+        if self._sequence is None:
+            return views.gather_transitions(take, start, extent, self._n_step)
+        return views.gather_sequences(take, start, extent, self._sequence)
+
+
+class _Order:
+    """Which item comes at which place of the endless stream: (episode, number within it)."""
+
+    def __init__(self, counts, seed, window):
+        self._counts, self._seed, self._window = counts, seed, window
+        self._items = int(counts.sum())
+        self._epochs: OrderedDict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = OrderedDict()
+
+    def __call__(self, places):
+        episode, within = np.empty((2, len(places)), np.int64)
+        epochs = places // self._items
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            episode[here], within[here] = self._of_epoch(epoch, places[here] - epoch * self._items)
+        return episode, within
+
+    def _of_epoch(self, epoch, place):
+        episodes, first, edges = self._epoch(epoch)
+        window = np.searchsorted(edges, place, side="right") - 1
+        shuffled = np.empty_like(place)
+        for number in np.unique(window).tolist():
+            here, low = window == number, edges[number]
+            size = int(edges[number + 1] - low)
+            shuffled[here] = low + permuted(place[here] - low, size, self._seed, epoch, number)
+        at = np.searchsorted(first, shuffled, side="right") - 1
+        return episodes[at], shuffled - first[at]
+
+    def _epoch(self, epoch):
+        """The episodes in the epoch's order, the first item of each, and the first item of each window."""
+        found = self._epochs.get(epoch if self._window is not None else 0)
+        if found is not None:
+            return found
+        episodes = np.arange(len(self._counts))
+        if self._window is not None:
+            episodes = permuted(episodes, len(episodes), self._seed, epoch)
+        first = np.concatenate([[0], np.cumsum(self._counts[episodes])])
+        edges = first[[0, -1]] if self._window is None else np.append(first[: -1 : self._window], first[-1])
+        found = self._epochs[epoch if self._window is not None else 0] = (episodes, first, edges)
+        while len(self._epochs) > 2:
+            self._epochs.popitem(last=False)
+        return found
+
+
+class _Cache:
+    """The rows of the episodes that were read last."""
+
+    def __init__(self, dataset: Episodes, extras: tuple[str, ...], max_bytes: int, min_episodes: int):
+        self._settings = dataset, extras, max_bytes, min_episodes
+        self._dataset, self._extras, self._max_bytes, self._min_episodes = self._settings
+        self._rows: OrderedDict[int, Trajectory] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self):
+        return _Cache, self._settings
+
+    def full(self, size: int, episodes: int) -> bool:
+        """Whether so many bytes of so many episodes are enough."""
+        return size >= self._max_bytes and episodes >= self._min_episodes
+
+    def get(self, wanted: Iterable[int]) -> Iterator[tuple[int, Trajectory]]:
+        """These episodes, each read unless it is here."""
+        with self._lock:
+            here = {number: self._rows[number] for number in wanted if number in self._rows}
+            for number in here:
+                self._rows.move_to_end(number)
+        fresh = self._dataset.read(np.asarray([number for number in wanted if number not in here], np.int64))
+        for number in wanted:
+            if number in here:
+                yield number, here.pop(number)
+                continue
+            rows = with_extras(views.rows(next(fresh)), self._extras)
+            self._put(number, rows)
+            yield number, rows
+
+    def _put(self, number, rows):
+        with self._lock:
+            if number not in self._rows:
+                self._rows[number] = rows
+                self._bytes += size_of(rows)
+            while self._bytes > self._max_bytes and len(self._rows) > self._min_episodes:
+                self._bytes -= size_of(self._rows.popitem(last=False)[1])

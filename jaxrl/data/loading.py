@@ -1,0 +1,240 @@
+"""A dataset as experience: all of it in memory, or batch after batch from disk in a shuffled order, without end.
+
+Which items batch number k holds depends on the dataset, the settings, the seed and k alone, so the number of the next
+batch is all the state there is.
+"""
+
+import concurrent.futures
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.buffers import memory
+from jaxrl.data import views
+from jaxrl.data.items import Batches, Episodes, with_extras
+from jaxrl.errors import ConfigError, MissingExtraError
+from jaxrl.sources import Sequence
+from jaxrl.types import SequenceBatch, Trajectory, TransitionBatch
+
+_HEADROOM = 0.9  # of what is free
+_PREFETCHED = 2  # batches
+
+
+def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
+    """All rows of a dataset, episode after episode: leaves `[transitions + episodes, ...]`, no environment axis.
+
+    Args:
+      dataset: whose rows; they are read once, into memory that is taken once.
+      extras: which other fields of the steps to keep.
+
+    Raises:
+      ConfigError: there are no episodes, they do not fit in memory (says what they need and what is free), or a field
+        is none of numbers.
+    """
+    lengths = dataset.lengths
+    if not len(lengths):
+        raise ConfigError("there are no episodes to put in memory")
+    count = int(lengths.sum()) + len(lengths)
+    (first,) = dataset.read(np.arange(1))
+    example = with_extras(views.rows(first), extras)
+    needed = memory.size_of(example) * count // len(example.first)
+    free = memory.free_on_host()
+    if free is not None and needed > free * _HEADROOM:
+        raise ConfigError(
+            f"the dataset's {count:,} rows need {needed / 2**30:.3g} GiB of memory, where {free / 2**30:.3g} GiB are "
+            "free; stream them with dataset.loader(...), or take fewer episodes with dataset.select(...) or where(...)"
+        )
+    everything = jax.tree.map(lambda x: np.empty((count, *x.shape[1:]), x.dtype), example)
+    at = 0
+    for episode in dataset.read(np.arange(len(lengths))):
+        rows = with_extras(views.rows(episode), extras)
+        stop = at + len(rows.first)
+        for target, leaf in zip(jax.tree.leaves(everything), jax.tree.leaves(rows), strict=True):
+            target[at:stop] = leaf
+        at = stop
+    return everything
+
+
+class Loader:
+    """Batches of a dataset in a shuffled order, without end: every item comes once, then every item once more.
+
+    An item is an n-step transition, or a sequence; batches are numpy, `TransitionBatch` or `SequenceBatch` (whose
+    carry is empty: the initial one is the algorithm's), `drawn` None. Batches follow each other over the ends of
+    epochs. `batch(k)` gives any of them, `for batch in loader` and `take` give them in order, read ahead by Grain.
+
+    All items are shuffled together unless there is a `window`. A record holds an episode, so a single transition
+    costs the reading of its episode, unless that is among those kept: a dataset much larger than `cache_bytes` is
+    read over and over. With a window each episode is read once an epoch: the episodes are put in a shuffled order and
+    cut into groups, and items are shuffled within a group. Memory is at most about three times that of the episodes
+    kept, for each worker.
+
+    Args:
+      dataset: of which; the lengths of its episodes are found first.
+      batch_size: items of a batch.
+      n_step: rewards of a transition.
+      sequence: items are sequences instead. With `end="continue"` they run on into the dataset's next episode.
+      seed: of the order.
+      window: episodes whose items are shuffled together; None: all.
+      workers: processes that read; 0: a thread of this one does.
+      extras: which other fields of the steps to deliver.
+      cache_bytes: of episodes that are kept, though never fewer than two windows.
+
+    Attributes:
+      items: of an epoch.
+
+    Raises:
+      ConfigError: a setting is out of range, or no episode has such an item.
+      MissingExtraError: `jaxrl[data]` is not installed.
+    """
+
+    def __init__(
+        self,
+        dataset: Episodes,
+        batch_size: int,
+        *,
+        n_step: int = 1,
+        sequence: Sequence | None = None,
+        seed: int = 0,
+        window: int | None = None,
+        workers: int = 0,
+        extras: tuple[str, ...] = (),
+        cache_bytes: int = 1 << 28,
+    ):
+        _grain()
+        limits = (("batch_size", batch_size, 1), ("n_step", n_step, 1), ("seed", seed, 0), ("workers", workers, 0))
+        limits += () if window is None else (("window", window, 1),)
+        problems = [f"{name}={value} must be at least {low}" for name, value, low in limits if value < low]
+        if problems:
+            raise ConfigError(problems)
+        if sequence is not None:
+            views.check_sequence(sequence)
+        self._batches = Batches(dataset, batch_size, n_step, sequence, seed, window, extras, cache_bytes)
+        self._workers = workers
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._iterator: BatchIterator | None = None  # the thread's
+        self._ahead: tuple[tuple[int, int], concurrent.futures.Future] | None = None
+
+    @property
+    def items(self) -> int:
+        return self._batches.items
+
+    def batch(self, number: int) -> TransitionBatch | SequenceBatch:
+        """Batch `number`, from 0: leaves `[batch, ...]`, of sequences `[length, batch, ...]`."""
+        if number < 0:
+            raise ConfigError(f"batch {number}: they are numbered from 0")
+        return self._batches(number)
+
+    def __iter__(self) -> "BatchIterator":
+        return BatchIterator(self)
+
+    def pipeline(self, first_batch: int = 0) -> Any:
+        """A `grain.IterDataset` of the batches from `first_batch` on, for pipelines of one's own."""
+        grain = _grain()
+        batches = grain.MapDataset.range(first_batch, sys.maxsize).map(self._batches)
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED)
+        if not self._workers:
+            return batches.to_iter_dataset(options)
+        from absl import flags
+
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # Grain asks for a flag of its own when it starts processes
+        here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        return batches.to_iter_dataset(here).mp_prefetch(grain.MultiprocessingOptions(num_workers=self._workers))
+
+    def take(self, first_batch: int, count: int) -> TransitionBatch | SequenceBatch:
+        """Batches `first_batch` and those that follow, stacked: leaves `[count, batch, ...]`.
+
+        While they are used, a thread makes as many of the next: calls that follow one another do not wait.
+
+        Raises:
+          ConfigError: a number is out of range.
+        """
+        if first_batch < 0 or count < 1:
+            raise ConfigError(f"take({first_batch}, {count}): batches are numbered from 0, and at least 1 is taken")
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "loader")
+        wanted = (first_batch, count)
+        if self._ahead is not None and self._ahead[0] == wanted:
+            made = self._ahead[1]
+        else:
+            made = self._thread.submit(self._stacked, *wanted)
+        self._ahead = None
+        found = made.result()
+        following = (first_batch + count, count)
+        self._ahead = following, self._thread.submit(self._stacked, *following)
+        return found
+
+    def close(self) -> None:
+        """Ends the thread and the processes; may be called twice, and `take` begins them anew."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        if self._iterator is not None:
+            self._iterator.close()
+        self._thread = self._iterator = self._ahead = None
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stacked(self, first, count):
+        if self._iterator is None:
+            self._iterator = iter(self)
+        if self._iterator.next_batch != first:
+            self._iterator.set_state({"next_batch": first})
+        found = None
+        for number in range(count):
+            one = next(self._iterator)
+            if found is None:
+                found = jax.tree.map(lambda x: np.empty((count, *x.shape), x.dtype), one)
+            for target, leaf in zip(jax.tree.leaves(found), jax.tree.leaves(one), strict=True):
+                target[number] = leaf
+        return found
+
+
+class BatchIterator(Iterator):
+    """The batches of a loader in order; its state is the number of the next one.
+
+    Attributes:
+      next_batch: that number.
+    """
+
+    def __init__(self, loader: Loader):
+        self._loader, self._batches, self.next_batch = loader, None, 0
+
+    def __next__(self) -> TransitionBatch | SequenceBatch:
+        if self._batches is None:
+            self._batches = iter(self._loader.pipeline(self.next_batch))
+        try:
+            found = next(self._batches)
+        except BaseException:
+            self.close()  # Grain has gone on to the next; whoever asks again is to get this one
+            raise
+        self.next_batch += 1
+        return found
+
+    def get_state(self) -> dict[str, int]:
+        return {"next_batch": self.next_batch}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Goes on from a state of an iterator of the same dataset, settings and seed; `workers` may differ."""
+        self.close()
+        self.next_batch = int(state["next_batch"])
+
+    def close(self) -> None:
+        """Ends what reads ahead."""
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.close()
+
+
+def _grain():
+    try:
+        import grain
+    except ImportError as error:
+        raise MissingExtraError("streaming from datasets", "data") from error
+    return grain

@@ -1,0 +1,241 @@
+"""Loaders: every item once an epoch and as a view of its episode has it, whatever is kept; exact to go on with."""
+
+import itertools
+import weakref
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from data.made import ENDINGS, made
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import assert_bitwise
+
+from jaxrl.buffers import memory
+from jaxrl.data import views
+from jaxrl.data.loading import Loader, arrays
+from jaxrl.errors import ConfigError
+from jaxrl.sources import Sequence
+
+pytest.importorskip("grain")
+
+
+class InMemory:
+    """A dataset of episodes that are there; counts how often each is read, and how many are held at once."""
+
+    def __init__(self, lengths, garbage=True):
+        self._made = [made(n, ENDINGS[i % 3], seed=i, garbage=garbage) for i, n in enumerate(lengths)]
+        self.lengths = np.asarray(lengths, np.int64)
+        self.reads: Counter[int] = Counter()
+        self.held = self.most_held = 0
+
+    def __iter__(self):
+        return iter(self._made)
+
+    def read(self, indices):
+        for index in indices.tolist():
+            one = jax.tree.map(np.copy, self._made[index].steps)
+            self.reads[index] += 1
+            self.held += 1
+            self.most_held = max(self.most_held, self.held)
+            weakref.finalize(one["observation"]["picture"], self._freed)
+            extras = {"value": one.pop("value")}
+            yield type(self._made[index])(**one, metadata=self._made[index].metadata, extras=extras)
+
+    def _freed(self):
+        self.held -= 1
+
+
+def columns(batch, axis):
+    """The items of a batch."""
+    size = batch.weight.shape[0] if axis == 0 else batch.mask.shape[1]
+    return [jax.tree.map(lambda x, i=i: np.take(x, [i], axis=axis), batch) for i in range(size)]
+
+
+def expected(dataset, n_step, sequence):
+    """By the number of its first row, every item of a dataset."""
+    if sequence is None:
+        found = [item for one in dataset for item in columns(views.transitions(one, n_step), 0)]
+        return {int(item.observation["number"][0]): item for item in found}
+    if sequence.end == "continue":
+        rows = jax.tree.map(lambda *x: np.concatenate(x), *(views.rows(one) for one in dataset))
+        take = lambda name, at: jax.tree.map(lambda x: x[at], getattr(rows, name))  # noqa: E731
+        start = np.arange(0, len(rows.first) - sequence.rows + 1, sequence.period)
+        batch = views.gather_sequences(take, start, np.full_like(start, sequence.rows), sequence)
+        found = columns(batch, 1)
+    else:
+        found = [item for one in dataset for item in columns(views.sequences(one, sequence), 1)]
+    return {int(item.rows.observation["number"][0, 0]): item for item in found}
+
+
+SEQUENCES = st.builds(
+    Sequence,
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from(("write", "truncate", "zero_pad", "continue")),
+    st.integers(0, 2),
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 7), min_size=1, max_size=7),
+    st.none() | SEQUENCES,
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.none() | st.integers(1, 8),
+    st.sampled_from((0, 1000, 1 << 28)),
+    st.integers(0, 3),
+)
+def test_an_epoch_has_every_item_once_as_its_view_has_it(lengths, sequence, n_step, size, window, cache_bytes, seed):
+    dataset = InMemory(lengths)
+    wanted = expected(dataset, n_step, sequence)
+    settings = {"n_step": n_step, "sequence": sequence, "seed": seed, "window": window, "extras": ("value",)}
+    if not wanted:
+        with pytest.raises(ConfigError, match="episodes has"):
+            Loader(dataset, size, **settings)
+        return
+    loader = Loader(dataset, size, **settings, cache_bytes=cache_bytes)
+    assert loader.items == len(wanted)
+    axis = 0 if sequence is None else 1
+    stream = (item for number in itertools.count() for item in columns(loader.batch(number), axis))
+    for _ in range(3):  # epochs
+        epoch = list(itertools.islice(stream, len(wanted)))
+        firsts = [item.observation if sequence is None else item.rows.observation for item in epoch]
+        numbers = [int(first["number"].ravel()[0]) for first in firsts]
+        assert sorted(numbers) == sorted(wanted)
+        for number, item in zip(numbers, epoch, strict=True):
+            assert_bitwise(item, wanted[number])
+
+
+def order_of(loader, batches):
+    return np.concatenate([loader.batch(number).observation["number"] for number in range(batches)])
+
+
+def test_the_order_depends_on_the_seed_and_the_epoch_and_on_nothing_else():
+    dataset = InMemory([5, 9, 1, 7, 3, 7])  # 32 transitions
+    order = order_of(Loader(dataset, 8), 8)
+    np.testing.assert_array_equal(order, order_of(Loader(dataset, 8, cache_bytes=0), 8))
+    np.testing.assert_array_equal(order, order_of(Loader(dataset, 16), 4))
+    assert (order[:32] != order[32:]).any()
+    assert (order != order_of(Loader(dataset, 8, seed=1), 8)).any()
+    windowed = order_of(Loader(dataset, 8, window=2), 8)
+    assert (windowed[:32] != windowed[32:]).any()
+
+
+def test_a_window_reads_each_episode_once_an_epoch_and_holds_few():
+    dataset = InMemory([6] * 30)
+    loader = Loader(dataset, 7, window=3, cache_bytes=0)
+    drawn = []
+    for number in range(180 // 7):
+        drawn += (loader.batch(number).observation["number"] // 1000).tolist()
+    assert max(dataset.reads.values()) == 1
+    assert dataset.most_held <= 6 + 4  # two windows, and those that a batch is made of
+    for begin in range(0, 18 * 9, 18):
+        assert len(set(drawn[begin : begin + 18])) == 3
+
+
+def test_what_is_kept_is_bounded():
+    dataset = InMemory([20] * 40)
+    rows = memory.size_of(views.rows(next(iter(dataset))).replace(extras={}))
+    loader = Loader(dataset, 64, cache_bytes=5 * rows)
+    for number in range(10):
+        loader.batch(number)
+    assert dataset.most_held <= 3 * 5 + 1  # kept, used for a part of a batch, and to be used for it
+    assert max(dataset.reads.values()) > 1  # and what is not kept is read again
+
+
+# --- in order, and from any place ------------------------------------------------------------------------------------
+
+
+def test_iterators_go_on_exactly_where_they_were():
+    dataset = InMemory([5, 9, 1, 7, 3, 7])
+    loader = Loader(dataset, 6, n_step=3)
+    iterator = iter(loader)
+    for number in range(5):
+        assert_bitwise(next(iterator), loader.batch(number))
+    state = iterator.get_state()
+    assert state == {"next_batch": 5}
+    following = [next(iterator) for _ in range(4)]
+    again = iter(Loader(dataset, 6, n_step=3))
+    again.set_state(state)
+    for wanted in following:
+        assert_bitwise(next(again), wanted)
+    iterator.set_state(state)
+    assert_bitwise(next(iterator), following[0])
+    iterator.close()
+    again.close()
+
+
+def test_a_pipeline_is_grains():
+    loader = Loader(InMemory([5, 9, 1]), 4)
+    doubled = loader.pipeline(2).map(lambda batch: batch.rewards * 2)
+    np.testing.assert_array_equal(next(iter(doubled)), loader.batch(2).rewards * 2)
+
+
+@pytest.mark.parametrize("sequence", [None, Sequence(3, 2, "truncate")])
+def test_taken_batches_are_stacked(sequence):
+    dataset = InMemory([5, 9, 1, 7])
+    with Loader(dataset, 4, sequence=sequence) as loader:
+        for first, count in ((0, 3), (3, 3), (6, 2), (8, 2), (1, 2), (3, 2)):
+            taken = loader.take(first, count)
+            for number in range(count):
+                assert_bitwise(jax.tree.map(lambda x, n=number: x[n], taken), loader.batch(first + number))
+        loader.close()
+        assert_bitwise(jax.tree.map(lambda x: x[0], loader.take(7, 1)), loader.batch(7))
+
+
+def test_what_fails_while_reading_ahead_is_raised_and_can_be_tried_again():
+    dataset = InMemory([5, 9, 1, 7])
+    with Loader(dataset, 4, cache_bytes=0) as loader:
+        read, dataset.read = dataset.read, lambda indices: iter(())[0]
+        with pytest.raises(TypeError):
+            loader.take(0, 2)
+        dataset.read = read
+        assert_bitwise(jax.tree.map(lambda x: x[1], loader.take(0, 2)), loader.batch(1))
+
+
+# --- in memory -------------------------------------------------------------------------------------------------------
+
+
+def test_all_rows_are_those_of_the_episodes():
+    dataset = InMemory([5, 9, 1])
+    everything = arrays(dataset, extras=("value",))
+    assert_bitwise(everything, jax.tree.map(lambda *x: np.concatenate(x), *(views.rows(one) for one in dataset)))
+    assert arrays(dataset).extras == {}
+
+
+def test_rows_that_do_not_fit_are_refused_before_they_are_read(monkeypatch):
+    dataset = InMemory([5, 9, 1])
+    row = memory.size_of(arrays(dataset)) // 18
+    monkeypatch.setattr(memory, "free_on_host", lambda: 18 * row)
+    dataset.reads.clear()
+    with pytest.raises(ConfigError, match=r"18 rows need .* where .* are free; stream them with dataset.loader"):
+        arrays(dataset)
+    assert dataset.reads == {0: 1}
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_settings_out_of_range_are_told_together():
+    with pytest.raises(ConfigError) as error:
+        Loader(InMemory([3]), 0, n_step=0, seed=-1, workers=-1, window=0)
+    named = [problem.partition("=")[0] for problem in error.value.problems]
+    assert named == ["batch_size", "n_step", "seed", "workers", "window"]
+    with pytest.raises(ConfigError, match="stored_carry"):
+        Loader(InMemory([3]), 1, sequence=Sequence(2, stored_carry=True))
+    with pytest.raises(ConfigError, match="none of 2 episodes has a stretch of 9 rows; the longest has 3 transitions"):
+        Loader(InMemory([3, 2]), 1, sequence=Sequence(9, end="write"))
+    with pytest.raises(ConfigError, match="none of 0 episodes has a transition"):
+        Loader(InMemory([]), 1)
+    with pytest.raises(ConfigError, match="there are no episodes"):
+        arrays(InMemory([]))
+    loader = Loader(InMemory([3]), 1, extras=("values",))
+    with pytest.raises(ConfigError, match="did you mean 'value'"):
+        loader.batch(0)
+    with pytest.raises(ConfigError, match="batch -1"):
+        loader.batch(-1)
+    with pytest.raises(ConfigError, match=r"take\(0, 0\)"):
+        loader.take(0, 0)
