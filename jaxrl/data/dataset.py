@@ -1,6 +1,7 @@
 """Datasets of other programs, or our own, read back: episodes as arrays."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -8,9 +9,13 @@ import numpy as np
 
 from jaxrl.data import episodes as rules
 from jaxrl.data.episodes import Episode
+from jaxrl.data.loading import Loader, arrays
+from jaxrl.data.order import permuted
 from jaxrl.data.report import Report, Tally
 from jaxrl.data.rlds import RldsReader
+from jaxrl.data.statistics import Images, Statistics, statistics
 from jaxrl.errors import ConfigError, DatasetError
+from jaxrl.types import Trajectory
 
 
 class Reader(Protocol):
@@ -31,6 +36,10 @@ class Reader(Protocol):
 
     def episode(self, record: Any, where: str) -> Episode:
         """What a record holds; a `DatasetError` begins with `where`, which names the episode."""
+        ...
+
+    def summary(self, record: Any, where: str) -> Mapping[str, Any]:
+        """`Episode.summary` of it, for less than the whole episode costs where that can be."""
         ...
 
 
@@ -55,6 +64,7 @@ def load_dataset(source: str, *, split: str = "train") -> "Dataset":
 class Dataset:
     """Episodes on disk, in order: `len(dataset)`, `dataset[3]`, `for episode in dataset`.
 
+    `select`, `where`, `split` and `map` give others that read from the same place; nothing is read before it is needed.
     An episode that breaks the rules of RLDS raises a `DatasetError` that names it and the field when it is read;
     `report` finds all of them.
 
@@ -73,29 +83,110 @@ class Dataset:
         self._parts = tuple(parts)
         self._starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
 
+        self._choose: Callable[[], np.ndarray] = lambda: np.arange(self._starts[-1])
+        self._changes: tuple[Callable[[Episode], Episode], ...] = ()
+
     def __repr__(self) -> str:
         return f"Dataset({self.name}, {len(self):,} episodes in {self.path})"
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self._chosen)
 
     def __getitem__(self, index: int) -> Episode:
         if not -len(self) <= index < len(self):
             raise IndexError(f"episode {index} of {len(self)}")
-        index %= len(self)
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        place = index - int(self._starts[number])
-        (record,) = self._parts[number].records(place, place + 1)
-        return self._sound(self._parts[number], place, index, record)
+        return next(self.read([index]))
 
     def __iter__(self) -> Iterator[Episode]:
-        for stored in self._records():
-            yield self._sound(*stored)
+        return self._read(self._chosen)
+
+    def read(self, indices: Iterable[int]) -> Iterator[Episode]:
+        """These episodes, in this order; those that follow one another are read at once."""
+        return self._read(self._chosen[np.asarray(indices, np.int64)])
+
+    def summaries(self) -> Iterator[Mapping[str, Any]]:
+        """Of every episode the metadata, the return and the length; the arrays are not decoded for it."""
+        if self._changes:
+            yield from (episode.summary for episode in self)
+            return
+        for part, place, index, record in self._records(self._chosen):
+            yield part.summary(record, self._where(part, place, index))
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Transitions of each episode, int64; goes through the dataset once, and keeps them."""
+        return np.fromiter((summary["length"] for summary in self.summaries()), np.int64, len(self))
+
+    # --- parts of it, and changes ------------------------------------------------------------------------------------
+
+    def select(self, indices: Iterable[int]) -> "Dataset":
+        """These episodes alone, in this order.
+
+        Raises:
+          ConfigError: an index is out of range.
+        """
+        indices = np.asarray([*indices], np.int64)
+        if wrong := indices[(indices < -len(self)) | (indices >= len(self))].tolist():
+            raise ConfigError(f"episode {wrong[0]} is not among {len(self):,}")
+        return self._derived(lambda: self._chosen[indices])
+
+    def where(self, predicate: Callable[[Mapping[str, Any]], bool]) -> "Dataset":
+        """The episodes of which a predicate holds.
+
+        It is given what `summaries` gives of each, `lambda episode: episode["return"] > 100`; that is gone through
+        when the result is first used.
+        """
+        return self._derived(
+            lambda: self._chosen[np.fromiter(map(predicate, self.summaries()), np.bool_, len(self._chosen))]
+        )
+
+    def split(self, fraction: float, *, seed: int = 0) -> tuple["Dataset", "Dataset"]:
+        """Two datasets, for training and for validation: all but a fraction of the episodes, and that fraction.
+
+        Which ones they are depends on the number of episodes and the seed alone; both keep their order.
+
+        Args:
+          fraction: of the episodes, rounded, but at least one on either side.
+          seed: another gives another choice.
+
+        Raises:
+          ConfigError: the fraction is not between 0 and 1, or there are fewer than two episodes.
+        """
+        if not 0 < fraction < 1 or seed < 0:
+            raise ConfigError(f"split({fraction}, seed={seed}): between 0 and 1, and a seed of at least 0")
+
+        def halves():
+            count = len(self)
+            if count < 2:
+                raise ConfigError(f"{count} episodes cannot be split in two")
+            shuffled = permuted(np.arange(count), count, seed)
+            rest = min(max(round(fraction * count), 1), count - 1)
+            return self._chosen[np.sort(shuffled[rest:])], self._chosen[np.sort(shuffled[:rest])]
+
+        return self._derived(lambda: halves()[0]), self._derived(lambda: halves()[1])
+
+    def map(self, change: Callable[[Episode], Episode]) -> "Dataset":
+        """The episodes as a function makes them of these, whenever they are read; it leaves its argument as it is."""
+        return self._derived(lambda: self._chosen, change)
+
+    # --- all of it ---------------------------------------------------------------------------------------------------
+
+    def statistics(self, *, images: Images = "channel") -> Statistics:
+        """See `jaxrl.data.statistics`: mean, deviation and range of every array, in one pass."""
+        return statistics(self, images=images)
+
+    def arrays(self, *, extras: tuple[str, ...] = ()) -> Trajectory:
+        """See `jaxrl.data.loading.arrays`: all rows in memory, if they fit."""
+        return arrays(self, extras=extras)
+
+    def loader(self, batch_size: int, **settings: Any) -> Loader:
+        """See `jaxrl.data.loading.Loader`: batches of transitions or sequences in a shuffled order, without end."""
+        return Loader(self, batch_size, **settings)
 
     def report(self) -> Report:
         """Reads everything once and tells what there is, and every fault; a few numbers an episode are kept."""
         tally = Tally()
-        for part, place, index, record in self._records():
+        for part, place, index, record in self._records(self._chosen):
             where = self._where(part, place, index)
             try:
                 episode = part.episode(record, where)
@@ -105,13 +196,36 @@ class Dataset:
             faults = rules.broken_rules(episode)
             tally.faults += [f"episode {index}: {field} {what}" for field, what in faults]
             if not faults:
-                tally.add(index, episode)
+                tally.add(index, self._changed(episode))
         return tally.report(str(self.path), len(self))
 
-    def _records(self):
-        for part, start in zip(self._parts, self._starts.tolist(), strict=False):
-            for place, record in enumerate(part.records(0, len(part))):
-                yield part, place, start + place, record
+    @functools.cached_property
+    def _chosen(self):
+        """The numbers of the episodes, as they lie on disk."""
+        return self._choose()
+
+    def _derived(self, choose, *changes):
+        found = Dataset(self.path, self._parts)
+        found._choose, found._changes = choose, self._changes + changes
+        return found
+
+    def _read(self, numbers):
+        return (self._changed(self._sound(*stored)) for stored in self._records(numbers))
+
+    def _changed(self, episode):
+        for change in self._changes:
+            episode = change(episode)
+        return episode
+
+    def _records(self, numbers):
+        """(part, place in it, number, record) of episodes; runs of neighbours are read as one."""
+        parts = np.searchsorted(self._starts, numbers, side="right") - 1
+        ends = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(parts) != 0)) + 1
+        for run in np.split(np.arange(len(numbers)), ends) if len(numbers) else ():
+            part, first = self._parts[parts[run[0]]], int(numbers[run[0]])
+            place = first - int(self._starts[parts[run[0]]])
+            for offset, record in enumerate(part.records(place, place + len(run))):
+                yield part, place + offset, first + offset, record
 
     def _where(self, part, place, index):
         within = "" if len(self._parts) == 1 else f" (number {place} of {part.path.name})"

@@ -51,6 +51,11 @@ class Episode:
         return float(np.sum(self.reward[:-1], dtype=np.float64))
 
     @property
+    def summary(self) -> dict[str, Any]:
+        """Its metadata, and its true `return` and `length`."""
+        return {**self.metadata, "return": self.episode_return, "length": self.length}
+
+    @property
     def steps(self) -> dict[str, PyTree]:
         """By their RLDS names."""
         named = {name: getattr(self, name) for name in STEP_FIELDS}

@@ -3,6 +3,8 @@
 Everything is computed from the lengths of the episodes; of these alone, and of those being read, is memory taken.
 """
 
+import dataclasses
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -135,32 +137,33 @@ class Batches:
             while last[item] not in held:
                 number, rows = next(stream)
                 held[number] = rows
-                size += size_of(rows)
+                size += rows.size
             final = item + 1 == len(episode)
             if final or (self._cache.full(size, len(held)) and episode[item + 1] != episode[item]):
                 yield slice(begin, item + 1), held
                 begin = item + 1
                 if not final:
                     held = {number: rows for number, rows in held.items() if number >= episode[item + 1]}
-                    size = size_of(held)
+                    size = sum(rows.size for rows in held.values())
 
     def _gather(self, held, start, extent):
         def take(name, at):
-            flat = at.ravel()
+            flat, order = at.ravel(), None
             owner = np.searchsorted(self._first_row, flat, side="right") - 1
-            by_owner = np.argsort(owner, kind="stable")
-            parts = np.split(by_owner, np.flatnonzero(np.diff(owner[by_owner])) + 1)
-            found: list[np.ndarray] = []
-            structure = None
-            for part in parts:
-                number = int(owner[part[0]])
-                leaves, structure = jax.tree.flatten(getattr(held[number], name))
-                if not found:
-                    found = [np.empty((len(flat), *x.shape[1:]), x.dtype) for x in leaves]
-                row = flat[part] - self._first_row[number]
-                for target, leaf in zip(found, leaves, strict=True):
-                    target[part] = leaf[row]
-            return jax.tree.unflatten(structure, [x.reshape(at.shape + x.shape[1:]) for x in found])
+            if (owner[1:] < owner[:-1]).any():
+                order = np.argsort(owner, kind="stable")
+                flat, owner = flat[order], owner[order]
+            local, edges = flat - self._first_row[owner], np.flatnonzero(np.diff(owner)) + 1
+            example = held[int(owner[0])]
+            found = [np.empty((len(flat), *x.shape[1:]), x.dtype) for x in example.leaves[name]]
+            for low, high in itertools.pairwise([0, *edges.tolist(), len(flat)]):
+                rows = local[low:high]
+                for target, leaf in zip(found, held[int(owner[low])].leaves[name], strict=True):
+                    leaf.take(rows, 0, target[low:high], "clip")  # "raise" would write to a copy first
+            if order is not None:
+                back = np.argsort(order)
+                found = [x[back] for x in found]
+            return jax.tree.unflatten(example.structure[name], [x.reshape(at.shape + x.shape[1:]) for x in found])
 
         if self._sequence is None:
             return views.gather_transitions(take, start, extent, self._n_step)
@@ -210,13 +213,28 @@ class _Order:
         return found
 
 
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """The rows of an episode, by the fields of `Trajectory`: leaves, their structure; and bytes of all."""
+
+    leaves: dict[str, list[np.ndarray]]
+    structure: dict[str, jax.tree_util.PyTreeDef]
+    size: int
+
+    @classmethod
+    def of(cls, rows: Trajectory) -> "_Rows":
+        flat = {field.name: jax.tree.flatten(getattr(rows, field.name)) for field in dataclasses.fields(rows)}
+        leaves, structure = ({name: pair[i] for name, pair in flat.items()} for i in (0, 1))
+        return cls(leaves, structure, size_of(rows))
+
+
 class _Cache:
     """The rows of the episodes that were read last."""
 
     def __init__(self, dataset: Episodes, extras: tuple[str, ...], max_bytes: int, min_episodes: int):
         self._settings = dataset, extras, max_bytes, min_episodes
         self._dataset, self._extras, self._max_bytes, self._min_episodes = self._settings
-        self._rows: OrderedDict[int, Trajectory] = OrderedDict()
+        self._rows: OrderedDict[int, _Rows] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -227,7 +245,7 @@ class _Cache:
         """Whether so many bytes of so many episodes are enough."""
         return size >= self._max_bytes and episodes >= self._min_episodes
 
-    def get(self, wanted: Iterable[int]) -> Iterator[tuple[int, Trajectory]]:
+    def get(self, wanted: Iterable[int]) -> Iterator[tuple[int, _Rows]]:
         """These episodes, each read unless it is here."""
         with self._lock:
             here = {number: self._rows[number] for number in wanted if number in self._rows}
@@ -238,7 +256,7 @@ class _Cache:
             if number in here:
                 yield number, here.pop(number)
                 continue
-            rows = with_extras(views.rows(next(fresh)), self._extras)
+            rows = _Rows.of(with_extras(views.rows(next(fresh)), self._extras))
             self._put(number, rows)
             yield number, rows
 
@@ -246,6 +264,6 @@ class _Cache:
         with self._lock:
             if number not in self._rows:
                 self._rows[number] = rows
-                self._bytes += size_of(rows)
+                self._bytes += rows.size
             while self._bytes > self._max_bytes and len(self._rows) > self._min_episodes:
-                self._bytes -= size_of(self._rows.popitem(last=False)[1])
+                self._bytes -= self._rows.popitem(last=False)[1].size

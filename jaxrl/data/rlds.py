@@ -23,6 +23,7 @@ _SHARD_EPISODES = 10_000  # the writer keeps an index of its file in memory
 _READ_BYTES = 1 << 22  # at once, about
 FILE_FORMATS = ("array_record", "tfrecord")
 _NEEDED = ("dataset_info.json", "features.json")
+_SUMMARISED = ("steps/reward", "steps/is_last")
 
 
 class RldsWriter:
@@ -215,6 +216,13 @@ class RldsReader:
           DatasetError: it cannot be read; names the field.
         """
         return features.as_episode(features.read_example(record, self.fields, where))
+
+    def summary(self, record: bytes, where: str) -> dict[str, Any]:
+        """`Episode.summary`, with little of the record decoded."""
+        needed = [field for field in self.fields if not field.of_steps or field.name in _SUMMARISED]
+        values = features.read_example(record, needed, where)
+        reward, is_last = (values.pop(name) for name in _SUMMARISED)
+        return values | {"return": float(np.sum(reward[:-1], dtype=np.float64)), "length": len(is_last) - 1}
 
 
 def _dataset_name(text):
