@@ -128,6 +128,7 @@ class SebulbaProgram:
 
     def __init__(self, topology: Sebulba, spec: EnvSpec, devices: int, shards: int, share: float = 0.0):
         self.topology, self.spec, self.devices, self.shards = topology, spec, devices, shards
+        self.share = share
         self.num_envs, self._processes = topology.num_envs, jax.process_count()
         self._learning = _Learning(spec, self.num_envs, shards, devices, self._processes, share)
         self._collectors: list[Collector] = []

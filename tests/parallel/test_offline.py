@@ -1,0 +1,175 @@
+"""Learning from a dataset, alone or beside one's own experience: on any number of devices, and in a whole run."""
+
+import functools
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
+
+import jaxrl
+from jaxrl.buffers import fixed, replay
+from jaxrl.data import RldsWriter, recording, rows
+from jaxrl.data.episodes import EpisodeCutter
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.errors import ConfigError
+from jaxrl.parallel import experience
+from jaxrl.parallel import mesh as meshes
+from jaxrl.schedules import at
+from jaxrl.sources import Dataset
+from jaxrl.types import TransitionBatch
+
+DQN = ALGORITHMS["dqn"]
+SHARDS = 4
+
+
+class Episodes(list):
+    """A dataset in memory."""
+
+    path = "memory"
+
+
+@functools.cache
+def episodes():
+    algo = at(DQN, np.float32(0.0))
+    program = anakin().bind(algo, ENV)
+    state = program.start(algo, ENV, 0)
+    policy = jaxrl.Policy(algo, algo.actor(state.learner), program.spec)
+    cutter, found = EpisodeCutter(NUM_ENVS), Episodes()
+    stream = recording.play(policy, ENV, num_envs=NUM_ENVS, seed=1, explore=True)
+    found += [episode for _, episode in cutter.add(next(stream))][:40]
+    stream.close()
+    return found
+
+
+def rings(program, algo):
+    sources = experience.given(algo, program.shards, program.share)
+    made = rows.rings(episodes(), sources, program.spec, columns=program.shards)[0]
+    made = {experience.of_dataset(name): ring for name, ring in made.items()}
+    return meshes.sharded(made, program.mesh, fixed.partition(made, "data"))
+
+
+def run(topology, env=ENV, share=1.0, chunks=(12,)):
+    program = topology.bind(DQN, env, share)
+    dataset = rings(program, DQN)
+    state = program.start(DQN, env, 3, dataset=dataset)
+    try:
+        for length in chunks:
+            state, report = program.chunk(DQN, env, state, length, 100, dataset)
+        return plain((state, report))
+    finally:
+        program.close()
+
+
+def test_offline_two_devices_are_one_and_chunks_do_not_matter():
+    one, report = run(jaxrl.Offline(shards=SHARDS))
+    assert one.ticks.low == 24 and report.iterations == 12 and report.failed_at == -1
+    in_two, _ = run(jaxrl.Offline(shards=SHARDS), chunks=(5, 7))
+    assert_equal(one, in_two)
+    two, two_report = run(jaxrl.Offline(devices=2, shards=SHARDS))
+    assert_equal(one, two, 1e-5)
+    assert_equal(report, two_report, 1e-5)
+
+
+def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
+    one, report = run(anakin(), share=0.25)
+    metrics = report.metrics()
+    assert metrics["update/replay_dataset_sampled"] == pytest.approx(metrics["update/replay_sampled"] / 3)
+    assert one.buffers["replay_dataset"].ring is None, "the dataset is not part of what is saved"
+    two, _ = run(anakin(devices=2), share=0.25)
+    assert_equal(one, two, 1e-5)
+    lockstep = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=SHARDS, lockstep=True)
+    on_host, _ = run(lockstep, env=ServedFromHost(ENV), share=0.25)
+    assert_equal(one.replace(env_state=()), on_host, 1e-5)
+
+
+def test_a_joined_batch_keeps_shards_together_and_is_parted_again():
+    def batch(start, count):
+        x = jnp.arange(start, start + count, dtype=jnp.float32)
+        return TransitionBatch(x, x, x[:, None], x, x, x, x)
+
+    joined = replay.joined([batch(0, 6), batch(100, 2)], 2)
+    np.testing.assert_array_equal(joined.observation, [0, 1, 2, 100, 3, 4, 5, 101])
+    own, given = replay.parted(joined.observation, [6, 2], 2)
+    np.testing.assert_array_equal(own, np.arange(6))
+    np.testing.assert_array_equal(given, [100, 101])
+
+
+@pytest.mark.parametrize("share", [0.01, 0.25, 0.5, 0.99])
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_both_parts_of_a_batch_are_there_and_make_it_up(share, shards):
+    own, given = (part(DQN, shards, share)["replay"].batch_size for part in (experience.own, experience.given))
+    assert own + given == DQN.batch_size and own > 0 and given > 0 and given % shards == own % shards == 0
+    assert abs(given / DQN.batch_size - share) <= max(0.5 * shards, 1 * shards) / DQN.batch_size
+
+
+def test_a_run_goes_on_bit_for_bit(tmp_path):
+    """The second half in another call; the dataset is read again, and must be the same."""
+    data = written(tmp_path / "data")
+    arguments = {"dataset": data, "eval_env": ENV, "evaluation_episodes": 4, "seed": 2, "progress": False}
+    arguments |= {"topology": jaxrl.Offline(shards=SHARDS), "checkpoint_every": 10}
+    whole = jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "whole", **arguments)
+    assert whole.stopped == "finished" and whole.total_steps == 40 and whole.evaluation.episodes == 4
+    assert whole.metrics[-1]["evaluation/episodes"] == 4
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert config["dataset"]["share"] == 1.0 and config["environment"]["name"] == ENV.name
+    first = jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "halves", target_return=-1e9, **arguments)
+    assert first.stopped == "target_return" and first.total_steps < 40
+    second = jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "halves", **arguments)
+    assert_equal(whole.state, second.state)
+    policy = jaxrl.load(tmp_path / "whole")
+    assert policy.spec.name == ENV.name
+    other = written(tmp_path / "other", episodes()[1:])
+    with pytest.raises(jaxrl.JaxrlError, match="dataset"):
+        jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "whole", **arguments | {"dataset": other})
+
+
+def written(path, what=None):
+    with RldsWriter(path, "test") as writer:
+        for episode in what or episodes():
+            writer.write(episode)
+        return f"rlds:{writer.close()}"
+
+
+@jaxrl.algos.base.algorithm
+class FromData(jaxrl.DQN):
+    """An algorithm that asks for a dataset."""
+
+    @property
+    def experience(self):
+        return {"replay": Dataset(batch_size=32)}
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"algo": "ppo"}, "PPO learns from what it has just done"),
+        ({"eval_env": None}, "give dataset= and eval_env="),
+        ({"dataset": None}, "there is no env; give one, or dataset= and eval_env="),
+        ({"num_envs": 4}, "num_envs has no meaning"),
+        ({"topology": jaxrl.Anakin()}, r"the topology is Offline\(\)"),
+        ({"env": ENV, "topology": jaxrl.Offline()}, "leave env out"),
+        ({"env": ENV, "demonstration_ratio": 1.5}, "demonstration_ratio=1.5 must be between 0 and 1"),
+        ({"env": ENV, "algo": FromData()}, "learns from a dataset alone"),
+        ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; give train one"),
+        ({"env": ENV, "algo": DQN.replace(batch_size=4), "topology": anakin()}, "use batches of 8 at least"),
+        ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_is_read(arguments, said):
+    class Unread(Episodes):
+        def __iter__(self):
+            raise AssertionError("the dataset was read")
+
+    arguments = {"algo": DQN, "dataset": Unread(), "eval_env": ENV, "total_steps": 8, "progress": False} | arguments
+    with pytest.raises(ConfigError, match=said):
+        jaxrl.train(**arguments)
+
+
+def test_an_algorithm_that_asks_for_a_dataset_gets_it():
+    algo = FromData(network=DQN.network)
+    result = jaxrl.train(
+        algo, dataset=episodes(), eval_env=ENV, total_steps=4, evaluation_episodes=4, progress=False, evaluate_every=0
+    )
+    assert result.state.learner.updates == 4 and result.metrics[-2]["update/replay_dataset_items"] > 100
