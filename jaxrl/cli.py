@@ -1,4 +1,4 @@
-"""The command line: `jaxrl train`, `eval`, `export-rlds`, `dataset`, `plot`, `sweep`, `envs`, `algos`, `doctor`.
+"""The command line: `jaxrl train`, `eval`, `export-rlds`, `plot` and the other `COMMANDS`.
 
 Exit codes: 0; 1 where a run failed; 2 for bad input, told before anything is compiled; 130 and 143 after Ctrl-C and
 SIGTERM. What is heavy is imported by the command that needs it.
@@ -149,65 +149,21 @@ def _eval(argv: Sequence[str]) -> int:
 
 
 def _export_rlds(argv: Sequence[str]) -> int:
-    from jaxrl.cli_fields import Flag, Group, parse
+    from jaxrl.cli_data import export_rlds
 
-    flags = [
-        Flag("run", Path, None, "the run directory", shown="required", positional=True),
-        Flag("out", Path, None, "the directory to make; nothing may be there", shown="required"),
-        Flag("episodes", int, 1000, "how many"),
-        Flag("seed", int, 0, "of the episodes"),
-        Flag("explore", bool, False, "sample actions as in training instead of taking the best"),
-        Flag("env", str, None, "another environment to play in; None: the one it was trained on"),
-        Flag("env_params", str, (), "parameters of that environment, as key=value", many=True),
-        Flag("num_envs", int | None, None, "environments side by side; None: as many as episodes, at most 128"),
-        Flag("max_steps", int, 27_000, "an episode that is longer is cut off there"),
-        Flag("step", int | None, None, "of which checkpoint; None: the newest"),
-        Flag("best", bool, False, "the checkpoint with the highest evaluation"),
-        Flag("progress", bool, True, "show a progress bar"),
-    ]
-    what = "Plays episodes with a trained policy and writes them as an RLDS dataset that TFDS opens."
-    values, problems = parse("jaxrl export-rlds", what, [Group("export-rlds", flags)], argv)
-    asked = values["export-rlds"]
-    if asked["run"] is None:
-        problems.append("no run directory: jaxrl export-rlds RUN --out DIR")
-    if asked["out"] is None:
-        problems.append("no directory to write to: --out DIR")
-    if asked["env_params"] and asked["env"] is None:
-        problems.append("--env-params needs --env")
-    if problems:
-        raise ConfigError(problems)
-    from jaxrl.cli_runs import make_environment
-    from jaxrl.data import export_rlds
-    from jaxrl.loading import load_run
+    return export_rlds(argv)
 
-    other = None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
-    run = load_run(asked["run"], step=asked["step"], best=asked["best"], env=other)
-    options = {name: asked[name] for name in ("episodes", "seed", "explore", "num_envs", "max_steps", "progress")}
-    print(export_rlds(run.policy, run.env, asked["out"], policy_version=run.step, **options))
-    return 0
+
+def _export_minari(argv: Sequence[str]) -> int:
+    from jaxrl.cli_data import export_minari
+
+    return export_minari(argv)
 
 
 def _dataset(argv: Sequence[str]) -> int:
-    from jaxrl.cli_fields import Flag, Group, parse
+    from jaxrl.cli_data import dataset
 
-    flags = [
-        Flag("what", str, None, "info", shown="required", positional=True, choices=("info",)),
-        Flag("source", str, None, "the directory of an RLDS dataset", shown="required", positional=True),
-        Flag("split", str, "train", "which of its splits"),
-    ]
-    what = "Reads a dataset and tells what there is in it, and every fault. The exit code is 1 if there are any."
-    values, problems = parse("jaxrl dataset", what, [Group("dataset", flags)], argv)
-    asked = values["dataset"]
-    if asked["what"] is None or asked["source"] is None:
-        problems.append("jaxrl dataset info DIR")
-    if problems:
-        raise ConfigError(problems)
-    from jaxrl.data import load_dataset
-
-    source = asked["source"]
-    report = load_dataset(source if source.startswith("rlds:") else f"rlds:{source}", split=asked["split"]).report()
-    print(report)
-    return 1 if report.faults else 0
+    return dataset(argv)
 
 
 def _plot(argv: Sequence[str]) -> int:
@@ -279,6 +235,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (_train, "train an algorithm on an environment; the same command again resumes"),
     "eval": (_eval, "play episodes with a trained policy"),
     "export-rlds": (_export_rlds, "play episodes with a trained policy and write them as an RLDS dataset"),
+    "export-minari": (_export_minari, "play episodes with a trained policy and write them as a Minari dataset"),
     "dataset": (_dataset, "say what is in a dataset: jaxrl dataset info DIR"),
     "plot": (_plot, "draw the learning curves of runs"),
     "sweep": (_sweep, "train over seeds and a grid of settings in one program"),

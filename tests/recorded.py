@@ -1,9 +1,22 @@
-"""Episodes made up for tests, and comparisons of them bit by bit."""
+"""Episodes made up for tests, comparisons of them bit by bit, and what plays others."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
+import jaxrl
+from jaxrl import spaces
 from jaxrl.data.episodes import Episode
+from jaxrl.envs.timestep import restart, transition
+from jaxrl.policy import Policy
+from jaxrl.schedules import at
+from jaxrl.types import env_spec
 
 TYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 
@@ -40,6 +53,29 @@ def episode(seed=0, transitions=4, ending="terminated", dtypes=TYPES):
     )
 
 
+def spaces_of(episode):
+    """What its observations are elements of, and its actions."""
+
+    def space(x):
+        if isinstance(x, dict):
+            return spaces.Dict({name: space(child) for name, child in x.items()})
+        limits = np.iinfo(x.dtype) if x.dtype.kind in "iu" else None
+        low, high = (-np.inf, np.inf) if x.dtype.kind == "f" else (limits.min, limits.max) if limits else (0, 1)
+        return spaces.Box(low, high, x.shape[1:], x.dtype)
+
+    return space(episode.observation), space(episode.action)
+
+
+def killed(folder, kind):
+    """What was seen of datasets whose writers were killed: `(moment, signal, files)`."""
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.fspath(here), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, here / "data" / "kill_writers.py", folder, kind]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return [line.split(": ") for line in done.stdout.splitlines()]
+
+
 def assert_bitwise(one, other):
     """The same names, shapes, types and bits."""
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -54,3 +90,39 @@ def spoil(directory, rng):
     data = bytearray(file.read_bytes())
     data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
     file.write_bytes(bytes(data))
+
+
+def untrained(env, algo):
+    """A policy by chance."""
+    spec = env_spec(jaxrl.envs.prepared(env))
+    algo = at(algo, np.float32(0.0))
+    return Policy(algo, algo.actor(algo.init(jax.random.key(1), spec)), spec)
+
+
+@struct.dataclass
+class Clock:
+    """Shows the time in three ways; the reward is the time. Terminates after as many steps as the first reset said."""
+
+    name = "tests:Clock"
+    observation_space = spaces.Dict(
+        {
+            "face": spaces.Box(0, 255, (6, 8, 1), np.uint8),
+            "hands": spaces.Dict({"now": spaces.Box(0, 99, (2,), np.float32), "odd": spaces.Box(0, 1, (), np.bool_)}),
+        }
+    )
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    resets = False
+
+    def reset(self, key):
+        length = jax.random.randint(key, (), 1, 9)
+        return (jnp.int32(0), length), restart(self._shown(jnp.int32(0), length))
+
+    def step(self, state, action, key):
+        now, length = state[0] + 1, state[1]
+        reward = now.astype(jnp.float32)
+        return (now, length), transition(self._shown(now, length), reward, now >= length, jnp.asarray(False))
+
+    def _shown(self, now, length):
+        hands = jnp.stack([now, length]).astype(jnp.float32)
+        face = jnp.full((6, 8, 1), now, jnp.uint8)
+        return {"face": face, "hands": {"now": hands, "odd": (now % 2).astype(jnp.bool_)}}

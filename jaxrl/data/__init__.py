@@ -2,8 +2,19 @@
 
 from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.data.episodes import Episode, EpisodeCutter
-from jaxrl.data.export import export_rlds
+from jaxrl.data.export import export_minari, export_rlds
+from jaxrl.data.minari import MinariWriter
 from jaxrl.data.report import Report
 from jaxrl.data.rlds import RldsWriter
 
-__all__ = ["Dataset", "Episode", "EpisodeCutter", "Report", "RldsWriter", "export_rlds", "load_dataset"]
+__all__ = [
+    "Dataset",
+    "Episode",
+    "EpisodeCutter",
+    "MinariWriter",
+    "Report",
+    "RldsWriter",
+    "export_minari",
+    "export_rlds",
+    "load_dataset",
+]

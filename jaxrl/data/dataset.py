@@ -10,9 +10,10 @@ import numpy as np
 from jaxrl.data import episodes as rules
 from jaxrl.data.episodes import Episode
 from jaxrl.data.loading import Loader, arrays
+from jaxrl.data.minari_reader import MinariReader
 from jaxrl.data.order import permuted
 from jaxrl.data.report import Report, Tally
-from jaxrl.data.rlds import RldsReader
+from jaxrl.data.rlds import open_directory
 from jaxrl.data.statistics import Images, Statistics, statistics
 from jaxrl.errors import ConfigError, DatasetError
 from jaxrl.types import Trajectory
@@ -47,18 +48,25 @@ def load_dataset(source: str, *, split: str = "train") -> "Dataset":
     """Opens a dataset; its episodes are read when they are asked for.
 
     Args:
-      source: "rlds:DIR", the directory of an RLDS dataset in TFDS's layout (the one with `dataset_info.json`).
-      split: which of its splits.
+      source: "rlds:DIR", the directory of an RLDS dataset in TFDS's layout (the one with `dataset_info.json`), or one
+        that holds several, which are read as one, in the order of their names; or "minari:ID", a Minari dataset of this
+        machine, by its id or by its directory. Nothing is downloaded.
+      split: which of its splits; Minari has none but "train".
 
     Raises:
-      ConfigError: the source is none that jaxrl reads, or lies in files that need TensorFlow.
-      DatasetError: it is no such dataset, or its steps lack a field; says which.
+      ConfigError: the source is none that jaxrl reads, or lies in files that jaxrl does not read.
+      DatasetError: it is no such dataset, its steps lack a field, or its directories do not fit together; says which.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
     kind, separator, where = source.partition(":")
-    if kind != "rlds" or not separator or not where:
-        raise ConfigError(f"dataset {source!r}: datasets are named 'rlds:DIR'")
-    return Dataset(where, [RldsReader(where, split=split)])
+    if kind not in ("rlds", "minari") or not separator or not where:
+        raise ConfigError(f"dataset {source!r}: datasets are named 'rlds:DIR' or 'minari:ID'")
+    if kind == "rlds":
+        return Dataset(where, open_directory(where, split=split))
+    if split != "train":
+        raise ConfigError(f"split={split!r}: datasets of Minari have no splits")
+    reader = MinariReader(where)
+    return Dataset(reader.path, [reader])
 
 
 class Dataset:

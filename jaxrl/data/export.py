@@ -1,6 +1,7 @@
 """A policy's episodes as datasets that other programs read."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -10,13 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from jaxrl import envs
 from jaxrl.config import encode
 from jaxrl.data import recording
 from jaxrl.data.episodes import Episode, EpisodeCutter
-from jaxrl.data.rlds import RldsWriter
+from jaxrl.data.minari import MinariWriter
+from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
 from jaxrl.errors import ConfigError
 from jaxrl.policy import Policy, check_spaces
 from jaxrl.progress import ProgressBar
@@ -28,6 +31,8 @@ _NUM_ENVS = 128
 class Writer(Protocol):
     """Writes episodes to a dataset that is there complete or not at all; used in a `with`."""
 
+    def __enter__(self) -> "Writer": ...
+    def __exit__(self, *_: object) -> None: ...
     def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None: ...
     def close(self) -> Path: ...
 
@@ -53,6 +58,10 @@ def export_rlds(
     dataset is complete and was read again; until then it is written to a hidden directory beside it. Memory is that of
     the unfinished episodes.
 
+    Of several processes (`jaxrl.parallel.distributed`) each plays a part of the environments and writes it to a
+    directory of its own in `path`, `host-00000-of-00002`, without waiting for the others; `load_dataset` reads them
+    together, on whichever disk they are brought together.
+
     Args:
       policy: of a `Result`, or from `jaxrl.load`.
       env: where to play; what `jaxrl.make` gives, or its name. Its spaces are those that the policy was trained on.
@@ -60,7 +69,7 @@ def export_rlds(
       episodes: how many.
       seed: of episodes and of action sampling.
       explore: sample actions as in training instead of taking the best.
-      num_envs: environments side by side; None: as many as episodes, at most 128.
+      num_envs: environments side by side, of all processes; None: as many as episodes, at most 128 a process.
       max_steps: an episode that is longer is cut off there.
       policy_version: written with every episode; the command line gives the rows that the policy had learnt from.
       file_format: "array_record", or "tfrecord" for programs that read nothing else.
@@ -74,54 +83,130 @@ def export_rlds(
         arrays that would not come back bit for bit (says which).
       MissingExtraError: `jaxrl[data]` is not installed.
     """
-    options = {"seed": seed, "explore": explore, "num_envs": num_envs, "max_steps": max_steps}
-    options |= {"policy_version": policy_version, "progress": progress}
 
     def open_writer(env):
-        return RldsWriter(path, env.name, file_format=file_format)
+        where, processes = Path(path), jax.process_count()
+        if processes > 1:
+            check_hosts(where, processes)
+            where /= host_directory(jax.process_index(), processes)
+        return RldsWriter(where, env.name, file_format=file_format)
 
-    return _export(open_writer, policy, env, episodes=episodes, **options)
+    asked = _Asked(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
+    return _export(open_writer, policy, env, asked)
 
 
-def _export(
-    open_writer: Callable[[Environment | HostRecipe], Any],
-    policy,
-    env,
+def export_minari(
+    policy: Policy,
+    env: Environment | HostRecipe | str,
+    dataset_id: str,
     *,
-    episodes,
-    seed,
-    explore,
-    num_envs,
-    max_steps,
-    policy_version,
-    progress,
-):
+    episodes: int,
+    seed: int = 0,
+    explore: bool = False,
+    num_envs: int | None = None,
+    max_steps: int = 27_000,
+    policy_version: int = 0,
+    data_format: str = "hdf5",
+    data_dir: str | os.PathLike | None = None,
+    env_spec: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Plays episodes with a policy and writes them as a Minari dataset: those that `export_rlds` writes.
+
+    Images are stored without loss. The dataset appears under its id when it is complete and was read again. Memory is
+    that of the unfinished episodes and 16 MB.
+
+    Args:
+      policy: of a `Result`, or from `jaxrl.load`.
+      env: where to play; what `jaxrl.make` gives, or its name. Its spaces are those that the policy was trained on.
+      dataset_id: `NAME-v0`, or `NAMESPACE/NAME-v0`.
+      episodes: how many.
+      seed: of episodes and of action sampling.
+      explore: sample actions as in training instead of taking the best.
+      num_envs: environments side by side; None: as many as episodes, at most 128.
+      max_steps: an episode that is longer is cut off there.
+      policy_version: written with every episode; the command line gives the rows that the policy had learnt from.
+      data_format: "hdf5", one file, which all that read Minari know; "arrow" or "parquet", a directory an episode.
+      data_dir: where datasets lie; None: where Minari looks for them, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
+      env_spec: the id of the Gymnasium environment that `recover_environment` is to make, which d3rlpy asks for.
+      progress: show a progress bar.
+
+    Returns:
+      The directory of the dataset.
+
+    Raises:
+      ConfigError: as `export_rlds`; or there are several processes, which Minari knows no datasets of.
+      MissingExtraError: `jaxrl[data]` is not installed.
+    """
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"{jax.process_count()} processes: a Minari dataset is of one; use export_rlds, or one process"
+        )
+
+    def open_writer(env):
+        return MinariWriter(
+            dataset_id,
+            env.observation_space,
+            env.action_space,
+            data_format=data_format,
+            data_dir=data_dir,
+            env_spec=env_spec,
+            algorithm=type(policy.algo).__name__,
+        )
+
+    asked = _Asked(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
+    return _export(open_writer, policy, env, asked)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What both exports ask for."""
+
+    episodes: int
+    seed: int
+    explore: bool
+    num_envs: int | None
+    max_steps: int
+    policy_version: int
+    progress: bool
+
+    def check(self, processes: int) -> None:
+        problems = [
+            f"{name}={value} must be at least 1"
+            for name in ("episodes", "num_envs", "max_steps")
+            if (value := getattr(self, name)) is not None and value < 1
+        ]
+        if not problems and min(self.episodes, self.num_envs or self.episodes) < processes:
+            problems.append(
+                f"episodes={self.episodes}, num_envs={self.num_envs}: each of {processes} processes needs at least one"
+            )
+        if problems:
+            raise ConfigError(problems)
+
+
+def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, env, asked):
     """Plays, and hands every episode to the writer."""
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
-    problems = [
-        f"{name}={value} must be at least 1"
-        for name, value in (("episodes", episodes), ("num_envs", num_envs), ("max_steps", max_steps))
-        if value is not None and value < 1
-    ]
-    if problems:
-        raise ConfigError(problems)
+    process, processes = jax.process_index(), jax.process_count()
+    asked.check(processes)
     check_spaces(policy.spec, env)
-    num_envs = min(episodes, _NUM_ENVS if num_envs is None else num_envs)
-    left = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    limit = int(left.max()) * (max_steps + 1)
+    num_envs = min(asked.episodes, processes * _NUM_ENVS if asked.num_envs is None else asked.num_envs)
+    here = np.array_split(np.arange(num_envs), processes)[process]
+    left = asked.episodes // num_envs + (here < asked.episodes % num_envs)
+    mine, limit = int(left.sum()), int(left.max()) * (asked.max_steps + 1)
     common = {
         "algorithm": type(policy.algo).__name__,
         "environment": env.name,
-        "seed": seed,
-        "policy_version": policy_version,
+        "seed": asked.seed,
+        "policy_version": asked.policy_version,
         "configuration_hash": configuration_hash(policy.algo, env),
     }
-    cutter, rows, written = EpisodeCutter(num_envs, max_steps), 0, 0
+    cutter, rows, written = EpisodeCutter(len(here), asked.max_steps), 0, 0
     with open_writer(env) as writer, contextlib.ExitStack() as stack:
-        bar = stack.enter_context(ProgressBar(unit="episodes")) if progress else None
+        bar = stack.enter_context(ProgressBar(unit="episodes")) if asked.progress else None
         if bar is not None:
-            bar.start(episodes)
-        stream = recording.play(policy, env, num_envs=num_envs, seed=seed, explore=explore)
+            bar.start(mine)
+        stream = recording.play(policy, env, env_index=here, all_envs=num_envs, seed=asked.seed, explore=asked.explore)
         stack.callback(stream.close)
 
         def write(found):
@@ -129,7 +214,7 @@ def _export(
             for index, episode in found:
                 if left[index]:
                     left[index] -= 1
-                    writer.write(episode, common | {"env_index": index})
+                    writer.write(episode, common | {"env_index": int(here[index])})
                     written += 1
 
         for stretch in stream:
@@ -144,7 +229,7 @@ def _export(
                 break
         if left.any():
             warnings.warn(
-                f"{env.name} gave {written} of {episodes} episodes in {rows:,} steps of each environment; "
+                f"{env.name} gave {written} of {mine} episodes in {rows:,} steps of each environment; "
                 "with a larger max_steps there may be more",
                 stacklevel=3,
             )

@@ -17,22 +17,26 @@ _CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # of all environments; of each
 
 
 def play(
-    policy: Policy, env: Environment | HostRecipe, *, num_envs: int, seed: int, explore: bool
+    policy: Policy, env: Environment | HostRecipe, *, env_index: np.ndarray, all_envs: int, seed: int, explore: bool
 ) -> Iterator[Trajectory]:
-    """Rows `[T, num_envs, ...]`, one stretch after another, without end; of the episodes that `evaluate` plays.
+    """Rows `[T, B, ...]`, one stretch after another, without end; of the episodes that `evaluate` plays.
 
     JAX environments run in one compiled program a stretch, and the next runs while the one before is looked at. Host
     environments are stepped, and closed with the iterator.
+
+    Args:
+      env_index: which of `all_envs` environments are played here `[B]`, one after the other.
     """
+    num_envs, first_env = len(env_index), int(env_index[0])
     length = _length(policy, num_envs)
     key = keys.evaluation_key(jax.random.key(seed))
-    env_index = jnp.arange(num_envs, dtype=jnp.int32)
-    roots = keys.environment_keys(key, env_index), keys.policy_keys(key, env_index)
-    carry = jax.vmap(lambda index: policy.algo.initial_carry(policy.spec, index, num_envs))(env_index)
+    indices = jnp.asarray(env_index, jnp.int32)
+    roots = keys.environment_keys(key, indices), keys.policy_keys(key, indices)
+    carry = jax.vmap(lambda index: policy.algo.initial_carry(policy.spec, index, all_envs))(indices)
     if isinstance(env, Environment):
         yield from _play_compiled(policy, env, roots, carry, length, explore)
     else:
-        yield from _play_on_host(policy, env.build(num_envs, seed), roots[1], carry, length, explore)
+        yield from _play_on_host(policy, env.build(num_envs, seed, first_env), roots[1], carry, length, explore)
 
 
 def _length(policy, num_envs):

@@ -22,6 +22,7 @@ _SPLIT = "train"
 _SHARD_EPISODES = 10_000  # the writer keeps an index of its file in memory
 _READ_BYTES = 1 << 22  # at once, about
 FILE_FORMATS = ("array_record", "tfrecord")
+_HOST = re.compile(r"host-(\d{5})-of-(\d{5})")
 _NEEDED = ("dataset_info.json", "features.json")
 _SUMMARISED = ("steps/reward", "steps/is_last")
 
@@ -223,6 +224,57 @@ class RldsReader:
         values = features.read_example(record, needed, where)
         reward, is_last = (values.pop(name) for name in _SUMMARISED)
         return values | {"return": float(np.sum(reward[:-1], dtype=np.float64)), "length": len(is_last) - 1}
+
+
+def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[RldsReader]:
+    """The datasets that are to be read as one: the one at `path`, or else those in the directories there.
+
+    Raises:
+      ConfigError: as `RldsReader`.
+      DatasetError: as `RldsReader`; or they differ in a field, or that of a host is missing.
+    """
+    below = sorted(Path(path).iterdir()) if Path(path).is_dir() and not (Path(path) / _NEEDED[0]).exists() else []
+    found = [child for child in below if not child.name.startswith(".") and (child / _NEEDED[0]).is_file()]
+    if not found:
+        return [RldsReader(path, split=split)]
+    hosts = {int(match[2]) for child in found if (match := _HOST.fullmatch(child.name))}
+    wanted = {host_directory(index, count) for count in hosts for index in range(count)}
+    if gone := sorted(wanted - {child.name for child in found}):
+        raise DatasetError(f"{path} is incomplete: {', '.join(gone)} is missing")
+    readers = [RldsReader(child, split=split) for child in found]
+    first = {field.name: (field.dtype, field.shape) for field in readers[0].fields if field.of_steps}
+    for reader in readers[1:]:
+        here = {field.name: (field.dtype, field.shape) for field in reader.fields if field.of_steps}
+        for name in sorted(first | here):
+            if here.get(name) != first.get(name):
+                raise DatasetError(
+                    f"{reader.path}: {name} is {_told(here, name)}; in {readers[0].path} it is {_told(first, name)}"
+                )
+    return readers
+
+
+def host_directory(index: int, count: int) -> str:
+    """What the process of this number, of `count`, writes to."""
+    return f"host-{index:05d}-of-{count:05d}"
+
+
+def check_hosts(path: Path, count: int) -> None:
+    """Whether nothing is at `path` but what processes of the same export may have written.
+
+    Raises:
+      ConfigError: something else is.
+    """
+    allowed = {host_directory(index, count) for index in range(count)}
+    for child in sorted(path.iterdir()) if path.is_dir() else ():
+        if child.name.removeprefix(".").removesuffix(".partial") not in allowed:
+            raise ConfigError(f"path={str(path)!r} holds {child.name} already; use another, or move it away")
+
+
+def _told(fields, name):
+    if name not in fields:
+        return "missing"
+    dtype, shape = fields[name]
+    return "what TFDS decodes" if dtype is None else f"{dtype} {shape}"
 
 
 def _dataset_name(text):

@@ -1,7 +1,7 @@
 """Writes a dataset again and again, each time in a process of its own that is killed at another moment.
 
-`python kill_writers.py FOLDER` prints a line a moment: what it was, the signal that ended the process, and what is at
-the final path. JAX computes nothing here, so that processes can be forked.
+`python kill_writers.py FOLDER rlds|minari` prints a line a moment: what it was, the signal that ended the process, and
+what is at the final path. JAX computes nothing here, so that processes can be forked.
 """
 
 import os
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import recorded
 
-from jaxrl.data import features, rlds
+from jaxrl.data import features, minari, minari_reader, rlds
 
 EPISODES = [recorded.episode(seed, 3) for seed in range(4)]
+SPACES = recorded.spaces_of(EPISODES[0])
 
 
 def die(*_, **__):
@@ -75,7 +76,20 @@ def in_the_middle_of_the_metadata():
     core.DatasetInfo.write_to_directory = half
 
 
-MOMENTS = {
+def handing_over(n):
+    """Every episode is handed over at once; the process dies when it has been with the n-th."""
+    minari._AT_ONCE = 1
+    real = minari.MinariWriter._flush
+
+    def flush(writer):
+        real(writer)
+        if writer.episodes == n:
+            die()
+
+    minari.MinariWriter._flush = flush
+
+
+RLDS_MOMENTS = {
     "first write": lambda: at_write(1),
     "third write": lambda: at_write(3),
     "closing the file": at_close,
@@ -86,23 +100,37 @@ MOMENTS = {
     "after renaming": lambda: after(os, "rename"),
     "never": lambda: None,
 }
+MINARI_MOMENTS = {
+    "first episode": lambda: handing_over(1),
+    "third episode": lambda: handing_over(3),
+    "before reading again": lambda: before(minari.MinariWriter, "_read_again"),
+    "after reading again": lambda: after(minari.MinariWriter, "_read_again"),
+    "before renaming": lambda: before(os, "rename"),
+    "after renaming": lambda: after(os, "rename"),
+    "never": lambda: None,
+}
 
 
-def write(path):
-    with rlds.RldsWriter(path, "killed") as writer:
-        for episode in EPISODES:
-            writer.write(episode)
-        writer.close()
+def rlds_writer(folder):
+    return rlds.RldsWriter(folder / "data-v0", "killed")
 
 
-def main(folder):
-    path = Path(folder) / "data"
-    features.tfds()
-    for name, arm in MOMENTS.items():
+def minari_writer(folder):
+    return minari.MinariWriter("data-v0", *SPACES, data_dir=folder)
+
+
+def main(folder, kind):
+    folder = Path(folder)
+    path = folder / "data-v0"
+    features.tfds() if kind == "rlds" else minari_reader.package()
+    for name, arm in (RLDS_MOMENTS if kind == "rlds" else MINARI_MOMENTS).items():
         child = os.fork()
         if child == 0:
             arm()
-            write(path)
+            with (rlds_writer if kind == "rlds" else minari_writer)(folder) as writer:
+                for episode in EPISODES:
+                    writer.write(episode)
+                writer.close()
             os._exit(0)
         _, status = os.waitpid(child, 0)
         print(
@@ -117,4 +145,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

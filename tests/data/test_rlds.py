@@ -1,5 +1,6 @@
 """RLDS on disk: every bit comes back, TFDS opens it without TensorFlow, and half a dataset is never there."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -7,23 +8,16 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from flax import struct
 from programs import PPO
-from recorded import TYPES, assert_bitwise, episode
+from recorded import TYPES, Clock, assert_bitwise, episode, killed, untrained
 
 import jaxrl
-from jaxrl import spaces
 from jaxrl.data import RldsWriter, recording
-from jaxrl.envs.timestep import restart, transition
 from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.errors import ConfigError, DatasetError
-from jaxrl.policy import Policy
-from jaxrl.schedules import at
-from jaxrl.types import env_spec
 
 tfds = pytest.importorskip("tensorflow_datasets")
 HERE = Path(__file__).parent
@@ -55,12 +49,13 @@ MADE_UP = [
 ]
 
 
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 @pytest.mark.parametrize("shard_bytes", [1, 1 << 28])
-def test_every_bit_of_every_type_comes_back(tmp_path, shard_bytes):
-    path = write(tmp_path / "data", MADE_UP, shard_bytes=shard_bytes)
+def test_every_bit_of_every_type_comes_back(tmp_path, shard_bytes, file_format):
+    path = write(tmp_path / "data", MADE_UP, shard_bytes=shard_bytes, file_format=file_format)
     dataset = jaxrl.load_dataset(f"rlds:{path}")
     assert len(dataset) == len(MADE_UP) and dataset.name == "tests_Made_up_v0"
-    assert len(list(path.glob("*.array_record-*"))) == (4 if shard_bytes == 1 else 1)
+    assert len(list(path.glob(f"*.{file_format}-*"))) == (4 if shard_bytes == 1 else 1)
     for number, (wrote, read) in enumerate(zip(MADE_UP, dataset, strict=True)):
         assert_bitwise(read.steps, wrote.steps)
         assert_bitwise(dataset[number].steps, wrote.steps)
@@ -69,6 +64,7 @@ def test_every_bit_of_every_type_comes_back(tmp_path, shard_bytes):
     assert_bitwise(dataset[-1].steps, MADE_UP[-1].steps)
     with pytest.raises(IndexError):
         dataset[len(MADE_UP)]
+    assert "tensorflow" not in sys.modules
 
 
 def test_tfds_reads_the_same(tmp_path):
@@ -139,6 +135,8 @@ def test_what_would_not_come_back_is_refused_by_name(tmp_path):
         write(tmp_path / "data", [good, type(good)(**{**vars(good), "observation": good.reward})])
     with pytest.raises(ConfigError, match="no episodes"):
         write(tmp_path / "data", [])
+    with pytest.raises(ConfigError, match="unknown file format 'tf_record'; did you mean 'tfrecord'"):
+        write(tmp_path / "data", [good], file_format="tf_record")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,13 +172,8 @@ def test_what_was_damaged_before_it_was_read_again_does_not_appear(tmp_path, mon
 
 @pytest.mark.faults
 def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
-    script = HERE / "kill_writers.py"
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([os.fspath(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    }
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, env=environment)
-    told = [line.split(": ") for line in done.stdout.splitlines()]
-    assert len(told) == 9, done.stderr
+    told = killed(tmp_path, "rlds")
+    assert len(told) == 9
     whole = "dataset_info.json,features.json,killed-train.array_record-00000"
     for moment, signal, left in told:
         assert signal == ("0" if moment == "never" else "9")
@@ -194,41 +187,6 @@ def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
 
 
 # --- exports ---------------------------------------------------------------------------------------------------------
-
-
-def untrained(env, algo=PPO):
-    spec = env_spec(jaxrl.envs.prepared(env))
-    algo = at(algo, np.float32(0.0))
-    return Policy(algo, algo.actor(algo.init(jax.random.key(1), spec)), spec)
-
-
-@struct.dataclass
-class Clock:
-    """Shows the time in three ways; the reward is the time. Terminates after as many steps as the first reset said."""
-
-    name = "tests:Clock"
-    observation_space = spaces.Dict(
-        {
-            "face": spaces.Box(0, 255, (6, 8, 1), np.uint8),
-            "hands": spaces.Dict({"now": spaces.Box(0, 99, (2,), np.float32), "odd": spaces.Box(0, 1, (), np.bool_)}),
-        }
-    )
-    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    resets = False
-
-    def reset(self, key):
-        length = jax.random.randint(key, (), 1, 9)
-        return (jnp.int32(0), length), restart(self._shown(jnp.int32(0), length))
-
-    def step(self, state, action, key):
-        now, length = state[0] + 1, state[1]
-        reward = now.astype(jnp.float32)
-        return (now, length), transition(self._shown(now, length), reward, now >= length, jnp.asarray(False))
-
-    def _shown(self, now, length):
-        hands = jnp.stack([now, length]).astype(jnp.float32)
-        face = jnp.full((6, 8, 1), now, jnp.uint8)
-        return {"face": face, "hands": {"now": hands, "odd": (now % 2).astype(jnp.bool_)}}
 
 
 @pytest.mark.parametrize("rows", [3, 64])
@@ -264,7 +222,7 @@ def test_every_step_of_an_export_is_what_the_environment_showed(tmp_path, monkey
 
 def test_an_export_is_the_episodes_of_an_evaluation(tmp_path):
     env = jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=30)
-    policy = untrained(env)
+    policy = untrained(env, PPO)
     path = jaxrl.export_rlds(policy, env, tmp_path / "data", episodes=12, num_envs=4, seed=2, explore=True)
     found = [[] for _ in range(4)]
     for read in jaxrl.load_dataset(f"rlds:{path}"):
@@ -281,7 +239,7 @@ def test_an_export_is_the_episodes_of_an_evaluation(tmp_path):
 def test_environments_on_the_host(tmp_path, monkeypatch, end):
     monkeypatch.setattr(recording, "_CHUNK_ROWS", 5)
     env = jaxrl.make("gymnasium:host_probes:Counting-v0", length=3, end=end, workers=0)
-    path = jaxrl.export_rlds(untrained(env), env, tmp_path / "data", episodes=5, num_envs=2, progress=False)
+    path = jaxrl.export_rlds(untrained(env, PPO), env, tmp_path / "data", episodes=5, num_envs=2, progress=False)
     order = []
     for read in jaxrl.load_dataset(f"rlds:{path}"):
         number = int(read.observation[0, 0])
@@ -294,7 +252,7 @@ def test_environments_on_the_host(tmp_path, monkeypatch, end):
 
 def test_episodes_without_end_are_cut_off_and_the_shortage_is_told(tmp_path):
     env = jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=10_000)
-    policy = untrained(env)
+    policy = untrained(env, PPO)
     with pytest.warns(UserWarning, match="2 of 4 episodes"):
         path = jaxrl.export_rlds(policy, env, tmp_path / "data", episodes=4, num_envs=2, max_steps=20, progress=False)
     episodes = list(jaxrl.load_dataset(f"rlds:{path}"))
@@ -306,7 +264,7 @@ def test_episodes_without_end_are_cut_off_and_the_shortage_is_told(tmp_path):
 
 def test_bad_exports_are_refused_before_anything_runs(tmp_path):
     env = jaxrl.make("gymnax:CartPole-v1")
-    policy = untrained(env)
+    policy = untrained(env, PPO)
     with pytest.raises(ConfigError, match="episodes=0"):
         jaxrl.export_rlds(policy, env, tmp_path / "data", episodes=0)
     with pytest.raises(ConfigError, match="observation_space.*trained on"):
@@ -327,3 +285,73 @@ def test_the_metadata_is_the_same_wherever_it_was_written(tmp_path):
     merged = tfds.builder_from_directories([os.fspath(moved), os.fspath(write(tmp_path / "more", MADE_UP))])
     assert len(merged.as_data_source("train")) == 7
     assert set(TYPES) < set((moved / "features.json").read_text().replace('"', " ").split())
+
+
+# --- several directories ---------------------------------------------------------------------------------------------
+
+
+def test_directories_side_by_side_are_read_as_one(tmp_path):
+    for name, episodes, file_format in (
+        ("b", MADE_UP[1:2], "tfrecord"),
+        ("a", MADE_UP[:1], "array_record"),
+        ("c", MADE_UP[2:], "array_record"),
+        (".d.partial", MADE_UP, "array_record"),
+    ):
+        write(tmp_path / name, episodes, file_format=file_format)
+    (tmp_path / "notes").mkdir()
+    dataset = jaxrl.load_dataset(f"rlds:{tmp_path}")
+    assert len(dataset) == 4
+    for number, (wrote, read) in enumerate(zip(MADE_UP, dataset, strict=True)):
+        assert_bitwise(read.steps, wrote.steps)
+        assert_bitwise(dataset[number].steps, wrote.steps)
+    assert dataset.report().lengths.tolist() == [one.length for one in MADE_UP]
+    broken = dataclasses.replace(MADE_UP[0], is_last=np.zeros(5, bool))
+    write(tmp_path / "e", [MADE_UP[0], broken])
+    dataset = jaxrl.load_dataset(f"rlds:{tmp_path}")
+    with pytest.raises(DatasetError, match=r"episode 5 \(number 1 of e\): is_last is true at no step"):
+        dataset[5]
+    assert any(fault.startswith("episode 5: is_last") for fault in dataset.report().faults)
+
+
+def test_directories_that_do_not_fit_together_are_told(tmp_path):
+    write(tmp_path / "a", MADE_UP[:1])
+    other = dataclasses.replace(MADE_UP[1], action={**MADE_UP[1].action, "how": np.zeros((2, 3), np.float32)})
+    write(tmp_path / "b", [other])
+    with pytest.raises(DatasetError, match=r"b: steps/action/how is float32 \(3,\); in .*a it is float32 \(2,\)"):
+        jaxrl.load_dataset(f"rlds:{tmp_path}")
+    more = dataclasses.replace(MADE_UP[1], extras={"log_prob": np.zeros(2, np.float32)})
+    (tmp_path / "b").rename(tmp_path / ".b")
+    write(tmp_path / "b", [more])
+    with pytest.raises(DatasetError, match=r"b: steps/log_prob is float32 \(\); in .*a it is missing"):
+        jaxrl.load_dataset(f"rlds:{tmp_path}")
+
+
+def test_every_process_writes_its_share_of_the_same_episodes(tmp_path, monkeypatch):
+    env = TimeLimit(Clock(), 6)
+    policy = untrained(env, jaxrl.PPO())
+    settings = {"episodes": 20, "num_envs": 6, "seed": 5, "progress": False}
+    alone = jaxrl.export_rlds(policy, env, tmp_path / "alone", **settings)
+    together = tmp_path / "together"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for process in range(2):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        if process == 1:
+            with pytest.raises(DatasetError, match="host-00001-of-00002 is missing"):
+                jaxrl.load_dataset(f"rlds:{together}")
+        path = jaxrl.export_rlds(policy, env, together, **settings)
+        assert path == together / f"host-0000{process}-of-00002"
+    dataset = jaxrl.load_dataset(f"rlds:{together}")
+    assert [dataset[number].metadata["env_index"] < 3 for number in (0, 10, 11, 19)] == [True, True, False, False]
+
+    def by_environment(episodes):
+        return sorted(episodes, key=lambda one: (one.metadata["env_index"], one.metadata["episode_id"]))
+
+    for one, other in zip(by_environment(jaxrl.load_dataset(f"rlds:{alone}")), by_environment(dataset), strict=True):
+        assert_bitwise(one.steps, other.steps)
+        assert one.metadata["env_index"] == other.metadata["env_index"]
+    with pytest.raises(ConfigError, match="exists already"):
+        jaxrl.export_rlds(policy, env, together, **settings)
+    with pytest.raises(ConfigError, match="holds alone already"):
+        jaxrl.export_rlds(policy, env, tmp_path, **settings)
+    with pytest.raises(ConfigError, match="each of 2 processes needs at least one"):
+        jaxrl.export_rlds(policy, env, tmp_path / "few", episodes=1)

@@ -76,7 +76,10 @@ def at_chunk(chunk, signal_number):
 
 def runs(folder):
     """All that ends well, in one go, because most of the time goes into starting."""
-    found = {"refused": refused(folder), "unbroken": told(train(folder / "unbroken"))}
+    found = {"refused": refused(folder)}
+    unbroken = train(folder / "unbroken")
+    jaxrl.export_rlds(unbroken.policy, programs.ENV, folder / "data", episodes=10, num_envs=4, progress=False)
+    found["unbroken"] = told(unbroken)
     loop._CHUNK_SECONDS = 0.0  # an iteration a chunk
     if jax.process_index() == 1:
         at_chunk(3, signal.SIGINT)

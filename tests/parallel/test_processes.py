@@ -107,6 +107,18 @@ def test_the_first_process_alone_writes_each_file_once(runs):
     assert isinstance(jaxrl.load(folder / "unbroken"), jaxrl.Policy)
 
 
+def test_each_process_exports_its_share(runs, tmp_path):
+    _, folder = runs
+    policy = in_one_process().policy
+    alone = jaxrl.export_rlds(policy, ENV, tmp_path / "data", episodes=10, num_envs=4, progress=False)
+    begins = []
+    for path in (alone, folder / "data"):
+        episodes = list(jaxrl.load_dataset(f"rlds:{path}"))
+        begins.append(sorted((one.metadata["env_index"], one.observation[0].tolist()) for one in episodes))
+    assert begins[0] == begins[1] and len(begins[0]) == 10
+    assert sorted(path.name for path in (folder / "data").iterdir()) == ["host-00000-of-00002", "host-00001-of-00002"]
+
+
 def test_ctrl_c_at_one_ends_both_and_the_resumed_run_is_the_unbroken_one(runs):
     (first, second), folder = runs
     for found in (first, second):

@@ -1,0 +1,262 @@
+"""Minari datasets (https://minari.farama.org) written, for TorchRL, d3rlpy and others that read them.
+
+Minari has no word for episodes of which it is not known what came next: for other readers they are truncated, as where
+its own collector stops; the episode's metadata tell us the two apart.
+"""
+
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl import spaces
+from jaxrl.data.episodes import Episode, field_name
+from jaxrl.data.minari_reader import MinariReader, directory_of, implied_discount, package
+from jaxrl.data.staging import Staging
+from jaxrl.errors import ConfigError, DatasetError, unknown
+from jaxrl.types import PyTree
+
+DATA_FORMATS = ("hdf5", "arrow", "parquet")
+_DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+_OWN = ("id", "total_steps")  # of an episode's metadata, those that Minari writes
+_AT_ONCE = 1 << 24  # bytes of episodes that are handed over together
+_LONGEST = 131_071  # transitions; Minari takes more than that of an Arrow file for two episodes
+
+
+class MinariWriter:
+    """Writes episodes to a Minari dataset that appears when it is complete; use it in a `with`.
+
+    Everything is written to a hidden directory beside it (`Staging`); `close` reads all of it again, and renames it.
+
+    Args:
+      dataset_id: `(namespace/)name-v0`.
+      observation_space, action_space: what the episodes' arrays are elements of.
+      data_format: "hdf5", one file, which all of Minari's readers know; "arrow" or "parquet", a directory an episode.
+      data_dir: where datasets lie; None: where Minari looks for them.
+      env_spec: the id of a Gymnasium environment that readers are to make with `recover_environment`.
+      algorithm: a name.
+
+    Raises:
+      ConfigError: the id or the format is none, the dataset is there already, or another process writes to it.
+      MissingExtraError: `jaxrl[data]` is not installed.
+    """
+
+    def __init__(
+        self,
+        dataset_id: str,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        *,
+        data_format: str = "hdf5",
+        data_dir: str | os.PathLike | None = None,
+        env_spec: str | None = None,
+        algorithm: str | None = None,
+    ):
+        if data_format not in DATA_FORMATS:
+            raise unknown("data format", data_format, DATA_FORMATS)
+        minari = package(data_format)
+        from minari.dataset.minari_dataset import DATASET_ID_RE
+        from minari.dataset.minari_storage import MinariStorage
+
+        match = DATASET_ID_RE.fullmatch(dataset_id)
+        if match is None or match.group("version") is None:
+            raise ConfigError(f"dataset_id={dataset_id!r} must be NAME-v0, or NAMESPACE/NAME-v0, with any number")
+        self._spaces = {"observation": observation_space, "action": action_space}
+        theirs = {f"{name}_space": _to_gymnasium(space, name) for name, space in self._spaces.items()}
+        spec = None if env_spec is None else _find_spec(env_spec)
+        self._longest = None if data_format == "hdf5" else _LONGEST
+        self._names: tuple[Any, set[str]] | None = None  # the structure of the extras, and the names of metadata
+        self._waiting: list[tuple[Any, dict[str, Any]]] = []
+        self._bytes = self._checksum = self.episodes = 0
+        self._namespace = match.group("namespace")
+        self._staging = Staging(directory_of(dataset_id, data_dir))
+        try:
+            self._storage = MinariStorage.new(
+                self._staging.partial / "data", env_spec=spec, data_format=data_format, jpeg_encoding=False, **theirs
+            )
+            # Minari would look at every file after every episode.
+            self._storage.get_size = lambda: 0.0
+            about = {} if algorithm is None else {"algorithm_name": algorithm}
+            about |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
+            self._storage.update_metadata(about | {"description": "Written by jaxrl, images without loss."})
+        except BaseException:
+            self._staging.discard()
+            raise
+
+    def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
+        """Adds an episode; `metadata` in addition to its own, and to its return, length and number.
+
+        Raises:
+          ConfigError: an array cannot be written so that it comes back bit for bit, or is unlike those before.
+        """
+        from minari.data_collector import EpisodeBuffer
+
+        own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
+        metadata = {name: _plain(value) for name, value in {**episode.metadata, **(metadata or {}), **own}.items()}
+        names = jax.tree.structure(dict(episode.extras)), set(metadata)
+        if problems := self._problems(episode, metadata):
+            raise ConfigError(problems)
+        if self._names is None:
+            self._names = names
+        elif self._names != names:
+            raise ConfigError(f"an episode has the fields {names}, those before it {self._names}")
+        self._checksum = _checksum(episode, metadata, self._checksum)
+        terminations, truncations = np.zeros((2, episode.length), np.bool_)
+        terminations[-1] = episode.is_terminal[-1]
+        truncations[-1] = not terminations[-1]
+        buffer = EpisodeBuffer(
+            seed=metadata.pop("seed", None),
+            observations=episode.observation,
+            actions=jax.tree.map(lambda x: x[:-1], episode.action),
+            rewards=episode.reward[:-1],
+            terminations=terminations,
+            truncations=truncations,
+            infos=dict(episode.extras) or None,
+        )
+        self._waiting.append((buffer, metadata))
+        self._bytes += sum(x.nbytes for x in jax.tree.leaves(episode.steps))
+        self.episodes += 1
+        if self._bytes >= _AT_ONCE:
+            self._flush()
+
+    def close(self) -> Path:
+        """Completes the dataset, reads it again, and moves it to its place.
+
+        Raises:
+          ConfigError: there are no episodes, or something came to be at the path meanwhile.
+          DatasetError: what was written is not what is read.
+        """
+        if not self.episodes:
+            raise ConfigError("there are no episodes to write; a dataset has at least one")
+        self._flush()
+        del self._storage.get_size
+        self._storage.update_metadata({"dataset_size": float(self._storage.get_size())})
+        self._read_again()
+        _write_namespaces(self._staging.path, self._namespace)
+        return self._staging.publish()
+
+    def __enter__(self) -> "MinariWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Deletes what was written, unless it was closed."""
+        self._staging.discard()
+
+    def _flush(self):
+        buffers, metadata = zip(*self._waiting, strict=True) if self._waiting else ((), ())
+        if buffers:
+            self._storage.update_episodes(buffers)
+            self._storage.update_episode_metadata(metadata, range(self.episodes - len(buffers), self.episodes))
+        self._waiting, self._bytes = [], 0
+
+    def _problems(self, episode, metadata):
+        problems = []
+        if episode.length < 1 or self._longest is not None and episode.length > self._longest:
+            limit = "" if self._longest is None else f" and at most {self._longest:,}, but for data_format='hdf5'"
+            problems.append(f"an episode has {episode.length:,} transitions; Minari takes at least 1{limit}")
+        for name, space in self._spaces.items():
+            problems += _unlike(getattr(episode, name), space, name)
+        named = {"reward": episode.reward, **episode.extras}
+        for name, x in episode.extras.items():
+            if self._longest is not None or isinstance(x, Mapping) or "/" in name:
+                problems.append(f"steps/{name}: Minari gives such fields back only if flat, and from HDF5 files")
+        for path, x in jax.tree.leaves_with_path(named):
+            name, dtype = field_name("steps", path), np.asarray(x).dtype
+            if dtype.name not in _DTYPES or not dtype.isnative:
+                problems.append(_refused(name, dtype))
+        if problems:
+            return problems
+        if episode.discount.tobytes() != implied_discount(episode.is_terminal).tobytes():
+            problems.append("steps/discount is not the float32 0 at a terminal end and 1 elsewhere; Minari keeps none")
+        for name, value in metadata.items():
+            if not isinstance(value, str | int | float) or "/" in name or name in _OWN:
+                problems.append(
+                    f"the metadata field {name}={value!r} must be a number or a text, without / in its name"
+                )
+        return problems
+
+    def _read_again(self):
+        reader, checksum = MinariReader(self._staging.partial), 0
+        if len(reader) != self.episodes:
+            raise DatasetError(f"{reader.path} does not hold the {self.episodes} episodes that were written to it")
+        for index in reader.records(0, len(reader)):
+            episode = reader.episode(index, f"{reader.path}: episode {index}")
+            checksum = _checksum(episode, episode.metadata, checksum)
+        if checksum != self._checksum:
+            raise DatasetError(f"{reader.path} holds other values than were written to it; is the disk sound?")
+
+
+def _checksum(episode, metadata, checksum):
+    """Of every bit, type and shape that is to come back."""
+    steps = episode.steps | {name: jax.tree.map(lambda x: x[:-1], episode.steps[name]) for name in ("action", "reward")}
+    for path, x in jax.tree.leaves_with_path(steps):
+        about = f"{field_name('', path)} {x.dtype.str} {x.shape}"
+        octets = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+        checksum = zlib.crc32(octets, zlib.crc32(about.encode(), checksum))
+    return zlib.crc32(repr(sorted(metadata.items())).encode(), checksum)
+
+
+def _unlike(x: PyTree, space: spaces.Space, name: str) -> list[str]:
+    """How arrays are no elements of a space, by name; bounds are not looked at."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(x, Mapping) or set(x) != set(space.spaces):
+            return [f"steps/{name} has other fields than its space, {sorted(space.spaces)}"]
+        return [line for key, child in space.items for line in _unlike(x[key], child, f"{name}/{key}")]
+    if isinstance(x, Mapping) or x.dtype != space.dtype or x.shape[1:] != space.shape:
+        found = "a dictionary" if isinstance(x, Mapping) else f"{x.dtype} {x.shape[1:]}"
+        return [f"steps/{name} is {found}, its space has {space.dtype} {space.shape}"]
+    return []
+
+
+def _to_gymnasium(space: spaces.Space, name: str) -> Any:
+    """The same space in Gymnasium's terms.
+
+    Raises:
+      ConfigError: Minari could not give its elements back bit for bit; names it.
+    """
+    import gymnasium
+
+    theirs = gymnasium.spaces
+    if isinstance(space, spaces.Dict):
+        if wrong := [key for key, _ in space.items if "/" in key or key in ("", ".", "..")]:
+            raise ConfigError(f"steps/{name}/{wrong[0]}: Minari cannot have this name; rename it")
+        return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}") for key, child in space.items})
+    if space.dtype.name not in _DTYPES or not space.dtype.isnative:
+        raise ConfigError(_refused(f"steps/{name}", space.dtype))
+    if 0 in space.shape:
+        raise ConfigError(f"steps/{name} has shape {space.shape}: no values, which Minari cannot write")
+    if isinstance(space, spaces.Discrete):
+        return theirs.Discrete(space.n, dtype=space.dtype.type)
+    if isinstance(space, spaces.MultiDiscrete):
+        return theirs.MultiDiscrete(space.nvec, dtype=space.dtype.type)
+    return theirs.Box(space.low, space.high, space.shape, space.dtype.type)
+
+
+def _refused(name, dtype):
+    return f"{name} has dtype {dtype}, which Minari cannot give back bit for bit; it can: {', '.join(sorted(_DTYPES))}"
+
+
+def _find_spec(name):
+    import gymnasium
+
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"env_spec={name!r} is no environment of Gymnasium: {error}") from error
+
+
+def _write_namespaces(path: Path, namespace: str | None) -> None:
+    """The empty descriptions by which Minari knows the directories above a dataset."""
+    for folder in path.parents[: len(namespace.split("/")) if namespace else 0]:
+        about = folder / "namespace_metadata.json"
+        if not about.exists():
+            about.write_text("{}")
+
+
+def _plain(value):
+    """A number as Python has it."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,162 @@
+"""Minari datasets (https://minari.farama.org) read: N + 1 observations and N actions an episode.
+
+Minari stores no last step's action and reward, no discount, and no word for episodes of which it is not known what came
+next. The first come back as zeros, the second as the endings imply, and the third only where we wrote them.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode
+from jaxrl.errors import DatasetError, MissingExtraError
+from jaxrl.types import PyTree
+
+
+def package(data_format: str = "hdf5") -> Any:
+    """The package `minari`, with what it needs to read and write files of this format.
+
+    Raises:
+      MissingExtraError: it is not installed.
+    """
+    try:
+        import minari
+
+        __import__("h5py" if data_format == "hdf5" else "pyarrow")
+    except ImportError as error:
+        raise MissingExtraError("Minari", "data") from error
+    return minari
+
+
+def directory_of(dataset_id: str, data_dir: str | os.PathLike | None = None) -> Path:
+    """Where a dataset lies; under `MINARI_DATASETS_PATH`, or else `~/.minari/datasets`, if no directory is given."""
+    root = data_dir or os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
+    return Path(root) / dataset_id
+
+
+class MinariReader:
+    """The episodes of one Minari dataset, in order.
+
+    Args:
+      where: its id, or the directory that holds its `data`.
+
+    Attributes:
+      path: the directory.
+      name: its id.
+
+    Raises:
+      DatasetError: there is none, or Minari cannot open it.
+      MissingExtraError: `jaxrl[data]` is not installed.
+    """
+
+    def __init__(self, where: str | os.PathLike):
+        here = Path(where)
+        self.path = here if (here / "data").is_dir() else directory_of(os.fspath(where))
+        about = self.path / "data" / "metadata.json"
+        if not about.is_file():
+            raise DatasetError(f"{self.path} is no dataset of Minari: it has no data/metadata.json")
+        try:
+            data_format = json.loads(about.read_text())["data_format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DatasetError(f"{about} cannot be read: {error!r}") from error
+        minari = package(data_format)
+        try:
+            self._dataset = minari.MinariDataset(self.path / "data")
+        except Exception as error:  # Minari raises whatever its parsers do
+            raise DatasetError(f"{self.path} cannot be opened by Minari: {error}") from error
+        self.name = self._dataset.id
+
+    def __len__(self) -> int:
+        return self._dataset.total_episodes
+
+    def records(self, start: int, stop: int) -> Iterator[int]:
+        """The numbers of the episodes from `start` up to `stop`, without it."""
+        return iter(range(start, stop))
+
+    def episode(self, record: int, where: str) -> Episode:
+        """An episode; `where` names it.
+
+        Raises:
+          DatasetError: it cannot be read.
+        """
+        storage = self._dataset.storage
+        try:
+            (stored,), (metadata,) = storage.get_episodes([record]), storage.get_episode_metadata([record])
+        except Exception as error:  # Minari raises whatever its file formats do
+            raise DatasetError(f"{where}: it cannot be read by Minari: {error!r}") from error
+        metadata = {name: x.item() if isinstance(x, np.generic) else x for name, x in metadata.items()}
+        total = metadata.pop("total_steps", None)
+        metadata.pop("id", None)
+        if total is not None:
+            metadata.setdefault("length", total)
+        return _as_episode(stored, metadata, where)
+
+    def summary(self, record: int, where: str) -> dict[str, Any]:
+        """`Episode.summary`; Minari reads an episode as a whole."""
+        return self.episode(record, where).summary
+
+
+def _as_episode(stored, metadata, where):
+    reward = np.asarray(stored["rewards"])
+    terminations, truncations = (np.asarray(stored[name]).astype(np.bool_) for name in ("terminations", "truncations"))
+    steps = len(reward) + 1
+    for name, flags in (("terminations", terminations), ("truncations", truncations)):
+        if len(flags) != len(reward):
+            raise DatasetError(f"{where}: {name} has {len(flags)} entries where rewards has {len(reward)}")
+        if flags[:-1].any():
+            at = int(np.argmax(flags))
+            raise DatasetError(f"{where}: {name} is true at step {at} of {len(reward)}; only the last can be")
+    is_first, is_last, is_terminal = np.zeros((3, steps), np.bool_)
+    is_first[0] = is_last[-1] = True
+    is_terminal[1:] = terminations
+    implied = TERMINATED if terminations[-1:].any() else TRUNCATED if truncations[-1:].any() else CUT_OFF
+    infos = _arrays(stored["infos"] or {})
+    return Episode(
+        observation=_arrays(stored["observations"]),
+        action=jax.tree.map(_with_last, _arrays(stored["actions"])),
+        reward=_with_last(reward),
+        discount=implied_discount(is_terminal),
+        is_first=is_first,
+        is_last=is_last,
+        is_terminal=is_terminal,
+        metadata={"ending": implied} | metadata,
+        extras={
+            f"info_{name}" if name in STEP_FIELDS else name: jax.tree.map(lambda x: _as_long(x, steps), x)
+            for name, x in infos.items()
+        },
+    )
+
+
+def _arrays(x: Any) -> PyTree:
+    """What Minari gives as nested dictionaries of arrays; tuples are numbered."""
+    if isinstance(x, Mapping):
+        return {str(name): _arrays(child) for name, child in x.items()}
+    if isinstance(x, tuple):
+        return {str(i): _arrays(child) for i, child in enumerate(x)}
+    x = np.asarray(x)
+    if x.dtype == object:
+        x = np.asarray([text.decode() if isinstance(text, bytes) else str(text) for text in x.ravel()]).reshape(x.shape)
+    return x
+
+
+def _with_last(x):
+    """With the last step's, which means nothing."""
+    return np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)])
+
+
+def _as_long(x, steps):
+    """Infos have an entry a step, or (those of some older datasets) one a transition."""
+    return _with_last(x) if len(x) == steps - 1 else x
+
+
+def implied_discount(is_terminal: np.ndarray) -> np.ndarray:
+    """The discount of an episode that ends so: 0 where it terminates, and at the last step, which means nothing."""
+    discount = np.ones(len(is_terminal), np.float32)
+    discount[:-1] -= is_terminal[1:]
+    discount[-1] = 0
+    return discount

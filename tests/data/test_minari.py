@@ -1,0 +1,306 @@
+"""Minari datasets: every bit comes back, Minari reads them, and what others wrote is read by the same rules."""
+
+import dataclasses
+import os
+import sys
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from programs import ENV, PPO
+from recorded import Clock, assert_bitwise, episode, killed, spaces_of, untrained
+
+import jaxrl
+from jaxrl import cli, spaces
+from jaxrl.data import MinariWriter, minari
+from jaxrl.envs.wrappers import TimeLimit
+from jaxrl.errors import ConfigError, DatasetError
+
+theirs = pytest.importorskip("minari")
+pytest.importorskip("h5py")
+MADE_UP = [
+    episode(0, 4, "terminated"),
+    episode(1, 1, "truncated"),
+    episode(2, 130, "cut off"),
+    episode(3, 7, "terminated"),
+]
+FORMATS = pytest.mark.parametrize("data_format", minari.DATA_FORMATS)
+
+
+def write(folder, episodes, dataset_id="made/up-v0", **options):
+    with MinariWriter(dataset_id, *spaces_of(episodes[0]), data_dir=folder, **options) as writer:
+        for one in episodes:
+            writer.write(one)
+        return writer.close()
+
+
+# --- round trips ---------------------------------------------------------------------------------------------------
+
+
+@FORMATS
+@pytest.mark.parametrize("at_once", [1, 1 << 24])
+def test_every_bit_of_every_type_comes_back(tmp_path, monkeypatch, data_format, at_once):
+    monkeypatch.setattr(minari, "_AT_ONCE", at_once)
+    path = write(tmp_path, MADE_UP, data_format=data_format)
+    dataset = jaxrl.load_dataset(f"minari:{path}")
+    assert len(dataset) == len(MADE_UP) and dataset.name == "made/up-v0" and dataset.path == path
+    for number, (wrote, read) in enumerate(zip(MADE_UP, dataset, strict=True)):
+        assert_bitwise(read.steps, wrote.steps)
+        assert_bitwise(dataset[number].steps, wrote.steps)
+        own = {"episode_id": number, "length": wrote.length, "return": wrote.episode_return}
+        assert read.metadata == dict(wrote.metadata) | own
+    assert dataset.lengths.tolist() == [one.length for one in MADE_UP]
+    report = dataset.report()
+    assert report.faults == [] or all("not finite" in fault for fault in report.faults)
+    assert report.endings == {"terminated": 2, "truncated": 1, "cut off": 1}
+    assert "tensorflow" not in sys.modules
+
+
+@FORMATS
+def test_images_are_stored_without_loss(tmp_path, data_format):
+    """Of this size Minari would make JPEGs of them."""
+    rng = np.random.default_rng(0)
+    one = dataclasses.replace(MADE_UP[0], observation=rng.integers(0, 256, (5, 36, 40, 3), np.uint8))
+    path = write(tmp_path, [one], data_format=data_format)
+    assert_bitwise(jaxrl.load_dataset(f"minari:{path}")[0].steps, one.steps)
+    assert not theirs.MinariDataset(path / "data").storage.jpeg_encoding
+
+
+def test_minari_reads_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path))
+    write(None, MADE_UP, env_spec="CartPole-v1", algorithm="PPO")
+    dataset = theirs.load_dataset("made/up-v0")
+    assert list(theirs.list_local_datasets()) == ["made/up-v0"]
+    assert "made" in theirs.namespace.list_local_namespaces()
+    assert len(dataset) == 4 and dataset.total_steps == 4 + 1 + 130 + 7
+    assert dataset.recover_environment().spec.id == "CartPole-v1"
+    assert dataset.storage.metadata["algorithm_name"] == "PPO" and dataset.storage.metadata["dataset_size"] > 0
+    for wrote, read in zip(MADE_UP, dataset, strict=True):
+        assert_bitwise(read.observations, wrote.observation)
+        assert_bitwise(read.actions, jax.tree.map(lambda x: x[:-1], wrote.action))
+        assert_bitwise(read.rewards, wrote.reward[:-1])
+        terminated = wrote.metadata["ending"] == "terminated"
+        assert read.terminations.tolist() == [False] * (wrote.length - 1) + [terminated]
+        assert read.truncations.tolist() == [False] * (wrote.length - 1) + [not terminated]
+    assert_bitwise(jaxrl.load_dataset("minari:made/up-v0")[2].steps, MADE_UP[2].steps)
+
+
+def test_what_else_the_steps_hold_comes_back(tmp_path):
+    extras = {"log_prob": np.float32([-1, -2, -3, -4, 0]), "logits": np.arange(15, dtype=np.float64).reshape(5, 3)}
+    one = dataclasses.replace(MADE_UP[0], extras=extras)
+    path = write(tmp_path, [one])
+    assert_bitwise(jaxrl.load_dataset(f"minari:{path}")[0].steps, one.steps)
+    assert_bitwise(theirs.MinariDataset(path / "data")[0].infos, extras)
+    with pytest.raises(ConfigError, match="steps/log_prob: Minari gives such fields back only if flat, and from HDF5"):
+        write(tmp_path, [one], "other-v0", data_format="arrow")
+    with pytest.raises(ConfigError, match="an episode has the fields"):
+        write(tmp_path, [one, MADE_UP[0]], "other-v0")
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"observation": np.zeros(5, ml_dtypes.bfloat16)}, "steps/observation has dtype bfloat16"),
+        ({"observation": {"eye": np.zeros(5, np.complex64)}}, "steps/observation/eye has dtype complex64"),
+        ({"observation": {"a/b": np.zeros(5, np.float32)}}, "steps/observation/a/b: Minari cannot have this name"),
+        ({"observation": np.zeros((5, 0), np.float32)}, r"steps/observation has shape \(0,\)"),
+        ({"reward": np.zeros(5, np.dtype(">f4"))}, "steps/reward has dtype >f4"),
+        ({"discount": np.float32([1, 0.5, 1, 0, 0])}, "steps/discount is not the float32 0 at a terminal end"),
+        ({"metadata": {"seeds": [1, 2]}}, r"the metadata field seeds=\[1, 2\] must be a number or a text"),
+    ],
+)
+def test_what_would_not_come_back_is_refused_by_name(tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        write(tmp_path, [dataclasses.replace(MADE_UP[0], **changes)], "bad-v0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_episodes_unlike_their_spaces_are_refused(tmp_path):
+    good = spaces.Box(-1, 1, (3,)), spaces.Discrete(4)
+    x = {"observation": np.zeros((5, 3), np.float32), "action": np.zeros(5, np.int32)}
+    for name, changes, words in (
+        ("observation", {"observation": np.zeros((5, 3))}, r"is float64 \(3,\), its space has float32 \(3,\)"),
+        ("observation", {"observation": {"a": x["observation"]}}, "is a dictionary"),
+        ("action", {"action": np.zeros((5, 1), np.int32)}, r"is int32 \(1,\), its space has int32 \(\)"),
+    ):
+        with MinariWriter("bad-v0", *good, data_dir=tmp_path) as writer:
+            with pytest.raises(ConfigError, match=f"steps/{name} {words}"):
+                writer.write(dataclasses.replace(MADE_UP[0], **{**x, **changes}))
+    with pytest.raises(ConfigError, match="no episodes"), MinariWriter("bad-v0", *good, data_dir=tmp_path) as writer:
+        writer.close()
+    for dataset_id in ("name", "name-v", "-v0", "a//-v0", "a b-v1"):
+        with pytest.raises(ConfigError, match="must be NAME-v0"):
+            MinariWriter(dataset_id, *good, data_dir=tmp_path)
+    with pytest.raises(ConfigError, match="unknown data format 'hdf'; did you mean 'hdf5'"):
+        MinariWriter("bad-v0", *good, data_dir=tmp_path, data_format="hdf")
+    with pytest.raises(ConfigError, match="env_spec='Cartpole-v1' is no environment of Gymnasium"):
+        MinariWriter("bad-v0", *good, data_dir=tmp_path, env_spec="Cartpole-v1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch):
+    path = write(tmp_path, MADE_UP[:1], "one-v0")
+    before = (path / "data" / "main_data.hdf5").read_bytes()
+    with pytest.raises(ConfigError, match="exists already"):
+        write(tmp_path, MADE_UP[:2], "one-v0")
+    assert (path / "data" / "main_data.hdf5").read_bytes() == before
+    real = MinariWriter._read_again
+
+    def damaged(self):
+        (file,) = self._staging.partial.rglob("*.hdf5")
+        data, reward = file.read_bytes(), MADE_UP[0].reward[:-1].tobytes()
+        assert data.count(reward) == 1
+        file.write_bytes(data.replace(reward, reward[::-1]))
+        real(self)
+
+    monkeypatch.setattr(MinariWriter, "_read_again", damaged)
+    with pytest.raises(DatasetError, match="other values than were written"):
+        write(tmp_path, MADE_UP[:1], "two-v0")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["one-v0"]
+
+
+@pytest.mark.faults
+def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
+    told = killed(tmp_path, "minari")
+    assert len(told) == 7
+    for moment, signal, left in told:
+        assert signal == ("0" if moment == "never" else "9")
+        assert left == ("data" if moment in ("after renaming", "never") else "nothing"), moment
+    for moment in ("after_renaming", "never"):
+        episodes = list(jaxrl.load_dataset(f"minari:{tmp_path / moment}"))
+        for seed, read in enumerate(episodes):
+            assert_bitwise(read.steps, episode(seed, 3).steps)
+        assert len(episodes) == 4
+    assert not list(tmp_path.glob(".*"))
+
+
+# --- exports ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "env, algo, ends",
+    [(TimeLimit(Clock(), 6), jaxrl.PPO(), {"terminated", "truncated"}), (ENV, PPO, {"truncated"})],
+    ids=["nested observations, continuous actions", "flat observations, discrete actions"],
+)
+def test_both_exports_are_the_same_episodes(tmp_path, env, algo, ends):
+    policy = untrained(env, algo)
+    settings = {"episodes": 20, "num_envs": 3, "seed": 5, "progress": False, "policy_version": 7}
+    rlds = jaxrl.load_dataset(f"rlds:{jaxrl.export_rlds(policy, env, tmp_path / 'rlds', **settings)}")
+    path = jaxrl.export_minari(policy, env, "tests/clock-v1", data_dir=tmp_path, **settings)
+    assert path == tmp_path / "tests" / "clock-v1"
+    dataset = jaxrl.load_dataset(f"minari:{path}")
+    for one, other in zip(rlds, dataset, strict=True):
+        assert_bitwise(one.steps, other.steps)
+        assert dict(one.metadata) == dict(other.metadata)
+    assert dataset.report().endings == rlds.report().endings and set(rlds.report().endings) == ends
+    actions = theirs.MinariDataset(path / "data").action_space
+    assert actions.shape == env.action_space.shape and actions.dtype.kind == env.action_space.dtype.kind
+
+
+def test_one_process_alone_writes_for_minari(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match="2 processes: a Minari dataset is of one"):
+        jaxrl.export_minari(untrained(ENV, PPO), ENV, "a-v0", episodes=4, data_dir=tmp_path)
+
+
+def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path / "minari"))
+    run = tmp_path / "run"
+    jaxrl.train(PPO, ENV, total_steps=64, run_dir=run, evaluation_episodes=2, num_envs=8, progress=False)
+    command = ["export-minari", str(run), "--id", "cartpole-v0", "--episodes", "9", "--no-progress"]
+    assert cli.main([*command, "--env-spec", "CartPole-v1"]) == 0
+    assert cli.main(["dataset", "info", "minari:cartpole-v0"]) == 0
+    printed = capsys.readouterr().out
+    assert str(tmp_path / "minari" / "cartpole-v0") in printed
+    assert "9 episodes" in printed and "no faults found" in printed
+    (metadata,) = {one.metadata["policy_version"] for one in jaxrl.load_dataset("minari:cartpole-v0")}
+    assert metadata == 64
+    assert theirs.load_dataset("cartpole-v0").recover_environment().spec.id == "CartPole-v1"
+    assert cli.main(command) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert cli.main(["export-minari", str(run)]) == 2
+    assert "--id ID" in capsys.readouterr().err
+    assert cli.main(["dataset", "info", "minari:other-v0"]) == 1
+    assert "is no dataset of Minari" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="have no splits"):
+        jaxrl.load_dataset("minari:cartpole-v0", split="test")
+
+
+# --- what others wrote -----------------------------------------------------------------------------------------------
+
+
+def foreign(folder, monkeypatch, steps=4, **changes):
+    """A dataset that Minari itself wrote, of one episode of float64 rewards."""
+    import gymnasium
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(folder))
+    box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    episode = {
+        "observations": (np.arange(2.0 * (steps + 1)).reshape(-1, 2), list("abcde")[: steps + 1]),
+        "actions": np.arange(steps),
+        "rewards": np.linspace(0, 1, steps),
+        "terminations": np.zeros(steps, bool),
+        "truncations": np.arange(steps) == steps - 1,
+        "infos": {"action": np.arange(steps + 1.0), "success": np.ones((steps, 1), bool), "deep": {"x": np.arange(5)}},
+    }
+    theirs.create_dataset_from_buffers(
+        "theirs-v3",
+        [theirs.data_collector.EpisodeBuffer(**(episode | changes), seed=8)],
+        observation_space=gymnasium.spaces.Tuple([box, gymnasium.spaces.Text(3)]),
+        action_space=gymnasium.spaces.Discrete(9),
+        jpeg_encoding=False,
+    )
+    return jaxrl.load_dataset("minari:theirs-v3")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_minari_wrote_is_read(tmp_path, monkeypatch):
+    dataset = foreign(tmp_path, monkeypatch)
+    (read,) = dataset
+    assert read.observation["0"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert read.observation["1"].tolist() == list("abcde")
+    assert read.action.tolist() == [0, 1, 2, 3, 0] and read.reward[-1] == 0 and read.reward.dtype == np.float64
+    assert read.discount.tolist() == [1, 1, 1, 1, 0] and not read.is_terminal.any()
+    assert read.metadata == {"ending": "truncated", "seed": 8, "length": 4}
+    assert read.extras["info_action"].tolist() == [0, 1, 2, 3, 4]
+    assert read.extras["success"].ravel().tolist() == [True] * 4 + [False]
+    assert read.extras["deep"]["x"].tolist() == [0, 1, 2, 3, 4]
+    assert dataset.report().faults == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"actions": np.arange(3)}, "action has 4 steps where is_last has 5"),
+        ({"observations": (np.zeros((4, 2)), list("abcd"))}, "observation/0 has 4 steps where is_last has 5"),
+        ({"terminations": np.asarray([0, 1, 0, 0], bool)}, "terminations is true at step 1 of 4; only the last can be"),
+        ({"truncations": np.zeros(3, bool)}, "truncations has 3 entries where rewards has 4"),
+    ],
+)
+def test_a_broken_rule_names_episode_and_field(tmp_path, monkeypatch, changes, words):
+    dataset = foreign(tmp_path, monkeypatch, **changes)
+    with pytest.raises(DatasetError, match=f"theirs-v3: episode 0: {words}"):
+        dataset[0]
+    assert dataset.report().faults[0] == f"episode 0: {words}"
+
+
+def test_damaged_datasets_are_told(tmp_path):
+    path = write(tmp_path, MADE_UP[:2], "one-v0")
+    info, records = path / "data" / "metadata.json", path / "data" / "main_data.hdf5"
+    whole = records.read_bytes()
+    records.write_bytes(whole[:2000])
+    with pytest.raises(DatasetError, match="episode 1: it cannot be read by Minari"):
+        jaxrl.load_dataset(f"minari:{path}")[1]
+    records.unlink()
+    with pytest.raises(DatasetError, match="cannot be opened by Minari"):
+        jaxrl.load_dataset(f"minari:{path}")
+    info.write_text("{")
+    with pytest.raises(DatasetError, match="metadata.json cannot be read"):
+        jaxrl.load_dataset(f"minari:{path}")
+    with pytest.raises(ConfigError, match="'rlds:DIR' or 'minari:ID'"):
+        jaxrl.load_dataset("d4rl:door-v0")

@@ -1,0 +1,81 @@
+"""TFRecord files: against another writer of them, against the checksum bit by bit, and damage."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboardX.record_writer import RecordWriter
+
+from jaxrl.data import tfrecord
+from jaxrl.errors import DatasetError
+
+
+def bit_by_bit(text):
+    """CRC-32C as RFC 3720 has it."""
+    register = 0xFFFFFFFF
+    for octet in text:
+        register ^= octet
+        for _ in range(8):
+            register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+    return register ^ 0xFFFFFFFF
+
+
+def written(path, records):
+    writer = tfrecord.TfRecordWriter(path)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+def test_the_check_value_of_the_standard():
+    assert tfrecord.crc32c([b"123456789"]).tolist() == [0xE3069283]
+    assert tfrecord.crc32c([bytes(32), b"\xff" * 32]).tolist() == [0x8A9136AA, 0x62A8AB43]  # RFC 3720, B.4
+    assert tfrecord.crc32c([]).tolist() == []
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5), st.integers(0, 3000))
+def test_checksums_of_many(texts, length):
+    texts = [*texts, np.random.default_rng(length).bytes(length)]
+    assert tfrecord.crc32c(texts).tolist() == [bit_by_bit(text) for text in texts]
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_the_files_are_those_of_another_writer(tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(tfrecord, "_AT_ONCE", at_once)
+    rng = np.random.default_rng(0)
+    records = [rng.bytes(n) for n in (0, 1, 63, 64, 65, 1000, 70_000)]
+    path = written(tmp_path / "ours", records)
+    theirs = RecordWriter(str(tmp_path / "theirs"))
+    for record in records:
+        theirs.write(record)
+    theirs.close()
+    assert path.read_bytes() == (tmp_path / "theirs").read_bytes()
+    with tfrecord.records(path) as read:
+        assert read(0, 7) == records and read(3, 5) == records[3:5] and read(6, 7) == records[6:]
+        with pytest.raises(DatasetError, match="records 6 to 7 cannot be read: it has 7"):
+            read(6, 8)
+
+
+def test_every_bit_counts(tmp_path):
+    records = [b"first", b"the second"]
+    whole = written(tmp_path / "whole", records).read_bytes()
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path = tmp_path / f"bit{bit}"
+        path.write_bytes(damaged)
+        with pytest.raises(DatasetError, match="cannot be read"), tfrecord.records(path) as read:
+            read(0, 2)
+    for length in range(1, len(whole)):
+        path = tmp_path / f"cut{length}"
+        path.write_bytes(whole[:length])
+        with pytest.raises(DatasetError, match="cannot be read"), tfrecord.records(path) as read:
+            read(0, 2)
+
+
+def test_a_file_that_changed_is_read_anew(tmp_path):
+    for records in ([b"one"], [b"two", b"three"], []):
+        path = written(tmp_path / "file", records)
+        with tfrecord.records(path) as read:
+            assert read(0, len(records)) == records
