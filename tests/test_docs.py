@@ -136,8 +136,8 @@ def as_users_have_it(tmp_path, monkeypatch):
 
     real = {name: getattr(jaxrl, name) for name in ("train", "make_train", "sweep")}
 
-    def train(algo, env, *, total_steps, **options):
-        options = options if "topology" in options else {"num_envs": 4} | options
+    def train(algo, env=None, *, total_steps, **options):
+        options = options if env is None or "topology" in options else {"num_envs": 4} | options
         return real["train"](algo, env, total_steps=min(total_steps, 512), **options, progress=False)
 
     def make_train(*arguments, **options):
@@ -185,7 +185,9 @@ LAYERS = (
     {"envs", "networks", "buffers", "manifest", "drawings"},
     {"algos", "parallel", "host_copy", "plotting"},
     {"policy", "evaluation", "checkpoint"},
-    {"training", "sweep", "loading", "rendering", "data"},
+    {"result", "signals", "sweep", "loading", "rendering", "data"},
+    {"loop"},
+    {"training"},
     {"doctor"},
     {"cli"},
 )
