@@ -32,7 +32,10 @@ def draw(
     oldest = jnp.where(ring.filled == ring.slots, lookback, 0) if lookback else jnp.int32(0)
     room = jnp.maximum(ring.filled - lookahead - oldest, 1)
 
-    number = below(bits(key, shard, _TRIES * count), room * columns).reshape(-1, _TRIES, count)
+    words = [bits(key, shard, count)]
+    for _ in range(_TRIES - 1):
+        words.append(mixed(words[-1]))
+    number = below(jnp.stack(words, axis=1), room * columns)
     slot = (ring.cursor - ring.filled + oldest + number // columns) % ring.slots
     here = jnp.arange(shard.shape[0], dtype=jnp.int32)[:, None, None]
     counts = transitions.eligible(ring, slot, here * columns + number % columns) & (ring.filled > lookahead + oldest)
@@ -56,6 +59,14 @@ def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:
     number = shard.astype(jnp.uint32)[:, None] * jnp.uint32(half) + jnp.arange(half, dtype=jnp.uint32)[None]
     words = jax.vmap(lambda n: jax.random.key_data(jax.random.fold_in(key, n)))(number.reshape(-1))
     return words.reshape(shard.shape[0], -1)[:, :count]
+
+
+def mixed(bits: jax.Array) -> jax.Array:
+    """Other bits from bits [...], uint32, one to one: a hash (lowbias32 of C. Wellons' prospector), not a generator."""
+    x = bits + jnp.uint32(0x9E3779B9)  # 0 would stay 0
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
 
 
 def unit(bits: jax.Array) -> jax.Array:
