@@ -1,6 +1,7 @@
 """Training: settings are checked, the program is bound, and the loop runs it."""
 
 import dataclasses
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from jaxrl.algos.base import make_algorithm
 from jaxrl.buffers import fixed, memory
 from jaxrl.data import rows
 from jaxrl.data.dataset import Dataset, load_dataset
+from jaxrl.data.loading import Loader
 from jaxrl.errors import ConfigError
 from jaxrl.loggers import Logger
 from jaxrl.loop import Loop
@@ -126,7 +128,17 @@ def train(
     others |= {"explore_in_evaluation": explore_in_evaluation, "demonstration_ratio": share}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, share)
-    described, rings = (None, None) if dataset is None else _given(algo, dataset, program)
+    described, given = None, None
+    if offline:
+        stream = topology.stream
+        if stream is None:
+            stream = not rows.fit(dataset, program.spec, list(program.mesh.devices.flat))
+        topology = dataclasses.replace(topology, stream=stream)
+        if stream:
+            program = program.streamed(algo)
+            described, given = _streamed(algo, dataset, program, seed)
+    if dataset is not None and given is None:
+        described, given = _held(algo, dataset, program)
     run = Loop(
         algo=algo,
         env=env,
@@ -140,7 +152,7 @@ def train(
         evaluate_every=total_steps // 10 if evaluate_every is None else evaluate_every,
         checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
         save_replay=save_replay,
-        dataset=rings,
+        dataset=given,
     )
     leader = distributed.is_leader()
     display = ProgressBar() if progress and leader else None
@@ -154,9 +166,18 @@ def train(
             return run.train(loggers, display, directory, checkpointer)
     finally:
         program.close()
+        if isinstance(given, Loader):
+            given.close()
 
 
-def _given(algo, dataset, program):
+def _streamed(algo, dataset, program, seed):
+    """What is remembered of a dataset, and its batches from disk."""
+    (source,) = experience.given(algo, program.shards, program.share).values()
+    described = {"path": str(dataset.path), "checksum": zlib.crc32(dataset.lengths.tobytes()), "share": program.share}
+    return described, rows.stream(dataset, source, program.spec, seed=seed)
+
+
+def _held(algo, dataset, program):
     """What is remembered of a dataset, and its rows where the program runs."""
     sources = experience.given(algo, program.shards, program.share)
     made, checksum = rows.rings(dataset, sources, program.spec, columns=program.shards)

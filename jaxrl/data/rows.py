@@ -1,5 +1,6 @@
 """Episodes as rows: a dataset laid out as a replay's, so that whatever draws from a replay can draw from it."""
 
+import dataclasses
 import zlib
 from collections.abc import Iterable, Mapping
 
@@ -9,11 +10,14 @@ import numpy as np
 from jaxrl import spaces
 from jaxrl.buffers import fixed, memory
 from jaxrl.buffers.fixed import Rings
+from jaxrl.data.dataset import Dataset
 from jaxrl.data.episodes import Episode, field_name, non_finite
+from jaxrl.data.loading import Loader
 from jaxrl.errors import ConfigError, DatasetError
 from jaxrl.sources import Replay
 from jaxrl.types import EnvSpec, PyTree, Trajectory
 
+_HEADROOM = 0.9  # of what is free
 _OUTSIDE = 1e-3  # how far beyond its bounds an action may lie, in ranges: others round
 
 
@@ -59,13 +63,44 @@ def rings(
     return fixed.rings(sources, laid, pick(step)), _checksum(rows)
 
 
+def fit(dataset: Dataset, spec: EnvSpec, devices: list[jax.Device]) -> bool:
+    """Whether the rows fit in memory: what is read, and what is laid out, which the devices share."""
+    example = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
+    needed = (int(dataset.lengths.sum()) + len(dataset)) * (memory.size_of(example) + 16)
+    on_cpu, host, device = devices[0].platform == "cpu", memory.free_on_host(), memory.free_on_device(devices[0])
+    # On a machine without other memory: what was read, in rows, and those laid out.
+    fits = host is None or (3 if on_cpu else 2) * needed <= _HEADROOM * host
+    return fits and (device is None or needed / len(devices) <= _HEADROOM * device)
+
+
+def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loader:
+    """Batches of the dataset as of an environment; an episode that does not fit it is refused by name when it is read.
+
+    Args:
+      dataset: of which.
+      source: what the items are, see `jaxrl.buffers.fixed.source_of`.
+      spec: of the environment that the data is about.
+      seed: of the order.
+    """
+
+    def as_of(episode):
+        number = episode.metadata.get("episode_id", "of the stream")
+        found = _rows(number, episode, spec)
+        return dataclasses.replace(
+            episode, observation=found.observation, action=found.action, reward=found.reward, extras={}
+        )
+
+    items = {"n_step": source.n_step, "sequence": source.sequence}
+    return dataset.map(as_of).loader(source.batch_size, seed=seed, **items)
+
+
 def _fitting(episodes):
     """The episodes, unless they take so much that the rows would not fit beside them."""
     free, taken = memory.free_on_host(), 0
     for episode in episodes:
         taken += sum(x.nbytes for x in jax.tree.leaves(episode.steps))
         # What was read, in rows, and those laid out.
-        if free is not None and 3 * taken > 0.9 * free:
+        if free is not None and 3 * taken > _HEADROOM * free:
             raise ConfigError(
                 f"the dataset takes more than {taken / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free for it and "
                 "two copies; use a part of it, or more memory"

@@ -12,12 +12,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxrl import keys
 from jaxrl.buffers import fixed
 from jaxrl.buffers.fixed import Rings
-from jaxrl.parallel import learner
+from jaxrl.errors import ConfigError
+from jaxrl.parallel import learner, streamed
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.report import Report, reported
 from jaxrl.parallel.rollout import EpisodeSums, RunState
+from jaxrl.parallel.streamed import StreamedProgram
 from jaxrl.schedules import at
+from jaxrl.sources import Replay, Uniform
 from jaxrl.types import Algorithm, Counter, Environment, EnvSpec, HostRecipe, PyTree, Replicas, env_spec
 
 _EVERYTHING = 1.0  # the dataset's share of every batch
@@ -31,10 +34,13 @@ class Offline:
       devices: as in `Anakin`: how many share every batch and the dataset's rows.
       shards: into how many parts the rows are cut, each of which gives the same part of every batch; the same number
         gives the same run on any number of devices. None: the largest of 8, 4, 2, 1 that divides the batch.
+      stream: read batches from disk, in a shuffled order, instead of holding all rows in memory; None: if they do not
+        fit.
     """
 
     devices: int | None = None
     shards: int | None = None
+    stream: bool | None = None
 
     def rows_per_iteration(self, algo: Algorithm) -> int:
         """Updates of an iteration."""
@@ -68,6 +74,24 @@ class OfflineProgram:
     shards: int
     num_envs: int = 1  # a tick is an update
     share: float = _EVERYTHING
+
+    def streamed(self, algo: Algorithm) -> StreamedProgram:
+        """The same for a dataset that is streamed.
+
+        Raises:
+          ConfigError: the algorithm asks for more than a stream gives.
+        """
+        (name, source), *others = algo.experience.items()
+        problems = []
+        if others:
+            problems.append(f"a stream serves one source, and {type(algo).__name__} has {sorted(algo.experience)}")
+        if isinstance(source, Replay) and not isinstance(source.sampler, Uniform):
+            problems.append(f"a stream has every item alike, and source {name!r} asks for {source.sampler}")
+        if jax.process_count() > 1:
+            problems.append("several processes cannot stream; hold the rows in memory, which they share")
+        if problems:
+            raise ConfigError(problems)
+        return StreamedProgram(self.spec, self.devices, self.shards, streamed.block(algo, self.spec))
 
     @property
     def _replicas(self) -> Replicas:

@@ -80,3 +80,9 @@ def reported(episodes: EpisodeSums, metrics: Metrics, updated: jax.Array, finite
     """The report of one iteration on this device."""
     fine = jnp.all(jnp.stack(list(finite.values())))
     return Report(episodes, metrics, updated, finite, jnp.where(fine, jnp.int32(-1), jnp.int32(0)))
+
+
+@jax.jit
+def summed(total: Report | None, report: Report, number: jax.Array) -> Report:
+    """`total`, None at first, with iteration `number`'s report added."""
+    return (Report.zeros_like(report) if total is None else total).add(report, number)

@@ -27,7 +27,7 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.actors import ActorThreads
 from jaxrl.parallel.collector import Collected, Collector, Published, Steps
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
-from jaxrl.parallel.report import Report
+from jaxrl.parallel.report import Report, summed
 from jaxrl.parallel.rollout import EpisodeSums, RunState
 from jaxrl.schedules import at
 from jaxrl.types import (
@@ -223,7 +223,7 @@ class SebulbaProgram:
                 batch = self._learning.gathered(rollouts)
                 state, report = self._learning.learn(resolved, state.replace(buffers={}), state.buffers, batch, dataset)
                 self._updates += 1
-                total = _summed(total, report, np.int32(number))
+                total = summed(total, report, np.int32(number))
         figures = {name: value - before[name] for name, value in threads.metrics().items() if name != "queue_depth"}
         figures |= {"queue_depth": threads.metrics()["queue_depth"], "policy_lag": float(np.mean(lags))}
         figures |= {"inference_batch": float(self.num_envs // (self._processes * len(self._collectors)))}
@@ -424,11 +424,6 @@ class _Learning:
             dataset=dataset,
         )
         return state, report.with_state(state, jnp.int32(0)).over(self._replicas)
-
-
-@jax.jit
-def _summed(total, report, number):
-    return (Report.zeros_like(report) if total is None else total).add(report, number)
 
 
 @lru_cache(maxsize=32)

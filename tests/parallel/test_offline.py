@@ -9,12 +9,12 @@ import pytest
 from programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
 
 import jaxrl
-from jaxrl.buffers import fixed, replay
+from jaxrl.buffers import fixed, memory, replay
 from jaxrl.data import RldsWriter, recording, rows
 from jaxrl.data.episodes import EpisodeCutter
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.errors import ConfigError
-from jaxrl.parallel import experience
+from jaxrl.parallel import experience, streamed
 from jaxrl.parallel import mesh as meshes
 from jaxrl.schedules import at
 from jaxrl.sources import Dataset
@@ -29,6 +29,10 @@ class Episodes(list):
 
     path = "memory"
 
+    @property
+    def lengths(self):
+        return np.array([episode.length for episode in self])
+
 
 @functools.cache
 def episodes():
@@ -37,7 +41,8 @@ def episodes():
     state = program.start(algo, ENV, 0)
     policy = jaxrl.Policy(algo, algo.actor(state.learner), program.spec)
     cutter, found = EpisodeCutter(NUM_ENVS), Episodes()
-    stream = recording.play(policy, ENV, num_envs=NUM_ENVS, seed=1, explore=True)
+    which = {"env_index": np.arange(NUM_ENVS), "all_envs": NUM_ENVS}
+    stream = recording.play(policy, ENV, **which, seed=1, explore=True)
     found += [episode for _, episode in cutter.add(next(stream))][:40]
     stream.close()
     return found
@@ -123,6 +128,29 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     other = written(tmp_path / "other", episodes()[1:])
     with pytest.raises(jaxrl.JaxrlError, match="dataset"):
         jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "whole", **arguments | {"dataset": other})
+
+
+def test_a_stream_is_the_same_on_two_devices_and_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    """In blocks, so that the end may lie a little further; and without being told where rows do not fit."""
+    monkeypatch.setattr(streamed, "_MOST", 8)
+    algo = FromData(network=DQN.network, learning_rate=1e-2, target_period=3)
+    arguments = {"dataset": written(tmp_path / "data"), "eval_env": ENV, "evaluation_episodes": 4, "seed": 2}
+    arguments |= {"progress": False, "checkpoint_every": 8, "evaluate_every": 8}
+    topology = jaxrl.Offline(shards=SHARDS, stream=True)
+    whole = jaxrl.train(algo, total_steps=30, run_dir=tmp_path / "whole", topology=topology, **arguments)
+    assert whole.total_steps == 32 and whole.state.learner.updates == 32
+    two = jaxrl.train(algo, total_steps=30, topology=jaxrl.Offline(2, SHARDS, True), **arguments)
+    assert_equal(whole.state, two.state, 1e-5)
+    halves = {"run_dir": tmp_path / "halves", "topology": topology}
+    first = jaxrl.train(algo, total_steps=30, target_return=-1e9, **halves, **arguments)
+    assert first.total_steps == 8
+    second = jaxrl.train(algo, total_steps=30, **halves, **arguments)
+    assert_equal(whole.state, second.state)
+    monkeypatch.setattr(memory, "free_on_host", lambda: 1_000)
+    unasked = jaxrl.train(algo, total_steps=30, topology=jaxrl.Offline(shards=SHARDS), **arguments)
+    assert_equal(whole.state, unasked.state)
+    with pytest.raises(ConfigError, match="every item alike"):
+        jaxrl.train(DQN, total_steps=30, topology=topology, **arguments)
 
 
 def written(path, what=None):
