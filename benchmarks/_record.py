@@ -1,5 +1,6 @@
 """What every benchmark shares: the machine it ran on, its results as JSON, and peers in environments of their own."""
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -64,6 +65,33 @@ def save(name: str, rows: list[dict[str, Any]], **extra: Any) -> pathlib.Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), **extra, "rows": rows}, indent=2) + "\n")
     return path
+
+
+def add_process_flags(parser: argparse.ArgumentParser) -> None:
+    """`--distributed` and what goes with it, as of `jaxrl train`."""
+    from jaxrl import cli_processes
+
+    for flag in cli_processes.flags():
+        name = "--" + flag.name.replace("_", "-")
+        if flag.default is False:
+            parser.add_argument(name, action="store_true", help=flag.help)
+        else:
+            parser.add_argument(name, type=str if flag.name == "coordinator" else int, help=flag.help)
+
+
+def join_processes(arguments: argparse.Namespace) -> bool:
+    """Joins the other processes if `--distributed` asks for it; whether it does. Ends the program if it cannot be."""
+    from jaxrl import cli_processes
+    from jaxrl.errors import JaxrlError
+
+    asked = vars(arguments)
+    try:
+        if problems := cli_processes.problems(asked):
+            raise SystemExit("\n".join(f"error: {problem}" for problem in problems))
+        cli_processes.join(asked)
+    except JaxrlError as error:
+        raise SystemExit(f"error: {error}") from error
+    return arguments.distributed
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

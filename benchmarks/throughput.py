@@ -2,6 +2,11 @@
 
     python benchmarks/throughput.py [--repeats 7] [--num-envs 4 64 2048] [--seeds 8] [--no-peer]
 
+    python benchmarks/throughput.py --distributed [--coordinator HOST:PORT --num-processes N --process-id I]
+
+With `--distributed`, the same command on every machine, it is jaxrl alone, one run over all their devices; `--num-envs`
+counts all of them.
+
 Both train with the same settings (128 steps, 4 epochs of 4 minibatches, two networks of 2 x 64 tanh, Adam), rejax in
 an environment of its own (gymnax 0.0.9). jaxrl runs as `jaxrl.train` does: truncation, metrics and finite checks on.
 What is timed is compiled and warm, to `block_until_ready`. On an accelerator the peer is left out if it has none.
@@ -65,16 +70,17 @@ class Jaxrl:
 
         use_cpu_devices(len(os.sched_getaffinity(0)))
 
-    def __call__(self, *, num_envs: int, iterations: int, seeds: int, seed: int) -> float:
+    def __call__(self, *, num_envs: int, iterations: int, seeds: int, seed: int, devices: int = 1) -> float:
         import jax
 
         import jaxrl
         from jaxrl.sweep import _Many
 
         algo, env = jaxrl.PPO(), jaxrl.make("gymnax:CartPole-v1")
-        program = jaxrl.Anakin(num_envs, devices=1).bind(algo, env)
+        program = jaxrl.Anakin(num_envs, devices=devices).bind(algo, env)
         ticks = iterations * 128
         if seeds == 1:
+            algo, env = program.place(algo), program.place(env)
             state = jax.block_until_ready(program.start(algo, env, seed))
             start = time.perf_counter()
             jax.block_until_ready(program.chunk(algo, env, state, iterations, ticks))
@@ -99,7 +105,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1.0, help="of one timed run, roughly")
     parser.add_argument("--no-peer", action="store_true")
+    record.add_process_flags(parser)
     arguments = parser.parse_args()
+    if record.join_processes(arguments):
+        return in_processes(arguments)
 
     here = pathlib.Path(__file__)
     ours = record.Worker(sys.executable, here)
@@ -131,6 +140,28 @@ def main() -> None:
         if peer is not None:
             peer.close()
     print(record.save("throughput", rows, repeats=arguments.repeats))
+
+
+def in_processes(arguments: argparse.Namespace) -> None:
+    """One run over the devices of all processes; the first one writes what came."""
+    import jax
+
+    ours, rows = Jaxrl(), []
+    processes, devices, leader = jax.process_count(), jax.device_count(), jax.process_index() == 0
+    for num_envs in arguments.num_envs:
+        if num_envs % devices:
+            print(f"--num-envs {num_envs} does not divide over {devices} devices, and is left out", flush=True)
+            continue
+        iterations = max(4, int(arguments.seconds * 250_000 / (128 * num_envs)))
+        settings = {"num_envs": num_envs, "iterations": iterations, "seeds": 1, "seed": 0, "devices": devices}
+        ask = lambda settings=settings: ours(**settings)  # noqa: E731
+        seconds = record.alternate({"jaxrl": ask}, arguments.repeats)["jaxrl"]
+        row = {"num_envs": num_envs, "processes": processes, "devices": devices}
+        rows.append(row | {"jaxrl (steps/s)": iterations * 128 * num_envs / seconds})
+        if leader:
+            print(record.table(rows[-1:]), flush=True)
+    if leader:
+        print(record.save(f"throughput-{processes}-processes", rows, repeats=arguments.repeats))
 
 
 def answer_requests() -> None:

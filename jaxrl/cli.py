@@ -93,14 +93,18 @@ def _plain_warnings():
 
 def _train(argv: Sequence[str]) -> int:
     from jaxrl.cli_runs import train
+    from jaxrl.parallel.distributed import failures_told
 
-    return train(argv)
+    with failures_told():
+        return train(argv)
 
 
 def _sweep(argv: Sequence[str]) -> int:
     from jaxrl.cli_runs import sweep
+    from jaxrl.parallel.distributed import failures_told
 
-    return sweep(argv)
+    with failures_told():
+        return sweep(argv)
 
 
 def _eval(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl import envs, training
+from jaxrl import cli_processes, envs, training
 from jaxrl.algos import ALGORITHMS
 from jaxrl.algos.base import field_problems, make_algorithm
 from jaxrl.algos.presets import PRESETS, Preset
@@ -27,6 +27,7 @@ from jaxrl.config import encode
 from jaxrl.errors import ConfigError, unknown
 from jaxrl.evaluation import Evaluation
 from jaxrl.loggers import WandbLogger
+from jaxrl.parallel import distributed
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.offline import Offline
@@ -59,8 +60,12 @@ def train(argv: Sequence[str]) -> int:
     asked_layout = {name: value for name, value in layout.items() if value is not None}
     topology = _topology(asked.env, asked.num_envs, asked_layout)
     project = arguments.pop("wandb")
-    loggers = [] if project is None else [_wandb(project, arguments["run_dir"], asked)]
-    return _report(training.train(asked.algo, asked.env, topology=topology, loggers=loggers, **arguments))
+    leader = distributed.is_leader()
+    loggers = [_wandb(project, arguments["run_dir"], asked)] if project is not None and leader else []
+    result = training.train(asked.algo, asked.env, topology=topology, loggers=loggers, **arguments)
+    if leader:
+        _report(result)
+    return {"non_finite": 1, "interrupted": 130}.get(result.stopped, 0)
 
 
 def sweep(argv: Sequence[str]) -> int:
@@ -93,10 +98,11 @@ def sweep(argv: Sequence[str]) -> int:
     if asked.num_envs is not None:
         arguments["num_envs"] = asked.num_envs
     result = run_sweep(asked.algo, asked.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
-    print(result.table())
-    print(f"{result.wall_seconds:,.0f} s, {result.steps_per_second:,.0f} steps/s over all runs")
-    if out is not None:
-        _save_sweep(result, out)
+    if distributed.is_leader():
+        print(result.table())
+        print(f"{result.wall_seconds:,.0f} s, {result.steps_per_second:,.0f} steps/s over all runs")
+        if out is not None:
+            _save_sweep(result, out)
     return 0
 
 
@@ -129,27 +135,31 @@ def _read_run(command: str, argv: Sequence[str], flags: Callable[[Preset | None]
     values, problems = parse(
         f"jaxrl {command} {name}",
         f"{fields[0].help} Numbers may be schedules over the run, as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5.",
-        [Group("run", _common_flags(preset) + flags(preset)), *fields],
+        [Group("run", [*_common_flags(preset), *flags(preset), *cli_processes.flags()]), *fields],
         rest,
     )
     run, algo = values["run"], with_flags(algo, values)
-    problems += field_problems(algo)
-    split = cores() if command == "sweep" and run["devices"] is None else run["devices"]
-    if split is not None and split > 1:
-        use_cpu_devices(split)  # before anything else, the environment first of all, asks JAX for its devices
-    env, offline = None, run["env"] is None and run.get("dataset") is not None
-    if run["env"] is None and not offline:
+    problems += field_problems(algo) + cli_processes.problems(run)
+    if run["env"] is None and run.get("dataset") is None:
         problems.append("no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")
-    elif not offline:
-        try:
-            env = make_environment(run["env"], run["env_params"])
-        except ConfigError as error:
-            problems += error.problems
     if run["total_steps"] is None:
         problems.append("no length of the run: --total-steps N")
+    if problems and run["distributed"]:
+        raise ConfigError(problems)  # before the other processes are waited for
+    processes = cli_processes.join(run)
+    split = cores() if command == "sweep" and run["devices"] is None else run["devices"]
+    if command == "train" and split is not None:
+        split //= processes  # it counts those of all of them
+    if split is not None and split > 1:
+        use_cpu_devices(split)  # before anything else, the environment first of all, asks JAX for its devices
+    env = None
+    try:
+        env = None if run["env"] is None else make_environment(run["env"], run["env_params"])
+    except ConfigError as error:
+        problems += error.problems
     if problems:
         raise ConfigError(problems)
-    common = ("preset", "env", "env_params", "num_envs")
+    common = ("preset", "env", "env_params", "num_envs", *cli_processes.FLAGS)
     return _Asked(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
 
 
@@ -254,8 +264,8 @@ def score(evaluation: Evaluation) -> str:
     return shown + (f"; {evaluation.unfinished} more did not end" if evaluation.unfinished else "")
 
 
-def _report(result: training.Result) -> int:
-    """Prints how a run ended; the exit code that says so."""
+def _report(result: training.Result) -> None:
+    """Prints how a run ended."""
     line = f"{type(result.algo).__name__} on {result.env.name}: {result.total_steps:,} steps"
     if result.steps_per_second > 0:
         line += f", {result.steps_per_second:,.0f} steps/s, {result.wall_seconds:,.0f} s"
@@ -268,14 +278,11 @@ def _report(result: training.Result) -> int:
         print("stopped early: the target return was reached")
     if result.stopped == "non_finite":
         print(f"error: {result.problem}", file=sys.stderr)
-        return 1
     if result.stopped == "interrupted":
         saved = "nothing was saved, for want of --run-dir"
         if result.run_dir is not None:
             saved = "the same command goes on from here"
         print(f"interrupted; {saved}")
-        return 130
-    return 0
 
 
 def _short(path: Path) -> Path:

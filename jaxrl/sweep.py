@@ -11,13 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
 from jaxrl import envs
 from jaxrl.algos.base import make_algorithm, replace
+from jaxrl.config import encode
 from jaxrl.errors import ConfigError, NonFiniteError
 from jaxrl.evaluation import layout, play
-from jaxrl.parallel import learner
+from jaxrl.parallel import distributed, learner
 from jaxrl.parallel.anakin import Anakin, AnakinProgram
 from jaxrl.parallel.mesh import cores, over_devices, use_cpu_devices
 from jaxrl.parallel.report import Report
@@ -81,7 +83,7 @@ def _bound(algo, env, total_steps, topology):
         raise ConfigError(f"devices={topology.devices}: here every run is on one device; use devices=1")
     if total_steps < 1:
         raise ConfigError(f"total_steps={total_steps} must be at least 1")
-    program = dataclasses.replace(topology, devices=1).bind(algo, env)
+    program = dataclasses.replace(topology, devices=1).bind(algo, env, processes=1)
     return algo, env, program, -(-total_steps // program.rows_per_iteration(algo))
 
 
@@ -237,6 +239,7 @@ def sweep(
     """Seeds times settings in one compiled program; the runs are spread over the devices.
 
     A run is the same, bit for bit, as that seed alone where runs are mapped in turn, and up to rounding under `vmap`.
+    With several processes (`jaxrl.parallel.distributed`) each trains its share of the runs, and all have the result.
 
     Args:
       algo, env, total_steps, num_envs, topology: as for `make_train`; of every run.
@@ -260,6 +263,7 @@ def sweep(
     if mapping not in (None, "vmap", "in_turn"):
         raise ConfigError(f"mapping={mapping!r} is not one of 'vmap', 'in_turn'")
     here = jax.local_device_count()
+    processes, leader = jax.process_count(), distributed.is_leader()
     devices = here if devices is None else devices
     if not 1 <= devices <= here:
         raise ConfigError(f"devices={devices} must be between 1 and the {here} that this process has")
@@ -270,26 +274,36 @@ def sweep(
     algo = make_algorithm(algo) if isinstance(algo, str) else algo
     settings = configurations(samples, space, search_seed)
     topology = topology or Anakin(num_envs, devices=1)
+    if processes > 1:
+        asked = {"algorithm": encode(algo), "environment": env if isinstance(env, str) else encode(env)}
+        asked |= {"topology": encode(topology), "settings": encode(settings), "seeds": seeds, "mapping": mapping}
+        asked |= {"total_steps": total_steps, "points": points, "explore_in_evaluation": explore_in_evaluation}
+        distributed.check_same(asked | {"evaluation_episodes": evaluation_episodes})
     groups: dict[Any, list[int]] = {}
     bound = [_bound(replace(algo, **setting), env, total_steps, topology) for setting in settings]
     for index, (variant, *_) in enumerate(bound):
         groups.setdefault(jax.tree.structure(variant), []).append(index)
 
-    display = ProgressBar() if progress else None
+    display = ProgressBar() if progress and leader else None
     began = time.monotonic()
     parts: dict[int, dict[str, Any]] = {}
     if display is not None:
-        display.start(sum(b[3] * b[2].rows_per_iteration(b[0]) for b in bound) * len(seeds))
+        display.start(sum(b[3] * b[2].rows_per_iteration(b[0]) for b in bound) * len(seeds) // processes)
     done, timed = 0, []
     try:
         for members in groups.values():
             _, env_, program, iterations = bound[members[0]]
-            many = _Many(program, devices, mapping, len(members) * len(seeds))
-            algos = many.spread([bound[index][0] for index in members for _ in seeds])
-            keys = many.spread([jax.random.key(seed) for _ in members for seed in seeds])
+            runs = [(bound[index][0], seed) for index in members for seed in seeds]
+            mine = _share(runs)
+            many = _Many(program, devices, mapping, len(mine))
+            algos = many.spread([variant for variant, _ in mine])
+            keys = many.spread([jax.random.key(seed) for _, seed in mine])
             part, parts_timed, done = _train_many(many, algos, env_, keys, iterations, points, display, done)
             timed += parts_timed
             returns = many.evaluate(algos, part["learner"], env_, keys, evaluation_episodes, explore_in_evaluation)
+            part |= {"returns": returns}
+            if processes > 1:
+                part = _gathered(part, len(mine))
             for position, index in enumerate(members):
                 rows = slice(position * len(seeds), (position + 1) * len(seeds))
                 parts[index] = {
@@ -297,13 +311,14 @@ def sweep(
                     "metrics": {name: curve[rows] for name, curve in part["metrics"].items()},
                     "failed": part["failed"][rows],
                     "learner": jax.tree.map(lambda x, rows=rows: x[rows], part["learner"]),
-                    "returns": returns[rows],
+                    "returns": part["returns"][rows],
                 }
     finally:
         if display is not None:
             display.close()
     ordered = [parts[index] for index in range(len(settings))]
     names = set.intersection(*(set(part["metrics"]) for part in ordered))
+    rate = sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9)
     length = min(len(part["steps"]) for part in ordered)
     return SweepResult(
         configurations=settings,
@@ -313,9 +328,24 @@ def sweep(
         returns=np.stack([part["returns"] for part in ordered]),
         failed=np.stack([part["failed"] for part in ordered]),
         learners=[part["learner"] for part in ordered],
-        steps_per_second=sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9),
+        steps_per_second=sum(distributed.exchange("steps a second", rate)),
         wall_seconds=time.monotonic() - began,
     )
+
+
+def _share(runs: list[Any]) -> list[Any]:
+    """Those of this process; every process has the same number, so the last ones may have the last run again."""
+    processes, index = jax.process_count(), jax.process_index()
+    padded = runs + runs[-1:] * (-len(runs) % processes)
+    each = len(padded) // processes
+    return padded[index * each : (index + 1) * each]
+
+
+def _gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
+    """What all processes have of `each` run that is theirs, in the order of runs."""
+    of_runs = {name: value for name, value in part.items() if name != "steps"}
+    mine = jax.tree.map(lambda x: np.asarray(x)[:each], of_runs)  # the rest fills up a device
+    return multihost_utils.process_allgather(mine, tiled=True) | {"steps": part["steps"]}
 
 
 def _train_many(many, algos, env, keys, iterations, points, display, done_before):

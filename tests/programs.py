@@ -50,6 +50,7 @@ DQN = jaxrl.DQN(
     network=networks.QNetwork(torso=SMALL),
 )
 ALGORITHMS = {"ppo": PPO, "recurrent_ppo": RECURRENT_PPO, "dqn": DQN}
+SWEEP = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 4, "points": 2, "progress": False}
 
 
 def anakin(devices=1):

@@ -54,19 +54,22 @@ class Anakin:
         """Rows that an iteration collects, over all environments."""
         return ro.rollout_length(algo) * self.num_envs
 
-    def bind(self, algo: Algorithm, env: Environment, share: float = 0.0) -> "AnakinProgram":
+    def bind(
+        self, algo: Algorithm, env: Environment, share: float = 0.0, processes: int | None = None
+    ) -> "AnakinProgram":
         """Checks everything that can be checked before compiling, and fixes the program.
 
         Args:
           algo, env: what runs.
           share: of every batch that a dataset gives.
+          processes: that the run is of; None: all there are.
 
         Raises:
           ConfigError: with every problem found.
         """
         spec = env_spec(env)
         devices = meshes.default_device_count() if self.devices is None else self.devices
-        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, share)
+        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, share, processes)
         return AnakinProgram(spec, self.num_envs, devices, shards, share)
 
 

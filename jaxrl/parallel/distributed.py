@@ -28,6 +28,7 @@ ANSWER_SECONDS = 600.0  # that a process waits for the others where all should a
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object: another one in every process
 _VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax")
+_FAILED = "failed"  # in place of what a process is at, once it has failed
 _exchanges = itertools.count()
 
 
@@ -49,7 +50,7 @@ def initialize(
       num_processes: of the run.
       process_id: of this one, from 0 on.
       heartbeat_seconds: a process that was not heard of for so long is dead, and all others end.
-      start_seconds: that the others have to arrive.
+      start_seconds: that the others have to arrive; then JAX aborts this process.
       end_seconds: that a process which is done, or which raised, waits for the others; then all end, and not well.
 
     Returns:
@@ -57,17 +58,9 @@ def initialize(
 
     Raises:
       ConfigError: no cluster was detected, or the arguments do not fit; versions differ between processes.
-      PeerError: not all processes arrived.
     """
-    problems = []
-    if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
-        problems.append(f"coordinator={coordinator!r} must be HOST:PORT")
-    if num_processes is not None and num_processes < 1:
-        problems.append(f"num_processes={num_processes} must be at least 1")
-    elif process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
-        problems.append(f"process_id={process_id} must be between 0 and {(num_processes or 1) - 1}")
-    if problems:
-        raise ConfigError(problems)
+    if found := problems(coordinator, num_processes, process_id):
+        raise ConfigError(found)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     alone = coordinator is not None and coordinator.rpartition(":")[0] in _LOOPBACK
     try:
@@ -85,15 +78,25 @@ def initialize(
             f"no cluster was detected ({error}); give coordinator=HOST:PORT, num_processes=N and process_id=I, "
             "I being 0 on the machine HOST"
         ) from error
-    except RuntimeError as error:
-        if _engine.global_state.client is None or "called" in str(error):
-            raise  # too late, or twice
-        raise PeerError(f"not all processes arrived within {start_seconds} s: {error}") from error
     here = _engine.global_state
     versions = {name: _version(name) for name in _VERSIONS}
     found = _exchange("versions", versions, here.process_id, here.num_processes)
     _raise_differences([{f"version of {name}": version for name, version in theirs.items()} for theirs in found])
     return here.num_processes
+
+
+def problems(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> list[str]:
+    """What is wrong with these arguments of `initialize`, one line each."""
+    found = []
+    if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
+        found.append(f"coordinator={coordinator!r} must be HOST:PORT")
+    if num_processes is not None and num_processes < 1:
+        found.append(f"num_processes={num_processes} must be at least 1")
+    elif process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
+        found.append(f"process_id={process_id} must be between 0 and {(num_processes or 1) - 1}")
+    return found
 
 
 def is_leader() -> bool:
@@ -161,6 +164,20 @@ def jointly(what: str) -> Generator[None]:
             raise PeerError(f"process {index} failed ({what}): {name}: {text}")
 
 
+@contextlib.contextmanager
+def failures_told() -> Generator[None]:
+    """What is raised within by one process, the others hear of where they next wait for it (`exchange`)."""
+    try:
+        yield
+    except BaseException as error:
+        here = _engine.global_state
+        if here.client is not None and here.num_processes > 1:
+            told = json.dumps([_FAILED, f"{type(error).__name__}: {error}"])
+            with contextlib.suppress(RuntimeError):  # the service is gone, and with it the others
+                here.client.key_value_set(_key(next(_exchanges), here.process_id), told)
+        raise
+
+
 def _exchange(what, value, index, count):
     if count == 1:
         return [value]
@@ -178,6 +195,8 @@ def _exchange(what, value, index, count):
             reason = str(error).splitlines()[0]
             raise PeerError(f"process {other} does not answer (process {index} waits for: {what}): {reason}") from error
         doing, theirs = json.loads(answer)
+        if doing == _FAILED:
+            raise PeerError(f"process {other} failed: {theirs}")
         if doing != what:
             raise PeerError(f"process {other} is at {doing!r} where process {index} is at {what!r}")
         found.append(theirs)

@@ -96,7 +96,13 @@ def use_cpu_devices(count: int) -> bool:
 
 
 def checked_layout(
-    algo: Algorithm, spec: EnvSpec, num_envs: int, devices: int, shards: int | None, share: float = 0.0
+    algo: Algorithm,
+    spec: EnvSpec,
+    num_envs: int,
+    devices: int,
+    shards: int | None,
+    share: float = 0.0,
+    processes: int | None = None,
 ) -> int:
     """The number of logical shards, after checking that everything divides.
 
@@ -106,6 +112,7 @@ def checked_layout(
       devices: devices asked for, of all processes together.
       shards: asked for, or None for the largest of 8, 4, 2, 1 that works.
       share: of every batch that a dataset gives.
+      processes: that the devices are of; None: all there are.
 
     Raises:
       ConfigError: with every problem found.
@@ -113,7 +120,7 @@ def checked_layout(
     problems = []
     if num_envs < 1:
         raise ConfigError(f"num_envs={num_envs} must be at least 1")
-    here, processes = jax.local_device_count(), jax.process_count()
+    here, processes = jax.local_device_count(), processes or jax.process_count()
     if processes > 1 and (devices % processes or not 1 <= devices <= here * processes):
         problems.append(
             f"devices={devices} must be a multiple of {processes}, the processes, and at most {here * processes}, "

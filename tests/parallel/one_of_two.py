@@ -92,7 +92,9 @@ def runs(folder):
 
 def more(folder):
     """What needs as long again."""
+    swept = jaxrl.sweep(programs.ALGORITHMS["ppo"], programs.ENV, seeds=3, **programs.SWEEP)
     return {
+        "sweep": {"returns": swept.returns.tolist(), "loss": swept.metrics["update/value_loss"].tolist()},
         "late": told(train(None, host={"lag": 1})),
         "dqn": told(train(folder / "dqn", "dqn", updates=12)),
     }

@@ -14,8 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, anakin, assert_equal
+from programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SWEEP, anakin, assert_equal
 
 import jaxrl
 from jaxrl import checkpoint
@@ -144,6 +145,15 @@ def more(tmp_path_factory):
     """The same of what needs as long again."""
     folder = tmp_path_factory.mktemp("more")
     return both("more", folder), folder
+
+
+@pytest.mark.long
+def test_a_sweep_is_shared_by_two_processes(more):
+    (first, second), _ = more
+    one = jaxrl.sweep(ALGORITHMS["ppo"], ENV, seeds=3, devices=1, **SWEEP)
+    assert first["sweep"] == second["sweep"]
+    assert first["sweep"]["returns"] == one.returns.tolist()
+    np.testing.assert_allclose(first["sweep"]["loss"], one.metrics["update/value_loss"], rtol=1e-5)
 
 
 @pytest.mark.long
