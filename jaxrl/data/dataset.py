@@ -11,7 +11,7 @@ from jaxrl.data import episodes as rules
 from jaxrl.data.episodes import Episode
 from jaxrl.data.loading import Loader, arrays
 from jaxrl.data.minari_reader import MinariReader
-from jaxrl.data.order import permuted
+from jaxrl.data.order import permuted, runs
 from jaxrl.data.report import Report, Tally
 from jaxrl.data.rlds import open_directory
 from jaxrl.data.statistics import Images, Statistics, statistics
@@ -31,8 +31,8 @@ class Reader(Protocol):
     name: str
 
     def __len__(self) -> int: ...
-    def records(self, start: int, stop: int) -> Iterator[Any]:
-        """What is stored of the episodes from `start` up to `stop`, without it."""
+    def records(self, places: Iterable[int]) -> Iterator[Any]:
+        """What is stored of these episodes, in this order."""
         ...
 
     def episode(self, record: Any, where: str) -> Episode:
@@ -226,14 +226,13 @@ class Dataset:
         return episode
 
     def _records(self, numbers):
-        """(part, place in it, number, record) of episodes; runs of neighbours are read as one."""
-        parts = np.searchsorted(self._starts, numbers, side="right") - 1
-        ends = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(parts) != 0)) + 1
-        for run in np.split(np.arange(len(numbers)), ends) if len(numbers) else ():
-            part, first = self._parts[parts[run[0]]], int(numbers[run[0]])
-            place = first - int(self._starts[parts[run[0]]])
-            for offset, record in enumerate(part.records(place, place + len(run))):
-                yield part, place + offset, first + offset, record
+        """(part, place in it, number, record) of episodes."""
+        which = np.searchsorted(self._starts, numbers, side="right") - 1
+        for begin, end in runs(which):
+            part, here = self._parts[which[begin]], numbers[begin:end]
+            places = here - self._starts[which[begin]]
+            for place, number, record in zip(places.tolist(), here.tolist(), part.records(places), strict=True):
+                yield part, place, number, record
 
     def _where(self, part, place, index):
         within = "" if len(self._parts) == 1 else f" (number {place} of {part.path.name})"

@@ -4,7 +4,6 @@ Everything is computed from the lengths of the episodes; of these alone, and of 
 """
 
 import dataclasses
-import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ import numpy as np
 from jaxrl.buffers.memory import size_of
 from jaxrl.data import views
 from jaxrl.data.episodes import Episode
-from jaxrl.data.order import permuted
+from jaxrl.data.order import permuted, runs
 from jaxrl.errors import ConfigError, unknown
 from jaxrl.sources import Sequence
 from jaxrl.types import SequenceBatch, Trajectory, TransitionBatch
@@ -153,10 +152,10 @@ class Batches:
             if (owner[1:] < owner[:-1]).any():
                 order = np.argsort(owner, kind="stable")
                 flat, owner = flat[order], owner[order]
-            local, edges = flat - self._first_row[owner], np.flatnonzero(np.diff(owner)) + 1
+            local = flat - self._first_row[owner]
             example = held[int(owner[0])]
             found = [np.empty((len(flat), *x.shape[1:]), x.dtype) for x in example.leaves[name]]
-            for low, high in itertools.pairwise([0, *edges.tolist(), len(flat)]):
+            for low, high in runs(owner):
                 rows = local[low:high]
                 for target, leaf in zip(found, held[int(owner[low])].leaves[name], strict=True):
                     leaf.take(rows, 0, target[low:high], "clip")  # "raise" would write to a copy first

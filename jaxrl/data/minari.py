@@ -183,7 +183,7 @@ class MinariWriter:
         reader, checksum = MinariReader(self._staging.partial), 0
         if len(reader) != self.episodes:
             raise DatasetError(f"{reader.path} does not hold the {self.episodes} episodes that were written to it")
-        for index in reader.records(0, len(reader)):
+        for index in reader.records(range(len(reader))):
             episode = reader.episode(index, f"{reader.path}: episode {index}")
             checksum = _checksum(episode, episode.metadata, checksum)
         if checksum != self._checksum:

@@ -6,7 +6,7 @@ next. The first come back as zeros, the second as the endings imply, and the thi
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,9 @@ class MinariReader:
     def __len__(self) -> int:
         return self._dataset.total_episodes
 
-    def records(self, start: int, stop: int) -> Iterator[int]:
-        """The numbers of the episodes from `start` up to `stop`, without it."""
-        return iter(range(start, stop))
+    def records(self, places: Iterable[int]) -> Iterator[int]:
+        """The numbers of the episodes; Minari opens its files for each."""
+        return map(int, places)
 
     def episode(self, record: int, where: str) -> Episode:
         """An episode; `where` names it.

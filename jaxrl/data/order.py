@@ -1,10 +1,13 @@
-"""Permutations of any size of which any part is computed at once, the same on every machine and for every NumPy.
+"""Orders: permutations of any size of which any part is computed at once, and stretches of what lies together.
 
-`numpy.random` promises neither the same numbers in its next version nor a part of a permutation without the whole.
+The permutations are the same on every machine and with every NumPy: `numpy.random` promises neither the same numbers
+in its next version nor a part of a permutation without the whole.
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -37,6 +40,12 @@ def permuted(index: np.ndarray, n: int, *key: int) -> np.ndarray:
     while (beyond := found >= n).any():
         found[beyond] = _network(found[beyond], a, b, rounds)
     return found
+
+
+def runs(labels: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where stretches of equal labels begin and end: (first, one past the last) of each, in order."""
+    edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
+    return itertools.pairwise([0, *edges.tolist(), len(labels)]) if len(labels) else iter(())
 
 
 def _network(index, a, b, rounds):

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl.data import episodes as rules
 from jaxrl.data import features, tfrecord
 from jaxrl.data.episodes import Episode
+from jaxrl.data.order import runs
 from jaxrl.data.staging import Staging
 from jaxrl.errors import ConfigError, DatasetError, unknown
 
@@ -140,7 +141,7 @@ class RldsWriter:
         reader, checksum = RldsReader(self._partial), 0
         if len(reader) != self.episodes:
             raise DatasetError(f"{self._partial} does not hold the {self.episodes} episodes that were written to it")
-        for record in reader.records(0, len(reader)):
+        for record in reader.records(range(len(reader))):
             checksum = zlib.crc32(record, checksum)
         if checksum != self._checksum:
             raise DatasetError(f"{self._partial} holds other bytes than were written to it; is the disk sound?")
@@ -195,20 +196,24 @@ class RldsReader:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def records(self, start: int, stop: int) -> Iterator[bytes]:
-        """What is stored of the episodes from `start` up to `stop`, without it.
+    def records(self, places: Iterable[int]) -> Iterator[bytes]:
+        """What is stored of these episodes, in this order; a file is opened once for those in a row that lie in it.
 
         Raises:
           DatasetError: a file is damaged.
         """
-        for file, first, last in zip(self._files, self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True):
-            low, high = max(start, first) - first, min(stop, last) - first
-            if low >= high:
-                continue
+        places = np.asarray(places, np.int64)
+        number = np.searchsorted(self._starts, places, side="right") - 1
+        for begin, end in runs(number):
+            file, here = self._files[number[begin]], int(number[begin])
+            first, last = self._starts[here : here + 2].tolist()
             at_once = max(1, (last - first) * _READ_BYTES // max(os.path.getsize(file), 1))
+            local = places[begin:end] - first
             with self._open(file) as read:
-                for begin in range(low, high, at_once):
-                    yield from read(begin, min(begin + at_once, high))
+                for low, high in runs(local - np.arange(len(local))):
+                    for at in range(low, high, at_once):
+                        count = min(at_once, high - at)
+                        yield from read(int(local[at]), int(local[at]) + count)
 
     def episode(self, record: bytes, where: str) -> Episode:
         """What a record holds; `where` names the episode.

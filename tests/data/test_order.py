@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl.data.order import permuted
+from jaxrl.data.order import permuted, runs
 
 
 @pytest.mark.parametrize("n", [*range(1, 70), 100, 255, 1000, 4096, 65_537, 100_003])
@@ -45,3 +45,8 @@ def test_other_keys_give_other_permutations():
     keys = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (2**64 - 1,), (2**40,)]
     assert len({tuple(permuted(np.arange(200), 200, *key).tolist()) for key in keys}) == len(keys)
     assert len({tuple(permuted(np.arange(20), 20, *key).tolist()) for key in keys}) == len(keys)
+
+
+def test_runs_are_stretches_of_equal_labels():
+    assert list(runs(np.asarray([3, 3, 1, 3, 0, 0]))) == [(0, 2), (2, 3), (3, 4), (4, 6)]
+    assert list(runs(np.asarray([7]))) == [(0, 1)] and list(runs(np.asarray([]))) == []
