@@ -30,9 +30,15 @@ class Published:
 class Collected:
     """A group's share of what one iteration learns from."""
 
-    batch: RolloutBatch  # [T, group]
+    batch: RolloutBatch  # [T, group]; its observations are in `rows` alone, see `whole`
     final: TimeStep  # [group] as in the batch, and with the episode's statistics
     episodes: EpisodeSums
+
+    @property
+    def whole(self) -> RolloutBatch:
+        """The batch with its observations in both places; for use within a program, where that costs nothing."""
+        rows, timesteps = self.batch.rows, self.batch.timesteps
+        return self.batch.replace(timesteps=timesteps.replace(observation=rows.observation))
 
 
 class Collector:
@@ -175,9 +181,9 @@ class Steps:
         storage = jax.tree.map(lambda all, x: jax.lax.dynamic_update_index_in_dim(all, x, place, 0), storage, moment)
         return storage, moment[1], carry
 
-    @partial(jax.jit, static_argnums=0)
+    @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def finish(self, storage, following, action, initial, carry, statistics, version):
-        """The rollout, from its moments and the one after them."""
+        """The rollout, from its moments and the one after them; see `Collected` for where the observations are."""
         timesteps, actions, extras = storage
         final = ro.with_previous_action(following, action)
         batch = ro.assemble(
@@ -190,4 +196,6 @@ class Steps:
             statistics=statistics,
             whole_episodes=False,
         )
-        return Collected(batch.replace(version=version), final, ro.episode_sums(batch.rows, timesteps, final))
+        # Two results that are one array would be copied, and frames are most of what there is.
+        once = batch.replace(version=version, timesteps=batch.timesteps.replace(observation=()))
+        return Collected(once, final, ro.episode_sums(batch.rows, timesteps, final))

@@ -220,8 +220,10 @@ class SebulbaProgram:
                 threads.publish(self._updates, published)
                 rollouts, version = threads.rollouts(self._updates)
                 lags.append(self._updates - version)
-                batch = self._learning.gathered(rollouts)
-                state, report = self._learning.learn(resolved, state.replace(buffers={}), state.buffers, batch, dataset)
+                rollouts = self._learning.gathered(rollouts)
+                state, report = self._learning.learn(
+                    resolved, state.replace(buffers={}), state.buffers, rollouts, dataset
+                )
                 self._updates += 1
                 total = summed(total, report, np.int32(number))
         figures = {name: value - before[name] for name, value in threads.metrics().items() if name != "queue_depth"}
@@ -355,20 +357,20 @@ class _Learning:
         algo = at(algo, jnp.minimum(state.ticks.as_float() / total_ticks, 1.0))
         return algo, algo.actor(state.learner)
 
-    def gathered(self, rollouts: list[Collected]) -> Collected:
-        """One batch of all groups' rollouts, on the learner's devices."""
+    def gathered(self, rollouts: list[Collected]) -> list[Collected]:
+        """All groups' rollouts on the learner's device, or as one batch on its devices."""
         first = self.mesh.local_devices[0]
         rollouts = [rollout if _lies_on(rollout, first) else jax.device_put(rollout, first) for rollout in rollouts]
-        whole = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
         if self.devices == 1:
-            return whole
+            return rollouts  # `learn` joins them where it reads them, which saves a pass over the frames
+        whole = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
         specs = Collected(_batch_specs(), PartitionSpec("data"), PartitionSpec())
         if self.processes == 1:
-            return jax.device_put(whole, self._placed(specs))
+            return [jax.device_put(whole, self._placed(specs))]
         # Each process counted the episodes of its own environments: they are summed where they are used.
         apart = jax.tree.map(lambda x: jnp.zeros(self.devices // self.processes).at[0].set(x), whole.episodes)
         specs = specs.replace(episodes=PartitionSpec("data"))
-        return meshes.from_processes(whole.replace(episodes=apart), self.mesh, specs)
+        return [meshes.from_processes(whole.replace(episodes=apart), self.mesh, specs)]
 
     @partial(jax.jit, static_argnums=0)
     def _joined(self, rollouts):
@@ -391,17 +393,18 @@ class _Learning:
         return Collected(whole, jax.tree.map(at_once, *(rollout.final for rollout in rollouts)), episodes)
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
-    def learn(self, algo, state, buffers, collected, dataset):
-        """Stores a batch and updates, on all devices. `algo` has its schedules resolved."""
+    def learn(self, algo, state, buffers, rollouts, dataset):
+        """Stores what `gathered` gave and updates, on all devices. `algo` has its schedules resolved."""
+        collected = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
         state = state.replace(buffers=buffers)
         if self.devices == 1:
-            state, report = self._learn(algo, state, collected.batch, collected.final, dataset)
+            state, report = self._learn(algo, state, collected.whole, collected.final, dataset)
         else:
             partition, everywhere = self._partition(algo), PartitionSpec()
             rings = None if dataset is None else fixed.partition(dataset, "data")
             specs = (everywhere, partition, _batch_specs(), PartitionSpec("data"), rings)
             state, report = meshes.over_devices(self._learn, self.mesh, specs, (partition, everywhere))(
-                algo, state, collected.batch, collected.final, dataset
+                algo, state, collected.whole, collected.final, dataset
             )
         episodes = collected.episodes
         if self.processes > 1:

@@ -143,7 +143,8 @@ def test_rows_where_an_environment_was_built_again_do_not_count():
         program.chunk(PPO, env, state, 1, 100)
     finally:
         program.close()
-    rows = seen[0].batch.rows
-    broken = (~np.asarray(rows.weight)) & ~np.asarray(seen[0].batch.timesteps.last)
+    (collected,) = seen[0]
+    rows = collected.batch.rows
+    broken = (~np.asarray(rows.weight)) & ~np.asarray(collected.batch.timesteps.last)
     assert np.argwhere(broken).tolist() == [[3, 2]]
     assert not rows.weight[3, 2] and rows.reward[3, 2] == 0 and not rows.terminated[3, 2] and rows.first[4, 2]
