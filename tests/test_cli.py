@@ -112,7 +112,7 @@ def test_sweep(said, tmp_path):
 
 @pytest.mark.faults
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
-    command = [sys.executable, "-m", "jaxrl.cli", *TRAIN, "--total-steps", "100000000", "--run-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "jaxrl", *TRAIN, "--total-steps", "100000000", "--run-dir", str(tmp_path)]
     command += ["--evaluate-every", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     metrics, deadline = tmp_path / "metrics.jsonl", time.monotonic() + 120

@@ -10,6 +10,7 @@ from jaxrl.schedules import Linear, Scalar
 class D4PG(DDPG):
     """DDPG whose critic predicts the distribution of returns, several steps ahead, from a prioritised replay."""
 
+    exploration_noise: Scalar = number(0.3, low=0, help="deviation of the actions' noise, over half their range")
     v_min: Scalar = number(-150.0, help="categorical head: lowest return")
     v_max: Scalar = number(150.0, help="categorical head: highest return")
     quantile_huber: Scalar = number(1.0, above=0, help="quantile head: error from which the loss is linear")
