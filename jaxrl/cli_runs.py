@@ -24,6 +24,7 @@ from jaxrl.cli_fields import (
 )
 from jaxrl.cli_values import assignments, literal, read_field
 from jaxrl.config import encode
+from jaxrl.data import Record
 from jaxrl.errors import ConfigError, unknown
 from jaxrl.evaluation import Evaluation
 from jaxrl.loggers import WandbLogger
@@ -46,8 +47,10 @@ def train(argv: Sequence[str]) -> int:
         steps = None if preset is None else preset.total_steps
         help_, named = documented(training.train), ("eval_env", "dataset")
         return [
-            *argument_flags(training.train, ("topology", "num_envs", "loggers", *named), total_steps=steps),
+            *argument_flags(training.train, ("topology", "num_envs", "loggers", "record", *named), total_steps=steps),
             *(Flag(name, str, None, help_[name]) for name in named),
+            Flag("record", Path | None, None, "write the episodes that the agent lives through to this directory"),
+            Flag("record_every", int, 1, f"record {documented(Record)['every']}"),
             Flag("wandb", str, None, "also log to this project of Weights & Biases"),
             *_layout_flags(),
         ]
@@ -56,6 +59,11 @@ def train(argv: Sequence[str]) -> int:
     arguments = dict(asked.arguments)
     if arguments["eval_env"] is not None:
         arguments["eval_env"] = make_environment(arguments["eval_env"])
+    every = arguments.pop("record_every")
+    if arguments["record"] is not None:
+        arguments["record"] = Record(arguments["record"], every)
+    elif every != 1:
+        raise ConfigError("--record-every needs --record")
     layout = {name: arguments.pop(name) for name in _LAYOUT}
     asked_layout = {name: value for name, value in layout.items() if value is not None}
     topology = _topology(asked.env, asked.num_envs, asked_layout)

@@ -58,6 +58,10 @@ class DatasetError(JaxrlError):
     """A dataset is damaged or breaks the rules of its format; names the episode and the field."""
 
 
+class RecordingError(JaxrlError):
+    """What a run lived through could not be written; says where and why."""
+
+
 class PeerError(JaxrlError):
     """Another process of the run ended, failed, or does not answer."""
 

@@ -19,11 +19,13 @@ import numpy as np
 
 from jaxrl.buffers.fixed import Rings
 from jaxrl.checkpoint import Checkpointer, read_manifest
+from jaxrl.data.recorder import Recorder
 from jaxrl.errors import CheckpointError
 from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
 from jaxrl.parallel import distributed
 from jaxrl.parallel.mesh import local
+from jaxrl.parallel.recorded import Fetch
 from jaxrl.parallel.report import Report, lasting
 from jaxrl.parallel.rollout import RunState
 from jaxrl.progress import ProgressBar
@@ -53,6 +55,7 @@ class _Chunk:
     report: Report
     first: int
     length: int
+    fetch: Fetch | None  # of its rows, if they are recorded
 
 
 class Loop:
@@ -74,7 +77,9 @@ class Loop:
         checkpoint_every: int,
         save_replay: bool,
         dataset: Rings | None = None,
+        recorder: Recorder | None = None,
     ):
+        self.recorder = recorder
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
         self.eval_env, self.evaluation_episodes = eval_env, evaluation_episodes
         self.explore, self.target_return = explore, target_return
@@ -108,6 +113,8 @@ class Loop:
         done = 0
         if checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty()):
             state, done = self._resume(state)
+        if self.recorder is not None:
+            self.recorder.begin(done * self.rows)
         files = [] if directory is None else self._open_files(directory, done)
         self.loggers = Loggers([*files, *loggers])
         if display is not None:
@@ -158,9 +165,8 @@ class Loop:
             border = self._next_border(done)
             length = min(self._chunk_length(length), border - done)
             before = state.replace(buffers={})
-            there = self.algo_there, self.env_there
-            state, report = self.program.chunk(*there, state, length, self.total_ticks, self.dataset)
-            chunk = _Chunk(before, state.replace(buffers={}), report, done, length)
+            state, report, fetch = self._dispatch(state, length)
+            chunk = _Chunk(before, state.replace(buffers={}), report, done, length, fetch)
             done += length
             if pending is not None:
                 self._read(pending)
@@ -172,6 +178,13 @@ class Loop:
                 self.state, self.done = state, done
                 self._at_border(state, done, signals)
 
+    def _dispatch(self, state, length):
+        """The state and the report of a chunk, and what fetches its rows if they are recorded."""
+        arguments = self.algo_there, self.env_there, state, length, self.total_ticks, self.dataset
+        if self.recorder is None:
+            return *self.program.chunk(*arguments), None
+        return self.program.recorded_chunk(*arguments, recorded=self.recorder.recorded)
+
     def _next_border(self, done):
         following = [(done // each + 1) * each for each in (self.evaluate_each, self.save_each)]
         return min([*following, self.iterations])
@@ -180,7 +193,8 @@ class Loop:
         if not self.seconds_per_iteration:
             return 1
         wanted = int(_CHUNK_SECONDS / self.seconds_per_iteration)
-        return max(1, min(wanted, last * 8))
+        most = last * 8 if self.recorder is None else min(last * 8, self.recorder.recorded.iterations)
+        return max(1, min(wanted, most))
 
     def _read(self, chunk):
         """Waits for a chunk and writes down what happened in it.
@@ -202,6 +216,8 @@ class Loop:
             self.done = chunk.first
             failed_step = (chunk.first + int(report.failed_at) + 1) * self.rows
             raise _Stop("non_finite", _problem(report, chunk, step, failed_step))
+        if chunk.fetch is not None:
+            self.recorder.add(chunk.fetch)
         row = {"step": step, "seconds": now - self.began}
         with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
             row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
@@ -226,8 +242,11 @@ class Loop:
         # Both once: what comes later is for the next border, which saves.
         reached = signals.agree(with_leader=score is not None and self._reached_target())
         asked = signals.agreed is not None
-        if self.checkpointer is not None and (last or reached or asked or done % self.save_each == 0):
-            self._save(done, state, score)
+        ending = last or reached or asked
+        if ending or (self.checkpointer is not None and done % self.save_each == 0):
+            self._close_part(done, ending)
+            if self.checkpointer is not None:
+                self._save(done, state, score)
         self.read_at = time.monotonic()  # what evaluating and saving took is not training
         if reached and not last:
             raise _Stop("target_return")
@@ -237,6 +256,12 @@ class Loop:
     def _save(self, done, state, score):
         kept = state if self.save_replay else state.replace(buffers={})
         self.checkpointer.save(done * self.rows, kept, score=score)
+
+    def _close_part(self, done, ending):
+        """Before the checkpoint: a run that goes on from it has no second look at what led there."""
+        if self.recorder is not None:
+            with distributed.jointly("closing a part of the recording"):
+                self.recorder.close_part(done * self.rows, ending=ending)
 
     def _reached_target(self):
         """Whether the evaluation of this moment, or of the run that is resumed here, is as good as asked for."""
@@ -310,6 +335,7 @@ class Loop:
         if stop.problem is not None:
             message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
             warnings.warn(message, RuntimeWarning, stacklevel=4)
+        self._close_part(done, True)
         if self.evaluation is None and stop.reason in ("finished", "target_return"):
             self._evaluate(state, done)  # a run that had ended and was started again
         if self.checkpointer is not None and stop.problem is not None and done:

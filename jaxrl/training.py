@@ -11,6 +11,7 @@ from jaxrl.buffers import fixed, memory
 from jaxrl.data import rows
 from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.data.loading import Loader
+from jaxrl.data.recorder import Record, Recorder
 from jaxrl.errors import ConfigError
 from jaxrl.loggers import Logger
 from jaxrl.loop import Loop
@@ -46,6 +47,7 @@ def train(
     checkpoint_every: int | None = None,
     keep: int = 3,
     save_replay: bool = True,
+    record: Record | str | Path | None = None,
     loggers: Sequence[Logger] = (),
     progress: bool = True,
 ) -> Result:
@@ -78,6 +80,8 @@ def train(
       keep: how many checkpoints stay, besides the best.
       save_replay: whether checkpoints hold the replays. Without, they are smaller by all of it, and a run that goes on
         from one is another run: it acts until `min_size` rows are there again before it learns on.
+      record: where to write the episodes that the agent lives through while it trains, as RLDS datasets; a `Record` for
+        some of them.
       loggers: further places for metrics; with several processes, those of the first.
       progress: show a progress bar.
 
@@ -118,14 +122,19 @@ def train(
         problems.append("topology=Offline() learns from a dataset alone; leave env out, and give eval_env")
     env = envs.prepared(env)
     problems += experience.dataset_problems(algo, env_spec(env), share, dataset=dataset is not None)
+    if offline and record is not None:
+        problems.append("record= without an env: nothing acts, so there is nothing to record")
     if problems:
         raise ConfigError(problems)
+    if isinstance(record, str | Path):
+        record = Record(record)
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
     settings = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
     if not save_replay:
         settings["save_replay"] = False
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
     others |= {"explore_in_evaluation": explore_in_evaluation, "demonstration_ratio": share}
+    others |= {"record": None if record is None else record.every}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, share)
     described, given = None, None
@@ -139,6 +148,11 @@ def train(
             described, given = _streamed(algo, dataset, program, seed)
     if dataset is not None and given is None:
         described, given = _held(algo, dataset, program)
+    recorder = None
+    if record is not None:
+        with distributed.jointly("looking where to record"):
+            record.check(program.spec, run_dir, overwrite)
+        recorder = Recorder(record, program.recorded(algo, record.every), algo, env, seed, run_dir)
     run = Loop(
         algo=algo,
         env=env,
@@ -153,6 +167,7 @@ def train(
         checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
         save_replay=save_replay,
         dataset=given,
+        recorder=recorder,
     )
     leader = distributed.is_leader()
     display = ProgressBar() if progress and leader else None
@@ -165,6 +180,8 @@ def train(
         with opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
             return run.train(loggers, display, directory, checkpointer)
     finally:
+        if recorder is not None:
+            recorder.close()
         program.close()
         if isinstance(given, Loader):
             given.close()

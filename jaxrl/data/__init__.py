@@ -4,6 +4,7 @@ from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.data.episodes import Episode, EpisodeCutter
 from jaxrl.data.export import export_minari, export_rlds
 from jaxrl.data.minari import MinariWriter
+from jaxrl.data.recorder import Record
 from jaxrl.data.report import Report
 from jaxrl.data.rlds import RldsWriter
 
@@ -12,6 +13,7 @@ __all__ = [
     "Episode",
     "EpisodeCutter",
     "MinariWriter",
+    "Record",
     "Report",
     "RldsWriter",
     "export_minari",

@@ -80,16 +80,22 @@ class EpisodeCutter:
     def __init__(self, num_envs: int, max_steps: int | None = None):
         self._limit = None if max_steps is None else max_steps + 1  # in rows
         self._open: list[list[list[np.ndarray]] | None] = [None] * num_envs  # pieces of leaves [n, ...]
+        self._metadata: list[dict[str, Any]] = [{}] * num_envs  # of those
         self._structure: Any = None
 
-    def add(self, rows: Trajectory) -> Iterator[tuple[int, Episode]]:
-        """The episodes that end within these rows: the environment's index in the batch, and the episode."""
+    def add(self, rows: Trajectory, versions: np.ndarray | None = None) -> Iterator[tuple[int, Episode]]:
+        """The episodes that end within these rows: the environment's index in the batch, and the episode.
+
+        Args:
+          rows: that follow those of the last call.
+          versions: of the policy that acted at each, `[T]`; the first row's becomes the episode's `policy_version`.
+        """
         fields = (rows.observation, rows.action, rows.reward, rows.terminated, rows.truncated)
         leaves, self._structure = jax.tree.flatten(fields)
         leaves = [np.ascontiguousarray(np.swapaxes(np.asarray(x), 0, 1)) for x in leaves]  # [B, T, ...]
         first, weight = np.asarray(rows.first), np.asarray(rows.weight)
         for env in range(first.shape[1]):
-            yield from self._add_one(env, [x[env] for x in leaves], first[:, env], weight[:, env])
+            yield from self._add_one(env, [x[env] for x in leaves], first[:, env], weight[:, env], versions)
 
     def finish(self) -> Iterator[tuple[int, Episode]]:
         """The episodes that are unfinished, cut off."""
@@ -97,13 +103,14 @@ class EpisodeCutter:
             self._open[env] = None
             yield from self._made(env, pieces)
 
-    def _add_one(self, env, leaves, first, weight):
+    def _add_one(self, env, leaves, first, weight, versions):
         pieces, start = self._open[env], 0
         for row in np.flatnonzero(first | ~weight).tolist():
             if first[row]:
                 if pieces is not None:  # the rows broke off
                     yield from self._made(env, [*pieces, _piece(leaves, start, row)])
                 pieces, start = [], row
+                self._metadata[env] = {} if versions is None else {"policy_version": int(versions[row])}
             if pieces is not None and not weight[row]:
                 yield from self._made(env, [*pieces, _piece(leaves, start, row + 1)])
                 pieces = None
@@ -119,14 +126,14 @@ class EpisodeCutter:
             return
         leaves = [np.concatenate(parts)[: self._limit] for parts in zip(*pieces, strict=True)]
         if len(leaves[-1]) >= 2:
-            yield env, _episode(*jax.tree.unflatten(self._structure, leaves))
+            yield env, _episode(*jax.tree.unflatten(self._structure, leaves), self._metadata[env])
 
 
 def _piece(leaves, start, stop):
     return [x[start:stop] for x in leaves]
 
 
-def _episode(observation, action, reward, terminated, truncated):
+def _episode(observation, action, reward, terminated, truncated, metadata):
     """An episode of these arrays, which become its own; the last row's action and reward are ignored."""
     steps = len(reward)
     ending = TERMINATED if terminated[-2] else TRUNCATED if truncated[-2] else CUT_OFF
@@ -138,7 +145,8 @@ def _episode(observation, action, reward, terminated, truncated):
     is_first[0] = is_last[-1] = True
     if ending == TERMINATED:
         discount[-2], is_terminal[-1] = 0, True
-    return Episode(observation, action, reward, discount, is_first, is_last, is_terminal, {"ending": ending})
+    metadata = {"ending": ending} | metadata
+    return Episode(observation, action, reward, discount, is_first, is_last, is_terminal, metadata)
 
 
 def broken_rules(episode: Episode) -> list[tuple[str, str]]:

@@ -1,6 +1,5 @@
 """A policy's life in an environment, as a stream of rows."""
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl import keys, spaces
+from jaxrl import keys
 from jaxrl.parallel import rollout as ro
 from jaxrl.policy import Policy
 from jaxrl.types import Environment, HostRecipe, Trajectory
@@ -41,15 +40,7 @@ def play(
 
 def _length(policy, num_envs):
     """Rows of a stretch, so that it takes a bounded part of the memory."""
-    example = jax.eval_shape(
-        lambda: (spaces.zeros(policy.spec.observation_space), spaces.zeros(policy.spec.action_space))
-    )
-    size = 8 + sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(example))
-    return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (size * num_envs)))
-
-
-def _bare(rows: Trajectory) -> Trajectory:
-    return rows.replace(action_mask=None, extras={})
+    return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // (ro.row_bytes(policy.spec) * num_envs)))
 
 
 # --- in JAX ----------------------------------------------------------------------------------------------------------
@@ -87,7 +78,7 @@ def _stretch(algo, actor, env, roots, moment, *, spec, length, explore):
 
     moment_keys = keys.tick_keys(env_roots, tick, length), keys.tick_keys(act_roots, tick, length)
     moment, (timesteps, action) = jax.lax.scan(step, tuple(moment), moment_keys)
-    return _bare(_rows(timesteps, moment[1], action)), (tick + jnp.uint32(length), *moment)
+    return ro.bare(_rows(timesteps, moment[1], action)), (tick + jnp.uint32(length), *moment)
 
 
 def _rows(timesteps, final, action):
@@ -123,7 +114,7 @@ def _play_on_host(policy, host, act_roots, carry, length, explore):
                 jax.tree.map(lambda *x: np.stack(x), *timesteps),
                 jax.tree.map(lambda *x: np.stack(x), *actions),
             )
-            yield _bare(jax.device_get(_host_rows(stacked, shown, action)))
+            yield ro.bare(jax.device_get(_host_rows(stacked, shown, action)))
     finally:
         host.close()
 

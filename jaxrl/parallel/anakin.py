@@ -16,6 +16,7 @@ from jaxrl.buffers.fixed import Rings
 from jaxrl.parallel import learner
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.recorded import Fetch, Recorded, from_mesh
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.report import Report
 from jaxrl.parallel.rollout import EpisodeSums, RunState
@@ -30,6 +31,7 @@ from jaxrl.types import (
     PyTree,
     Replicas,
     RolloutBatch,
+    Trajectory,
     env_spec,
 )
 
@@ -160,12 +162,17 @@ class AnakinProgram:
         self, algo: Algorithm, env: Environment, state: RunState, total_ticks: jax.Array, dataset: Rings | None = None
     ) -> tuple[RunState, Report]:
         """One iteration of one run on this device: collect, store, update. Pure; the report is this device's."""
+        state, report, _ = self._iterate(algo, env, state, total_ticks, dataset)
+        return state, report
+
+    def _iterate(self, algo, env, state, total_ticks, dataset):
+        """`iterate`, and the rows that were collected."""
         replicas = self._replicas
         algo = at(algo, jnp.minimum(state.ticks.as_float() / total_ticks, 1.0))
         tick = state.ticks.low
         first_env = replicas.first_shard * (self.num_envs // self.shards)
         state, collected, episodes = self._collect(algo, env, state, first_env)
-        return learner.learn(
+        state, report = learner.learn(
             algo,
             state,
             collected,
@@ -177,6 +184,7 @@ class AnakinProgram:
             share=self.share,
             dataset=dataset,
         )
+        return state, report, collected.rows
 
     def advance(
         self,
@@ -200,6 +208,42 @@ class AnakinProgram:
 
         state, report = jax.lax.fori_loop(0, length, body, (state, Report.zeros_like(shapes)))
         return state, report.with_state(state, length - 1).over(self._replicas)
+
+    def advance_recorded(
+        self,
+        algo: Algorithm,
+        env: Environment,
+        state: RunState,
+        length: jax.Array,
+        total_ticks: jax.Array,
+        dataset: Rings | None = None,
+        *,
+        recorded: Recorded,
+    ) -> tuple[RunState, Report, Trajectory]:
+        """`advance`, and the rows of this device's environments that are recorded, `[E, iterations * T, ...]`.
+
+        Those of the iterations after `length` are zeros.
+        """
+        _, report, rows = jax.eval_shape(self._iterate, algo, env, state, total_ticks, dataset)
+        columns = jnp.asarray(recorded.columns(self.devices)[0])[self._replicas.first_shard // self._replicas.shards]
+        time = rows.reward.shape[0]
+
+        def room(x):
+            return jnp.zeros((columns.shape[0], recorded.iterations * time, *x.shape[2:]), x.dtype)
+
+        def body(number, carried):
+            state, total, kept = carried
+            state, report, rows = self._iterate(algo, env, state, total_ticks, dataset)
+
+            def write(kept, x):
+                x = x if len(recorded.env_index) == self.num_envs else x[:, columns]
+                return jax.lax.dynamic_update_slice_in_dim(kept, jnp.swapaxes(x, 0, 1), number * time, 1)
+
+            return state, total.add(report, number), jax.tree.map(write, kept, ro.bare(rows))
+
+        beginning = state, Report.zeros_like(report), jax.tree.map(room, ro.bare(rows))
+        state, report, kept = jax.lax.fori_loop(0, length, body, beginning)
+        return state, report.with_state(state, length - 1).over(self._replicas), kept
 
     def run(
         self, algo: Algorithm, env: Environment, key: jax.Array, iterations: int, total_ticks: jax.Array
@@ -280,6 +324,34 @@ class AnakinProgram:
         length, total_ticks = self.place((np.int32(length), np.float32(total_ticks)))
         return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, length, total_ticks, dataset)
 
+    def recorded(self, algo: Algorithm, every: int) -> Recorded:
+        """What `recorded_chunk` is told, to record about one in `every` episodes."""
+        return Recorded.every(every, self.num_envs, ro.rollout_length(algo) * ro.row_bytes(self.spec))
+
+    def recorded_chunk(
+        self,
+        algo: Algorithm,
+        env: Environment,
+        state: RunState,
+        length: int,
+        total_ticks: int,
+        dataset: Rings | None = None,
+        *,
+        recorded: Recorded,
+    ) -> tuple[RunState, Report, Fetch]:
+        """`chunk`, of `recorded.iterations` iterations at most, and what fetches its rows."""
+        ticks, time = state.ticks, ro.rollout_length(algo)
+        moved, total = self.place((np.int32(length), np.float32(total_ticks)))
+        buffers, state = state.buffers, state.replace(buffers={})
+        state, report, kept = _recorded_chunk(self, recorded, algo, env, state, buffers, moved, total, dataset)
+
+        def fetch():
+            first = int(meshes.local(ticks)) // time
+            versions = np.repeat(np.arange(first, first + length), time)
+            return from_mesh(kept, recorded, self.devices, length * time), versions
+
+        return state, report, fetch
+
 
 @lru_cache(maxsize=32)
 def _beginnings(program, structure):
@@ -293,11 +365,23 @@ def _beginnings(program, structure):
 def _chunk(program, algo, env, state, buffers, length, total_ticks, dataset):
     # Only the buffers are donated: they are large, and the rest of the state before a chunk is what is kept when
     # the chunk turns out to have met NaN.
-    state = state.replace(buffers=buffers)
+    return _spread(
+        program.advance, (), program, algo, env, state.replace(buffers=buffers), length, total_ticks, dataset
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=5)
+def _recorded_chunk(program, recorded, algo, env, state, buffers, length, total_ticks, dataset):
+    advance, rows = partial(program.advance_recorded, recorded=recorded), (PartitionSpec("data"),)
+    return _spread(advance, rows, program, algo, env, state.replace(buffers=buffers), length, total_ticks, dataset)
+
+
+def _spread(advance, more, program, algo, env, state, length, total_ticks, dataset):
+    """`advance` over the devices; `more` says how what it gives besides state and report lies on them."""
     if program.devices == 1:
-        return program.advance(algo, env, state, length, total_ticks, dataset)
+        return advance(algo, env, state, length, total_ticks, dataset)
     partition, everywhere = program.partition(algo), PartitionSpec()
     rings = None if dataset is None else fixed.partition(dataset, "data")
     in_specs = (everywhere, everywhere, partition, everywhere, everywhere, rings)
-    advance = meshes.over_devices(program.advance, program.mesh, in_specs, (partition, everywhere))
+    advance = meshes.over_devices(advance, program.mesh, in_specs, (partition, everywhere, *more))
     return advance(algo, env, state, length, total_ticks, dataset)

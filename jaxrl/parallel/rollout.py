@@ -1,5 +1,7 @@
 """What every topology does alike while acting: the state of a run, turning moments into rows, and counting."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,6 +58,17 @@ def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
         return jnp.where(mask, jnp.zeros_like(x), x)
 
     return timestep.replace(previous_action=jax.tree.map(zero_where_first, action))
+
+
+def bare(rows: Trajectory) -> Trajectory:
+    """Rows without what only the algorithm that acted has use for."""
+    return rows.replace(action_mask=None, extras={})
+
+
+def row_bytes(spec: EnvSpec) -> int:
+    """What a bare row takes in memory."""
+    example = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
+    return 8 + sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(example))
 
 
 def no_action(spec: EnvSpec, batch: int) -> PyTree:

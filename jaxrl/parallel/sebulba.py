@@ -26,6 +26,7 @@ from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.actors import ActorThreads
 from jaxrl.parallel.collector import Collected, Collector, Published, Steps
+from jaxrl.parallel.recorded import Fetch, Recorded, from_rollouts
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.report import Report, summed
 from jaxrl.parallel.rollout import EpisodeSums, RunState
@@ -209,6 +210,39 @@ class SebulbaProgram:
           EnvironmentFailedError: environments hang, or failed too often.
           Exception: whatever else an actor raised.
         """
+        return self._chunk(algo, state, length, total_ticks, dataset, lambda rollouts, version: None)
+
+    def recorded(self, algo: Algorithm, every: int) -> Recorded:
+        """What `recorded_chunk` is told, to record about one in `every` episodes."""
+        return Recorded.every(every, self.num_envs, ro.rollout_length(algo) * ro.row_bytes(self.spec))
+
+    def recorded_chunk(
+        self,
+        algo: Algorithm,
+        env: HostRecipe,
+        state: RunState,
+        length: int,
+        total_ticks: int,
+        dataset: Rings | None = None,
+        *,
+        recorded: Recorded,
+    ) -> tuple[RunState, Report, Fetch]:
+        """`chunk`, and what fetches its rows."""
+        kept, versions, time = [], [], ro.rollout_length(algo)
+        size = self.num_envs // (self._processes * len(self._collectors))
+        first = jax.process_index() * (self.num_envs // self._processes)
+        places = [recorded.within(first + number * size, size) for number in range(len(self._collectors))]
+
+        def keep(rollouts, version):
+            rows = [ro.bare(rollout.batch.rows) for rollout in rollouts]
+            kept.append([(x, place) for x, place in zip(rows, places, strict=True) if place])
+            versions.append(version)
+
+        state, report = self._chunk(algo, state, length, total_ticks, dataset, keep)
+        return state, report, lambda: (from_rollouts(kept), np.repeat(versions, time))
+
+    def _chunk(self, algo, state, length, total_ticks, dataset, keep):
+        """`keep` is handed the rollouts of every iteration, and the version that acted."""
         threads = self._running(algo, state)
         total, lags, since = None, [], time.monotonic()
         before = threads.metrics()
@@ -220,6 +254,7 @@ class SebulbaProgram:
                 threads.publish(self._updates, published)
                 rollouts, version = threads.rollouts(self._updates)
                 lags.append(self._updates - version)
+                keep(rollouts, version)
                 rollouts = self._learning.gathered(rollouts)
                 state, report = self._learning.learn(
                     resolved, state.replace(buffers={}), state.buffers, rollouts, dataset
