@@ -24,7 +24,7 @@ from jaxrl import spaces
 from jaxrl.data import features
 from jaxrl.data.episodes import CUT_OFF, Episode, EpisodeCutter
 from jaxrl.data.export import configuration_hash
-from jaxrl.data.rlds import RldsWriter
+from jaxrl.data.rlds import RldsWriter, host_directory
 from jaxrl.errors import ConfigError, JaxrlError, RecordingError
 from jaxrl.parallel.recorded import Fetch, Recorded
 from jaxrl.run_directory import write_json
@@ -52,7 +52,7 @@ class Record:
     def folder(self) -> Path:
         """Where this process writes."""
         path, processes = Path(self.path).absolute(), jax.process_count()
-        return path if processes == 1 else path / f"host-{jax.process_index():05d}{_of_all()}"
+        return path if processes == 1 else path / host_directory(jax.process_index(), processes)
 
     def check(self, spec: EnvSpec, run_dir: str | os.PathLike | None, overwrite: bool) -> None:
         """Raises unless the run of `run_dir` may begin its recording here, or go on with it; changes nothing.
@@ -78,8 +78,8 @@ class Record:
 
     def _occupied(self, run_dir, overwrite):
         """Why this run cannot have the path, one line; empty if it can."""
-        folder, whole = self.folder(), Path(self.path).absolute()
-        others = [path.name for path in whole.glob("host-*-of-*") if not path.name.endswith(_of_all())]
+        folder, whole, processes = self.folder(), Path(self.path).absolute(), jax.process_count()
+        others = set(whole.glob("host-*-of-*")) - {whole / host_directory(i, processes) for i in range(processes)}
         if folder != whole and (others or (whole / _OWNER).exists()):
             return [f"path={str(whole)!r} holds the recording of another number of processes; use another"]
         if not folder.exists() or (folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())):
@@ -138,8 +138,6 @@ class Recorder:
     def begin(self, step: int) -> None:
         """The run begins or goes on at `step`: what was recorded from there on goes."""
         self._begun_at = step
-        if not self._env_index:
-            return
         self._folder.mkdir(parents=True, exist_ok=True)
         write_json(self._folder / _OWNER, {"run": self._run_dir and _relative(self._run_dir, self._folder)})
         for path in self._folder.glob(f"{_PART}*"):
@@ -154,9 +152,8 @@ class Recorder:
         Raises:
           RecordingError: that one could not be written.
         """
-        if self._env_index:
-            self._wait()
-            self._pending = self._executor.submit(self._add, fetch)
+        self._wait()
+        self._pending = self._executor.submit(self._add, fetch)
 
     def close_part(self, step: int, *, ending: bool) -> None:
         """Completes the part, all of whose episodes ended by `step`. If the run ends, unfinished ones are cut off.
@@ -213,10 +210,6 @@ class Recorder:
             if self._writer is None:
                 self._writer = RldsWriter(self._folder / f"{_PART}{self._begun_at:012d}", self._name)
             self._writer.write(episode, self._common | {"env_index": env_index})
-
-
-def _of_all():
-    return f"-of-{jax.process_count():05d}"
 
 
 def _relative(run_dir, folder):

@@ -238,13 +238,14 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
       ConfigError: as `RldsReader`.
       DatasetError: as `RldsReader`; or they differ in a field, or that of a host is missing.
     """
-    below = sorted(Path(path).iterdir()) if Path(path).is_dir() and not (Path(path) / _NEEDED[0]).exists() else []
-    found = [child for child in below if not child.name.startswith(".") and (child / _NEEDED[0]).is_file()]
+    whole = Path(path)
+    found = _datasets(whole) if whole.is_dir() and not (whole / _NEEDED[0]).exists() else []
     if not found:
         return [RldsReader(path, split=split)]
-    hosts = {int(match[2]) for child in found if (match := _HOST.fullmatch(child.name))}
+    names = {child.name for child in whole.iterdir()}
+    hosts = {int(match[2]) for name in names if (match := _HOST.fullmatch(name))}
     wanted = {host_directory(index, count) for count in hosts for index in range(count)}
-    if gone := sorted(wanted - {child.name for child in found}):
+    if gone := sorted(wanted - names):
         raise DatasetError(f"{path} is incomplete: {', '.join(gone)} is missing")
     readers = [RldsReader(child, split=split) for child in found]
     first = {field.name: (field.dtype, field.shape) for field in readers[0].fields if field.of_steps}
@@ -256,6 +257,18 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
                     f"{reader.path}: {name} is {_told(here, name)}; in {readers[0].path} it is {_told(first, name)}"
                 )
     return readers
+
+
+def _datasets(folder):
+    """Those in a directory; what a process wrote may be one, or the parts of a recording."""
+    below = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    found = []
+    for child in below:
+        if (child / _NEEDED[0]).is_file():
+            found.append(child)
+        elif _HOST.fullmatch(child.name):
+            found += _datasets(child)
+    return found
 
 
 def host_directory(index: int, count: int) -> str:

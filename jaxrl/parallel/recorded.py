@@ -31,14 +31,14 @@ class Recorded:
 
     @classmethod
     def every(cls, every: int, num_envs: int, iteration_bytes: int) -> "Recorded":
-        """About one in `every` environments, evenly spaced; all of them where there are fewer.
+        """About one in `every` environments, evenly spaced, one of each process at least; all where there are fewer.
 
         Args:
           every: which share of the episodes is wanted.
           num_envs: over all devices and processes.
           iteration_bytes: that the rows of one environment take in one iteration.
         """
-        count = max(1, round(num_envs / every)) if num_envs >= every else num_envs
+        count = max(jax.process_count(), round(num_envs / every)) if num_envs >= every else num_envs
         env_index = tuple(number * num_envs // count for number in range(count))
         return cls(num_envs, env_index, max(1, CHUNK_BYTES // (iteration_bytes * count)))
 

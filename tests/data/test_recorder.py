@@ -1,8 +1,12 @@
 """What is recorded is what was lived, and nothing is lived otherwise for it; parts, kills and refusals."""
 
 import functools
+import os
 import shutil
+import subprocess
+import sys
 from collections import defaultdict
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -131,9 +135,14 @@ def test_an_environment_that_is_stepped_with_these_actions_shows_these_steps(who
     assert len(some["configuration_hash"]) == 16
 
 
-def test_parts_end_at_checkpoints(whole):
+def test_parts_end_at_checkpoints_and_are_read_as_one(whole, tmp_path):
+    """Also those of several processes, in directories of their own."""
     _, folder = whole
     found = parts(folder / "recording")
+    same(list(jaxrl.load_dataset(f"rlds:{folder / 'recording'}")), sum(found.values(), []))
+    for host in range(2):
+        shutil.copytree(folder / "recording", tmp_path / f"host-{host:05d}-of-00002")
+    assert len(jaxrl.load_dataset(f"rlds:{tmp_path}")) == 2 * sum(map(len, found.values()))
     assert list(found) == [0, EACH * ROWS, 2 * EACH * ROWS]
     for step, part in found.items():
         began = [episode.metadata["policy_version"] for episode in part]
@@ -302,3 +311,37 @@ def test_beginning_anew(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(recorder.Recorder, "add", lambda self, fetch: None)
     train(tmp_path / "recording", run_dir=tmp_path / "run", overwrite=True)
     assert written == [0] and [path.name for path in (tmp_path / "recording").iterdir()] == ["recording.json"]
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_killed_while_it_records(whole, tmp_path):
+    """By `kill -9` at a moment by chance of what happens to the recording's files; what is there is whole, then all."""
+    _, folder = whole
+    everything = by_environment(episodes(folder / "recording"))
+    tests = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])}
+    for life, moment in enumerate(np.random.default_rng(3).integers(1, 12, 3).tolist()):
+        script = (
+            "import conftest, os, signal, sys\n"
+            "from data import test_recorder as t\n"
+            "from faults.kills import Moments\n"
+            f"folder = t.Path({str(tmp_path)!r})\n"
+            f"die = lambda count: count == {moment} and os.kill(os.getpid(), signal.SIGKILL)\n"
+            "watch = Moments(folder / 'recording', die)\n"
+            "t.loop._CHUNK_SECONDS = 1e6\n"
+            "t.train(folder / 'recording', run_dir=folder / 'run', keep=10)\n"
+        )
+        dead = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert dead.returncode == -9, (life, dead.stdout, dead.stderr)
+        for episode in episodes(tmp_path / "recording"):  # reading checks each
+            assert any(
+                np.array_equal(episode.observation, e.observation) for e in everything[episode.metadata["env_index"]]
+            )
+    train(tmp_path / "recording", run_dir=tmp_path / "run", keep=10)
+    found = by_environment(episodes(tmp_path / "recording"))
+    assert sum(map(len, found.values())) >= sum(map(len, everything.values())) - 3 * NUM_ENVS
+    for env, lived in found.items():
+        begun = [episode.observation.tobytes() for episode in lived]
+        assert len(set(begun)) == len(begun), "recorded twice"
+        assert set(begun) <= {episode.observation.tobytes() for episode in everything[env]}
