@@ -66,11 +66,11 @@ def spaces_of(episode):
     return space(episode.observation), space(episode.action)
 
 
-def killed(folder, kind):
-    """What was seen of datasets whose writers were killed: `(moment, signal, files)`."""
+def killed(folder, kind, by_chance=0):
+    """What was seen of datasets whose writers were killed, `(moment, signal, files)`, the last ones by chance."""
     here = Path(__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.fspath(here), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, here / "data" / "kill_writers.py", folder, kind]
+    command = [sys.executable, here / "data" / "kill_writers.py", folder, kind, str(by_chance)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return [line.split(": ") for line in done.stdout.splitlines()]

@@ -1,14 +1,18 @@
 """Writes a dataset again and again, each time in a process of its own that is killed at another moment.
 
-`python kill_writers.py FOLDER rlds|minari` prints a line a moment: what it was, the signal that ended the process, and
-what is at the final path. JAX computes nothing here, so that processes can be forked.
+`python kill_writers.py FOLDER rlds|minari N` prints a line a moment: what it was, the signal that ended the process and
+what is at the final path. After the moments that have a name come N by chance: such a moment is a line of Python, of
+ours or of what ours calls, and their numbers are drawn once and for all. JAX computes nothing here, so that processes
+can be forked.
 """
 
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import recorded
 
 from jaxrl.data import features, minari, minari_reader, rlds
@@ -119,29 +123,67 @@ def minari_writer(folder):
     return minari.MinariWriter("data-v0", *SPACES, data_dir=folder)
 
 
-def main(folder, kind):
+class Lines:
+    """Counts the lines that this thread executes; at the line `fatal` the process is killed."""
+
+    def __init__(self, fatal=None):
+        self.count, self._fatal = 0, fatal
+
+    def __enter__(self):
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def _trace(self, frame, event, argument):
+        if event == "line":
+            self.count += 1
+            if self.count == self._fatal:
+                die()
+        return self._trace
+
+
+def write(open_writer, arm=lambda: None):
+    arm()
+    with open_writer() as writer:
+        for episode in EPISODES:
+            writer.write(episode)
+        writer.close()
+
+
+def write_traced(open_writer, fatal=None, tell=None):
+    with Lines(fatal) as lines:
+        write(open_writer)
+    if tell is not None:
+        tell.write_text(str(lines.count))
+
+
+def see(moment, path, act):
+    """Acts in a child, and tells what came of it."""
+    child = os.fork()
+    if child == 0:
+        act()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    left = ",".join(sorted(x.name for x in path.iterdir())) if path.exists() else "nothing"
+    print(moment, os.WTERMSIG(status), left, sep=": ", flush=True)
+    if path.exists():
+        path.rename(path.with_name(moment.replace(" ", "_")))
+
+
+def main(folder, kind, by_chance):
     folder = Path(folder)
-    path = folder / "data-v0"
+    path, counted = folder / "data-v0", folder / "lines"
     features.tfds() if kind == "rlds" else minari_reader.package()
+    open_writer = partial(rlds_writer if kind == "rlds" else minari_writer, folder)
     for name, arm in (RLDS_MOMENTS if kind == "rlds" else MINARI_MOMENTS).items():
-        child = os.fork()
-        if child == 0:
-            arm()
-            with (rlds_writer if kind == "rlds" else minari_writer)(folder) as writer:
-                for episode in EPISODES:
-                    writer.write(episode)
-                writer.close()
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        print(
-            name,
-            os.WTERMSIG(status),
-            ",".join(sorted(x.name for x in path.iterdir())) if path.exists() else "nothing",
-            sep=": ",
-            flush=True,
-        )
-        if path.exists():
-            path.rename(path.with_name(name.replace(" ", "_")))
+        see(name, path, partial(write, open_writer, arm))
+    if int(by_chance):
+        see("counted", path, partial(write_traced, open_writer, tell=counted))
+        lines = int(counted.read_text())
+        for number in np.random.default_rng(0).integers(1, lines + 1, int(by_chance)).tolist():
+            see(f"line {number}", path, partial(write_traced, open_writer, number))
 
 
 if __name__ == "__main__":
