@@ -2,7 +2,7 @@
 
 from jaxrl import envs, networks, schedules
 from jaxrl.algos import A2C, ALGORITHMS, D4PG, DDPG, DQN, IMPALA, MPO, PPO, PQN, R2D2, SAC, TD3, make_algorithm
-from jaxrl.data import Dataset, Record, export_minari, export_rlds, load_dataset
+from jaxrl.data import Dataset, Record, export_minari, export_replay, export_rlds, load_dataset
 from jaxrl.envs import check_env, environments, make, register
 from jaxrl.errors import JaxrlError
 from jaxrl.evaluation import Evaluation, evaluate
@@ -48,6 +48,7 @@ __all__ = [
     "envs",
     "evaluate",
     "export_minari",
+    "export_replay",
     "export_rlds",
     "load",
     "load_dataset",

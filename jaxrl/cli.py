@@ -164,6 +164,12 @@ def _export_minari(argv: Sequence[str]) -> int:
     return export_minari(argv)
 
 
+def _export_replay(argv: Sequence[str]) -> int:
+    from jaxrl.cli_data import export_replay
+
+    return export_replay(argv)
+
+
 def _dataset(argv: Sequence[str]) -> int:
     from jaxrl.cli_data import dataset
 
@@ -240,6 +246,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "eval": (_eval, "play episodes with a trained policy"),
     "export-rlds": (_export_rlds, "play episodes with a trained policy and write them as an RLDS dataset"),
     "export-minari": (_export_minari, "play episodes with a trained policy and write them as a Minari dataset"),
+    "export-replay": (_export_replay, "write the episodes in a run's replay buffer as an RLDS dataset"),
     "dataset": (_dataset, "say what is in a dataset: jaxrl dataset info DIR"),
     "plot": (_plot, "draw the learning curves of runs"),
     "sweep": (_sweep, "train over seeds and a grid of settings in one program"),

@@ -1,4 +1,4 @@
-"""`jaxrl export-rlds`, `jaxrl export-minari` and `jaxrl dataset`."""
+"""`jaxrl export-rlds`, `jaxrl export-minari`, `jaxrl export-replay` and `jaxrl dataset`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxrl.cli_fields import Flag, Group, parse
 from jaxrl.cli_runs import make_environment
-from jaxrl.data import export, load_dataset
+from jaxrl.data import export, load_dataset, replays
 from jaxrl.data.minari import DATA_FORMATS
 from jaxrl.data.rlds import FILE_FORMATS
 from jaxrl.errors import ConfigError
@@ -67,6 +67,30 @@ def _export(command, what, flags, argv, write: Callable[..., Path]) -> int:
     shared = ("episodes", "seed", "explore", "num_envs", "max_steps", "progress")
     options = {name: asked[name] for name in (*shared, *(flag.name for flag in flags[1:]))}
     print(write(run.policy, run.env, asked[target], policy_version=run.step, **options))
+    return 0
+
+
+def export_replay(argv: Sequence[str]) -> int:
+    """`jaxrl export-replay RUN --out DIR [FLAGS]`; the exit code."""
+    flags = [
+        Flag("run", Path, None, "the run directory", shown="required", positional=True),
+        Flag("out", Path, None, "the directory to make; nothing may be there", shown="required"),
+        Flag("replay", str | None, None, "which of the algorithm's replays, if it has several"),
+        Flag("unfinished", bool, False, "also the episodes that are under way, as cut off"),
+        Flag("step", int | None, None, "of which checkpoint; None: the newest"),
+        Flag("best", bool, False, "the checkpoint with the highest evaluation"),
+    ]
+    what = "Writes the episodes in the replay buffer of a run as an RLDS dataset that TFDS opens."
+    values, problems = parse("jaxrl export-replay", what, [Group("export-replay", flags)], argv)
+    asked = dict(values["export-replay"])
+    run, out = asked.pop("run"), asked.pop("out")
+    if run is None:
+        problems.append("no run directory: jaxrl export-replay RUN --out DIR")
+    if out is None:
+        problems.append("nowhere to write to: --out DIR")
+    if problems:
+        raise ConfigError(problems)
+    print(replays.export_replay(run, out, **asked))
     return 0
 
 

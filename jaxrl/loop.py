@@ -358,6 +358,7 @@ class Loop:
             spec=self.program.spec,
             progress=min(done / self.iterations, 1.0),
             run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,
+            seed=self.seed,
         )
         if directory is not None:
             self.loggers.close()

@@ -54,6 +54,7 @@ class Result:
     spec: Any
     progress: float
     run_dir: Path | None = None
+    seed: int | None = None
 
     @property
     def policy(self) -> Policy:
