@@ -21,7 +21,9 @@ from jaxrl.errors import ConfigError, DatasetError, unknown
 _VERSION = "1.0.0"
 _SPLIT = "train"
 _SHARD_EPISODES = 10_000  # the writer keeps an index of its file in memory
-_READ_BYTES = 1 << 22  # at once, about
+# At once, about. ArrayRecord reads in threads, each of which keeps what it frees: 18 MB more for 4 MB at once, and no
+# more for more episodes.
+_READ_BYTES = 1 << 20
 FILE_FORMATS = ("array_record", "tfrecord")
 _HOST = re.compile(r"host-(\d{5})-of-(\d{5})")
 _NEEDED = ("dataset_info.json", "features.json")
