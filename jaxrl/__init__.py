@@ -9,6 +9,7 @@ from jaxrl.evaluation import Evaluation, evaluate
 from jaxrl.loading import load
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.offline import Offline
+from jaxrl.parallel.remote import Remote
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.policy import Policy
 from jaxrl.rendering import render
@@ -39,6 +40,7 @@ __all__ = [
     "Offline",
     "Policy",
     "Record",
+    "Remote",
     "Result",
     "Sebulba",
     "SweepResult",

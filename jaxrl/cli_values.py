@@ -30,12 +30,14 @@ from jaxrl.networks import (
     QuantileValues,
     Torso,
 )
+from jaxrl.parallel.remote import Remote
 
 # What a field of these annotations may hold. A part of your own is given in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
     Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaCNN, ImpalaResNet),
     Core: (GRU, LSTM),
     QHead: (ActionValues, CategoricalValues, QuantileValues),
+    Remote: (Remote,),
 }
 
 

@@ -27,6 +27,7 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.actors import ActorThreads
 from jaxrl.parallel.collector import Collected, Collector, Published, Steps
 from jaxrl.parallel.recorded import Fetch, Recorded, from_rollouts
+from jaxrl.parallel.remote import Remote, RemoteRecipe
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.report import Report, summed
 from jaxrl.parallel.rollout import EpisodeSums, RunState
@@ -63,6 +64,7 @@ class Sebulba:
         are the same; with 1 they act while it learns.
       queue: rollouts of each group that may wait for the learner.
       step_timeout: seconds that environments have for one step; after that the run ends and says which.
+      remote: Ray actors that hold the environments, on other machines say; None: this process holds them.
     """
 
     num_envs: int = 8
@@ -75,6 +77,7 @@ class Sebulba:
     lag: int = 0
     queue: int = 1
     step_timeout: float = 60.0
+    remote: Remote | None = None
 
     def rows_per_iteration(self, algo: Algorithm) -> int:
         """Rows that an iteration collects, over all environments."""
@@ -112,6 +115,8 @@ class Sebulba:
                 f"(actors * groups{' * processes' if processes > 1 else ''}); use "
                 + (f"{below} or {above}" if below else f"{above}")
             )
+        elif self.remote is not None:
+            problems += self.remote.problems(groups // processes, self.num_envs // groups)
         if any(isinstance(source, Episodes) for source in algo.experience.values()):
             problems.append(
                 "batches of whole episodes need environments that can be reset at will; use whole_episodes=False here"
@@ -162,6 +167,8 @@ class SebulbaProgram:
         first_env = jax.process_index() * groups * size
         steps = Steps(self.spec, self.num_envs, size, ro.rollout_length(algo))
         devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
+        if self.topology.remote is not None:
+            env = RemoteRecipe(env, self.topology.remote, self.topology.remote.actors // groups)
         try:
             with distributed.jointly("building environments"):
                 for number, device in enumerate(devices):
@@ -282,7 +289,7 @@ class SebulbaProgram:
                 first=self._updates,
                 lag=topology.lag if topology.lockstep else None,
                 depth=topology.queue,
-                step_timeout=topology.step_timeout,
+                step_timeout=topology.step_timeout + (topology.remote.patience if topology.remote else 0.0),
             )
         return self._threads
 

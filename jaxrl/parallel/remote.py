@@ -1,0 +1,303 @@
+"""Machines that only have processors as actors for a learner elsewhere: Ray (Moritz et al., 2018, arXiv:1712.05889).
+
+Ray actors hold host environments. They are lost when their process, their machine or the way to it is; then others
+take their place, at most so many times, and what was lost is masked as for worker processes.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.errors import EnvironmentFailedError, MissingExtraError
+from jaxrl.types import HostRecipe, PyTree, TimeStep
+
+START_TIMEOUT = 120.0  # seconds for an actor to find its place, import what it needs and make its environments
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """Ray actors that hold the environments of a run.
+
+    Args:
+      actors: how many, of each process; the environments are divided over them.
+      restarts: how many of those that serve one group may be lost.
+      step_timeout: seconds that an actor has for a step; after that it counts as lost.
+      cpus: that Ray sets aside for each actor.
+      address: of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+    """
+
+    actors: int = 2
+    restarts: int = 3
+    step_timeout: float = 30.0
+    cpus: float = 1.0
+    address: str | None = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an actor may take to be given up and replaced."""
+        return self.step_timeout + START_TIMEOUT
+
+    def problems(self, groups: int, group: int) -> list[str]:
+        """What is wrong with these settings for `groups` groups of `group` environments in this process.
+
+        Raises:
+          MissingExtraError: Ray is not installed.
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise MissingExtraError("a topology with remote actors", "ray")
+        found = []
+        if self.actors < 1 or self.actors % groups:
+            found.append(f"remote.actors={self.actors} must be a multiple of the {groups} groups (actors * groups)")
+        elif group % (self.actors // groups):
+            found.append(f"remote.actors={self.actors} do not divide the {groups * group} environments of this process")
+        for name, least in (("restarts", self.restarts >= 0), ("step_timeout", self.step_timeout > 0)):
+            if not least:
+                found.append(f"remote.{name}={getattr(self, name)} is negative or 0")
+        if self.cpus < 0:
+            found.append(f"remote.cpus={self.cpus} must be at least 0")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteRecipe:
+    """`recipe`, whose environments are held by `actors` Ray actors."""
+
+    recipe: HostRecipe
+    remote: Remote
+    actors: int
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def observation_space(self):
+        return self.recipe.observation_space
+
+    @property
+    def action_space(self):
+        return self.recipe.action_space
+
+    def build(self, num_envs: int, seed: int, first_env: int = 0) -> "RemoteEnvironments":
+        """The same environments as `recipe` builds."""
+        return RemoteEnvironments(self.recipe, self.remote, self.actors, num_envs, seed, first_env)
+
+
+class RemoteEnvironments:
+    """A batch of host environments, each step of which Ray actors share.
+
+    Attributes:
+      name: of the environment.
+      failures: how many actors were lost and replaced.
+    """
+
+    def __init__(self, recipe: HostRecipe, remote: Remote, actors: int, num_envs: int, seed: int, first_env: int = 0):
+        self.num_envs = num_envs
+        self._crew = Crew(EnvironmentActor, (recipe,), recipe.name, remote, actors, num_envs, seed, first_env)
+
+    @property
+    def name(self) -> str:
+        return self._crew.name
+
+    @property
+    def failures(self) -> int:
+        return self._crew.failures
+
+    @property
+    def doing(self) -> str:
+        return self._crew.doing
+
+    def reset(self) -> TimeStep:
+        return _joined(self._crew.ask("reset", [()] * len(self._crew.shares), again="reset"))
+
+    def step(self, actions: PyTree) -> TimeStep:
+        parts = [(jax.tree.map(lambda x, share=share: x[share], actions),) for share in self._crew.shares]
+        return _joined(self._crew.ask("step", parts, again="reset"))
+
+    def close(self) -> None:
+        self._crew.close()
+
+
+def _joined(parts: Sequence[TimeStep]) -> TimeStep:
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+class EnvironmentActor:
+    """What a Ray actor is: a share of the environments."""
+
+    def __init__(self, num_envs: int, seed: int, first_env: int, recipe: HostRecipe):
+        jax.config.update("jax_platforms", "cpu")  # environments in JAX would take an accelerator that is there
+        self._host = recipe.build(num_envs, seed, first_env)
+
+    def reset(self) -> TimeStep:
+        return self._host.reset()
+
+    def step(self, actions: PyTree) -> TimeStep:
+        return self._host.step(actions)
+
+
+class Crew:
+    """Ray actors of one class, each with its share of a group's environments; those that are lost are replaced.
+
+    Args:
+      cls: of the actors; made with the number of its environments, their seed, the first one's index, and `arguments`.
+      arguments: further ones.
+      name: of the environment.
+      remote: how they are held.
+      actors, num_envs: of this group.
+      seed, first_env: of its environments.
+
+    Attributes:
+      shares: the environments of each, as slices.
+      failures: how many were lost and replaced.
+
+    Raises:
+      EnvironmentFailedError: an actor could not be started, or make its environments.
+    """
+
+    def __init__(
+        self,
+        cls: type,
+        arguments: tuple[Any, ...],
+        name: str,
+        remote: Remote,
+        actors: int,
+        num_envs: int,
+        seed: int,
+        first_env: int,
+    ):
+        self.name, self.failures = name, 0
+        each = num_envs // actors
+        self.shares = [slice(start, start + each) for start in range(0, num_envs, each)]
+        self._ray = connect(remote.address)
+        self._remote, self._arguments, self._seed, self._first_env = remote, arguments, seed, first_env
+        self._class = self._ray.remote(cls).options(num_cpus=remote.cpus, scheduling_strategy="SPREAD", max_restarts=0)
+        self._waiting: list[int] = []
+        self._closed = False
+        self._actors = [self._started(place, seed) for place in range(actors)]
+        try:
+            for place, actor in enumerate(self._actors):
+                try:
+                    self._ray.get(actor.__ray_ready__.remote(), timeout=START_TIMEOUT)
+                except self._ray.exceptions.GetTimeoutError:
+                    free = self._ray.available_resources().get("CPU", 0)
+                    self._stop(
+                        place, f"did not start within {START_TIMEOUT:g} s; free CPUs in the Ray cluster: {free:g}"
+                    )
+                except self._ray.exceptions.RayError as error:
+                    self._stop(place, f"could not be started:\n{error}", error)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def doing(self) -> str:
+        return "; ".join(f"their step, in {self._described(place)}" for place in self._waiting)
+
+    def ask(self, method: str, arguments: Sequence[tuple[Any, ...]], *, again: str, steps: int = 1) -> list[Any]:
+        """What each actor's `method` gave.
+
+        Args:
+          method: its name.
+          arguments: of each actor.
+          again: what is called instead, in one that takes the place of another; with the same arguments if it is
+            `method`, else without.
+          steps: how many steps of the environments it is.
+
+        Raises:
+          EnvironmentFailedError: environments raised, or an actor was lost once more than `restarts` allows.
+        """
+        asked = [getattr(actor, method).remote(*mine) for actor, mine in zip(self._actors, arguments, strict=True)]
+        self._waiting = list(range(len(asked)))
+        until, answers = time.monotonic() + steps * self._remote.step_timeout, []
+        for place, reference in enumerate(asked):
+            answer, lost = self._answer(place, reference, until - time.monotonic())
+            while lost:
+                actor = self._replaced(place, lost)
+                mine = arguments[place] if again == method else ()
+                patience = START_TIMEOUT + steps * self._remote.step_timeout
+                answer, lost = self._answer(place, getattr(actor, again).remote(*mine), patience)
+            answers.append(answer)
+            self._waiting.remove(place)
+        return answers
+
+    def close(self) -> None:
+        """Ends the actors; may be called twice, and while another thread waits for them."""
+        self._closed = True
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                self._ray.kill(actor, no_restart=True)
+
+    def _started(self, place, seed):
+        share = self.shares[place]
+        return self._class.remote(share.stop - share.start, seed, self._first_env + share.start, *self._arguments)
+
+    def _answer(self, place, reference, patience):
+        """(what came, how the actor was lost)."""
+        try:
+            return self._ray.get(reference, timeout=max(patience, 0.0)), ""
+        except self._ray.exceptions.GetTimeoutError:
+            return None, f"did not answer within {max(patience, 0.0):.0f} s"
+        except self._ray.exceptions.RayActorError as error:
+            return None, f"died ({str(error).splitlines()[0]})"
+        except self._ray.exceptions.RayTaskError as error:
+            self._stop(place, f"raised:\n{error}", error.cause)
+
+    def _replaced(self, place, how):
+        with contextlib.suppress(Exception):
+            self._ray.kill(self._actors[place], no_restart=True)
+        if self._closed:
+            self._stop(place, "was closed")
+        if self.failures == self._remote.restarts:
+            self._stop(place, f"{how}, and restarts={self._remote.restarts} is used up")
+        self.failures += 1
+        warnings.warn(
+            f"{self._described(place)} {how}; it is replaced ({self.failures} of restarts={self._remote.restarts})",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+        # Another seed: the same one would give the same episodes again.
+        sequence = np.random.SeedSequence(self._seed, spawn_key=(self.failures, self._first_env))
+        self._actors[place] = self._started(place, int(sequence.generate_state(1)[0] >> np.uint32(1)))
+        return self._actors[place]
+
+    def _described(self, place):
+        share = self.shares[place]
+        first, last = self._first_env + share.start, self._first_env + share.stop - 1
+        return f"{self.name}: the Ray actor of environments {first} to {last}"
+
+    def _stop(self, place, what, cause=None):
+        self.close()
+        index = getattr(cause, "index", None)
+        index = None if index is None else index + self.shares[place].start
+        seed, action = getattr(cause, "seed", None), getattr(cause, "action", None)
+        raise EnvironmentFailedError(f"{self._described(place)} {what}", index, seed, action) from cause
+
+
+def connect(address: str | None = None) -> Any:
+    """The module `ray`, connected to a cluster.
+
+    Args:
+      address: of the cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+
+    Raises:
+      MissingExtraError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("Ray", "ray") from None
+    if not ray.is_initialized():
+        if address or os.environ.get("RAY_ADDRESS"):
+            ray.init(address=address, logging_level="ERROR")
+        else:
+            ray.init(include_dashboard=False, logging_level="ERROR")
+    return ray
