@@ -111,12 +111,7 @@ class MPO:
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        mask = timestep.action_mask
-        distribution = off_policy.evaluate_policy(self, actor.params, timestep.observation, spec, mask)
-        if not explore:
-            return ActorOutput(distribution.mode(), carry)
-        action = distribution.sample(key)
-        return ActorOutput(off_policy.random_at_first(action, key, actor, spec.action_space, mask), carry)
+        return off_policy.act_by_sampling(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -1,5 +1,6 @@
 """What the off-policy actor-critics share: an ensemble of critics, its targets, and acting."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -116,7 +117,7 @@ def evaluate_policy(
     algo: Any, params: Params, observation: PyTree, spec: EnvSpec, mask: jax.Array | None = None
 ) -> PyTree:
     """The policy's output for observations [batch, ...] and action masks [batch, n]: leaves [batch, ...]."""
-    output, _ = algo.policy.apply(params, _moments(observation, mask), (), spec=spec)
+    output, _ = algo.policy.apply(params, moments(observation, mask), (), spec=spec)
     return jax.tree.map(lambda x: x[0], output)
 
 
@@ -139,7 +140,7 @@ def evaluate_critic(
       mask: [batch, actions] where actions are discrete and some forbidden.
     """
     action = None if action is None else action[None]
-    output = algo.critic.apply(params, _moments(observation, mask), action, spec=spec)
+    output = algo.critic.apply(params, moments(observation, mask), action, spec=spec)
     return jax.tree.map(lambda x: x[:, 0], output)
 
 
@@ -153,7 +154,7 @@ def _support(algo):
     return getattr(algo, "v_min", 0.0), getattr(algo, "v_max", 0.0)
 
 
-def _moments(observation, mask):
+def moments(observation, mask):
     """Moments [1, batch] of which nothing but the observation and the mask is known."""
     flags = jnp.zeros((1, jax.tree.leaves(observation)[0].shape[0]), bool)
     zero = jnp.zeros(flags.shape, jnp.float32)
@@ -188,9 +189,22 @@ def target(algo: Any, critic: Learnt, batch: TransitionBatch, next_action: jax.A
 
 
 def fit_critic(
-    algo: Any, critic: Learnt, batch: TransitionBatch, wanted: Returns, spec: EnvSpec, replicas: Replicas
+    algo: Any,
+    critic: Learnt,
+    batch: TransitionBatch,
+    wanted: Returns,
+    spec: EnvSpec,
+    replicas: Replicas,
+    penalty: Callable[[Params, jax.Array, jax.Array], tuple[jax.Array, Metrics]] | None = None,
 ) -> tuple[Learnt, Metrics, jax.Array]:
     """One step of every member of the ensemble towards the targets.
+
+    Args:
+      algo, critic, batch: as they are.
+      wanted: what the critics should say of each transition.
+      spec, replicas: as handed to `update`.
+      penalty: of the critics' parameters, their expected values [ensemble, batch, actions], and those of the actions
+        that were taken, [ensemble, batch]: this device's share of what is added to the loss, and of metrics.
 
     Returns:
       The critics, this device's share of the metrics, and how wrong they were on average, [batch].
@@ -209,8 +223,12 @@ def fit_critic(
         each = jax.vmap(lambda x: weighted_mean(x, batch.weight, replicas))
         # A sum over the members: each learns as if it were alone.
         loss = jnp.sum(each(losses))
-        values = jnp.take_along_axis(expected_values(algo, output), action[None, :, None], axis=-1)[..., 0]
+        expected = expected_values(algo, output)
+        values = jnp.take_along_axis(expected, action[None, :, None], axis=-1)[..., 0]
         metrics = {"critic_loss": loss, "q_value": jnp.mean(each(values)), "td_error": jnp.mean(each(errors))}
+        if penalty is not None:
+            added, told = penalty(params, expected, values)
+            loss, metrics = loss + added, metrics | told
         return loss, (metrics, jnp.mean(errors, axis=0))
 
     gradients, (metrics, error) = jax.grad(loss, has_aux=True)(critic.params)
@@ -288,6 +306,18 @@ def add_noise(action: jax.Array, key: jax.Array, std: Any, space: spaces.Box, li
     if limit is not None:
         noise = jnp.clip(noise, -limit, limit)
     return from_unit(to_unit(action, space) + noise, space)
+
+
+def act_by_sampling(
+    algo: Any, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+) -> ActorOutput:
+    """An action of a stochastic policy: its best one, or if exploring a sample, or random before the first update."""
+    mask = timestep.action_mask
+    distribution = evaluate_policy(algo, actor.params, timestep.observation, spec, mask)
+    if not explore:
+        return ActorOutput(distribution.mode(), carry)
+    action = distribution.sample(key)
+    return ActorOutput(random_at_first(action, key, actor, spec.action_space, mask), carry)
 
 
 def act_with_noise(

@@ -24,6 +24,7 @@ from jaxrl.types import (
     Carry,
     EnvSpec,
     Network,
+    PyTree,
     Replicas,
     Source,
     TimeStep,
@@ -92,35 +93,41 @@ class SAC:
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        mask = timestep.action_mask
-        distribution = off_policy.evaluate_policy(self, actor.params, timestep.observation, spec, mask)
-        if not explore:
-            return ActorOutput(distribution.mode(), carry)
-        action = distribution.sample(key)
-        return ActorOutput(off_policy.random_at_first(action, key, actor, spec.action_space, mask), carry)
+        return off_policy.act_by_sampling(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
-        self, state: SACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[SACState, UpdateInfo]:
+        self, state: PyTree, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[PyTree, UpdateInfo]:
         replay: TransitionBatch = batch["replay"]
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
         temperature = self.temperature
         if self.learn_temperature:
             temperature = jnp.exp(state.log_temperature.params)
+        state, critic_metrics = self._learn_values(state, replay, temperature, next_key, spec, replicas)
+        state, policy_metrics = self._learn_policy(state, replay, temperature, key, spec, replicas)
+        metrics = replicas.mean(critic_metrics | policy_metrics) | {"temperature": temperature}
+        critic = off_policy.follow(state.critic, self.tau)
+        return state.replace(critic=critic, updates=state.updates + 1), UpdateInfo(metrics)
 
+    def _learn_values(self, state, replay, temperature, key, spec, replicas):
+        """The state with critics a step on, and their metrics; keys [batch]."""
         value, log_prob = self._followed(
             state.policy.params,
             state.critic.target_params,
             replay.next_observation,
             replay.next_action_mask,
-            next_key,
+            key,
             spec,
         )
         target = off_policy.expected_target(self, replay, value - temperature * log_prob)
         critic, metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
+        return state.replace(critic=critic), metrics
+
+    def _learn_policy(self, state, replay, temperature, key, spec, replicas):
+        """The state with the policy and the temperature a step on, and their metrics; keys [batch]."""
 
         def policy_loss(params):
-            value, log_prob = self._followed(params, critic.params, replay.observation, replay.action_mask, key, spec)
+            value, log_prob = self._policy_value(params, state, replay, key, spec)
             loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
             return loss, (loss, log_prob)
 
@@ -135,10 +142,12 @@ class SAC:
             log_temperature = off_policy.step(
                 self, log_temperature, -missing, self.learning_rate if rate is None else rate, replicas
             )
-        metrics |= {"policy_loss": loss, "entropy": entropy}
-        metrics = replicas.mean(metrics) | {"temperature": temperature}
-        critic = off_policy.follow(critic, self.tau)
-        return SACState(policy, critic, log_temperature, state.updates + 1), UpdateInfo(metrics)
+        metrics = {"policy_loss": loss, "entropy": entropy}
+        return state.replace(policy=policy, log_temperature=log_temperature), metrics
+
+    def _policy_value(self, params, state, replay, key, spec):
+        """What the policy shall raise, and the log-probability of what it does, both [batch]."""
+        return self._followed(params, state.critic.params, replay.observation, replay.action_mask, key, spec)
 
     def _followed(self, policy, critic, observation, mask, key, spec):
         """The smallest critic's value and the log-probability of what the policy does, both [batch].

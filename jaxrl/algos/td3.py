@@ -37,7 +37,7 @@ class TD3(DDPG):
 
     def update(
         self, state: PyTree, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[TD3State, UpdateInfo]:
+    ) -> tuple[PyTree, UpdateInfo]:
         replay: TransitionBatch = batch["replay"]
         next_action = self._smoothed_target_action(state.policy, replay, key, spec, replicas)
         target = off_policy.target(self, state.critic, replay, next_action, spec)
@@ -45,7 +45,7 @@ class TD3(DDPG):
 
         def move(learnt):
             policy, critic, _ = learnt
-            policy, loss = off_policy.climb(self, policy, critic, replay, spec, replicas)
+            policy, loss = self._climb(policy, critic, replay, spec, replicas)
             return off_policy.follow(policy, self.tau), off_policy.follow(critic, self.tau), replicas.mean(loss)
 
         # The counter is the same on all devices. Over mapped runs this becomes a choice between both results.
@@ -53,7 +53,12 @@ class TD3(DDPG):
         learnt = (state.policy, critic, state.policy_loss)
         policy, critic, loss = jax.lax.cond(updates % self.policy_delay == 0, move, lambda x: x, learnt)
         metrics = replicas.mean(metrics) | {"policy_loss": loss}
-        return TD3State(policy, critic, updates, loss), UpdateInfo(metrics)
+        learnt = state.replace(policy=policy, critic=critic, updates=updates, policy_loss=loss)
+        return learnt, UpdateInfo(metrics)
+
+    def _climb(self, policy, critic, replay, spec, replicas):
+        """The policy a step on, and this device's share of its loss."""
+        return off_policy.climb(self, policy, critic, replay, spec, replicas)
 
     def _smoothed_target_action(self, policy, replay, key, spec, replicas):
         """Section 5.3: like actions should have like values, so the target is of an action near the policy's."""
