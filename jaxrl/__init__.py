@@ -1,7 +1,26 @@
 """jaxrl: reinforcement learning in JAX, environment, replay and learner in one compiled program."""
 
 from jaxrl import envs, networks, schedules
-from jaxrl.algos import A2C, ALGORITHMS, D4PG, DDPG, DQN, IMPALA, MPO, PPO, PQN, R2D2, SAC, TD3, make_algorithm
+from jaxrl.algos import (
+    A2C,
+    ALGORITHMS,
+    BC,
+    CQL,
+    CRR,
+    D4PG,
+    DDPG,
+    DQN,
+    IMPALA,
+    IQL,
+    MPO,
+    PPO,
+    PQN,
+    R2D2,
+    SAC,
+    TD3,
+    TD3BC,
+    make_algorithm,
+)
 from jaxrl.data import Dataset, Record, export_minari, export_replay, export_rlds, load_dataset
 from jaxrl.envs import check_env, environments, make, register
 from jaxrl.errors import JaxrlError
@@ -22,16 +41,21 @@ __version__ = "0.1.0"
 __all__ = [
     "A2C",
     "ALGORITHMS",
+    "BC",
+    "CQL",
+    "CRR",
     "D4PG",
     "DDPG",
     "DQN",
     "IMPALA",
+    "IQL",
     "MPO",
     "PPO",
     "PQN",
     "R2D2",
     "SAC",
     "TD3",
+    "TD3BC",
     "Anakin",
     "Dataset",
     "Evaluation",

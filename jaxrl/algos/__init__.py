@@ -2,29 +2,39 @@
 
 from jaxrl.algos.a2c import A2C
 from jaxrl.algos.base import ALGORITHMS, make_algorithm
+from jaxrl.algos.bc import BC
+from jaxrl.algos.cql import CQL
+from jaxrl.algos.crr import CRR
 from jaxrl.algos.d4pg import D4PG
 from jaxrl.algos.ddpg import DDPG
 from jaxrl.algos.dqn import DQN
 from jaxrl.algos.impala import IMPALA
+from jaxrl.algos.iql import IQL
 from jaxrl.algos.mpo import MPO
 from jaxrl.algos.ppo import PPO
 from jaxrl.algos.pqn import PQN
 from jaxrl.algos.r2d2 import R2D2
 from jaxrl.algos.sac import SAC
 from jaxrl.algos.td3 import TD3
+from jaxrl.algos.td3_bc import TD3BC
 
 __all__ = [
     "A2C",
     "ALGORITHMS",
+    "BC",
+    "CQL",
+    "CRR",
     "D4PG",
     "DDPG",
     "DQN",
     "IMPALA",
+    "IQL",
     "MPO",
     "PPO",
     "PQN",
     "R2D2",
     "SAC",
     "TD3",
+    "TD3BC",
     "make_algorithm",
 ]

@@ -1,0 +1,86 @@
+"""What fitting a policy to the actions of data shares: how likely they are under it, how good, and a step to them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl import spaces
+from jaxrl.algos import off_policy
+from jaxrl.algos.off_policy import Learnt
+from jaxrl.algos.optimisers import weighted_mean
+from jaxrl.networks import Distribution, TanhGaussian, to_unit
+from jaxrl.types import EnvSpec, Metrics, Params, Replicas, TransitionBatch
+
+EDGE = 1e-3  # of half the box's range: how near a bound an action tells no more than that it is there
+
+
+def log_likelihood(distribution: Distribution, action: jax.Array) -> jax.Array:
+    """The log-likelihood [batch] of actions that others took, finite and with a gradient wherever they lie.
+
+    A squashed Gaussian gives actions at a bound no density: they would be infinitely far out before the tanh. Within
+    `EDGE` of a bound only that is taken as known, and the density is the mean one there, P(within EDGE) / EDGE: what a
+    censored observation says, and what Acme's does from 0.999 on. So it draws the policy towards the bound, and no
+    longer once it is there. Densities are over actions in [-1, 1]: units should not matter.
+
+    Args:
+      distribution: over actions, leaves [batch, ...].
+      action: [batch], or [batch, n] of a box.
+    """
+    if not isinstance(distribution, TanhGaussian):
+        return distribution.log_prob(action)
+    low, high = (jnp.asarray(bound, jnp.float32)[None] for bound in (distribution.low, distribution.high))
+    unit = (action - low) / (0.5 * (high - low)) - 1.0
+    limit = 1.0 - EDGE
+    inner = jnp.clip(unit, -limit, limit)
+    mean, std = distribution.mean, jnp.exp(distribution.log_std)
+    edge, normal = float(np.arctanh(limit)), jax.scipy.stats.norm
+    inside = normal.logpdf(jnp.arctanh(inner), mean, std) - jnp.log1p(-jnp.square(inner))
+    below = normal.logcdf((-edge - mean) / std) - float(np.log(EDGE))
+    above = normal.logcdf((mean - edge) / std) - float(np.log(EDGE))
+    return jnp.sum(jnp.where(unit <= -limit, below, jnp.where(unit >= limit, above, inside)), axis=-1)
+
+
+def squared_distance(action: jax.Array, other: jax.Array, spec: EnvSpec) -> jax.Array:
+    """The mean over dimensions of the squared difference, in units of half the box's range; [..., n] to [...]."""
+    return jnp.mean(jnp.square(to_unit(action, spec.action_space) - to_unit(other, spec.action_space)), axis=-1)
+
+
+def taken_values(algo: Any, params: Params, batch: TransitionBatch, spec: EnvSpec) -> jax.Array:
+    """The smallest critic's values [batch] of the actions that were taken."""
+    discrete = isinstance(spec.action_space, spaces.Discrete)
+    taken = None if discrete else batch.action
+    output = off_policy.evaluate_critic(algo, params, batch.observation, taken, spec, batch.action_mask)
+    values = jnp.min(output, axis=0)
+    return jnp.take_along_axis(values, batch.action[:, None], axis=-1)[:, 0] if discrete else values[:, 0]
+
+
+def fit_policy(
+    algo: Any, policy: Learnt, batch: TransitionBatch, weights: jax.Array, spec: EnvSpec, replicas: Replicas
+) -> tuple[Learnt, Metrics]:
+    """One step of the policy up the weighted log-likelihood of the actions that were taken.
+
+    Args:
+      algo: has `policy`, `optimiser` and the learning rates.
+      policy, batch: as they are.
+      weights: of the transitions, [batch]; no gradient.
+      spec, replicas: as handed to `update`.
+
+    Returns:
+      The policy after the step, and this device's share of metrics.
+    """
+
+    def loss(params):
+        distribution = off_policy.evaluate_policy(algo, params, batch.observation, spec, batch.action_mask)
+        likelihood = log_likelihood(distribution, batch.action)
+        loss = weighted_mean(-jax.lax.stop_gradient(weights) * likelihood, batch.weight, replicas)
+        told = {
+            "policy_loss": loss,
+            "log_likelihood": weighted_mean(likelihood, batch.weight, replicas),
+            "advantage_weight": weighted_mean(weights, batch.weight, replicas),
+        }
+        return loss, told
+
+    gradients, metrics = jax.grad(loss, has_aux=True)(policy.params)
+    return off_policy.step(algo, policy, gradients, off_policy.policy_rate(algo), replicas), metrics
