@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +14,12 @@ from jaxrl.buffers.fixed import Rings
 from jaxrl.errors import ConfigError
 from jaxrl.parallel import learner, streamed
 from jaxrl.parallel import mesh as meshes
-from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.report import Report, reported
 from jaxrl.parallel.rollout import EpisodeSums, RunState
-from jaxrl.parallel.streamed import StreamedProgram
+from jaxrl.parallel.streamed import DataProgram, StreamedProgram
 from jaxrl.schedules import at
 from jaxrl.sources import Replay, Uniform
-from jaxrl.types import Algorithm, Counter, Environment, EnvSpec, HostRecipe, PyTree, Replicas, env_spec
+from jaxrl.types import Algorithm, Counter, Environment, HostRecipe, env_spec
 
 _EVERYTHING = 1.0  # the dataset's share of every batch
 
@@ -66,14 +64,8 @@ class Offline:
 
 
 @dataclasses.dataclass(frozen=True)
-class OfflineProgram:
-    """The same calls as `AnakinProgram`, without environments. Static: a key of the compilation cache."""
-
-    spec: EnvSpec
-    devices: int
-    shards: int
-    num_envs: int = 1  # a tick is an update
-    share: float = _EVERYTHING
+class OfflineProgram(DataProgram):
+    """The same calls as `AnakinProgram`, without environments."""
 
     def streamed(self, algo: Algorithm) -> StreamedProgram:
         """The same for a dataset that is streamed.
@@ -91,17 +83,7 @@ class OfflineProgram:
             problems.append("several processes cannot stream; hold the rows in memory, which they share")
         if problems:
             raise ConfigError(problems)
-        return StreamedProgram(self.spec, self.devices, self.shards, streamed.block(algo, self.spec))
-
-    @property
-    def _replicas(self) -> Replicas:
-        if self.devices == 1:
-            return SingleReplica(self.shards)
-        return MeshReplicas("data", self.shards // self.devices)
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        return meshes.data_mesh(self.devices)
+        return StreamedProgram(self.spec, self.devices, self.shards, block=streamed.block(algo, self.spec))
 
     def rows_per_iteration(self, algo: Algorithm) -> int:
         """Updates of an iteration."""
@@ -156,26 +138,15 @@ class OfflineProgram:
         is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.partition(algo), is_leaf=is_spec)
 
-    def place(self, tree: PyTree) -> PyTree:
-        """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
-        return meshes.everywhere(tree, self.mesh)
-
     def start(self, algo: Algorithm, env: None, seed: int, *, saved: bool = True, dataset: Rings) -> RunState:
         """`init`, compiled, with every leaf where it belongs."""
         init, _ = _beginnings(self, jax.tree.structure(algo))
         return init(algo, self.place(jax.random.key(seed)), dataset)
 
-    def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
-        """The parts of a state that a resumed run takes from a fresh one: none. The dataset is read again."""
-        return {}
-
     def emptied(self, algo: Algorithm, env: None, state: RunState, dataset: Rings) -> RunState:
         """`state` with new indices."""
         _, empty = _beginnings(self, jax.tree.structure(algo))
         return empty(algo, state.replace(buffers={}), dataset)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def chunk(
         self, algo: Algorithm, env: None, state: RunState, length: int, total_ticks: int, dataset: Rings

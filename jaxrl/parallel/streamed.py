@@ -38,18 +38,14 @@ def block(algo: Algorithm, spec: EnvSpec) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class StreamedProgram:
-    """The same calls as `OfflineProgram`, of a dataset that is a `Stream`; an iteration is a block of updates.
-
-    Its state is the number of the next batch, which is the number of updates so far.
-    """
+class DataProgram:
+    """What programs without environments have in common. Static: a key of the compilation cache."""
 
     spec: EnvSpec
     devices: int
     shards: int
-    block: int
     num_envs: int = 1  # a tick is an update
-    share: float = 1.0
+    share: float = 1.0  # of every batch that the dataset gives
 
     @property
     def _replicas(self) -> Replicas:
@@ -61,13 +57,30 @@ class StreamedProgram:
     def mesh(self) -> jax.sharding.Mesh:
         return meshes.data_mesh(self.devices)
 
+    def place(self, tree: PyTree) -> PyTree:
+        """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
+        return meshes.everywhere(tree, self.mesh)
+
+    def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
+        """The parts of a state that a resumed run takes from a fresh one: none. The dataset is read again."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held; whoever opened the dataset closes it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamedProgram(DataProgram):
+    """The same calls as `OfflineProgram`, of a dataset that is a `Stream`; an iteration is a block of updates.
+
+    Its state is the number of the next batch, which is the number of updates so far.
+    """
+
+    block: int = 1  # updates
+
     def rows_per_iteration(self, algo: Algorithm) -> int:
         """Updates of an iteration."""
         return self.block
-
-    def place(self, tree: PyTree) -> PyTree:
-        """Numbers as arrays on every device."""
-        return meshes.everywhere(tree, self.mesh)
 
     def init(self, algo: Algorithm, key: jax.Array) -> RunState:
         """The state of a run that has not begun; pure."""
@@ -78,16 +91,9 @@ class StreamedProgram:
         """`init`, compiled."""
         return _beginning(self, jax.tree.structure(algo))(algo, self.place(jax.random.key(seed)))
 
-    def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
-        """The parts of a state that a resumed run takes from a fresh one: none."""
-        return {}
-
     def emptied(self, algo: Algorithm, env: Any, state: RunState, dataset: Stream) -> RunState:
         """`state`: it holds nothing of the data."""
         return state
-
-    def close(self) -> None:
-        """Nothing is held; whoever made the stream closes it."""
 
     def chunk(
         self, algo: Algorithm, env: Any, state: RunState, length: int, total_ticks: int, dataset: Stream
