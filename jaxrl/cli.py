@@ -100,7 +100,7 @@ def _train(argv: Sequence[str]) -> int:
 
 
 def _sweep(argv: Sequence[str]) -> int:
-    from jaxrl.cli_runs import sweep
+    from jaxrl.cli_sweep import sweep
     from jaxrl.parallel.distributed import failures_told
 
     with failures_told():

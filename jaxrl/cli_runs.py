@@ -1,4 +1,4 @@
-"""`jaxrl train` and `jaxrl sweep`: from flags to an algorithm, an environment and a topology, and what came of them."""
+"""`jaxrl train`, and what it shares with `jaxrl sweep`: from flags to an algorithm, an environment and a topology."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import jax
 
 from jaxrl import cli_processes, envs, training
 from jaxrl.algos import ALGORITHMS
@@ -22,7 +22,7 @@ from jaxrl.cli_fields import (
     parse,
     with_flags,
 )
-from jaxrl.cli_values import assignments, literal, read_field
+from jaxrl.cli_values import assignments, literal
 from jaxrl.config import encode
 from jaxrl.data import Record
 from jaxrl.errors import ConfigError, unknown
@@ -33,15 +33,13 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba import Sebulba
-from jaxrl.sweep import LogUniform, Uniform
-from jaxrl.sweep import sweep as run_sweep
 from jaxrl.types import Environment, HostRecipe
 
 
 def train(argv: Sequence[str]) -> int:
     """`jaxrl train ALGORITHM [FLAGS]`; the exit code."""
-    if _asks_for_help(argv):
-        return _print_help("train")
+    if asks_for_help(argv):
+        return print_help("train")
 
     def flags(preset):
         steps = None if preset is None else preset.total_steps
@@ -55,7 +53,7 @@ def train(argv: Sequence[str]) -> int:
             *_layout_flags(),
         ]
 
-    asked = _read_run("train", argv, flags)
+    asked = read_run("train", argv, flags)
     arguments = dict(asked.arguments)
     if arguments["eval_env"] is not None:
         arguments["eval_env"] = make_environment(arguments["eval_env"])
@@ -76,44 +74,6 @@ def train(argv: Sequence[str]) -> int:
     return {"non_finite": 1, "interrupted": 130}.get(result.stopped, 0)
 
 
-def sweep(argv: Sequence[str]) -> int:
-    """`jaxrl sweep ALGORITHM [FLAGS]`; the exit code."""
-    if _asks_for_help(argv):
-        return _print_help("sweep")
-
-    def flags(preset):
-        steps = None if preset is None else preset.total_steps
-        left_out = ("seeds", "topology", "num_envs", "devices")
-        return [
-            Flag(
-                "grid",
-                str,
-                (),
-                "values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --samples also "
-                "uniform:LOW:HIGH and loguniform:LOW:HIGH",
-                many=True,
-            ),
-            Flag("seeds", tuple[int, ...], (8,), "how many, from 0 on; or which, with commas between"),
-            *argument_flags(run_sweep, left_out, total_steps=steps),
-            Flag("devices", int | None, None, documented(run_sweep)["devices"]),
-            Flag("out", Path | None, None, "a file for the table, or for all results if it ends in .npz"),
-        ]
-
-    asked = _read_run("sweep", argv, flags)
-    arguments = dict(asked.arguments)
-    out, seeds = arguments.pop("out"), arguments.pop("seeds")
-    space = _search_space(asked.algo, arguments.pop("grid"))
-    if asked.num_envs is not None:
-        arguments["num_envs"] = asked.num_envs
-    result = run_sweep(asked.algo, asked.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
-    if distributed.is_leader():
-        print(result.table())
-        print(f"{result.wall_seconds:,.0f} s, {result.steps_per_second:,.0f} steps/s over all runs")
-        if out is not None:
-            _save_sweep(result, out)
-    return 0
-
-
 # --- what was asked for ------------------------------------------------------------------------------------------
 
 
@@ -125,7 +85,7 @@ class _Asked:
     arguments: dict[str, Any]  # the command's own flags
 
 
-def _read_run(command: str, argv: Sequence[str], flags: Callable[[Preset | None], list[Flag]]) -> _Asked:
+def read_run(command: str, argv: Sequence[str], flags: Callable[[Preset | None], list[Flag]]) -> _Asked:
     """Reads `ALGORITHM [FLAGS]`; `flags` are the command's own, with a preset's defaults if there is one.
 
     Raises:
@@ -160,6 +120,8 @@ def _read_run(command: str, argv: Sequence[str], flags: Callable[[Preset | None]
         split //= processes  # it counts those of all of them
     if split is not None and split > 1:
         use_cpu_devices(split)  # before anything else, the environment first of all, asks JAX for its devices
+    if run.get("backend") == "ray":
+        jax.config.update("jax_platforms", "cpu")  # the accelerators are for the experiments, if this machine has any
     env = None
     try:
         env = None if run["env"] is None else make_environment(run["env"], run["env_params"])
@@ -232,32 +194,11 @@ def _topology(env, num_envs, layout):
     return dataclasses.replace(topology, **layout)
 
 
-def _search_space(algo, words):
-    """`learning_rate=1e-4,3e-4` as the lists and distributions that `sweep` takes."""
-    drawn = {"uniform": Uniform, "loguniform": LogUniform}
-    space, problems = {}, []
-    for name, text in assignments("--grid", words).items():
-        name = name.replace("-", "_")
-        kind, *numbers = text.split(":")
-        try:
-            if kind in drawn:
-                if len(numbers) != 2:
-                    raise ConfigError(f"{text!r}: write {kind}:LOW:HIGH")
-                space[name] = drawn[kind](*(float(read_field(algo, name, number)) for number in numbers))
-            else:
-                space[name] = [read_field(algo, name, part) for part in text.split(",")]
-        except ConfigError as error:
-            problems += [f"--grid {name}: {problem}" for problem in error.problems]
-    if problems:
-        raise ConfigError(problems)
-    return space
-
-
-def _asks_for_help(argv):
+def asks_for_help(argv):
     return not argv or argv[0] in ("-h", "--help")
 
 
-def _print_help(command):
+def print_help(command):
     lines = [f"  jaxrl {command} {name} --help" for name in sorted(ALGORITHMS)]
     print("\n".join([f"usage: jaxrl {command} ALGORITHM [FLAGS]", "", "the flags of each algorithm:", *lines]))
     return 0
@@ -302,14 +243,3 @@ def _short(path: Path) -> Path:
 def _wandb(project, run_dir, asked):
     config = {"algorithm": encode(asked.algo), "environment": asked.env.name}
     return WandbLogger(project, config=config, directory=run_dir, name=None if run_dir is None else Path(run_dir).name)
-
-
-def _save_sweep(result, out):
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix == ".npz":
-        curves = {f"metrics/{name}": curve for name, curve in result.metrics.items()}
-        settings = [str(setting) for setting in result.configurations]
-        np.savez(out, configurations=settings, seeds=result.seeds, steps=result.steps, returns=result.returns, **curves)
-    else:
-        out.write_text(result.table() + "\n")
-    print(f"written to {out}")

@@ -189,6 +189,7 @@ LAYERS = (
     {"data"},
     {"loop"},
     {"training"},
+    {"launcher"},
     {"doctor"},
     {"cli"},
 )

@@ -104,6 +104,11 @@ def is_leader() -> bool:
     return jax.process_index() == 0
 
 
+def is_several() -> bool:
+    """Whether this is one of several processes."""
+    return jax.process_count() > 1
+
+
 def exchange(what: str, value: Any) -> list[Any]:
     """What every process gave, by process; all must call this, in the same order.
 
