@@ -1,7 +1,7 @@
 """Machines that only have processors as actors for a learner elsewhere: Ray (Moritz et al., 2018, arXiv:1712.05889).
 
-Ray actors hold host environments. They are lost when their process, their machine or the way to it is; then others
-take their place, at most so many times, and what was lost is masked as for worker processes.
+Ray actors hold host environments, bare (`remote_environments`) or with a copy of the policy (`remote_policy`). They are
+lost when their process, their machine or the way to it is; then others take their place, at most so many times.
 """
 
 import contextlib
@@ -13,11 +13,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxrl.errors import EnvironmentFailedError, MissingExtraError
-from jaxrl.types import HostRecipe, PyTree, TimeStep
 
 START_TIMEOUT = 120.0  # seconds for an actor to find its place, import what it needs and make its environments
 
@@ -28,6 +26,8 @@ class Remote:
 
     Args:
       actors: how many, of each process; the environments are divided over them.
+      policy: whether they act too, each for its own environments: whole rollouts come back, and parameters go out.
+        Else they step, and this process acts.
       restarts: how many of those that serve one group may be lost.
       step_timeout: seconds that an actor has for a step; after that it counts as lost.
       cpus: that Ray sets aside for each actor.
@@ -35,6 +35,7 @@ class Remote:
     """
 
     actors: int = 2
+    policy: bool = False
     restarts: int = 3
     step_timeout: float = 30.0
     cpus: float = 1.0
@@ -66,84 +67,6 @@ class Remote:
         return found
 
 
-@dataclasses.dataclass(frozen=True)
-class RemoteRecipe:
-    """`recipe`, whose environments are held by `actors` Ray actors."""
-
-    recipe: HostRecipe
-    remote: Remote
-    actors: int
-
-    @property
-    def name(self) -> str:
-        return self.recipe.name
-
-    @property
-    def observation_space(self):
-        return self.recipe.observation_space
-
-    @property
-    def action_space(self):
-        return self.recipe.action_space
-
-    def build(self, num_envs: int, seed: int, first_env: int = 0) -> "RemoteEnvironments":
-        """The same environments as `recipe` builds."""
-        return RemoteEnvironments(self.recipe, self.remote, self.actors, num_envs, seed, first_env)
-
-
-class RemoteEnvironments:
-    """A batch of host environments, each step of which Ray actors share.
-
-    Attributes:
-      name: of the environment.
-      failures: how many actors were lost and replaced.
-    """
-
-    def __init__(self, recipe: HostRecipe, remote: Remote, actors: int, num_envs: int, seed: int, first_env: int = 0):
-        self.num_envs = num_envs
-        self._crew = Crew(EnvironmentActor, (recipe,), recipe.name, remote, actors, num_envs, seed, first_env)
-
-    @property
-    def name(self) -> str:
-        return self._crew.name
-
-    @property
-    def failures(self) -> int:
-        return self._crew.failures
-
-    @property
-    def doing(self) -> str:
-        return self._crew.doing
-
-    def reset(self) -> TimeStep:
-        return _joined(self._crew.ask("reset", [()] * len(self._crew.shares), again="reset"))
-
-    def step(self, actions: PyTree) -> TimeStep:
-        parts = [(jax.tree.map(lambda x, share=share: x[share], actions),) for share in self._crew.shares]
-        return _joined(self._crew.ask("step", parts, again="reset"))
-
-    def close(self) -> None:
-        self._crew.close()
-
-
-def _joined(parts: Sequence[TimeStep]) -> TimeStep:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
-
-
-class EnvironmentActor:
-    """What a Ray actor is: a share of the environments."""
-
-    def __init__(self, num_envs: int, seed: int, first_env: int, recipe: HostRecipe):
-        jax.config.update("jax_platforms", "cpu")  # environments in JAX would take an accelerator that is there
-        self._host = recipe.build(num_envs, seed, first_env)
-
-    def reset(self) -> TimeStep:
-        return self._host.reset()
-
-    def step(self, actions: PyTree) -> TimeStep:
-        return self._host.step(actions)
-
-
 class Crew:
     """Ray actors of one class, each with its share of a group's environments; those that are lost are replaced.
 
@@ -158,9 +81,6 @@ class Crew:
     Attributes:
       shares: the environments of each, as slices.
       failures: how many were lost and replaced.
-
-    Raises:
-      EnvironmentFailedError: an actor could not be started, or make its environments.
     """
 
     def __init__(
@@ -182,42 +102,47 @@ class Crew:
         self._class = self._ray.remote(cls).options(num_cpus=remote.cpus, scheduling_strategy="SPREAD", max_restarts=0)
         self._waiting: list[int] = []
         self._closed = False
+        self._asked: Any = None
         self._actors = [self._started(place, seed) for place in range(actors)]
-        try:
-            for place, actor in enumerate(self._actors):
-                try:
-                    self._ray.get(actor.__ray_ready__.remote(), timeout=START_TIMEOUT)
-                except self._ray.exceptions.GetTimeoutError:
-                    free = self._ray.available_resources().get("CPU", 0)
-                    self._stop(
-                        place, f"did not start within {START_TIMEOUT:g} s; free CPUs in the Ray cluster: {free:g}"
-                    )
-                except self._ray.exceptions.RayError as error:
-                    self._stop(place, f"could not be started:\n{error}", error)
-        except BaseException:
-            self.close()
-            raise
+
+    def wait(self) -> None:
+        """Waits until every actor is there.
+
+        Raises:
+          EnvironmentFailedError: one could not be started, or make its environments.
+        """
+        for place, actor in enumerate(self._actors):
+            try:
+                self._ray.get(actor.__ray_ready__.remote(), timeout=START_TIMEOUT)
+            except self._ray.exceptions.GetTimeoutError:
+                free = self._ray.available_resources().get("CPU", 0)
+                self._stop(place, f"did not start within {START_TIMEOUT:g} s; Ray has {free:g} CPUs free")
+            except self._ray.exceptions.RayError as error:
+                self._stop(place, f"could not be started:\n{error}", error)
 
     @property
     def doing(self) -> str:
         return "; ".join(f"their step, in {self._described(place)}" for place in self._waiting)
 
-    def ask(self, method: str, arguments: Sequence[tuple[Any, ...]], *, again: str, steps: int = 1) -> list[Any]:
-        """What each actor's `method` gave.
+    def begin(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
+        """Calls `method` of each actor, with its arguments."""
+        asked = [getattr(actor, method).remote(*mine) for actor, mine in zip(self._actors, arguments, strict=True)]
+        self._asked = method, arguments, asked, time.monotonic()
+        self._waiting = list(range(len(asked)))
+
+    def finish(self, *, again: str, steps: int = 1) -> list[Any]:
+        """What each actor's method gave.
 
         Args:
-          method: its name.
-          arguments: of each actor.
-          again: what is called instead, in one that takes the place of another; with the same arguments if it is
-            `method`, else without.
+          again: the method that is called instead in one that takes the place of another; with the same arguments if it
+            is the same method, else without.
           steps: how many steps of the environments it is.
 
         Raises:
           EnvironmentFailedError: environments raised, or an actor was lost once more than `restarts` allows.
         """
-        asked = [getattr(actor, method).remote(*mine) for actor, mine in zip(self._actors, arguments, strict=True)]
-        self._waiting = list(range(len(asked)))
-        until, answers = time.monotonic() + steps * self._remote.step_timeout, []
+        method, arguments, asked, since = self._asked
+        until, answers = since + steps * self._remote.step_timeout, []
         for place, reference in enumerate(asked):
             answer, lost = self._answer(place, reference, until - time.monotonic())
             while lost:

@@ -27,7 +27,9 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.actors import ActorThreads
 from jaxrl.parallel.collector import Collected, Collector, Published, Steps
 from jaxrl.parallel.recorded import Fetch, Recorded, from_rollouts
-from jaxrl.parallel.remote import Remote, RemoteRecipe
+from jaxrl.parallel.remote import Remote
+from jaxrl.parallel.remote_environments import RemoteRecipe
+from jaxrl.parallel.remote_policy import RemoteCollector, Shelf
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.report import Report, summed
 from jaxrl.parallel.rollout import EpisodeSums, RunState
@@ -64,7 +66,8 @@ class Sebulba:
         are the same; with 1 they act while it learns.
       queue: rollouts of each group that may wait for the learner.
       step_timeout: seconds that environments have for one step; after that the run ends and says which.
-      remote: Ray actors that hold the environments, on other machines say; None: this process holds them.
+      remote: Ray actors that hold the environments, on other machines say; None: this process holds them. With a copy
+        of the policy each is a group of its own, which a thread serves.
     """
 
     num_envs: int = 8
@@ -82,6 +85,11 @@ class Sebulba:
     def rows_per_iteration(self, algo: Algorithm) -> int:
         """Rows that an iteration collects, over all environments."""
         return ro.rollout_length(algo) * self.num_envs
+
+    @property
+    def threads(self) -> int:
+        """How many there are in each process: one for every Ray actor that has the policy."""
+        return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
     def bind(self, algo: Algorithm, env: HostRecipe, share: float = 0.0) -> "SebulbaProgram":
         """Checks everything that can be checked before an environment is built.
@@ -107,7 +115,7 @@ class Sebulba:
         processes = jax.process_count()
         if processes > 1 and not self.lockstep:
             problems.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
-        groups = max(self.actors * self.groups, 1) * processes
+        groups = max(self.threads * self.groups, 1) * processes
         if self.num_envs % groups:
             below, above = self.num_envs // groups * groups, -(-self.num_envs // groups) * groups
             problems.append(
@@ -117,6 +125,8 @@ class Sebulba:
             )
         elif self.remote is not None:
             problems += self.remote.problems(groups // processes, self.num_envs // groups)
+        if self.remote is not None and self.remote.policy and self.actors * self.groups > 1:
+            problems.append(f"actors={self.actors}, groups={self.groups}: 1 where remote actors have the policy")
         if any(isinstance(source, Episodes) for source in algo.experience.values()):
             problems.append(
                 "batches of whole episodes need environments that can be reset at will; use whole_episodes=False here"
@@ -162,18 +172,25 @@ class SebulbaProgram:
           ConfigError: the replay would not fit in memory.
         """
         self.close()
-        groups = self.topology.actors * self.topology.groups
+        groups, remote = self.topology.threads * self.topology.groups, self.topology.remote
         size, key = self.num_envs // (groups * self._processes), jax.random.key(seed)
         first_env = jax.process_index() * groups * size
         steps = Steps(self.spec, self.num_envs, size, ro.rollout_length(algo))
         devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
-        if self.topology.remote is not None:
-            env = RemoteRecipe(env, self.topology.remote, self.topology.remote.actors // groups)
+        shelf = None
+        if remote is not None and remote.policy:
+            shelf = Shelf(remote)
+        elif remote is not None:
+            env = RemoteRecipe(env, remote, remote.actors // groups)
         try:
             with distributed.jointly("building environments"):
                 for number, device in enumerate(devices):
-                    host = env.build(size, seed, first_env + number * size)
-                    self._collectors.append(Collector(steps, host, key, first_env + number * size, device))
+                    place = first_env + number * size
+                    if shelf is not None:
+                        self._collectors.append(RemoteCollector(env, remote, steps, shelf, seed, place, device))
+                    else:
+                        host = env.build(size, seed, place)
+                        self._collectors.append(Collector(steps, host, key, place, device))
             moments = [collector.first_moment() for collector in self._collectors]
             first = jax.tree.map(lambda *x: np.concatenate(x), *moments)
             if self._processes > 1:
@@ -192,7 +209,7 @@ class SebulbaProgram:
         learning = self.devices // self._processes
         apart = here[learning : learning + wanted]
         devices = apart if len(apart) == wanted else here[:wanted]
-        return [devices[number % len(devices)] for number in range(self.topology.actors)]
+        return [devices[number % len(devices)] for number in range(self.topology.threads)]
 
     def not_in_checkpoints(self, fresh: RunState) -> dict[str, Any]:
         """The parts of a state that a resumed run takes from a fresh one: host environments cannot be saved."""

@@ -10,7 +10,8 @@ import jaxrl
 from jaxrl import cli_values
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.errors import ConfigError, EnvironmentFailedError
-from jaxrl.parallel.remote import Remote, RemoteRecipe
+from jaxrl.parallel.remote import Remote
+from jaxrl.parallel.remote_environments import RemoteRecipe
 
 COUNTING = "gymnasium:host_probes:Counting-v0"
 HALF = Remote(actors=2, cpus=0.5)
@@ -99,6 +100,36 @@ def test_a_run_is_the_same_wherever_its_environments_are(cluster):
     assert_equal(*found)
 
 
+@pytest.mark.long
+def test_a_run_is_the_same_where_actors_have_the_policy(cluster):
+    env, found = jaxrl.make("gymnasium:CartPole-v1"), []
+    there = Remote(actors=2, policy=True, cpus=0.5)
+    for layout in ({"actors": 2}, {"remote": there}):
+        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True, lag=1, **layout).bind(PPO, env)
+        try:
+            state, report = program.chunk(PPO, env, program.start(PPO, env, 3), 4, 100)
+            found.append(plain((state, report.replace(actors={}))))
+            assert report.actors["policy_lag"] == pytest.approx(3 / 4) and report.actors["inference_batch"] == 4
+        finally:
+            program.close()
+    assert_equal(*found, 1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_an_actor_with_the_policy_that_dies_is_replaced(cluster):
+    env = counting(fault="kill", at=(1, 1), seeds=environment_seeds(7, 4)[2:])
+    there = Remote(actors=2, policy=True, cpus=0.5)
+    program = jaxrl.Sebulba(num_envs=4, shards=4, remote=there).bind(PPO, env)
+    try:
+        with pytest.warns(RuntimeWarning, match="environments 2 to 3 died"):
+            state, report = program.chunk(PPO, env, program.start(PPO, env, 7), 3, 100)
+    finally:
+        program.close()
+    assert report.actors["failures"] == 1 and report.failed_at == -1
+    assert int(np.asarray(state.ticks.low)) == 3 * 8
+
+
 # --- without a cluster -----------------------------------------------------------------------------------------------
 
 
@@ -113,6 +144,8 @@ def test_settings_that_do_not_fit_are_told_at_once(monkeypatch):
         assert words in said
     with pytest.raises(ConfigError, match="remote.actors=3 do not divide the 8 environments"):
         jaxrl.Sebulba(num_envs=8, remote=Remote(actors=3)).bind(PPO, env)
+    with pytest.raises(ConfigError, match="actors=2, groups=1: 1 where remote actors have the policy"):
+        jaxrl.Sebulba(num_envs=8, actors=2, remote=Remote(policy=True)).bind(PPO, env)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
