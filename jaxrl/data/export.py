@@ -114,7 +114,7 @@ def export_minari(
     """Plays episodes with a policy and writes them as a Minari dataset: those that `export_rlds` writes.
 
     Images are stored without loss. The dataset appears under its id when it is complete and was read again. Memory is
-    that of the unfinished episodes and 16 MB.
+    that of the unfinished episodes and of a few megabytes more.
 
     Args:
       policy: of a `Result`, or from `jaxrl.load`.

@@ -23,7 +23,7 @@ from jaxrl.types import PyTree
 DATA_FORMATS = ("hdf5", "arrow", "parquet")
 _DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 _OWN = ("id", "total_steps")  # of an episode's metadata, those that Minari writes
-_AT_ONCE = 1 << 24  # bytes of episodes that are handed over together
+_AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # bytes, and how many, of the episodes that are handed over together
 _LONGEST = 131_071  # transitions; Minari takes more than that of an Arrow file for two episodes
 
 
@@ -120,7 +120,7 @@ class MinariWriter:
         self._waiting.append((buffer, metadata))
         self._bytes += sum(x.nbytes for x in jax.tree.leaves(episode.steps))
         self.episodes += 1
-        if self._bytes >= _AT_ONCE:
+        if self._bytes >= _AT_ONCE or len(self._waiting) >= _EPISODES_AT_ONCE:
             self._flush()
 
     def close(self) -> Path:
@@ -183,8 +183,8 @@ class MinariWriter:
         reader, checksum = MinariReader(self._staging.partial), 0
         if len(reader) != self.episodes:
             raise DatasetError(f"{reader.path} does not hold the {self.episodes} episodes that were written to it")
-        for index in reader.records(range(len(reader))):
-            episode = reader.episode(index, f"{reader.path}: episode {index}")
+        for index, record in enumerate(reader.records(range(len(reader)))):
+            episode = reader.episode(record, f"{reader.path}: episode {index}")
             checksum = _checksum(episode, episode.metadata, checksum)
         if checksum != self._checksum:
             raise DatasetError(f"{reader.path} holds other values than were written to it; is the disk sound?")

@@ -17,6 +17,8 @@ from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Epi
 from jaxrl.errors import DatasetError, MissingExtraError
 from jaxrl.types import PyTree
 
+_AT_ONCE = 64  # episodes that are read while a file is open
+
 
 def package(data_format: str = "hdf5") -> Any:
     """The package `minari`, with what it needs to read and write files of this format.
@@ -70,25 +72,34 @@ class MinariReader:
         except Exception as error:  # Minari raises whatever its parsers do
             raise DatasetError(f"{self.path} cannot be opened by Minari: {error}") from error
         self.name = self._dataset.id
+        # Of files that are not HDF5 it takes an episode of many rows for several, and those that follow for others.
+        self._at_once = _AT_ONCE if data_format == "hdf5" else 1
 
     def __len__(self) -> int:
         return self._dataset.total_episodes
 
-    def records(self, places: Iterable[int]) -> Iterator[int]:
-        """The numbers of the episodes; Minari opens its files for each."""
-        return map(int, places)
+    def records(self, places: Iterable[int]) -> Iterator[Any]:
+        """What Minari gives of these episodes and of their metadata, in this order, or what it raised instead."""
+        storage, places, done = self._dataset.storage, [int(place) for place in places], 0
+        while done < len(places):
+            together = places[done : done + self._at_once]
+            try:
+                for found in zip(storage.get_episodes(together), storage.get_episode_metadata(together), strict=True):
+                    done += 1
+                    yield found
+            except Exception as error:  # Minari raises whatever its file formats do
+                done += 1
+                yield error
 
-    def episode(self, record: int, where: str) -> Episode:
+    def episode(self, record: Any, where: str) -> Episode:
         """An episode; `where` names it.
 
         Raises:
           DatasetError: it cannot be read.
         """
-        storage = self._dataset.storage
-        try:
-            (stored,), (metadata,) = storage.get_episodes([record]), storage.get_episode_metadata([record])
-        except Exception as error:  # Minari raises whatever its file formats do
-            raise DatasetError(f"{where}: it cannot be read by Minari: {error!r}") from error
+        if isinstance(record, Exception):
+            raise DatasetError(f"{where}: it cannot be read by Minari: {record!r}") from record
+        stored, metadata = record
         metadata = {name: x.item() if isinstance(x, np.generic) else x for name, x in metadata.items()}
         total = metadata.pop("total_steps", None)
         metadata.pop("id", None)
@@ -96,7 +107,7 @@ class MinariReader:
             metadata.setdefault("length", total)
         return _as_episode(stored, metadata, where)
 
-    def summary(self, record: int, where: str) -> dict[str, Any]:
+    def summary(self, record: Any, where: str) -> dict[str, Any]:
         """`Episode.summary`; Minari reads an episode as a whole."""
         return self.episode(record, where).summary
 

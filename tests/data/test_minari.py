@@ -39,7 +39,7 @@ def write(folder, episodes, dataset_id="made/up-v0", **options):
 
 
 @FORMATS
-@pytest.mark.parametrize("at_once", [1, 1 << 24])
+@pytest.mark.parametrize("at_once", [1, 1 << 22])
 def test_every_bit_of_every_type_comes_back(tmp_path, monkeypatch, data_format, at_once):
     monkeypatch.setattr(minari, "_AT_ONCE", at_once)
     path = write(tmp_path, MADE_UP, data_format=data_format)
@@ -296,6 +296,8 @@ def test_damaged_datasets_are_told(tmp_path):
     records.write_bytes(whole[:2000])
     with pytest.raises(DatasetError, match="episode 1: it cannot be read by Minari"):
         jaxrl.load_dataset(f"minari:{path}")[1]
+    found = jaxrl.load_dataset(f"minari:{path}").report().faults
+    assert [fault.partition(" by Minari")[0] for fault in found] == [f"episode {i}: it cannot be read" for i in (0, 1)]
     records.unlink()
     with pytest.raises(DatasetError, match="cannot be opened by Minari"):
         jaxrl.load_dataset(f"minari:{path}")
