@@ -30,17 +30,21 @@ def test_a_notebook_is_committed_without_outputs_and_paths(path):
     assert re.findall(r"(?<![\w.:/])/(?:home|root|work|Users|tmp)\b", path.read_text()) == []
 
 
-@pytest.fixture(scope="module")
-def quickstart(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("quickstart")
-    notebook = read(next(path for path in NOTEBOOKS if path.stem == "quickstart"))
+def executed(name, folder):
+    notebook = read(next(path for path in NOTEBOOKS if path.stem == name))
     environment = os.environ | {"JAXRL_FAST": "1", "JAX_PLATFORMS": "cpu"}
     environment.pop("MPLBACKEND", None)  # pictures are to land in the notebook
     client = nbclient.NotebookClient(
         notebook, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
     client.execute(env=environment)
-    return notebook, folder
+    return notebook
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quickstart")
+    return executed("quickstart", folder), folder
 
 
 def outputs_of(notebook, start):
@@ -68,3 +72,20 @@ def test_quickstart_shows_what_it_says(quickstart):
     assert float(outputs_of(notebook, "jaxrl.load(")[-1].data["text/plain"]) > 0
     own = "".join(o.text for o in outputs_of(notebook, "from_nnx") if o.output_type == "stream")
     assert "the best possible is 0.97" in own
+
+
+def test_datasets_go_out_and_in_and_are_learnt_from(tmp_path):
+    pytest.importorskip("tensorflow_datasets")
+    notebook = executed("datasets", tmp_path)
+
+    def printed(start):
+        return "".join(o.text for o in outputs_of(notebook, start) if o.output_type == "stream" and o.name == "stdout")
+
+    assert (tmp_path / "data" / "cartpole" / "1.0.0" / "dataset_info.json").is_file()
+    report = printed("dataset.report()")
+    assert "40 episodes" in report and "no faults found" in report
+    assert base64.b64decode(outputs_of(notebook, "views.return_to_go(")[-1].data["image/png"]).startswith(b"\x89PNG")
+    assert "36 episodes to train on, 4 held out" in printed("dataset.split(")
+    assert "(4, 32, 3)" in printed("loader.take(")
+    assert float(re.search(r"student's return: ([\d.]+)", printed("student = jaxrl.train("))[1]) > 0
+    assert 0 < int(re.search(r"(\d+)% of", printed("held-out actions"))[1]) <= 100
