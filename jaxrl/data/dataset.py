@@ -93,6 +93,7 @@ class Dataset:
 
         self._choose: Callable[[], np.ndarray] = lambda: np.arange(self._starts[-1])
         self._changes: tuple[Callable[[Episode], Episode], ...] = ()
+        self._measure: Callable[[], np.ndarray] = self._measured
 
     def __repr__(self) -> str:
         return f"Dataset({self.name}, {len(self):,} episodes in {self.path})"
@@ -123,7 +124,7 @@ class Dataset:
     @functools.cached_property
     def lengths(self) -> np.ndarray:
         """Transitions of each episode, int64; goes through the dataset once, and keeps them."""
-        return np.fromiter((summary["length"] for summary in self.summaries()), np.int64, len(self))
+        return self._measure()
 
     # --- parts of it, and changes ------------------------------------------------------------------------------------
 
@@ -173,9 +174,17 @@ class Dataset:
 
         return self._derived(lambda: halves()[0]), self._derived(lambda: halves()[1])
 
-    def map(self, change: Callable[[Episode], Episode]) -> "Dataset":
-        """The episodes as a function makes them of these, whenever they are read; it leaves its argument as it is."""
-        return self._derived(lambda: self._chosen, change)
+    def map(self, change: Callable[[Episode], Episode], *, same_length: bool = False) -> "Dataset":
+        """The episodes as a function makes them of these, whenever they are read; it leaves its argument as it is.
+
+        Args:
+          change: the function.
+          same_length: it keeps the length of every episode: so none is made only to know its length.
+        """
+        found = self._derived(lambda: self._chosen, change)
+        if same_length:
+            found._measure = lambda: self.lengths
+        return found
 
     # --- all of it ---------------------------------------------------------------------------------------------------
 
@@ -211,6 +220,9 @@ class Dataset:
     def _chosen(self):
         """The numbers of the episodes, as they lie on disk."""
         return self._choose()
+
+    def _measured(self):
+        return np.fromiter((summary["length"] for summary in self.summaries()), np.int64, len(self))
 
     def _derived(self, choose, *changes):
         found = Dataset(self.path, self._parts)

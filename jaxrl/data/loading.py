@@ -7,7 +7,7 @@ batch is all the state there is.
 import concurrent.futures
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -77,7 +77,8 @@ class Loader:
       n_step: rewards of a transition.
       sequence: items are sequences instead. With `end="continue"` they run on into the dataset's next episode.
       seed: of the order.
-      window: episodes whose items are shuffled together; None: all.
+      window: episodes whose items are shuffled together; None: all; "fit": all if `cache_bytes` holds them, else so
+        many that it holds two windows, judged by the first episode and the lengths.
       workers: processes that read; 0: a thread of this one does.
       extras: which other fields of the steps to deliver.
       cache_bytes: of episodes that are kept, though never fewer than two windows.
@@ -98,19 +99,21 @@ class Loader:
         n_step: int = 1,
         sequence: Sequence | None = None,
         seed: int = 0,
-        window: int | None = None,
+        window: int | Literal["fit"] | None = None,
         workers: int = 0,
         extras: tuple[str, ...] = (),
         cache_bytes: int = 1 << 28,
     ):
         _grain()
         limits = (("batch_size", batch_size, 1), ("n_step", n_step, 1), ("seed", seed, 0), ("workers", workers, 0))
-        limits += () if window is None else (("window", window, 1),)
+        limits += () if window in (None, "fit") else (("window", window, 1),)
         problems = [f"{name}={value} must be at least {low}" for name, value, low in limits if value < low]
         if problems:
             raise ConfigError(problems)
         if sequence is not None:
             views.check_sequence(sequence)
+        if window == "fit":
+            window = _fitting_window(dataset, extras, cache_bytes)
         self._batches = Batches(dataset, batch_size, n_step, sequence, seed, window, extras, cache_bytes)
         self._workers = workers
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
@@ -230,6 +233,16 @@ class BatchIterator(Iterator):
         batches, self._batches = self._batches, None
         if batches is not None:
             batches.close()
+
+
+def _fitting_window(dataset, extras, cache_bytes):
+    lengths = dataset.lengths
+    if not len(lengths):
+        return None
+    (first,) = dataset.read(np.arange(1))
+    example = with_extras(views.rows(first), extras)
+    episode = memory.size_of(example) / len(example.first) * (lengths.mean() + 1)
+    return None if len(lengths) * episode <= cache_bytes else max(1, int(cache_bytes / (2 * episode)))
 
 
 def _grain():

@@ -91,7 +91,7 @@ def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loa
         )
 
     items = {"n_step": source.n_step, "sequence": source.sequence}
-    return dataset.map(as_of).loader(source.batch_size, seed=seed, **items)
+    return dataset.map(as_of, same_length=True).loader(source.batch_size, seed=seed, window="fit", **items)
 
 
 def _fitting(episodes):

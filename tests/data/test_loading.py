@@ -136,6 +136,14 @@ def test_a_window_reads_each_episode_once_an_epoch_and_holds_few():
         assert len(set(drawn[begin : begin + 18])) == 3
 
 
+def test_a_window_that_fits_is_of_episodes_that_are_kept_twice():
+    dataset = InMemory([6] * 30)
+    rows = memory.size_of(views.rows(next(iter(dataset))).replace(extras={}))
+    for cache_bytes, window in ((30 * rows, None), (29 * rows, 14), (9 * rows, 4), (rows, 1)):
+        fitted, wanted = (Loader(dataset, 16, window=size, cache_bytes=cache_bytes) for size in ("fit", window))
+        np.testing.assert_array_equal(order_of(fitted, 30), order_of(wanted, 30))
+
+
 def test_what_is_kept_is_bounded():
     dataset = InMemory([20] * 40)
     rows = memory.size_of(views.rows(next(iter(dataset))).replace(extras={}))

@@ -115,6 +115,16 @@ def test_episodes_are_changed_when_they_are_read(dataset):
     assert dataset.lengths.tolist() == LENGTHS
 
 
+def test_a_change_that_keeps_lengths_is_not_made_to_know_them(dataset):
+    def no_one_asks(episode):
+        raise AssertionError
+
+    changed = dataset.select([2, 0]).map(no_one_asks, same_length=True)
+    assert changed.lengths.tolist() == [9, 5]
+    with pytest.raises(AssertionError):
+        changed[0]
+
+
 def test_an_episode_keeps_its_number_on_disk(tmp_path):
     with RldsWriter(tmp_path / "bad", "data") as writer:
         for seed in range(3):
