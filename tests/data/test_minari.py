@@ -67,6 +67,28 @@ def test_images_are_stored_without_loss(tmp_path, data_format):
     assert not theirs.MinariDataset(path / "data").storage.jpeg_encoding
 
 
+@FORMATS
+def test_every_kind_of_space(tmp_path, data_format):
+    kinds = {
+        "one": spaces.Discrete(3),
+        "several": spaces.MultiDiscrete((2, 5)),
+        "small": spaces.Discrete(9, np.uint8),
+        "flags": spaces.Box(0, 1, (2, 2), np.bool_),
+    }
+    rng = np.random.default_rng(0)
+    x = {name: rng.integers(0, 2, (5, *space.shape)).astype(space.dtype) for name, space in kinds.items()}
+    action = {name: np.concatenate([a[:-1], 0 * a[-1:]]).astype(a.dtype) for name, a in x.items()}
+    one = dataclasses.replace(MADE_UP[0], observation=x, action=action)
+    both = spaces.Dict(kinds)
+    with MinariWriter("kinds-v0", both, both, data_dir=tmp_path, data_format=data_format) as writer:
+        writer.write(one)
+        path = writer.close()
+    assert_bitwise(jaxrl.load_dataset(f"minari:{path}")[0].steps, one.steps)
+    read = theirs.MinariDataset(path / "data")
+    assert read.action_space["several"].nvec.tolist() == [2, 5] and read.observation_space["one"].n == 3
+    assert read.observation_space.contains({name: a[0] for name, a in x.items()})
+
+
 def test_minari_reads_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path))
     write(None, MADE_UP, env_spec="CartPole-v1", algorithm="PPO")
