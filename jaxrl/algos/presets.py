@@ -155,8 +155,8 @@ PRESETS: dict[str, Preset] = {
                 prioritised=True,
                 priority_exponent=0.5,
                 importance_exponent=Linear(0.4, 1.0),
-                v_min=0.0,  # no reward is below 0, and 58 bricks in an episode are discounted returns above 10
-                v_max=50.0,
+                v_min=-10.0,
+                v_max=10.0,
                 capacity=1_000_000,
                 min_size=20_000,
                 batch_size=32,
@@ -169,8 +169,7 @@ PRESETS: dict[str, Preset] = {
             num_envs=8,
             total_steps=5_000_000,
             source="Hessel et al. (2018), arXiv:1710.02298, table 1, with an update every 4 rows; here in 8 "
-            "environments at once, on MinAtar, whose returns need another support, with noise drawn for every "
-            "transition and gradients clipped.",
+            "environments at once, on MinAtar, with noise drawn for every transition and gradients clipped.",
         ),
         Preset(
             name="torchbeast",

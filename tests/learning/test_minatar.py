@@ -55,6 +55,7 @@ BESIDE |= {"rollout_length": 4, "updates": 2, "learning_rate": 2.5e-4, "target_p
 
 
 @pytest.mark.learning
+@pytest.mark.xfail(strict=True, reason="Rainbow: 16.6 (with a support of 0 to 50: 6.4), DQN: 58.4; see dqn.md")
 def test_rainbow_is_above_dqn(record):
     """Breakout, 5M rows, an update of 32 transitions every 16 rows; PPO at the same number of rows beside them."""
     algorithms = {
