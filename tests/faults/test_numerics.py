@@ -45,9 +45,9 @@ def chunks(monkeypatch):
     dispatched = []
     chunk = AnakinProgram.chunk
 
-    def counted(self, algo, env, state, length, total_ticks):
+    def counted(self, algo, env, state, length, *others):
         dispatched.append(length)
-        return chunk(self, algo, env, state, length, total_ticks)
+        return chunk(self, algo, env, state, length, *others)
 
     monkeypatch.setattr(AnakinProgram, "chunk", counted)
     return dispatched
