@@ -163,7 +163,7 @@ def test_what_a_file_names_is_not_run():
         ("os:system", "not one that jaxrl knows"),
         ("subprocess:Popen", "not one that jaxrl knows"),
         ("jaxrl.training:train", "is not a dataclass"),
-        ("jaxrl.training:np.load", "is not a dataclass"),
+        ("jaxrl.loop:np.load", "is not a dataclass"),
         ("jaxrl.nothing:Here", "another version of jaxrl"),
         ("jaxrl.algos.ppo:Nothing", "another version of jaxrl"),
     ):

@@ -52,6 +52,7 @@ def outputs_of(notebook, start):
     return cell.outputs
 
 
+@pytest.mark.long
 def test_quickstart_trains_and_draws(quickstart):
     notebook, folder = quickstart
     run = folder / "runs" / "quickstart"
@@ -64,6 +65,7 @@ def test_quickstart_trains_and_draws(quickstart):
     assert base64.b64decode(shown.data["image/gif"]).startswith(b"GIF8")
 
 
+@pytest.mark.long
 def test_quickstart_shows_what_it_says(quickstart):
     notebook, _ = quickstart
     table = "".join(o.text for o in outputs_of(notebook, "sweep.table()") if o.output_type == "stream")

@@ -188,6 +188,7 @@ def test_images_are_drawn_as_observed_and_drawings_can_be_added(tmp_path):
 # --- brax ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_brax_is_a_page_with_every_moment(tmp_path):
     pytest.importorskip("brax")

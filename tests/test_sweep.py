@@ -52,7 +52,7 @@ def learner(result, configuration, seed):
 # --- a run of many is the run alone -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_mapped_in_turn_a_run_is_that_run_alone(devices):
     """Bit for bit; six runs on four devices, so that two of these have nothing real to do at the end."""
     result = swept("in_turn", devices)

@@ -224,6 +224,7 @@ def test_the_noise_of_a_transition_is_its_own_whatever_the_devices():
     ],
     ids=["noisy", "categorical", "quantile"],
 )
+@pytest.mark.long
 def test_variants_train_and_stay_finite(fields):
     algo = jaxrl.DQN(capacity=512, min_size=64, batch_size=32, **fields)
     result = jaxrl.train(algo, ENV, total_steps=1024, num_envs=8, evaluate_every=0, progress=False)

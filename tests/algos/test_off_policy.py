@@ -60,7 +60,9 @@ def test_every_number_reaches_the_program(name):
         assert unused == elsewhere & {jax.tree_util.keystr(path) for path, _ in leaves}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [name if name == "td3" else pytest.param(name, marks=pytest.mark.long) for name in ALGORITHMS]
+)
 def test_every_other_field_changes_the_program(name):
     algo = ALGORITHMS[name]
     usual, same = str(program(algo)), []
@@ -168,9 +170,8 @@ def test_the_keys_of_a_batch_do_not_depend_on_the_devices():
     np.testing.assert_array_equal(jax.random.key_data(whole[8:]), jax.random.key_data(half))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "sac" else pytest.param(name, marks=pytest.mark.long) for name in ALGORITHMS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_one_device_learns_what_two_do(name):
     algo, states = ALGORITHMS[name].replace(min_size=16), []
     for devices in (1, 2):

@@ -161,6 +161,7 @@ def test_a_loader_reads_from_disk(dataset):
         assert loader.take(1, 2).observation["number"].tolist() == drawn[1:3]
 
 
+@pytest.mark.long
 def test_processes_read_the_same_batches(dataset):
     """Also what only a copy by value can bring there: a function that was made here."""
     changed = dataset.map(lambda one: dataclasses.replace(one, reward=one.reward + 1)).select([1, 2, 3])

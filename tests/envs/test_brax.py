@@ -41,6 +41,7 @@ def test_a_time_limit_truncates_a_fall_terminates_and_the_system_can_be_mapped_o
     assert env.observation_space.shape == (4,) and env.action_space.shape == (1,)
 
 
+@pytest.mark.long
 def test_types_are_stable_from_reset_to_step():
     # Without auto-reset, whose own trace of a brax reset is long.
     for name, backend in (("reacher", "spring"), ("inverted_pendulum", "mjx")):

@@ -45,7 +45,12 @@ def declared_and_true(name):
     return declared, adapter._spaces(name, blueprint, blueprint.params)[0], raw
 
 
-@pytest.mark.parametrize("name", adapter.names())
+LONG = ("Asterix-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in adapter.names()]
+)
 def test_observations_lie_in_the_corrected_space_and_every_correction_is_needed(name):
     declared, true, raw = declared_and_true(name)
     low, high = rollout_range(name)

@@ -79,7 +79,7 @@ def assert_the_same_run(resumed, reference, run_dir):
                 assert same[row["step"], name] == value, (row["step"], name)
 
 
-LONG = [("ppo", 2), ("recurrent_ppo", 1)]  # the other three are each of algorithms and of devices at least once
+LONG = [("ppo", 1), ("ppo", 2), ("recurrent_ppo", 1)]  # PPO is there, recurrent and on two devices
 
 
 @pytest.mark.parametrize(

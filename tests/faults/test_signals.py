@@ -124,6 +124,7 @@ def test_handlers_come_back_after_an_error(handlers, monkeypatch):
     assert handlers()
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_sigterm_from_outside_gives_exit_code_143(tmp_path):
     """The whole way: another process, told to end by the system."""

@@ -6,7 +6,7 @@ from jaxrl.schedules import Linear
 
 
 def test_ppo_balances_braxs_inverted_pendulum():
-    """One seed, 1M steps, greedy: 1000 is the most there is. Falling takes hundreds of steps, hence the discount,
+    """3 seeds, 1M steps, greedy: 1000 is the most there is. Falling takes hundreds of steps, hence the discount,
     and values are then in the hundreds, hence the scaled reward."""
     result = jaxrl.sweep(
         jaxrl.PPO(
@@ -22,8 +22,9 @@ def test_ppo_balances_braxs_inverted_pendulum():
         ),
         jaxrl.make("brax:inverted_pendulum", backend="spring"),
         total_steps=1_000_000,
-        seeds=1,
+        seeds=3,
         num_envs=64,
+        devices=2,
         evaluation_episodes=32,
         progress=False,
     )

@@ -80,11 +80,6 @@ def runs(folder):
     unbroken = train(folder / "unbroken")
     jaxrl.export_rlds(unbroken.policy, programs.ENV, folder / "data", episodes=10, num_envs=4, progress=False)
     found["unbroken"] = told(unbroken)
-    loop._CHUNK_SECONDS = 0.0  # an iteration a chunk
-    if jax.process_index() == 1:
-        at_chunk(3, signal.SIGINT)
-    found["interrupted"] = told(train(folder / "resumed"))
-    found["resumed"] = told(train(folder / "resumed"))
     for name in ("host", "host_again"):
         found[name] = told(train(folder / name, host={"actors": 2}))
     return found
@@ -93,11 +88,18 @@ def runs(folder):
 def more(folder):
     """What needs as long again."""
     swept = jaxrl.sweep(programs.ALGORITHMS["ppo"], programs.ENV, seeds=3, **programs.SWEEP)
-    return {
+    found = {
         "sweep": {"returns": swept.returns.tolist(), "loss": swept.metrics["update/value_loss"].tolist()},
         "late": told(train(None, host={"lag": 1})),
         "dqn": told(train(folder / "dqn", "dqn", updates=12)),
+        "unbroken": told(train(folder / "unbroken")),
     }
+    loop._CHUNK_SECONDS = 0.0  # an iteration a chunk
+    if jax.process_index() == 1:
+        at_chunk(3, signal.SIGINT)
+    found["interrupted"] = told(train(folder / "resumed"))
+    found["resumed"] = told(train(folder / "resumed"))
+    return found
 
 
 def refused(folder):

@@ -37,6 +37,7 @@ def two(first, second):
     return [process.returncode for process in processes], [out for out, _ in said], [err for _, err in said]
 
 
+@pytest.mark.long
 def test_two_command_lines_are_one_run(tmp_path):
     run_dir = tmp_path / "run"
     command = [*TRAIN, "--run-dir", str(run_dir)]
@@ -50,6 +51,7 @@ def test_two_command_lines_are_one_run(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.long
 def test_two_command_lines_that_differ_are_both_refused(tmp_path):
     codes, _, complaints = two(
         [*TRAIN, "--run-dir", str(tmp_path / "run")], [*TRAIN, "--run-dir", str(tmp_path / "run"), "--seed", "1"]

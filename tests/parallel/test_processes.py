@@ -120,8 +120,9 @@ def test_each_process_exports_its_share(runs, tmp_path):
     assert sorted(path.name for path in (folder / "data").iterdir()) == ["host-00000-of-00002", "host-00001-of-00002"]
 
 
-def test_ctrl_c_at_one_ends_both_and_the_resumed_run_is_the_unbroken_one(runs):
-    (first, second), folder = runs
+@pytest.mark.long
+def test_ctrl_c_at_one_ends_both_and_the_resumed_run_is_the_unbroken_one(more):
+    (first, second), folder = more
     for found in (first, second):
         assert found["interrupted"]["stopped"] == "interrupted"
         assert found["interrupted"]["total_steps"] == first["interrupted"]["total_steps"] < 5 * ROWS
