@@ -195,10 +195,12 @@ def _topology(env, num_envs, layout):
 
 
 def asks_for_help(argv):
+    """Whether these words ask for help and name no algorithm."""
     return not argv or argv[0] in ("-h", "--help")
 
 
 def print_help(command):
+    """Prints which algorithms a command has flags for; the exit code."""
     lines = [f"  jaxrl {command} {name} --help" for name in sorted(ALGORITHMS)]
     print("\n".join([f"usage: jaxrl {command} ALGORITHM [FLAGS]", "", "the flags of each algorithm:", *lines]))
     return 0

@@ -48,6 +48,7 @@ def _print(findings: Iterator[Finding]) -> int:
 
 
 def python() -> Iterator[Finding]:
+    """Whether this Python is new enough."""
     version = ".".join(map(str, sys.version_info[:3]))
     new_enough = sys.version_info >= (3, 12)
     advice = "" if new_enough else "; jaxrl needs 3.12 or newer"

@@ -49,6 +49,8 @@ BROKEN: dict[tuple[str, str], str] = {
 
 @struct.dataclass
 class BraxState:
+    """brax's state, and what brax does not count."""
+
     brax: PyTree  # brax's own state
     steps: jax.Array  # int32, transitions so far
 

@@ -32,6 +32,8 @@ BEST_ACTION = 0.5  # of the continuous action-dependent probe
 
 @struct.dataclass
 class ProbeState:
+    """Where a probe environment stands."""
+
     time: jax.Array  # int32, transitions so far
     observation: jax.Array  # float32, shape (1,)
 
@@ -112,6 +114,7 @@ _PROBES: dict[str, dict[str, Any]] = {
 
 
 def names() -> tuple[str, ...]:
+    """The probe environments."""
     return tuple(_PROBES)
 
 

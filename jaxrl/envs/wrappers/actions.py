@@ -15,6 +15,8 @@ from jaxrl.types import Environment, PyTree, TimeStep
 
 @struct.dataclass
 class StickyActionsState:
+    """The environment's state, and the action that may stick."""
+
     env: PyTree
     action: PyTree  # what was done last
     fresh: jax.Array  # bool: nothing was done yet in this episode

@@ -13,6 +13,8 @@ from jaxrl.types import Environment, Episode, PyTree, TimeStep
 
 @struct.dataclass
 class EpisodeStatisticsState:
+    """The environment's state, and the running episode's statistics."""
+
     env: PyTree
     episode: Episode
 
@@ -45,6 +47,8 @@ class EpisodeStatistics:
 
 @struct.dataclass
 class TimeLimitState:
+    """The environment's state, and how long the episode is so far."""
+
     env: PyTree
     steps: jax.Array  # int32, transitions of this episode so far
 

@@ -15,6 +15,8 @@ from jaxrl.types import Environment, PyTree, TimeStep
 
 @struct.dataclass
 class FrameStackState:
+    """The environment's state, and its last frames."""
+
     env: PyTree
     frames: PyTree  # the stacked observation
 

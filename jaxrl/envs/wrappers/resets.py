@@ -16,6 +16,8 @@ from jaxrl.types import Environment, PyTree, TimeStep
 
 @struct.dataclass
 class AutoResetState:
+    """The environment's state, and whether its episode is over."""
+
     env: PyTree
     last: jax.Array  # bool: the time step shown last was its episode's last
 
