@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 
 def main() -> None:
-    """Serves environments over a pipe until it is closed; the words are its file descriptor and that of the lifeline."""
+    """Serves environments over a pipe until it is closed."""
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     die_with(lifeline)
