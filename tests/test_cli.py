@@ -274,6 +274,7 @@ def test_preset_is_valid(name):
     assert preset.env in known or not installed
 
 
+@pytest.mark.long
 def test_the_topology_has_flags(said, tmp_path):
     run_dir = tmp_path / "run"
     printed = said(

@@ -85,7 +85,7 @@ def test_make_train_is_train():
     assert rows[0]["update/policy_loss"] == pytest.approx(float(metrics["update/policy_loss"][0]), rel=1e-6)
 
 
-@pytest.mark.parametrize("algo", [PLAIN, DQN], ids=["ppo", "dqn"])
+@pytest.mark.parametrize("algo", [pytest.param(PLAIN, id="ppo"), pytest.param(DQN, id="dqn", marks=pytest.mark.long)])
 def test_make_train_under_vmap(algo):
     """Over seeds and learning rates: each run as alone, to rounding."""
 

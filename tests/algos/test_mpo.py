@@ -120,7 +120,7 @@ def sampled(algo, state, observation, key):
     return mean, std, x, np.min(values, axis=1).T
 
 
-@pytest.mark.parametrize("per_dimension", [True, False])
+@pytest.mark.parametrize("per_dimension", [pytest.param(True, marks=pytest.mark.long), False])
 def test_an_update_is_the_papers(per_dimension):
     algo = MPO.replace(
         gamma=0.9,

@@ -153,7 +153,10 @@ def test_parts_end_at_checkpoints_and_are_read_as_one(whole, tmp_path):
     }
 
 
-@pytest.mark.parametrize("every, devices", [(3, 4), (20, 1)], ids=["environments, on devices", "fewer environments"])
+@pytest.mark.parametrize(
+    "every, devices",
+    [pytest.param(3, 4, id="environments, on devices", marks=pytest.mark.long), pytest.param(20, 1, id="fewer")],
+)
 def test_every_so_manieth(whole, tmp_path, every, devices):
     _, folder = whole
     everything = by_environment(episodes(folder / "recording"))

@@ -37,8 +37,10 @@ def compiled():
 
 @pytest.mark.parametrize(
     "topology",
-    [{"actors": 2, "groups": 2}, {"groups": 2, "actor_devices": 2, "devices": 2}],
-    ids=["two threads of two", "two devices"],
+    [
+        pytest.param({"actors": 2, "groups": 2}, id="two threads of two", marks=pytest.mark.long),
+        pytest.param({"groups": 2, "actor_devices": 2, "devices": 2}, id="two devices"),
+    ],
 )
 def test_grouping_and_devices_change_nothing(topology, compiled):
     state, report = run("recurrent_ppo", lockstep=True, **topology)
