@@ -20,11 +20,11 @@ from limits import PEER
 
 # Rows a batch, epochs, rows a minibatch, and our environments, threads and groups.
 PPO: dict[str, dict[str, Any]] = {
-    "cartpole": {"env": "CartPole-v1", "batch": 1024, "epochs": 4, "minibatch": 256, "num_envs": 64},
+    "cartpole": {"env": "CartPole-v1", "batch": 1024, "epochs": 4, "minibatch": 256, "num_envs": 128},
     "halfcheetah": {"env": "HalfCheetah-v4", "batch": 2048, "epochs": 10, "minibatch": 64, "num_envs": 32},
 }
 PEER_ENVS = 8
-PONG = {"env": "Pong-v5", "num_envs": 16, "rollout": 32}
+PONG = {"env": "Pong-v5", "num_envs": 64, "rollout": 16}
 
 
 class SB3:
