@@ -11,6 +11,7 @@ Nothing is pickled.
 """
 
 import concurrent.futures
+import dataclasses
 import json
 import math
 import os
@@ -58,6 +59,7 @@ class Checkpointer:
         if keep < 1:
             raise ConfigError(f"keep={keep}: at least the newest checkpoint must stay; use 1 or more")
         self.directory = Path(directory).absolute()
+        self.awaiting: int | None = None  # a step that stays until `score` told what it is worth
         self.failures = 0  # failed saves since the start
         self._failures_in_a_row = 0
         self._config = json.loads(json.dumps(config))  # as it will be read back; a value that is no JSON fails here
@@ -109,6 +111,28 @@ class Checkpointer:
                 future.set_exception(error)
             self._pending = step, future
             self.wait()
+
+    def score(self, step: int, score: float) -> None:
+        """Tells what the checkpoint of `step` is worth, where that was not known when it was saved.
+
+        Nothing happens if there is no such checkpoint any more, or `score` is not finite; with several processes, in
+        any but the first. What can then be deleted is deleted at the next save.
+
+        Raises:
+          CheckpointError: as `wait`, which it does first.
+        """
+        self.wait()
+        self.awaiting = None
+        if step not in self._scores or not math.isfinite(score):
+            return
+        self._scores[step] = score
+        if jax.process_index() == 0:
+            path = self.directory / _folder(step) / manifests.FILE
+            try:
+                manifests.write(path, dataclasses.replace(manifests.read(path), score=score))
+            except (OSError, Damaged) as error:
+                message = f"the score of checkpoint {step} could not be written in {self.directory}: {_one_line(error)}"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def wait(self) -> bool:
         """Waits for the save under way. Whether the last save succeeded (True where there was none).
@@ -194,8 +218,7 @@ class Checkpointer:
         here = _numbered(self.directory)
         sound = sorted(set(here) - self._damaged)
         stay = {saved, *sound[-self._keep :]}
-        if self.best is not None:
-            stay.add(self.best)
+        stay |= {step for step in (self.best, self.awaiting) if step is not None}
         for step in set(here) - stay:
             shutil.rmtree(here[step], ignore_errors=True)
             self._scores.pop(step, None)

@@ -14,7 +14,7 @@ from jaxrl.errors import MissingExtraError
 
 
 class Logger(Protocol):
-    """Takes rows of scalar metrics, in ascending steps."""
+    """Takes rows of scalar metrics, in ascending steps but for evaluations that are played beside the run."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
@@ -132,9 +132,10 @@ class WandbLogger:
             id=run_id,
             resume="allow" if run_id else None,
         )
+        self._run.define_metric("*", step_metric="step")  # the service's own counter must not go back
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+        self._run.log({"step": step} | dict(metrics))
 
     def close(self) -> None:
         self._run.finish()

@@ -21,7 +21,8 @@ from jaxrl.buffers.fixed import Rings
 from jaxrl.checkpoint import Checkpointer, read_manifest
 from jaxrl.data.recorder import Recorder
 from jaxrl.errors import CheckpointError
-from jaxrl.evaluation import Evaluation, evaluate
+from jaxrl.evaluation import evaluate
+from jaxrl.evaluator import Evaluator
 from jaxrl.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
 from jaxrl.parallel import distributed
 from jaxrl.parallel.mesh import local
@@ -72,6 +73,7 @@ class Loop:
         eval_env: Environment | HostRecipe,
         evaluation_episodes: int,
         explore: bool,
+        evaluate_beside: bool,
         target_return: float | None,
         evaluate_every: int,
         checkpoint_every: int,
@@ -81,8 +83,8 @@ class Loop:
     ):
         self.recorder = recorder
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
-        self.eval_env, self.evaluation_episodes = eval_env, evaluation_episodes
-        self.explore, self.target_return = explore, target_return
+        self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
+        self.evaluator = Evaluator(self._play, self._evaluated, beside=evaluate_beside, target_return=target_return)
         self.rows = program.rows_per_iteration(algo)
         self.iterations = -(-total_steps // self.rows)
         self.total_ticks = self.iterations * self.rows // program.num_envs
@@ -90,7 +92,6 @@ class Loop:
         self.save_each = self._iterations(checkpoint_every)
         self.save_replay, self.dataset = save_replay, dataset
         self.history: list[dict[str, float]] = []
-        self.evaluation: Evaluation | None = None
         self.seconds_per_iteration = 0.0
         self.timed_iterations, self.timed_seconds = 0, 0.0  # without compiling, evaluating and saving
         self.read_at: float | None = None
@@ -126,8 +127,16 @@ class Loop:
         try:
             with Signals() as signals:
                 try:
-                    if done and distributed.from_leader("target reached before", self._reached_target()):
+                    if done and distributed.from_leader(
+                        "target reached before", self.evaluator.reached(done * self.rows)
+                    ):
                         raise _Stop("target_return")
+                    if (
+                        done
+                        and done < self.iterations
+                        and distributed.from_leader("unevaluated", self._unevaluated(done))
+                    ):
+                        self._evaluate(self.state, done)  # it was killed before that came to an end
                     self._loop(signals)
                 except _Stop as ended:
                     stop = ended
@@ -136,6 +145,7 @@ class Loop:
                     raise SystemExit(143)
                 return result
         finally:
+            self.evaluator.close()
             self.loggers.close()
             if display is not None:
                 display.close()
@@ -201,7 +211,9 @@ class Loop:
 
         Raises:
           _Stop: something was not finite; the state before the chunk is the last good one.
+          Exception: what an evaluation beside the run raised.
         """
+        self.evaluator.look()
         report = jax.device_get(chunk.report)
         now = time.monotonic()
         since, self.read_at = self.read_at, now
@@ -230,23 +242,29 @@ class Loop:
         metrics = {name: value for name, value in row.items() if name != "step"}
         self.loggers.write(int(row["step"]), metrics)
         if self.display is not None:
-            self.display.update(int(row["step"]), metrics)
+            # Of an evaluation beside the run the step is an earlier one.
+            self.display.update(max(int(row["step"]), self.display.step), metrics)
 
     def _at_border(self, state, done, signals):
         """Nothing is under way here, and all that came before was finite: evaluate, save, stop."""
-        score = None
         last = done >= self.iterations
-        if last or done % self.evaluate_each == 0:
-            self._evaluate(state, done)
-            score = self.evaluation.return_mean
+        due = last or done % self.evaluate_each == 0
+        if due:
+            self.evaluator.collect()  # the one before, if it was played beside the run
+            if not self.evaluator.beside:
+                self._evaluate(state, done)
         # Both once: what comes later is for the next border, which saves.
-        reached = signals.agree(with_leader=score is not None and self._reached_target())
+        reached = signals.agree(with_leader=due and self.evaluator.reached(done * self.rows))
         asked = signals.agreed is not None
         ending = last or reached or asked
+        if due and self.evaluator.beside:
+            self._evaluate(state, done)
+        if ending:
+            self.evaluator.collect()
         if ending or (self.checkpointer is not None and done % self.save_each == 0):
             self._close_part(done, ending)
             if self.checkpointer is not None:
-                self._save(done, state, score)
+                self._save(done, state, self.evaluator.scores.get(done * self.rows))
         self.read_at = time.monotonic()  # what evaluating and saving took is not training
         if reached and not last:
             raise _Stop("target_return")
@@ -263,31 +281,26 @@ class Loop:
             with distributed.jointly("closing a part of the recording"):
                 self.recorder.close_part(done * self.rows, ending=ending)
 
-    def _reached_target(self):
-        """Whether the evaluation of this moment, or of the run that is resumed here, is as good as asked for."""
-        step, score = self.done * self.rows, None
-        for row in self.history:
-            if row["step"] == step:
-                score = row.get("evaluation/return_mean", score)
-        return self.target_return is not None and score is not None and score >= self.target_return
+    def _unevaluated(self, done):
+        """Whether an evaluation was due when so much was done, and it was not written down."""
+        return done % self.evaluate_each == 0 and done * self.rows not in self.evaluator.scores
 
     def _evaluate(self, state, done):
         progress = self.program.place(np.float32(min(done / self.iterations, 1.0)))
         # Every process plays by itself, on one of its devices.
         algo, actor = frozen(*local((self.algo_there, state.learner, progress)))
-        self.evaluation = evaluate(
-            algo,
-            actor,
-            self.eval_env,
-            self.program.spec,
-            seed=self.seed,
-            episodes=self.evaluation_episodes,
-            explore=self.explore,
-        )
-        step = done * self.rows
-        if any(row["step"] == step and "evaluation/return_mean" in row for row in self.history):
-            return  # a finished run that was started again: its row is there
-        row = {f"evaluation/{name}": value for name, value in self.evaluation.metrics().items()}
+        if self.checkpointer is not None and self.evaluator.beside:
+            self.checkpointer.awaiting = done * self.rows
+        self.evaluator.begin(done * self.rows, algo, actor, list(self.program.mesh.devices.flat))
+
+    def _play(self, algo, actor):
+        settings = {"seed": self.seed, "episodes": self.evaluation_episodes, "explore": self.explore}
+        return evaluate(algo, actor, self.eval_env, self.program.spec, **settings)
+
+    def _evaluated(self, step, evaluation):
+        if self.checkpointer is not None and self.evaluator.beside:
+            self.checkpointer.score(step, evaluation.return_mean)
+        row = {f"evaluation/{name}": value for name, value in evaluation.metrics().items()}
         self._write({"step": step, "seconds": time.monotonic() - self.began} | row)
 
     # --- beginning and end -------------------------------------------------------------------------------------
@@ -325,6 +338,7 @@ class Loop:
         truth = JSONLLogger(directory.metrics_jsonl)
         truth.truncate_after(done * self.rows)
         self.history = read_metrics(directory.metrics_jsonl)
+        self.evaluator.remember(self.history)
         return [
             truth,
             CSVLogger(directory.metrics_csv, directory.metrics_jsonl),
@@ -336,8 +350,10 @@ class Loop:
             message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
             warnings.warn(message, RuntimeWarning, stacklevel=4)
         self._close_part(done, True)
-        if self.evaluation is None and stop.reason in ("finished", "target_return"):
+        self.evaluator.collect()
+        if self.evaluator.latest is None and stop.reason in ("finished", "target_return"):
             self._evaluate(state, done)  # a run that had ended and was started again
+            self.evaluator.collect()
         if self.checkpointer is not None and stop.problem is not None and done:
             if distributed.from_leader("not saved yet", done * self.rows not in self.checkpointer.steps()):
                 self._save(done, state, None)
@@ -349,7 +365,7 @@ class Loop:
             env=self.env,
             state=state,
             metrics=self.history,
-            evaluation=self.evaluation,
+            evaluation=self.evaluator.latest,
             stopped=stop.reason,
             problem=stop.problem,
             total_steps=done * self.rows,

@@ -43,6 +43,7 @@ def train(
     evaluation_episodes: int = 128,
     eval_env: Environment | HostRecipe | str | None = None,
     explore_in_evaluation: bool = False,
+    evaluate_beside: bool = False,
     target_return: float | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
@@ -75,6 +76,8 @@ def train(
       evaluation_episodes: complete episodes an evaluation.
       eval_env: another environment to evaluate in, or its name.
       explore_in_evaluation: sample actions as in training instead of taking the best.
+      evaluate_beside: play evaluations in a thread of its own while the run goes on, on a device that does not learn if
+        there is one. What an evaluation finds is known, and `target_return` compared with it, at the next one.
       target_return: stop when an evaluation reaches it.
       checkpoint_every: rows between checkpoints; None: a tenth of the run; 0: only at the end.
       keep: how many checkpoints stay, besides the best.
@@ -134,6 +137,7 @@ def train(
         settings["save_replay"] = False
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
     others |= {"explore_in_evaluation": explore_in_evaluation, "demonstration_ratio": share}
+    others |= {"evaluate_beside": evaluate_beside}
     others |= {"record": None if record is None else record.every}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, share)
@@ -161,6 +165,7 @@ def train(
         eval_env=env if eval_env is None or offline else envs.prepared(eval_env),
         evaluation_episodes=evaluation_episodes,
         explore=explore_in_evaluation,
+        evaluate_beside=evaluate_beside,
         seed=seed,
         target_return=target_return,
         evaluate_every=total_steps // 10 if evaluate_every is None else evaluate_every,

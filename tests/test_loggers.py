@@ -74,15 +74,18 @@ def test_wandb_without_the_extra_says_how_to_get_it(monkeypatch):
 def test_wandb_gets_rows_and_is_finished(monkeypatch):
     calls = []
     run = types.SimpleNamespace(
-        log=lambda metrics, step: calls.append((step, metrics)), finish=lambda: calls.append("end")
+        define_metric=lambda name, step_metric: calls.append((name, step_metric)),
+        log=calls.append,
+        finish=lambda: calls.append("end"),
     )
     fake = types.SimpleNamespace(init=lambda **settings: calls.append(settings) or run)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     logger = WandbLogger("project", config={"seed": 0}, run_id="cartpole")
-    logger.write(1, {"a": 1.0})
+    logger.write(2, {"a": 1.0})
+    logger.write(1, {"evaluation/a": 3.0})  # of an evaluation beside the run
     logger.close()
     assert (calls[0]["id"], calls[0]["resume"], calls[0]["config"]) == ("cartpole", "allow", {"seed": 0})
-    assert calls[1:] == [(1, {"a": 1.0}), "end"]
+    assert calls[1:] == [("*", "step"), {"step": 2, "a": 1.0}, {"step": 1, "evaluation/a": 3.0}, "end"]
 
 
 class Broken:
