@@ -160,7 +160,7 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """The complete steps on disk, ascending."""
-        return sorted(_complete(self.directory))
+        return complete_steps(self.directory)
 
     def is_empty(self) -> bool:
         """Whether nothing was ever saved here. False also where all is damaged: ask this before starting afresh."""
@@ -266,6 +266,11 @@ def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Mani
     if not complete:
         raise CheckpointError(f"no complete checkpoint in {directory}")
     return complete[max(complete)]
+
+
+def complete_steps(directory: str | os.PathLike) -> list[int]:
+    """The steps that are complete, ascending; those of a run that is under way too."""
+    return sorted(_complete(Path(directory).absolute()))
 
 
 def best_step(directory: str | os.PathLike) -> int:

@@ -108,48 +108,9 @@ def _sweep(argv: Sequence[str]) -> int:
 
 
 def _eval(argv: Sequence[str]) -> int:
-    from jaxrl.cli_fields import Flag, Group, parse
+    from jaxrl.cli_eval import evaluate
 
-    flags = [
-        Flag("run", Path, None, "the run directory", shown="required", positional=True),
-        Flag("episodes", int, 128, "complete episodes"),
-        Flag("seed", int, 0, "of the episodes"),
-        Flag("explore", bool, False, "sample actions as in training instead of taking the best"),
-        Flag("env", str, None, "another environment to play in; None: the one it was trained on"),
-        Flag("env_params", str, (), "parameters of that environment, as key=value", many=True),
-        Flag("step", int | None, None, "of which checkpoint; None: the newest"),
-        Flag("best", bool, False, "the checkpoint with the highest evaluation"),
-    ]
-    what = "Plays complete episodes with a trained policy."
-    values, problems = parse("jaxrl eval", what, [Group("eval", flags)], argv)
-    asked = values["eval"]
-    if asked["run"] is None:
-        problems.append("no run directory: jaxrl eval RUN")
-    if asked["episodes"] < 1:
-        problems.append(f"--episodes: {asked['episodes']} must be at least 1")
-    if asked["env_params"] and asked["env"] is None:
-        problems.append("--env-params needs --env")
-    if problems:
-        raise ConfigError(problems)
-    from jaxrl.cli_runs import make_environment, score
-    from jaxrl.evaluation import evaluate
-    from jaxrl.loading import load_run
-
-    other = None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
-    run = load_run(asked["run"], step=asked["step"], best=asked["best"], env=other)
-    policy = run.policy
-    found = evaluate(
-        policy.algo,
-        policy.actor,
-        run.env,
-        policy.spec,
-        seed=asked["seed"],
-        episodes=asked["episodes"],
-        explore=asked["explore"],
-    )
-    print(f"{type(run.algo).__name__} on {run.env.name}, checkpoint at step {run.step:,}")
-    print(score(found))
-    return 0
+    return evaluate(argv)
 
 
 def _export_rlds(argv: Sequence[str]) -> int:

@@ -80,6 +80,15 @@ def test_eval(said, run_dir):
     assert f"return {found.return_mean:.2f} ± {found.return_std:.2f} over 2 episodes" in printed
 
 
+def test_eval_follows_a_run(said, run_dir, tmp_path):
+    out = tmp_path / "found.jsonl"
+    printed = said("eval", str(run_dir), "--episodes", "2", "--follow", "--out", str(out))
+    assert "step 128: return" in printed
+    assert [json.loads(line)["step"] for line in out.read_text().splitlines()][-1] == 128
+    said("eval", str(run_dir), "--follow", "--best", code=2)
+    said("eval", str(run_dir), "--out", str(out), code=2)
+
+
 def test_plot(said, run_dir, tmp_path):
     picture = tmp_path / "curve.png"
     assert said("plot", str(run_dir), "--out", str(picture)).strip() == str(picture)

@@ -1,0 +1,57 @@
+"""`jaxrl eval`: a trained policy plays, once or at every checkpoint of a run that another process trains."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxrl import evaluation
+from jaxrl.cli_fields import Flag, Group, parse
+from jaxrl.cli_runs import make_environment, score
+from jaxrl.errors import ConfigError
+from jaxrl.follow import follow
+from jaxrl.loading import load_run
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    """`jaxrl eval RUN [FLAGS]`; the exit code."""
+    flags = [
+        Flag("run", Path, None, "the run directory", shown="required", positional=True),
+        Flag("episodes", int, 128, "complete episodes"),
+        Flag("seed", int, 0, "of the episodes"),
+        Flag("explore", bool, False, "sample actions as in training instead of taking the best"),
+        Flag("env", str, None, "another environment to play in; None: the one it was trained on"),
+        Flag("env_params", str, (), "parameters of that environment, as key=value", many=True),
+        Flag("step", int | None, None, "of which checkpoint; None: the newest"),
+        Flag("best", bool, False, "the checkpoint with the highest evaluation"),
+        Flag(
+            "follow", bool, False, "every checkpoint as it appears, until the run that another process trains has ended"
+        ),
+        Flag("out", Path | None, None, "with --follow: where to write what was found; None: RUN/evaluations.jsonl"),
+    ]
+    values, problems = parse(
+        "jaxrl eval", "Plays complete episodes with a trained policy.", [Group("eval", flags)], argv
+    )
+    asked = values["eval"]
+    if asked["run"] is None:
+        problems.append("no run directory: jaxrl eval RUN")
+    if asked["episodes"] < 1:
+        problems.append(f"--episodes: {asked['episodes']} must be at least 1")
+    if asked["env_params"] and asked["env"] is None:
+        problems.append("--env-params needs --env")
+    if asked["follow"] and (asked["step"] is not None or asked["best"]):
+        problems.append("--follow takes every checkpoint; leave --step and --best out")
+    if asked["out"] is not None and not asked["follow"]:
+        problems.append("--out needs --follow")
+    if problems:
+        raise ConfigError(problems)
+    other = None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
+    settings = {name: asked[name] for name in ("episodes", "seed", "explore")}
+    if asked["follow"]:
+        for step, found in follow(asked["run"], env=other, out=asked["out"], **settings):
+            print(f"step {step:,}: {score(found)}", flush=True)
+        return 0
+    run = load_run(asked["run"], step=asked["step"], best=asked["best"], env=other)
+    policy = run.policy
+    found = evaluation.evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
+    print(f"{type(run.algo).__name__} on {run.env.name}, checkpoint at step {run.step:,}")
+    print(score(found))
+    return 0
