@@ -31,6 +31,7 @@ from jaxrl.networks import (
     Torso,
 )
 from jaxrl.parallel.remote import Remote
+from jaxrl.sources import FrameStack
 
 # What a field of these annotations may hold. A part of your own is given in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
@@ -38,6 +39,7 @@ PARTS: dict[Any, tuple[type, ...]] = {
     Core: (GRU, LSTM),
     QHead: (ActionValues, CategoricalValues, QuantileValues),
     Remote: (Remote,),
+    FrameStack: (FrameStack,),
 }
 
 

@@ -14,7 +14,7 @@ from jaxrl.algos.optimisers import Adam, Optimiser, descend, weighted_mean
 from jaxrl.algos.q_learning import QCarry
 from jaxrl.networks import QNetwork
 from jaxrl.schedules import Linear, Scalar
-from jaxrl.sources import Prioritised, Sequence, Uniform
+from jaxrl.sources import FrameStack, Prioritised, Sequence, Uniform
 from jaxrl.types import (
     ActorOutput,
     ActorState,
@@ -73,6 +73,7 @@ class DQN:
     rollout_length: int = static(4, low=1, help="rows of every environment between two rounds of updates")
     updates: int = static(1, low=1, help="updates a round")
     optimiser: Optimiser = number(Adam(eps=1e-8))
+    frame_stack: FrameStack | None = static(None, help="how observations are stacked: the replay keeps a frame once")
     network: Network = static(QNetwork())
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
@@ -97,6 +98,7 @@ class DQN:
                 n_step=self.n_step,
                 sequence=sequence if self.network.recurrent else None,
                 sampler=prioritised if self.prioritised else Uniform(),
+                frame_stack=self.frame_stack,
             )
         }
 

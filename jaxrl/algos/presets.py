@@ -7,8 +7,10 @@ from jaxrl.algos.dqn import DQN
 from jaxrl.algos.impala import IMPALA
 from jaxrl.algos.optimisers import Adam, RMSProp
 from jaxrl.algos.ppo import PPO
+from jaxrl.algos.r2d2 import R2D2
 from jaxrl.networks import LSTM, MLP, ActorCritic, CategoricalValues, ImpalaCNN, ImpalaResNet, QNetwork, Torso
 from jaxrl.schedules import Linear
+from jaxrl.sources import FrameStack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +172,16 @@ PRESETS: dict[str, Preset] = {
             total_steps=5_000_000,
             source="Hessel et al. (2018), arXiv:1710.02298, table 1, with an update every 4 rows; here in 8 "
             "environments at once, on MinAtar, with noise drawn for every transition and gradients clipped.",
+        ),
+        Preset(
+            name="r2d2",
+            algorithm=R2D2(capacity=4_000_000, min_size=100_000, frame_stack=FrameStack(4, axis=0)),
+            env="envpool:Pong-v5",
+            num_envs=192,
+            total_steps=100_000_000,
+            source="Kapturowski et al. (2019), openreview.net/forum?id=r1lyTjAqYX, at the scale of rlpyt's R2D1 "
+            "(arXiv:1909.01500): 192 environments, an update of 64 sequences every 40 rows of each, 4M rows. Here "
+            "frames are 84 x 84 in stacks of 4, and new sequences get the largest priority.",
         ),
         Preset(
             name="torchbeast",

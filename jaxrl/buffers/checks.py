@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from jaxrl.buffers import replay, ring
 from jaxrl.sources import Prioritised, Replay
 
+_FILLS = ("repeat", "zeros")
 _ENDS = ("write", "truncate", "zero_pad", "continue")
 
 
@@ -43,6 +44,10 @@ def _problems(sources, name, num_envs, rollout, shards):
             return found
     if isinstance(source.sampler, Prioritised) and source.sampler.normalise not in ("batch", "none"):
         found.append(f"normalise={source.sampler.normalise!r} must be 'batch' or 'none'")
+    stack = source.frame_stack
+    if stack is not None and (stack.frames < 1 or stack.fill not in _FILLS):
+        found.append(f"frame_stack={stack!r}: frames must be at least 1, and fill one of {_FILLS}")
+        return found
     if stored.capacity < source.min_size:
         found.append(f"capacity={stored.capacity} is less than min_size={source.min_size}; raise it")
     # A write must leave the rows of one item before and after it, in whole rollouts.

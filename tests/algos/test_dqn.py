@@ -14,6 +14,7 @@ import jaxrl
 from jaxrl import networks, spaces
 from jaxrl.algos import q_learning, q_views
 from jaxrl.algos.q_learning import Returns
+from jaxrl.envs import FrameStack
 from jaxrl.networks import (
     ActionValues,
     CategoricalReturns,
@@ -24,6 +25,7 @@ from jaxrl.networks import (
 )
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.schedules import at
+from jaxrl.sources import FrameStack as Stacked
 from jaxrl.types import Drawn, EnvSpec, TransitionBatch
 
 ONE = SingleReplica(1)
@@ -230,6 +232,19 @@ def test_variants_train_and_stay_finite(fields):
     result = jaxrl.train(algo, ENV, total_steps=1024, num_envs=8, evaluate_every=0, progress=False)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.params))
     assert result.state.learner.updates > 10
+
+
+def test_a_frame_of_stacked_observations_is_kept_once():
+    env = jaxrl.make("gymnax:CartPole-v1", wrappers=[lambda env: FrameStack(env, 3)])
+    algo = jaxrl.DQN(
+        capacity=512, min_size=64, batch_size=32, rollout_length=8, frame_stack=Stacked(3), network=QNetwork(SMALL)
+    )
+    result = jaxrl.train(
+        algo, env, total_steps=256, num_envs=8, evaluate_every=0, evaluation_episodes=4, progress=False
+    )
+    stored = [x.shape[2:] for x in jax.tree.leaves(result.state.buffers["replay"].ring.rows.observation)]
+    assert stored == [(4,)] and env.observation_space.shape == (12,)
+    assert result.state.learner.updates == 4
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ def problems(rollout=4, **changes):
         ({"sequence": Sequence(4, period=6, stored_carry=True)}, "period=6 must be a multiple of the 4 rows"),
         ({"sequence": Sequence(4, end="write", stored_carry=True)}, "use end='continue', or rollout_length=1"),
         ({"sampler": Prioritised(normalise="most")}, "normalise='most'"),
+        ({"frame_stack": FrameStack(0)}, "frames must be at least 1"),
+        ({"frame_stack": FrameStack(4, fill="blue")}, "fill one of ('repeat', 'zeros')"),
     ],
 )
 def test_sources_that_cannot_be_served(changes, said):

@@ -277,6 +277,17 @@ def test_a_lost_life_ends_an_episode_and_not_the_game():
     assert set(np.unique(shown.reward)) == {0.0, 1.0} and told["reward"].max() >= 5
 
 
+def test_frames_are_stacked_as_a_replay_that_keeps_each_once_makes_them_again():
+    shown = moments(make("Breakout-v5"), 2, 250)
+    assert shown.first[1:].any()
+    for environment in range(2):
+        start = 0
+        for t in range(250):
+            start = t if shown.first[t, environment] else start
+            frames = [shown.observation[max(start, t - back), environment, -1] for back in (3, 2, 1, 0)]
+            np.testing.assert_array_equal(shown.observation[t, environment], np.stack(frames))
+
+
 def test_returns_are_counted_where_games_end():
     _, shown, _ = invaders("classic")
     timesteps, final = jax.tree.map(lambda x: x[:-1], shown), jax.tree.map(lambda x: x[-1], shown)
