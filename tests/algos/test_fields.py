@@ -10,6 +10,7 @@ import jaxrl
 from jaxrl.algos.optimisers import Adam, RMSProp
 from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, QNetwork, QuantileValues
 from jaxrl.schedules import Constant, at
+from jaxrl.sources import FrameStack
 
 TINY = ActorCritic(MLP((4,)))
 DQN = jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16)
@@ -40,6 +41,7 @@ STATIC = {
     "optimiser": None,
     "network": None,
     "target_period": 7,
+    "frame_stack": FrameStack(2),
     "n_step": 3,
     "capacity": 512,
     "min_size": 64,
