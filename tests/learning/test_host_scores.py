@@ -1,9 +1,11 @@
 """Long real trainings in EnvPool's environments, against the scores of others."""
 
+import jax
 import numpy as np
 import pytest
 
 import jaxrl
+from jaxrl.algos.presets import PRESETS
 from jaxrl.networks import ActorCritic, NatureCNN
 from jaxrl.schedules import Linear
 
@@ -61,6 +63,63 @@ def test_ppo_in_halfcheetah(record):
         settings={"algorithm": str(algo), "num_envs": 8},
     )
     assert scores.scores.mean() >= 1000, scores.scores
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(
+    ("algo", "reference"),
+    [
+        # CleanRL's settings: an update a row, from the 5,000th on.
+        (jaxrl.SAC(learning_rate=1e-3, policy_learning_rate=3e-4, min_size=5_000, updates=8), 9635),
+        (jaxrl.TD3(learning_rate=3e-4, min_size=25_000, updates=8), 9583),
+    ],
+    ids=["sac", "td3"],
+)
+def test_off_policy_in_halfcheetah(algo, reference, record):
+    """1M rows in 8 environments, 3 seeds where there is an accelerator; on 2 cores one takes 50 minutes."""
+    seeds = 1 if jax.default_backend() == "cpu" else 3
+    # Lockstep with a lag: the same run every time, and the environments step while the learner learns.
+    topology = jaxrl.Sebulba(num_envs=8, lockstep=True, lag=1)
+    scores = trained(algo, "envpool:HalfCheetah-v4", 1_000_000, seeds, topology, evaluation_episodes=16)
+    record(
+        f"halfcheetah-{type(algo).__name__.lower()}",
+        scores,
+        total_steps=1_000_000,
+        reference=reference,
+        source=CLEANRL,
+        settings={"algorithm": str(algo), "num_envs": 8},
+    )
+    assert scores.scores.mean() >= 8200, scores.scores
+
+
+@pytest.mark.learning
+@pytest.mark.skipif("jax.default_backend() == 'cpu'")
+@pytest.mark.parametrize("name", ["impala", "ppo"])
+def test_pong_is_solved(name, record):
+    """Issue 4: 20 within 10M rows, where there is an accelerator."""
+    if name == "impala":
+        algo = PRESETS["impala-paper"].algorithm
+        topology = jaxrl.Sebulba(num_envs=32, actors=4)
+    else:
+        algo = jaxrl.PPO(
+            learning_rate=Linear(2.5e-4, 0.0),
+            clip=0.1,
+            rollout_length=128,
+            minibatches=4,
+            network=ActorCritic(NatureCNN(), shared=True),
+        )
+        topology = jaxrl.Sebulba(num_envs=32, actors=4)
+    env = jaxrl.make("envpool:Pong-v5", preset="classic")
+    scores = trained(algo, env, 10_000_000, 1, topology, evaluation_episodes=16)
+    record(
+        f"pong-10m-{name}",
+        scores,
+        total_steps=10_000_000,
+        reference=20,
+        source="issue 4",
+        settings={"algorithm": str(algo), "num_envs": topology.num_envs, "preset": "classic"},
+    )
+    assert scores.scores.mean() >= 20, scores.scores
 
 
 @pytest.mark.learning
