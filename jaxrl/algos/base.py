@@ -43,6 +43,12 @@ def algorithm(cls: type) -> type:
     return made
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static))
+def family(cls: type) -> type:
+    """Makes a class that algorithms derive from, with fields as theirs; it is none itself, and has no name."""
+    return struct.dataclass(cls, kw_only=True)
+
+
 def make_algorithm(name: str, **fields: Any) -> Any:
     """An algorithm by name, with some of its fields set.
 

@@ -9,23 +9,12 @@ from flax import struct
 
 from jaxrl import spaces
 from jaxrl.algos import off_policy, q_learning, regression
+from jaxrl.algos.actor_critic import OffPolicyActorCritic
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import Adam, Optimiser
-from jaxrl.networks import Actor, Critic
+from jaxrl.networks import Critic
 from jaxrl.schedules import Scalar
-from jaxrl.types import (
-    ActorOutput,
-    ActorState,
-    Carry,
-    EnvSpec,
-    Network,
-    Replicas,
-    Source,
-    TimeStep,
-    TransitionBatch,
-    UpdateInfo,
-)
+from jaxrl.types import EnvSpec, Replicas, TransitionBatch, UpdateInfo
 
 
 @struct.dataclass
@@ -38,12 +27,9 @@ class CRRState:
 
 
 @algorithm
-class CRR:
+class CRR(OffPolicyActorCritic):
     """A policy fitted to the data's actions, above all to those that the critic thinks better than the policy's own."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="step size of the critic")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="step size of the policy; None: the critic's")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
     tau: Scalar = number(1.0, above=0, high=1, help="share of the new parameters at each target update")
     target_period: int = static(100, low=1, help="updates between two target updates")
     weighting: str = static("exp", choices=("exp", "indicator", "constant"), help="of an action, by its advantage")
@@ -51,39 +37,13 @@ class CRR:
     samples: int = static(4, low=1, help="actions of a box that stand for the policy in the baseline")
     temperature: Scalar = number(1.0, above=0, help="exp: an action weighs exp of its advantage over this")
     max_weight: Scalar = number(20.0, above=0, help="exp: largest weight of an action")
-    n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="rows that the replay holds, over all environments")
-    min_size: int = static(1_000, low=1, help="rows before the first update, of random actions")
-    batch_size: int = static(256, low=1, help="transitions an update")
-    rollout_length: int = static(1, low=1, help="rows of every environment between two rounds of updates")
-    updates: int = static(1, low=1, help="updates a round")
-    optimiser: Optimiser = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
     critic: Critic = static(Critic(ensemble=1))
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return off_policy.problems(self, spec, stochastic=True, discrete=True)
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> CRRState:
         policy_key, critic_key = jax.random.split(key)
         policy = off_policy.begin(self, self.policy.init(policy_key, spec), target=True)
         critic = off_policy.begin(self, self.critic.init(critic_key, spec), target=True)
         return CRRState(policy, critic, jnp.int32(0))
-
-    def actor(self, state: CRRState) -> ActorState:
-        return off_policy.actor(state.policy, state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        return off_policy.act_by_sampling(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: CRRState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -1,9 +1,11 @@
 """Distributed distributional deterministic policy gradients (Barth-Maron et al., 2018, arXiv:1804.08617)."""
 
+from jaxrl.algos import q_learning
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.ddpg import DDPG
 from jaxrl.networks import CategoricalValues, Critic
 from jaxrl.schedules import Linear, Scalar
+from jaxrl.sources import Prioritised, Sampler
 
 
 @algorithm
@@ -19,3 +21,12 @@ class D4PG(DDPG):
     prioritised: bool = static(True, help="draw transitions by how wrong the critic was there")
     n_step: int = static(5, low=1, help="rewards summed before bootstrapping")
     critic: Critic = static(Critic(ensemble=1, head=CategoricalValues(51)))
+
+    def support_problems(self) -> list[str]:
+        return q_learning.support_problems(self)
+
+    @property
+    def sampler(self) -> Sampler:
+        if not self.prioritised:
+            return super().sampler
+        return Prioritised(exponent=self.priority_exponent, beta=self.importance_exponent)

@@ -7,57 +7,30 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import policy_gradient, returns
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.actor_critic import OnPolicyActorCritic
+from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.optimisers import Optimiser, RMSProp, descend, weighted_mean
 from jaxrl.algos.policy_gradient import PolicyCarry, PolicyState
-from jaxrl.networks import ActorCritic
 from jaxrl.schedules import Scalar
-from jaxrl.types import ActorOutput, ActorState, EnvSpec, Network, Replicas, RolloutBatch, Source, TimeStep, UpdateInfo
+from jaxrl.types import ActorOutput, ActorState, EnvSpec, Replicas, RolloutBatch, TimeStep, UpdateInfo
 
 
 @algorithm
-class IMPALA:
+class IMPALA(OnPolicyActorCritic):
     """One corrected policy-gradient step a rollout, however old its policy; recurrent or not by its network."""
 
     learning_rate: Scalar = number(6e-4, above=0, help="step size; of the policy, if the value has its own")
-    value_learning_rate: Scalar | None = number(None, above=0, help="the value network's own step size")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
     trace_lambda: Scalar = number(1.0, low=0, high=1, help="of V-trace; 1 corrects to the rollout's end")
     clip_rho: Scalar = number(1.0, above=0, help="largest weight of an error: which policy is evaluated")
     clip_c: Scalar = number(1.0, above=0, help="largest weight of a trace: how far errors reach back")
     clip_pg_rho: Scalar = number(1.0, above=0, help="largest weight of a policy gradient")
-    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
     max_grad_norm: Scalar | None = number(40.0, above=0, help="largest global norm of a gradient; None: no limit")
-    observation_clip: Scalar = number(10.0, above=0, help="of normalised observations")
-    reward_clip: Scalar = number(10.0, above=0, help="of normalised rewards")
     rollout_length: int = static(20, low=1, help="rows of every environment a batch; the longest episode, if whole")
     reduction: str = static("sum", choices=("sum", "mean"), help="of the loss, over the rows that count")
     reward_clipping: str = static(
         "none", choices=("none", "abs_one", "soft_asymmetric"), help="of rewards as they come, also those it sees"
     )
-    normalize_observation: bool = static(False, help="by running mean and deviation")
-    normalize_reward: bool = static(False, help="by the running deviation of the discounted return")
-    whole_episodes: bool = static(False, help="a batch is one whole episode of every environment")
-    bootstrap_truncated: bool = static(True, help="False treats time limits as ends, as older code does")
     optimiser: Optimiser = number(RMSProp(eps=0.01))
-    network: Network = static(ActorCritic())
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return field_problems(self) + policy_gradient.network_problems(self, spec)
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"rollout": policy_gradient.source(self)}
-
-    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        return policy_gradient.init(self, key, spec)
-
-    def actor(self, state: PolicyState) -> ActorState:
-        return policy_gradient.actor(state)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return policy_gradient.initial_carry(self, spec)
 
     def act(
         self,
@@ -70,7 +43,7 @@ class IMPALA:
         explore: bool,
     ) -> ActorOutput:
         timestep = self._with_clipped_reward(timestep)
-        return policy_gradient.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
+        return super().act(actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -10,25 +10,13 @@ from flax import struct
 
 from jaxrl import spaces
 from jaxrl.algos import off_policy, regression
+from jaxrl.algos.actor_critic import OffPolicyActorCritic
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import Adam, Optimiser, weighted_mean
-from jaxrl.networks import ActionValues, Actor, Critic
+from jaxrl.algos.optimisers import weighted_mean
+from jaxrl.networks import ActionValues, Critic
 from jaxrl.schedules import Cosine, Scalar
-from jaxrl.types import (
-    ActorOutput,
-    ActorState,
-    Carry,
-    EnvSpec,
-    Network,
-    Params,
-    PyTree,
-    Replicas,
-    Source,
-    TimeStep,
-    TransitionBatch,
-    UpdateInfo,
-)
+from jaxrl.types import EnvSpec, Params, PyTree, Replicas, TransitionBatch, UpdateInfo
 
 
 @struct.dataclass
@@ -42,39 +30,24 @@ class IQLState:
 
 
 @algorithm
-class IQL:
+class IQL(OffPolicyActorCritic):
     """Values of the better actions of data by expectile regression, and a policy fitted to those."""
 
     learning_rate: Scalar = number(3e-4, above=0, help="step size of the critics and of the value")
     policy_learning_rate: Scalar | None = number(
         Cosine(3e-4, 0.0), above=0, help="step size of the policy; None: the critics'"
     )
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
-    tau: Scalar = number(0.005, above=0, high=1, help="share of the new parameters at each target update")
     expectile: Scalar = number(0.7, above=0, below=1, help="0.5: the value of the data's actions; near 1: of its best")
     inverse_temperature: Scalar = number(3.0, low=0, help="an action weighs exp of this times its advantage")
     max_weight: Scalar = number(100.0, above=0, help="largest weight of an action")
-    n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="rows that the replay holds, over all environments")
-    min_size: int = static(1_000, low=1, help="rows before the first update, of random actions")
-    batch_size: int = static(256, low=1, help="transitions an update")
-    rollout_length: int = static(1, low=1, help="rows of every environment between two rounds of updates")
-    updates: int = static(1, low=1, help="updates a round")
-    optimiser: Optimiser = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
-    critic: Critic = static(Critic())
     value: Critic = static(Critic(ensemble=1))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = off_policy.problems(self, spec, stochastic=True, discrete=True)
+        problems = super().validate(spec, num_envs, shards)
         head = self.value.head
         if self.value.ensemble != 1 or not isinstance(head, ActionValues) or head.noisy:
             problems.append(f"IQL.value={self.value!r} must be one number: ensemble=1 and head=ActionValues()")
         return problems
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> IQLState:
         policy_key, critic_key, value_key = jax.random.split(key, 3)
@@ -82,17 +55,6 @@ class IQL:
         critic = off_policy.begin(self, self.critic.init(critic_key, spec), target=True)
         value = off_policy.begin(self, self.value.init(value_key, without_choice(spec)), target=False)
         return IQLState(policy, critic, value, jnp.int32(0))
-
-    def actor(self, state: IQLState) -> ActorState:
-        return off_policy.actor(state.policy, state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        return off_policy.act_by_sampling(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: IQLState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -13,25 +13,14 @@ from flax import struct
 
 from jaxrl import spaces
 from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos.actor_critic import OffPolicyActorCritic
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import Adam, Optimiser, weighted_mean
-from jaxrl.networks import Actor, Critic, from_unit
+from jaxrl.algos.optimisers import weighted_mean
+from jaxrl.networks import Critic, from_unit
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, TanhGaussian
 from jaxrl.schedules import Scalar
-from jaxrl.types import (
-    ActorOutput,
-    ActorState,
-    Carry,
-    EnvSpec,
-    Network,
-    Params,
-    Replicas,
-    Source,
-    TimeStep,
-    TransitionBatch,
-    UpdateInfo,
-)
+from jaxrl.types import EnvSpec, Params, Replicas, TransitionBatch, UpdateInfo
 
 LEAST_DUAL = -18.0  # before the softplus, which makes 1.5e-8 of it
 
@@ -57,13 +46,10 @@ class Candidates:
 
 
 @algorithm
-class MPO:
+class MPO(OffPolicyActorCritic):
     """A policy fitted to its own actions, the better the more, and never far from what it was; a uniform replay."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="step size of the critics")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="step size of the policy; None: the critics'")
     dual_learning_rate: Scalar = number(1e-2, above=0, help="step size of the temperature and the multipliers")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
     tau: Scalar = number(1.0, above=0, high=1, help="share of the new parameters at each target update")
     target_period: int = static(100, low=1, help="updates between two target updates")
     samples: int = static(20, low=1, help="actions of a box that stand for the policy, an observation")
@@ -74,22 +60,7 @@ class MPO:
     alpha_mean: Scalar = number(1.0, above=0, help="weight of the divergence by the mean, at the start")
     alpha_std: Scalar = number(10.0, above=0, help="weight of the divergence by the deviation, at the start")
     per_dimension: bool = static(True, help="limit the divergence in each dimension of a box, not their sum")
-    n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="rows that the replay holds, over all environments")
-    min_size: int = static(1_000, low=1, help="rows before the first update, of random actions")
-    batch_size: int = static(256, low=1, help="transitions an update")
-    rollout_length: int = static(1, low=1, help="rows of every environment between two rounds of updates")
-    updates: int = static(1, low=1, help="updates a round")
-    optimiser: Optimiser = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
     critic: Critic = static(Critic(ensemble=1))
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return off_policy.problems(self, spec, stochastic=True, discrete=True)
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> MPOState:
         policy_key, critic_key = jax.random.split(key)
@@ -101,17 +72,6 @@ class MPO:
         duals = {name: jnp.full(each, before_softplus(value)) for name, value in multipliers.items()}
         duals["temperature"] = before_softplus(self.temperature)
         return MPOState(policy, critic, off_policy.begin(self, duals, target=False), jnp.int32(0))
-
-    def actor(self, state: MPOState) -> ActorState:
-        return off_policy.actor(state.policy, state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        return off_policy.act_by_sampling(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -13,7 +13,6 @@ from jaxrl.algos.base import field_problems
 from jaxrl.algos.optimisers import descend, weighted_mean
 from jaxrl.algos.q_learning import Returns
 from jaxrl.networks import ActionValues, Actor, CategoricalValues, from_unit, to_unit
-from jaxrl.sources import Prioritised, Uniform
 from jaxrl.types import (
     ActorOutput,
     ActorState,
@@ -62,18 +61,12 @@ def problems(algo: Any, spec: EnvSpec, *, stochastic: bool, discrete: bool = Fal
     if stochastic and not isinstance(head, ActionValues):
         found.append(f"{name}'s targets are expected returns, not {head!r}; use ActionValues(), or D4PG")
     if isinstance(head, CategoricalValues):
-        if not hasattr(algo, "v_min"):
-            found.append(f"{name} has no ends of a support for {head!r}; use QuantileValues(), or D4PG")
-        else:
-            found += q_learning.support_problems(algo)
+        found += algo.support_problems()
     return found
 
 
 def replay(algo: Any) -> Replay:
     """The source that the fields of `algo` describe."""
-    sampler = Uniform()
-    if getattr(algo, "prioritised", False):
-        sampler = Prioritised(exponent=algo.priority_exponent, beta=algo.importance_exponent)
     return Replay(
         capacity=algo.capacity,
         batch_size=algo.batch_size,
@@ -81,7 +74,7 @@ def replay(algo: Any) -> Replay:
         rollout_length=algo.rollout_length,
         updates=algo.updates,
         n_step=algo.n_step,
-        sampler=sampler,
+        sampler=algo.sampler,
     )
 
 
@@ -146,12 +139,7 @@ def evaluate_critic(
 
 def expected_values(algo: Any, output: PyTree) -> jax.Array:
     """The expected returns [ensemble, batch, actions] that the critics' output stands for."""
-    return q_learning.action_values(output, *_support(algo))
-
-
-def _support(algo):
-    """The ends of C51's support; only D4PG may have such a head, see `problems`."""
-    return getattr(algo, "v_min", 0.0), getattr(algo, "v_max", 0.0)
+    return q_learning.action_values(output, algo.v_min, algo.v_max)
 
 
 def moments(observation, mask):
@@ -184,7 +172,7 @@ def target(algo: Any, critic: Learnt, batch: TransitionBatch, next_action: jax.A
         return jnp.take_along_axis(x, least.reshape((1, -1) + (1,) * (x.ndim - 2)), axis=0)[0]
 
     only = jnp.zeros(least.shape, jnp.int32)
-    following = q_learning.returns_of(jax.tree.map(of_least, output), only, *_support(algo))
+    following = q_learning.returns_of(jax.tree.map(of_least, output), only, algo.v_min, algo.v_max)
     return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, following, algo.gamma)
 
 
@@ -211,14 +199,13 @@ def fit_critic(
     """
     discrete = isinstance(spec.action_space, spaces.Discrete)
     action = batch.action if discrete else jnp.zeros(batch.weight.shape, jnp.int32)
-    low, high = _support(algo)
-    huber = getattr(algo, "quantile_huber", 1.0)
+    low, high, huber = algo.v_min, algo.v_max, algo.quantile_huber
 
     def loss(params):
         taken = None if discrete else batch.action
         output = evaluate_critic(algo, params, batch.observation, taken, spec, batch.action_mask)
         losses, errors = jax.vmap(lambda one: q_learning.td_loss(one, action, wanted, low, high, huber))(output)
-        if getattr(algo, "prioritised", False):
+        if algo.prioritised:
             losses = losses * batch.drawn.importance[None]
         each = jax.vmap(lambda x: weighted_mean(x, batch.weight, replicas))
         # A sum over the members: each learns as if it were alone.
@@ -237,7 +224,7 @@ def fit_critic(
 
 def new_priorities(algo: Any, error: jax.Array) -> dict[str, jax.Array]:
     """The priorities of the batch, if the replay of `algo` keeps any, from how wrong the critics were [batch]."""
-    return {"replay": error + q_learning.LEAST_PRIORITY} if getattr(algo, "prioritised", False) else {}
+    return {"replay": error + q_learning.LEAST_PRIORITY} if algo.prioritised else {}
 
 
 # --- policies --------------------------------------------------------------------------------------------------------

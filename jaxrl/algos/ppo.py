@@ -7,80 +7,40 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import policy_gradient
-from jaxrl.algos.base import algorithm, field_problems, number, static
-from jaxrl.algos.optimisers import Adam, Optimiser, descend, weighted_mean
-from jaxrl.algos.policy_gradient import PolicyCarry, PolicyState
-from jaxrl.networks import ActorCritic
+from jaxrl.algos.actor_critic import OnPolicyActorCritic
+from jaxrl.algos.base import algorithm, number, static
+from jaxrl.algos.optimisers import descend, weighted_mean
+from jaxrl.algos.policy_gradient import PolicyState
 from jaxrl.schedules import Scalar
-from jaxrl.types import ActorOutput, ActorState, EnvSpec, Network, Replicas, RolloutBatch, Source, TimeStep, UpdateInfo
+from jaxrl.types import EnvSpec, Replicas, RolloutBatch, UpdateInfo
 
 
 @algorithm
-class PPO:
+class PPO(OnPolicyActorCritic):
     """PPO with generalised advantages; feed-forward or recurrent by its network."""
 
-    learning_rate: Scalar = number(2.5e-4, above=0, help="step size; of the policy, if the value has its own")
-    value_learning_rate: Scalar | None = number(None, above=0, help="the value network's own step size")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
     gae_lambda: Scalar = number(0.95, low=0, high=1, help="of generalised advantages; 1 is Monte Carlo")
     clip: Scalar = number(0.2, above=0, help="how far the probability ratio may go from 1")
-    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
-    max_grad_norm: Scalar | None = number(0.5, above=0, help="largest global norm of a gradient; None: no limit")
     kl_target: Scalar = number(0.01, above=0, help="objective=kl: the divergence aimed at")
     kl_cutoff_cost: Scalar = number(1000.0, low=0, help="objective=kl: weight of the hinge at twice the target")
     initial_penalty: Scalar = number(1.0, above=0, help="objective=kl: first weight of the divergence")
-    observation_clip: Scalar = number(10.0, above=0, help="of normalised observations")
-    reward_clip: Scalar = number(10.0, above=0, help="of normalised rewards")
     objective: str = static("clip", choices=("clip", "kl"), help="clipped ratio, or adaptive KL penalty")
-    rollout_length: int = static(128, low=1, help="rows of every environment a batch; the longest episode, if whole")
     epochs: int = static(4, low=1, help="passes over a batch")
     minibatches: int = static(4, low=1, help="steps a pass")
     clip_value: bool = static(True, help="limit a value's move by `clip` too")
     normalize_advantage: bool = static(True, help="per minibatch")
-    normalize_observation: bool = static(False, help="by running mean and deviation")
-    normalize_reward: bool = static(False, help="by the running deviation of the discounted return")
-    whole_episodes: bool = static(False, help="a batch is one whole episode of every environment")
-    bootstrap_truncated: bool = static(True, help="False treats time limits as ends, as BatchPPO and purejaxrl do")
-    optimiser: Optimiser = number(Adam(eps=1e-5))
-    network: Network = static(ActorCritic())
 
     @property
     def recurrent(self) -> bool:
         return policy_gradient.is_recurrent(self.network)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return (
-            field_problems(self)
-            + policy_gradient.minibatch_problems(self, num_envs, shards)
-            + policy_gradient.network_problems(self, spec)
-        )
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"rollout": policy_gradient.source(self)}
+        problems = super().validate(spec, num_envs, shards)
+        return problems + policy_gradient.minibatch_problems(self, num_envs, shards)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
         return policy_gradient.init(self, key, spec, penalty)
-
-    def actor(self, state: PolicyState) -> ActorState:
-        return policy_gradient.actor(state)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return policy_gradient.initial_carry(self, spec)
-
-    def act(
-        self,
-        actor: ActorState,
-        timestep: TimeStep,
-        carry: PolicyCarry,
-        key: jax.Array,
-        *,
-        spec: EnvSpec,
-        explore: bool,
-    ) -> ActorOutput:
-        return policy_gradient.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -13,24 +13,12 @@ from flax import struct
 
 from jaxrl import spaces
 from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos.actor_critic import OffPolicyActorCritic
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import Adam, Optimiser, weighted_mean
-from jaxrl.networks import Actor, Critic
+from jaxrl.algos.optimisers import weighted_mean
 from jaxrl.schedules import Scalar
-from jaxrl.types import (
-    ActorOutput,
-    ActorState,
-    Carry,
-    EnvSpec,
-    Network,
-    PyTree,
-    Replicas,
-    Source,
-    TimeStep,
-    TransitionBatch,
-    UpdateInfo,
-)
+from jaxrl.types import EnvSpec, PyTree, Replicas, TransitionBatch, UpdateInfo
 
 
 @struct.dataclass
@@ -44,38 +32,18 @@ class SACState:
 
 
 @algorithm
-class SAC:
+class SAC(OffPolicyActorCritic):
     """A stochastic policy for reward and entropy, from a uniform replay, with the smaller of two critics."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="step size of the critics")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="step size of the policy; None: the critics'")
     temperature_learning_rate: Scalar | None = number(
         None, above=0, help="step size of the temperature's logarithm; None: the critics'"
     )
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
-    tau: Scalar = number(0.005, above=0, high=1, help="share of the new parameters at each target update")
     temperature: Scalar = number(1.0, above=0, help="weight of the entropy; where it is learnt, at the start")
     learn_temperature: bool = static(True, help="move the temperature towards the target entropy")
     target_entropy: Scalar = number(-1.0, high=0.69, help="for each dimension of a box in [-1, 1], in nats")
     target_entropy_share: Scalar = number(
         0.89, above=0, below=1, help="discrete actions: the target entropy, as a share of the largest"
     )
-    n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="rows that the replay holds, over all environments")
-    min_size: int = static(1_000, low=1, help="rows before the first update, of random actions")
-    batch_size: int = static(256, low=1, help="transitions an update")
-    rollout_length: int = static(1, low=1, help="rows of every environment between two rounds of updates")
-    updates: int = static(1, low=1, help="updates a round")
-    optimiser: Optimiser = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
-    critic: Critic = static(Critic())
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return off_policy.problems(self, spec, stochastic=True, discrete=True)
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
         policy_key, critic_key = jax.random.split(key)
@@ -83,17 +51,6 @@ class SAC:
         critic = off_policy.begin(self, self.critic.init(critic_key, spec), target=True)
         log_temperature = jnp.log(jnp.asarray(self.temperature, jnp.float32)) if self.learn_temperature else ()
         return SACState(policy, critic, off_policy.begin(self, log_temperature, target=False), jnp.int32(0))
-
-    def actor(self, state: SACState) -> ActorState:
-        return off_policy.actor(state.policy, state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        return off_policy.act_by_sampling(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: PyTree, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
