@@ -19,6 +19,7 @@ from jaxrl.parallel.collector import Collected, Collector, Published
 from jaxrl.types import PyTree
 
 _PATIENCE = 0.2  # seconds between two looks at the actors
+_GLANCE = 2e-3  # seconds between two looks at the learner, while it learns
 _GOODBYE = 5.0  # seconds that threads have to end
 
 
@@ -103,6 +104,8 @@ class ActorThreads:
         self._collectors = [collector for mine in threads for collector in mine]
         self._waiting: dict[Collector, list[Collected]] = {collector: [] for collector in self._collectors}
         self._slots = {collector: HostLimiter(queue(depth)) for collector in self._collectors}
+        self._learner_idle = 0.0  # seconds that the learner had nothing to learn from
+        self._unpublished = dict.fromkeys(self._collectors, 0.0)  # seconds that groups had nothing to act with
         self._error: BaseException | None = None
         self._closed = False
         self._steppers = [_Stepper() for mine in threads for _ in mine if len(mine) > 1]
@@ -128,8 +131,12 @@ class ActorThreads:
         }
         self._bulletin.publish(version, copies)
 
-    def rollouts(self, number: int) -> tuple[list[Collected], int]:
+    def rollouts(self, number: int, learning: Callable[[], bool] = lambda: False) -> tuple[list[Collected], int]:
         """The rollout `number` of every group, the next one, in the order of their environments; waits for them.
+
+        Args:
+          number: as counted by `publish`.
+          learning: whether the learner is still at what it was given; then it does not wait, whoever asks for more.
 
         Returns:
           The rollouts, and the version that they were acted with.
@@ -138,11 +145,18 @@ class ActorThreads:
           EnvironmentFailedError: environments took longer than `step_timeout`; the stacks are on standard error.
           Exception: what an actor thread raised.
         """
-        return [self._next(collector) for collector in self._collectors], self._bulletin.version_of(number)
+        next_ = [self._next(collector, learning) for collector in self._collectors]
+        return next_, self._bulletin.version_of(number)
 
-    def _next(self, collector):
-        while not self._slots[collector].await_sample(timeout=_PATIENCE):
-            self._look()
+    def _next(self, collector, learning):
+        there = False
+        while not there:
+            busy, began = learning(), time.monotonic()
+            there = self._slots[collector].await_sample(timeout=_GLANCE if busy else _PATIENCE)
+            if not busy:
+                self._learner_idle += time.monotonic() - began
+            if not there:
+                self._look()
         while not self._waiting[collector]:  # it was counted, and comes at once
             self._look()
             time.sleep(1e-4)
@@ -167,12 +181,12 @@ class ActorThreads:
             raise RuntimeError("the actors were closed")
 
     def metrics(self) -> dict[str, float]:
-        """Figures since the beginning: seconds summed over groups, and rollouts that wait now, on average."""
+        """Figures since the beginning: seconds, of actors summed over groups, and how many rollouts wait now."""
         slots = [limiter.metrics() for limiter in self._slots.values()]
         return {
             "queue_depth": sum(s["balance"] for s in slots) / len(slots),
-            "actor_blocked_seconds": sum(s["insert_blocked_seconds"] for s in slots),
-            "learner_blocked_seconds": sum(s["sample_blocked_seconds"] for s in slots),
+            "actor_blocked_seconds": sum(s["insert_blocked_seconds"] for s in slots) + sum(self._unpublished.values()),
+            "learner_blocked_seconds": self._learner_idle,
             "stepping_seconds": sum(c.stepping_seconds for c in self._collectors),
             "failures": float(sum(getattr(c.host, "failures", 0) for c in self._collectors)),
         }
@@ -202,7 +216,10 @@ class ActorThreads:
         try:
             number = self._first
             while not self._closed:
+                began = time.monotonic()
                 what = self._bulletin.for_rollout(number, self._first)
+                for collector in mine:
+                    self._unpublished[collector] += time.monotonic() - began
                 if what is None:
                     return
                 for collector, collected in _in_turn(mine, what[device], step):

@@ -268,7 +268,7 @@ class SebulbaProgram:
                 resolved, actor = self._learning.prepare(algo, state, np.float32(total_ticks))
                 published = Published(*meshes.local((resolved, actor)), np.int32(self._updates))
                 threads.publish(self._updates, published)
-                rollouts, version = threads.rollouts(self._updates)
+                rollouts, version = threads.rollouts(self._updates, _under_way(state))
                 lags.append(self._updates - version)
                 keep(rollouts, version)
                 rollouts = self._learning.gathered(rollouts)
@@ -311,3 +311,9 @@ class SebulbaProgram:
         else:
             for collector in collectors:
                 collector.host.close()
+
+
+def _under_way(state):
+    """What tells whether the update that `state` came of is still being computed."""
+    ticks = state.ticks.low
+    return lambda: not ticks.is_ready()

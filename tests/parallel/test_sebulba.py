@@ -1,6 +1,7 @@
 """Actor threads: the same run however environments are grouped, exact lags, and what is told of them."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, actor_threads, anakin, ass
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.errors import ConfigError
+from jaxrl.parallel import sebulba
 from jaxrl.parallel.actors import Bulletin
+from jaxrl.parallel.host_learning import HostLearning
 
 HOST = ServedFromHost(ENV)
 
@@ -67,6 +70,23 @@ def test_overlapping_runs_learn_from_every_row_and_tell_how_it_went():
     assert figures["seconds"] > 0 and figures["stepping_seconds"] > 0
     assert figures["actor_blocked_seconds"] >= 0 and figures["learner_blocked_seconds"] >= 0
     assert {f"actors/{name}" for name in figures} <= set(report.metrics())
+
+
+def test_who_waits_for_whom(monkeypatch):
+    """In lockstep one side always waits: actors while a slow learner learns, but no learner that is learning."""
+    learn, pause = HostLearning.learn, 0.05
+
+    def slowly(*arguments):
+        time.sleep(pause)
+        return learn(*arguments)
+
+    monkeypatch.setattr(HostLearning, "learn", slowly)
+    monkeypatch.setattr(sebulba, "_under_way", lambda state: lambda: True)
+    figures = run("dqn", iterations=4, lockstep=True, groups=2)[1].actors
+    assert figures["actor_blocked_seconds"] >= 2 * 3 * pause, "two groups, all rollouts but the first"
+    assert figures["learner_blocked_seconds"] == 0
+    monkeypatch.setattr(sebulba, "_under_way", lambda state: lambda: False)
+    assert run("dqn", iterations=4, lockstep=True, groups=2)[1].actors["learner_blocked_seconds"] > 0
 
 
 def test_training_goes_on_where_it_stopped_with_new_episodes(tmp_path):
