@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl.cli_fields import Flag, documented
 from jaxrl.errors import ConfigError
-from jaxrl.parallel import distributed
+from jaxrl.parallel import addresses, distributed
 
 _EXPLICIT = ("coordinator", "num_processes", "process_id")
 _PATIENCE = 10.0  # seconds without a word, where others should arrive at about the same time
@@ -63,5 +63,9 @@ def join(asked: Mapping[str, Any]) -> int:
 
 
 def _say_what_is_awaited(place):
-    where = "" if place["coordinator"] is None else f" at {place['coordinator']}"
-    print(f"waiting for the other processes{where}; if none comes, see what they said", file=sys.stderr)
+    where, why = "", None
+    if place["coordinator"] is not None:
+        where = f" at {place['coordinator']}"
+        why = addresses.hindrance(place["coordinator"], place["process_id"])
+    why = why or "if none comes, see what they said"
+    print(f"waiting for the other processes{where}; {why}", file=sys.stderr)

@@ -22,11 +22,13 @@ from jax._src import distributed as _engine
 
 from jaxrl import errors
 from jaxrl.errors import ConfigError, JaxrlError, PeerError
+from jaxrl.parallel import addresses
 from jaxrl.run_directory import flatten
 
 ANSWER_SECONDS = 600.0  # that a process waits for the others where all should arrive at about the same time
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object: another one in every process
+_LOST = re.compile(r"\b(Gloo|NCCL)\b")  # in what is raised where a collective breaks
 _VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax")
 _FAILED = "failed"  # in place of what a process is at, once it has failed
 _exchanges = itertools.count()
@@ -62,7 +64,12 @@ def initialize(
     if found := problems(coordinator, num_processes, process_id):
         raise ConfigError(found)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    alone = coordinator is not None and coordinator.rpartition(":")[0] in _LOOPBACK
+    bind = None
+    if coordinator is not None:
+        host, _, port = coordinator.rpartition(":")
+        bind = coordinator if host in _LOOPBACK else f"[::]:{port}"
+        if process_id == 0 and addresses.is_taken(bind):
+            raise ConfigError(f"coordinator={coordinator!r}: the port is in use on this machine; give all another one")
     try:
         jax.distributed.initialize(
             coordinator,
@@ -71,7 +78,7 @@ def initialize(
             initialization_timeout=start_seconds,
             heartbeat_timeout_seconds=heartbeat_seconds,
             shutdown_timeout_seconds=end_seconds,
-            coordinator_bind_address=coordinator if alone else None,
+            coordinator_bind_address=bind,
         )
     except ValueError as error:  # a parameter that was neither given nor detected
         raise ConfigError(
@@ -79,9 +86,13 @@ def initialize(
             "I being 0 on the machine HOST"
         ) from error
     here = _engine.global_state
+    _check_count(here)
     versions = {name: _version(name) for name in _VERSIONS}
     found = _exchange("versions", versions, here.process_id, here.num_processes)
     _raise_differences([{f"version of {name}": version for name, version in theirs.items()} for theirs in found])
+    ask = lambda what, value: _exchange(what, value, here.process_id, here.num_processes)  # noqa: E731
+    if address := addresses.own(here.coordinator_address, ask):
+        addresses.use(address)
     return here.num_processes
 
 
@@ -171,9 +182,14 @@ def jointly(what: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def failures_told() -> Generator[None]:
-    """What is raised within by one process, the others hear of where they next wait for it (`exchange`)."""
+    """What is raised within by one process, the others hear of where they next wait for it (`exchange`).
+
+    Raises:
+      PeerError: the way to another process broke, in the middle of what they compute together.
+    """
     try:
-        yield
+        with _losses_named():
+            yield
     except BaseException as error:
         here = _engine.global_state
         if here.client is not None and here.num_processes > 1:
@@ -181,6 +197,30 @@ def failures_told() -> Generator[None]:
             with contextlib.suppress(RuntimeError):  # the service is gone, and with it the others
                 here.client.key_value_set(_key(next(_exchanges), here.process_id), told)
         raise
+
+
+@contextlib.contextmanager
+def _losses_named():
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not _LOST.search(str(error)):
+            raise
+        raise PeerError(
+            "another process of the run was lost, see what it said; the same commands again go on from the last "
+            f"checkpoint ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _check_count(here):
+    """Before the processes wait for each other, and some for one that none of the others expects."""
+    name = "jaxrl/num_processes"
+    if here.process_id == 0:
+        here.client.key_value_set(name, str(here.num_processes))
+    theirs = here.client.blocking_key_value_get(name, int(ANSWER_SECONDS * 1000))
+    if theirs != str(here.num_processes):
+        found = f"{theirs} on process 0, {here.num_processes} on process {here.process_id}"
+        raise ConfigError(f"the processes of a run must be started alike; num_processes is not the same: {found}")
 
 
 def _exchange(what, value, index, count):

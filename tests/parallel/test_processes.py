@@ -12,8 +12,10 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SWEEP, anakin, assert_equal
@@ -246,6 +248,25 @@ def test_processes_at_different_places_are_named(store):
     with pytest.raises(PeerError, match="process 1 does not answer .process 0 waits for: signals.: DEADLINE_EXCEEDED"):
         distributed._exchange("signals", 1, 0, 2)
     assert "jaxrl/0/0" not in store.values, "what all have read goes"
+
+
+def test_another_number_of_processes_is_told_before_they_wait_for_each_other(store):
+    place = types.SimpleNamespace(client=store, num_processes=2, process_id=0)
+    distributed._check_count(place)
+    place.process_id = 1
+    distributed._check_count(place)
+    place.num_processes = 3
+    with pytest.raises(ConfigError, match="num_processes is not the same: 2 on process 0, 3 on process 1"):
+        distributed._check_count(place)
+
+
+def test_a_broken_collective_is_a_lost_process():
+    broken = "UNKNOWN: Gloo all-reduce failed: Connection closed by peer [10.0.0.2]:24704"
+    with pytest.raises(PeerError, match="another process of the run was lost.*same commands again.*10.0.0.2"):
+        with distributed.failures_told():
+            raise jax.errors.JaxRuntimeError(broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"), distributed.failures_told():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
 
 def test_versions_and_settings_that_differ_are_all_told():
