@@ -64,6 +64,7 @@ def initialize(
     if found := problems(coordinator, num_processes, process_id):
         raise ConfigError(found)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it swallows SIGTERM, which is ours (`signals`)
     bind = None
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")

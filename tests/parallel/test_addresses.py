@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def port():
 
 @pytest.mark.faults
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs all of 127.0.0.0/8")
-def test_collectives_use_the_address(port):
+def test_collectives_use_the_address_and_sigterm_ends_a_process_that_does_not_train(port):
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
     with contextlib.ExitStack() as stack:
         processes = []
@@ -52,6 +53,8 @@ def test_collectives_use_the_address(port):
             assert next(line for line in process.stdout if not line.startswith("[Gloo]")) == "[0, 1]\n"
         local = {line.split()[1].partition(":")[0] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
         assert {"0200007F", "0300007F"} <= local
+        processes[1].terminate()
+        assert processes[1].wait(PATIENCE) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
