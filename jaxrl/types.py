@@ -162,8 +162,8 @@ class WatchedEnvironment(HostEnvironment, Protocol):
 class AsyncEnvironment(HostEnvironment, Protocol):
     """A host environment that gives the `batch_size` of its environments that are ready first.
 
-    `async_reset` begins all episodes; then `recv` and `send` in turn. Where `batch_size` is `num_envs`, `reset` and
-    `step` are these in one.
+    `async_reset` begins all episodes; then `recv` and `send` as often as there is somebody to receive or to send to,
+    from one thread. Where `batch_size` is `num_envs`, `reset` and `step` are these in one.
     """
 
     batch_size: int
@@ -171,11 +171,17 @@ class AsyncEnvironment(HostEnvironment, Protocol):
     def async_reset(self) -> None: ...
 
     def send(self, actions: PyTree, env_ids: Any) -> None:
-        """Actions `[B, ...]` for the environments `env_ids` [B], which `recv` gave and were sent none since."""
+        """Actions `[B, ...]` for the environments `env_ids` [B], which `recv` gave and were sent none since.
+
+        Returns at once.
+        """
         ...
 
     def recv(self) -> tuple[Any, TimeStep]:
-        """The indices, int32 `[batch_size]`, of what is ready, and its moments."""
+        """The indices, int32 `[batch_size]`, of what is ready, in any order, and its moments; waits for them.
+
+        Never fewer: as many must have been sent actions, or been reset, and not been received.
+        """
         ...
 
 
@@ -193,6 +199,15 @@ class HostRecipe(Protocol):
 
         So the environments of a run are the same however they are grouped.
         """
+        ...
+
+
+@runtime_checkable
+class AsyncRecipe(HostRecipe, Protocol):
+    """A recipe whose environments can be asynchronous too."""
+
+    def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> AsyncEnvironment:
+        """The environments that `build` makes, of which every `recv` gives `batch_size`."""
         ...
 
 

@@ -175,7 +175,7 @@ def test_asynchronous_batches_are_the_same_episodes():
     recipe = make("CartPole-v1")
     actions = random_actions(recipe.action_space, (steps, num_envs))
     together = moments(recipe, num_envs, steps)
-    host = recipe.build(num_envs, 0, batch_size=3)
+    host = recipe.build_async(num_envs, 3, 0)
     host.async_reset()
     taken, sizes = np.zeros(num_envs, int), set()
     while taken.min() < steps // 2:
@@ -192,7 +192,7 @@ def test_asynchronous_batches_are_the_same_episodes():
 
 
 def test_asynchronous_misuse_is_told_rather_than_waited_for():
-    host = make("CartPole-v1").build(4, 0, batch_size=2)
+    host = make("CartPole-v1").build_async(4, 2, 0)
     assert isinstance(host, AsyncEnvironment) and isinstance(host, WatchedEnvironment)
     assert host.doing == "" and host.failures == 0
     for call in (host.reset, lambda: host.step(np.zeros(4))):
@@ -215,9 +215,9 @@ def test_asynchronous_misuse_is_told_rather_than_waited_for():
     host.recv()
     with pytest.raises(RuntimeError, match="recv waits for 2 environments, and 0 are busy"):
         host.recv()
-    for num_envs, batch_size in ((4, 5), (4, 0), (0, None)):
+    for num_envs, batch_size in ((4, 5), (4, 0), (0, 0)):
         with pytest.raises(ConfigError, match="1 <= batch_size <= num_envs"):
-            make("CartPole-v1").build(num_envs, 0, batch_size=batch_size)
+            make("CartPole-v1").build_async(num_envs, batch_size, 0)
 
 
 def test_misuse_and_closing():

@@ -53,7 +53,7 @@ _OWN_LIMIT = ("envpool.jumanji", "envpool.pgx", "envpool.procgen", "envpool.high
 # Options of EnvPool that are not for `make`, and where they come from.
 _GIVEN = {
     "num_envs": "build and the topology give it",
-    "batch_size": "build gives it",
+    "batch_size": "build_async and the topology give it",
     "seed": "build and the run give it",
     "env_seed": "build and the run give it",
     "max_num_players": "several agents are not supported",
@@ -85,22 +85,25 @@ class EnvPoolRecipe:
     def name(self) -> str:
         return f"envpool:{self.task}"
 
-    def build(
-        self, num_envs: int, seed: int, first_env: int = 0, *, batch_size: int | None = None
-    ) -> "EnvPoolEnvironment":
-        """A pool of `num_envs` environments.
+    def build(self, num_envs: int, seed: int, first_env: int = 0) -> "EnvPoolEnvironment":
+        """A synchronous pool of `num_envs` environments.
 
         Args:
           num_envs: environments.
           seed: of the run; every environment's own is drawn from it, by its index.
           first_env: the index of the first one, where these are a group of all.
-          batch_size: how many environments one `recv` waits for; fewer than `num_envs` make it asynchronous. None:
-            all of them.
+
+        Raises:
+          ConfigError: `num_envs` is not positive.
+        """
+        return self.build_async(num_envs, num_envs, seed, first_env)
+
+    def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> "EnvPoolEnvironment":
+        """The same environments, asynchronous: one `recv` waits for `batch_size` of them.
 
         Raises:
           ConfigError: sizes that do not fit.
         """
-        batch_size = num_envs if batch_size is None else batch_size
         if num_envs < 1 or not 1 <= batch_size <= num_envs:
             raise ConfigError(
                 f"{self.name}: num_envs={num_envs}, batch_size={batch_size}; use 1 <= batch_size <= num_envs"
