@@ -101,6 +101,12 @@ def test_an_environment_that_only_a_worker_cannot_make(monkeypatch):
         recipe.build(4, 0)
 
 
+def test_a_worker_that_does_not_start_in_time():
+    """No process is there, with Gymnasium imported, in a thousandth of a second."""
+    with pytest.raises(EnvironmentFailedError, match="(?s)environments 0, 2 could.*after start_timeout=0.001 seconds"):
+        build(2, start_timeout=0.001)
+
+
 def test_training_stops_with_the_exception():
     env = jaxrl.make(NAME, workers=1, fault="raise", at=(3, 1))
     from programs import DQN

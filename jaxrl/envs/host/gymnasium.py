@@ -17,6 +17,7 @@ from jaxrl.spaces import Space
 from jaxrl.types import PyTree, TimeStep
 
 STEP_TIMEOUT = 60.0  # seconds
+START_TIMEOUT = 120.0
 RESTARTS = 3
 
 
@@ -29,6 +30,7 @@ class GymnasiumRecipe:
       options: what goes to `gymnasium.make`.
       workers: processes; 0: none but this one.
       step_timeout: seconds after which a worker counts as hung.
+      start_timeout: seconds that a worker has to make its environments.
       restarts: how many workers may be replaced.
     """
 
@@ -38,6 +40,7 @@ class GymnasiumRecipe:
     action_space: Space
     workers: int = 0
     step_timeout: float = STEP_TIMEOUT
+    start_timeout: float = START_TIMEOUT
     restarts: int = RESTARTS
 
     @property
@@ -74,7 +77,11 @@ class GymnasiumEnvironment:
         self._stepper: InProcess | Workers
         if recipe.workers:
             self._stepper = Workers(
-                *arguments, workers=recipe.workers, step_timeout=recipe.step_timeout, restarts=recipe.restarts
+                *arguments,
+                workers=recipe.workers,
+                step_timeout=recipe.step_timeout,
+                start_timeout=recipe.start_timeout,
+                restarts=recipe.restarts,
             )
         else:
             self._stepper = InProcess(*arguments)
@@ -176,6 +183,7 @@ def make(
     *,
     workers: int = 0,
     step_timeout: float | None = None,
+    start_timeout: float | None = None,
     restarts: int | None = None,
     **options: Any,
 ) -> GymnasiumRecipe:
@@ -187,6 +195,7 @@ def make(
         costs less than some 100 microseconds. In workers they run beside each other, and may hang and crash.
       step_timeout: seconds that one step or reset may take, before its worker counts as hung and is killed; 60 if not
         given.
+      start_timeout: seconds that a worker may take to import what it needs and make its environments; 120 if not given.
       restarts: how many workers that hang or are killed are replaced before the run stops; 3 if not given.
       options: what `gymnasium.make` takes, the environment's own among it.
 
@@ -196,11 +205,12 @@ def make(
     problems = []
     if workers < 0:
         problems.append(f"workers={workers}; use 0 (this process) or the number of worker processes")
-    for key, value in (("step_timeout", step_timeout), ("restarts", restarts)):
+    given = {"step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
+    for key, value in given.items():
         if value is not None and workers == 0:
-            problems.append(f"{key}={value} needs workers: what runs in this process cannot be replaced")
-        elif value is not None and (value < 0 or value == 0 and key == "step_timeout"):
-            problems.append(f"{key}={value} must be {'more than 0' if key == 'step_timeout' else 'at least 0'}")
+            problems.append(f"{key}={value} needs workers: what runs in this process cannot be interrupted or replaced")
+        elif value is not None and (value < 0 or value == 0 and key != "restarts"):
+            problems.append(f"{key}={value} must be {'at least 0' if key == 'restarts' else 'more than 0 seconds'}")
     if problems:
         raise ConfigError(problems)
     where = f"gymnasium:{name}"
@@ -223,6 +233,7 @@ def make(
             conversion.actions(environment.action_space, where).space,
             workers,
             STEP_TIMEOUT if step_timeout is None else step_timeout,
+            START_TIMEOUT if start_timeout is None else start_timeout,
             RESTARTS if restarts is None else restarts,
         )
     finally:

@@ -24,7 +24,6 @@ from jaxrl.errors import ConfigError, EnvironmentFailedError
 Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)
 Outcome = tuple[Any, float, bool, bool]  # observation, reward, terminated, truncated
 
-START_TIMEOUT = 120.0  # seconds for a worker to import what it needs and make its environments
 CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environments
 
 
@@ -104,12 +103,13 @@ class Workers:
         *,
         workers: int,
         step_timeout: float,
+        start_timeout: float,
         restarts: int,
     ):
         self.seeds = environment_seeds(seed, num_envs, 0, first_env)
         self.failures = 0
         self._name, self._seed, self._first_env = name, seed, first_env
-        self._timeout, self._restarts = step_timeout, restarts
+        self._timeout, self._start_timeout, self._restarts = step_timeout, start_timeout, restarts
         self._waiting = False
         self._commands: Sequence[Command] = ()
         try:
@@ -223,10 +223,10 @@ class Workers:
     def _started(self, worker: "_Worker") -> Any:
         """Waits until its environments are made, and gives their spaces."""
         try:
-            if worker.connection.poll(START_TIMEOUT):
+            if worker.connection.poll(self._start_timeout):
                 failure, spaces = worker.connection.recv()
             else:
-                failure = f"it was not ready after {START_TIMEOUT:g} seconds"
+                failure = f"it was not ready after start_timeout={self._start_timeout:g} seconds"
         except (EOFError, OSError):
             failure = f"it died ({_exit_reason(worker.kill())})"
         if failure is None:
