@@ -41,6 +41,10 @@ class Collected:
         return self.batch.replace(timesteps=timesteps.replace(observation=rows.observation))
 
 
+# Of indices that are the environments' own: each is there, and once.
+_DISTINCT: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True}
+
+
 class Collector:
     """One group: its environments, and where they are.
 
@@ -57,7 +61,7 @@ class Collector:
         self.stepping_since: float | None = None  # monotonic seconds, while the environments have the word
         self.stepping_seconds = 0.0  # all in all
         self._steps, self._ticks = steps, 0
-        with self._watched():
+        with Watched(self):
             self._following = host.reset()
         place = first_env + np.arange(steps.group, dtype=np.int32)
         key, self._env_index = jax.device_put((key, place), device)
@@ -110,19 +114,16 @@ class Collector:
 
     def step_now(self, action: PyTree) -> Callable[[], Any]:
         """Steps the environments in this thread."""
-        with self._watched():
+        with Watched(self):
             following = self.host.step(action)
         return lambda: following
-
-    def _watched(self):
-        return _Watched(self)
 
     def _tick(self, place):
         return np.uint32((self._ticks + place) % 2**32)
 
 
-class _Watched:
-    """Says when the environments have the word."""
+class Watched:
+    """Says when a collector's environments have the word."""
 
     def __init__(self, collector):
         self._collector = collector
@@ -165,21 +166,41 @@ class Steps:
     @partial(jax.jit, static_argnums=0)
     def storage(self, algo, actor, following, carry, action, roots):
         """Room for a rollout's moments, leaves [length, group, ...]."""
-        moment = jax.eval_shape(self._moment, algo, actor, following, carry, action, roots, jnp.uint32(0))[0]
+        moment = jax.eval_shape(self._moment, algo, actor, following, carry, action, roots)[0]
         return jax.tree.map(lambda x: jnp.zeros((self.length, *x.shape), x.dtype), moment)
 
-    def _moment(self, algo, actor, following, carry, action, roots, tick):
+    def _moment(self, algo, actor, following, carry, action, act_key):
         timestep = ro.with_previous_action(following, action)
-        act_key = keys.tick_keys(roots, tick, 1)[0]
         output = algo.act(actor, timestep, carry, act_key, spec=self.spec, explore=True)
         return (timestep, output.action, output.extras), output.carry
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def act(self, algo, actor, storage, following, carry, action, roots, tick, place):
         """Acts at the moment `following`, which came of `action`; writes it down at `place`."""
-        moment, carry = self._moment(algo, actor, following, carry, action, roots, tick)
+        act_key = keys.tick_keys(roots, tick, 1)[0]
+        moment, carry = self._moment(algo, actor, following, carry, action, act_key)
         storage = jax.tree.map(lambda all, x: jax.lax.dynamic_update_index_in_dim(all, x, place, 0), storage, moment)
         return storage, moment[1], carry
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=3)
+    def act_some(self, algo, actor, storage, following, carry, action, roots, ticks, places, env_ids):
+        """`act` for the environments `env_ids` [B] of the group alone, each at a tick and a place of its own, [B].
+
+        `following` is theirs, [B]; carry, previous action and roots are the group's, and so is what is given back,
+        but for the actions of these environments, which come last.
+        """
+
+        def one_key(root, tick):
+            return keys.tick_keys(root[None], tick, 1)[0, 0]
+
+        mine = jax.tree.map(lambda x: x.at[env_ids].get(**_DISTINCT), (carry, action, roots))
+        act_key = jax.vmap(one_key)(mine[2], ticks)
+        moment, after = self._moment(algo, actor, following, mine[0], mine[1], act_key)
+        storage = jax.tree.map(lambda all, x: all.at[places, env_ids].set(x, **_DISTINCT), storage, moment)
+        carry, action = jax.tree.map(
+            lambda all, x: all.at[env_ids].set(x, **_DISTINCT), (carry, action), (after, moment[1])
+        )
+        return storage, action, carry, moment[1]
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def finish(self, storage, following, action, initial, carry, statistics, version):

@@ -17,12 +17,13 @@ from jax.sharding import PartitionSpec
 
 from jaxrl.buffers.fixed import Rings
 from jaxrl.errors import ConfigError
-from jaxrl.parallel import distributed, learner
+from jaxrl.parallel import distributed, learner, ready_collector
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.actors import ActorThreads
 from jaxrl.parallel.collector import Collector, Published, Steps
 from jaxrl.parallel.host_learning import HostLearning
+from jaxrl.parallel.ready_collector import ReadyCollector
 from jaxrl.parallel.recorded import Fetch, Recorded, from_rollouts
 from jaxrl.parallel.remote import Remote
 from jaxrl.parallel.remote_environments import RemoteRecipe
@@ -57,6 +58,8 @@ class Sebulba:
       lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run is `Anakin`'s where the environments
         are the same; with 1 they act while it learns.
       queue: rollouts of each group that may wait for the learner.
+      ready: environments that act at once, the first of their group that are ready; must divide the group. None: all of
+        it, in step.
       step_timeout: seconds that environments have for one step; after that the run ends and says which.
       remote: Ray actors that hold the environments, on other machines say; None: this process holds them. With a copy
         of the policy each is a group of its own, which a thread serves.
@@ -71,6 +74,7 @@ class Sebulba:
     lockstep: bool = False
     lag: int = 0
     queue: int = 1
+    ready: int | None = None
     step_timeout: float = 60.0
     remote: Remote | None = None
 
@@ -117,6 +121,9 @@ class Sebulba:
             )
         elif self.remote is not None:
             problems += self.remote.problems(groups // processes, self.num_envs // groups)
+        if self.ready is not None and self.num_envs % groups == 0:
+            alone = {"groups": self.groups == 1, "lockstep": not self.lockstep, "remote": self.remote is None}
+            problems += ready_collector.problems(self.ready, self.num_envs // groups, env, alone)
         if self.remote is not None and self.remote.policy and self.actors * self.groups > 1:
             problems.append(f"actors={self.actors}, groups={self.groups}: 1 where remote actors have the policy")
         if any(isinstance(source, Episodes) for source in algo.experience.values()):
@@ -181,8 +188,7 @@ class SebulbaProgram:
                     if shelf is not None:
                         self._collectors.append(RemoteCollector(env, remote, steps, shelf, seed, place, device))
                     else:
-                        host = env.build(size, seed, place)
-                        self._collectors.append(Collector(steps, host, key, place, device))
+                        self._collectors.append(self._collector(env, steps, seed, place, device))
             moments = [collector.first_moment() for collector in self._collectors]
             first = jax.tree.map(lambda *x: np.concatenate(x), *moments)
             if self._processes > 1:
@@ -194,6 +200,12 @@ class SebulbaProgram:
         except BaseException:
             self.close()
             raise
+
+    def _collector(self, env, steps, seed, place, device):
+        key, ready = jax.random.key(seed), self.topology.ready
+        if ready is None:
+            return Collector(steps, env.build(steps.group, seed, place), key, place, device)
+        return ReadyCollector(steps, env.build_async(steps.group, ready, seed, place), key, place, device)
 
     def _actor_devices(self):
         """The device of each actor thread: after the learner's where there are so many, else among the same."""
@@ -279,7 +291,8 @@ class SebulbaProgram:
                 total = summed(total, report, np.int32(number))
         figures = {name: value - before[name] for name, value in threads.metrics().items() if name != "queue_depth"}
         figures |= {"queue_depth": threads.metrics()["queue_depth"], "policy_lag": float(np.mean(lags))}
-        figures |= {"inference_batch": float(self.num_envs // (self._processes * len(self._collectors)))}
+        group = self.num_envs // (self._processes * len(self._collectors))
+        figures |= {"inference_batch": float(self.topology.ready or group)}
         figures["seconds"] = time.monotonic() - since
         return state, total.replace(actors={name: np.float32(value) for name, value in figures.items()})
 

@@ -83,6 +83,54 @@ def test_an_environment_that_hangs_is_named():
         free.set()
 
 
+class Asynchronous(Spoiled):
+    """The first half of those that are at work is ready first, `then` happens before receipt number `at`."""
+
+    def build_async(self, num_envs, batch_size, seed, first_env=0):
+        host = self.build(num_envs, seed, first_env)
+        host.__class__, host.batch_size = AsynchronousEnvironment, batch_size
+        return host
+
+
+class AsynchronousEnvironment(SpoiledEnvironment):
+    at_work = ()
+    doing = property(lambda self: f"environments {list(self.at_work)}")
+
+    def async_reset(self):
+        self.moment, self.at_work = self.reset(), list(range(self.num_envs))
+
+    def send(self, actions, env_ids):
+        self.at_work += env_ids.tolist()
+
+    def recv(self):
+        self.steps += 1
+        if self.steps == self.at:
+            self.then(self)
+        env_ids = np.asarray(self.at_work[: self.batch_size])
+        self.at_work = self.at_work[self.batch_size :]
+        return env_ids, jax.tree.map(lambda x: x[env_ids], self.moment)
+
+
+def test_an_asynchronous_environment_that_raises():
+    def fail(host):
+        raise ZeroDivisionError("in receipt 20")
+
+    env = Asynchronous(ENV, then=fail)
+    with pytest.raises(ZeroDivisionError, match="in receipt 20"):
+        train(env, ready=2, actors=2)
+    assert all(host.closed for host in env.built)
+
+
+def test_an_asynchronous_environment_that_hangs_is_named():
+    free = threading.Event()
+    env = Asynchronous(ENV, then=lambda host: free.wait(60))
+    try:
+        with pytest.raises(EnvironmentFailedError, match="at environments .[0-7, ]*. for 1 s, step_timeout is 1 s"):
+            train(env, ready=2, step_timeout=1.0)
+    finally:
+        free.set()
+
+
 def test_a_learner_that_raises_while_actors_wait():
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2).bind(PPO, ServedFromHost(ENV))
     state = program.start(PPO, ServedFromHost(ENV), 0)
