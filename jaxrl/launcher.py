@@ -15,12 +15,12 @@ import numpy as np
 
 from jaxrl import envs
 from jaxrl.algos.base import make_algorithm, replace
-from jaxrl.config import encode
 from jaxrl.errors import ConfigError, RunDirectoryError
 from jaxrl.loggers import read_metrics
 from jaxrl.parallel.remote import connect
 from jaxrl.progress import ProgressBar
-from jaxrl.run_directory import read_config
+from jaxrl.result import logging_settings, run_config
+from jaxrl.run_directory import difference, read_config
 from jaxrl.sweep import SweepResult, configurations
 from jaxrl.training import Topology, default_topology, train
 from jaxrl.types import Algorithm, Environment, HostRecipe
@@ -112,18 +112,24 @@ def launch(
     settings = configurations(samples, space, search_seed)
     variants = [replace(algo, **setting) for setting in settings]
     topology = topology or default_topology(env, num_envs)
-    for variant in variants:
-        topology.bind(variant, env)
+    shards = [topology.bind(variant, env).shards for variant in variants]
     root = Path(run_dir).absolute()
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     shared = {"total_steps": total_steps, "topology": topology, "evaluation_episodes": evaluation_episodes}
     shared |= {"explore_in_evaluation": explore_in_evaluation, "progress": False}
+    looks = logging_settings(None, evaluation_episodes, explore_in_evaluation)
+
+    def config(place, seed):
+        """As `train` will write it."""
+        resolved = dataclasses.replace(topology, shards=shards[place])
+        return run_config(variants[place], env, resolved, total_steps, seed, looks)
+
     began = time.monotonic()
     asked = {
         (place, index): (variant, env, {**shared, "seed": seed, "run_dir": run_dirs[place][index]})
         for place, variant in enumerate(variants)
         for index, seed in enumerate(seeds)
-        if not _ended(run_dirs[place][index], variant, seed, total_steps)
+        if not _ended(run_dirs[place][index], config(place, seed))
     }
     errors = _run(asked, cpus_per_run, gpus_per_run, restarts, address, len(settings) * len(seeds), progress)
     wall = time.monotonic() - began
@@ -199,18 +205,21 @@ def _result(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def _ended(run_dir, algo, seed, total_steps) -> bool:
-    """Whether this very run is there and over. Of another one in its place `train` complains, with what differs."""
+def _ended(run_dir, config) -> bool:
+    """Whether the run of this configuration is there and over, and was evaluated as it asks.
+
+    Of another one in its place `train` complains, with what differs; one evaluated otherwise it evaluates again.
+    """
     record = _result(run_dir)
     if record.get("stopped") not in _ENDED:
         return False
-    if record["stopped"] == "finished" and record["total_steps"] < total_steps:
+    if record["stopped"] == "finished" and record["total_steps"] < config["total_steps"]:
         return False
     try:
-        config = read_config(run_dir)
+        before = read_config(run_dir)
     except RunDirectoryError:
         return False
-    return config["algorithm"] == json.loads(json.dumps(encode(algo))) and config["seed"] == seed
+    return not difference(before, json.loads(json.dumps(config)), ("total_steps", "topology.devices"))
 
 
 # --- what came of them -------------------------------------------------------------------------------------------

@@ -116,6 +116,15 @@ def run_config(
     } | ({} if dataset is None else {"dataset": dict(dataset)})
 
 
+def logging_settings(
+    evaluate_every: int | None, evaluation_episodes: int, explore_in_evaluation: bool, save_replay: bool = True
+) -> dict[str, Any]:
+    """What `config.json` says under "logging"; where it differs, the same run goes on and is looked at otherwise."""
+    settings: dict[str, Any] = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
+    unusual = {"explore_in_evaluation": True} if explore_in_evaluation else {}
+    return settings | unusual | ({} if save_replay else {"save_replay": False})
+
+
 @jax.jit
 def frozen(algo, learner, progress):
     """The algorithm as it is at `progress`, and what acting with it needs."""

@@ -21,7 +21,7 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.progress import ProgressBar
-from jaxrl.result import Result, opened, run_config
+from jaxrl.result import Result, logging_settings, opened, run_config
 from jaxrl.types import Algorithm, Environment, HostRecipe, env_spec
 
 Topology = Anakin | Sebulba | Offline
@@ -132,12 +132,9 @@ def train(
     if isinstance(record, str | Path):
         record = Record(record)
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
-    settings = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
-    if not save_replay:
-        settings["save_replay"] = False
+    settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
-    others |= {"explore_in_evaluation": explore_in_evaluation, "demonstration_ratio": share}
-    others |= {"evaluate_beside": evaluate_beside}
+    others |= {"demonstration_ratio": share, "evaluate_beside": evaluate_beside}
     others |= {"record": None if record is None else record.every}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, share)

@@ -11,6 +11,7 @@ import jaxrl
 from jaxrl import cli, launcher
 from jaxrl.errors import ConfigError
 from jaxrl.launcher import launch
+from jaxrl.loop import Loop
 
 PLAIN = PPO.replace(learning_rate=1e-2)
 SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "points": 4, "progress": False}
@@ -82,15 +83,56 @@ def test_flags_of_one_backend_are_not_for_the_other(flags, words, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_a_run_that_ended_is_known_by_its_configuration(tmp_path):
-    config = {"algorithm": jaxrl.config.encode(PLAIN), "seed": 3}
-    for name, value in {"config": config, "result": {"stopped": "finished", "total_steps": 128}}.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(value))
-    assert launcher._ended(tmp_path, PLAIN, 3, 128) and launcher._ended(tmp_path, PLAIN, 3, 100)
-    assert not launcher._ended(tmp_path, PLAIN, 3, 129), "it is to go further"
-    assert not launcher._ended(tmp_path, PLAIN, 4, 128)
-    assert not launcher._ended(tmp_path, PLAIN.replace(gamma=0.5), 3, 128)
-    assert not launcher._ended(tmp_path / "none", PLAIN, 3, 128)
+class _Launched(Exception):
+    """Something was to be run."""
+
+
+def _refuse(address):
+    raise _Launched
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """The directory of experiments of which one, clip=0.2 and seed 5, has ended: as `train` describes it."""
+    root = tmp_path_factory.mktemp("ended")
+    run_dir = root / "clip=0.2" / "seed=5"
+    settings = {name: value for name, value in SETTINGS.items() if name != "points"}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Loop, "train", lambda *_: None)  # what matters here is config.json
+        jaxrl.train(PPO, ENV, seed=5, run_dir=run_dir, **settings)
+    (run_dir / "result.json").write_text(json.dumps({"stopped": "finished", "total_steps": 2 * ROWS}))
+    return root
+
+
+def _again(root, algo=PPO, env=ENV, **others):
+    return launch(algo, env, run_dir=root, **{"seeds": [5], "clip": [0.2], **SETTINGS, **others})
+
+
+def test_what_has_ended_is_not_run_again(ended, monkeypatch):
+    monkeypatch.setattr(launcher, "connect", _refuse)
+    assert not _again(ended).failed.any()
+    assert not _again(ended, total_steps=ROWS).failed.any(), "it went further than that"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"env": jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=13)},
+        {"num_envs": None, "topology": jaxrl.Anakin(num_envs=2 * NUM_ENVS)},
+        {"num_envs": None, "topology": jaxrl.Anakin(num_envs=NUM_ENVS, shards=2)},
+        {"evaluation_episodes": 3},
+        {"explore_in_evaluation": True},
+        {"total_steps": 3 * ROWS},
+        {"seeds": [6]},
+        {"clip": [0.3]},
+        {"algo": PPO.replace(gamma=0.5)},
+    ],
+    ids=lambda changed: list(changed)[-1],
+)
+def test_another_configuration_in_its_place_has_not_ended(changed, ended, monkeypatch):
+    monkeypatch.setattr(launcher, "connect", _refuse)
+    with pytest.raises(_Launched):
+        _again(ended, **changed)
 
 
 def test_names_of_directories_tell_configurations_apart():
