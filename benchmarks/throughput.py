@@ -74,7 +74,7 @@ class Jaxrl:
         import jax
 
         import jaxrl
-        from jaxrl.sweep import _Many
+        from jaxrl.many import Many
 
         algo, env = jaxrl.PPO(), jaxrl.make("gymnax:CartPole-v1")
         program = jaxrl.Anakin(num_envs, devices=devices).bind(algo, env)
@@ -86,7 +86,7 @@ class Jaxrl:
             jax.block_until_ready(program.chunk(algo, env, state, iterations, ticks))
             return time.perf_counter() - start
         mapping = "in_turn" if jax.default_backend() == "cpu" else "vmap"
-        many = _Many(program, jax.local_device_count(), mapping, seeds)
+        many = Many(program, jax.local_device_count(), mapping, seeds)
         algos = many.spread([algo] * seeds)
         states = many.start(algos, env, many.spread([jax.random.key(seed + i) for i in range(seeds)]))
         jax.block_until_ready(states)

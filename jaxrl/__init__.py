@@ -31,9 +31,11 @@ from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.remote import Remote
 from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.policy import Policy
+from jaxrl.pure import make_train
 from jaxrl.rendering import render
 from jaxrl.result import Result
-from jaxrl.sweep import LogUniform, SweepResult, Uniform, make_train, sweep
+from jaxrl.search import LogUniform, Uniform
+from jaxrl.sweep import SweepResult, sweep
 from jaxrl.training import train
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from jaxrl.cli_values import assignments, read_field
 from jaxrl.errors import ConfigError
 from jaxrl.launcher import Experiments, launch
 from jaxrl.parallel import distributed
-from jaxrl.sweep import LogUniform, Uniform
+from jaxrl.search import LogUniform, Uniform
 from jaxrl.sweep import sweep as run_sweep
 
 _BACKEND = "jax: all runs in one program; ray: each is an experiment with its own process and run directory"

@@ -21,7 +21,8 @@ from jaxrl.parallel.remote import connect
 from jaxrl.progress import ProgressBar
 from jaxrl.result import logging_settings, run_config
 from jaxrl.run_directory import difference, read_config
-from jaxrl.sweep import SweepResult, configurations
+from jaxrl.search import configurations
+from jaxrl.sweep import SweepResult
 from jaxrl.training import Topology, default_topology, train
 from jaxrl.types import Algorithm, Environment, HostRecipe
 

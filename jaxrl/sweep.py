@@ -1,151 +1,26 @@
-"""Many runs in one program: pure training functions, and sweeps over seeds and numbers."""
+"""Sweeps: seeds times settings, trained in one program."""
 
 import dataclasses
-import itertools
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import PartitionSpec
 
-from jaxrl import envs
 from jaxrl.algos.base import make_algorithm, replace
 from jaxrl.config import encode
 from jaxrl.errors import ConfigError, NonFiniteError
-from jaxrl.evaluation import layout, play
+from jaxrl.many import Many
 from jaxrl.parallel import distributed, learner
-from jaxrl.parallel.anakin import Anakin, AnakinProgram
-from jaxrl.parallel.mesh import cores, over_devices, use_cpu_devices
-from jaxrl.parallel.report import Report
-from jaxrl.parallel.rollout import RunState, rollout_length
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.plotting import interquartile_mean
 from jaxrl.progress import ProgressBar
-from jaxrl.schedules import at
-from jaxrl.types import Algorithm, Environment, Metrics
-
-
-def make_train(
-    algo: Algorithm | str,
-    env: Environment | str,
-    *,
-    total_steps: int,
-    num_envs: int = 8,
-    topology: Anakin | None = None,
-) -> Callable[[jax.Array], tuple[RunState, Metrics]]:
-    """A training run as a pure function, to `jit` and `vmap` as you like.
-
-        train = jax.jit(jax.vmap(jaxrl.make_train(jaxrl.PPO(), "gymnax:CartPole-v1", total_steps=500_000)))
-        state, metrics = train(jax.random.split(jax.random.key(0), 16))
-
-    `algo` may hold tracers, so a function of a learning rate can build its own run. Every run is on one device;
-    spread runs over devices with `jaxrl.sweep`.
-
-    Args:
-      algo, env, total_steps: as for `jaxrl.train`; JAX environments only.
-      num_envs: environments of the run, if no topology is given.
-      topology: `Anakin` on one device.
-
-    Returns:
-      key -> (state, metrics); each metric has one entry an iteration, NaN where no episode ended.
-
-    Raises:
-      ConfigError: settings that do not fit, all of them.
-    """
-    algo, env, program, iterations = _bound(algo, env, total_steps, topology or Anakin(num_envs, devices=1))
-    return partial(_run, program, algo, env, iterations)
-
-
-def _run(program, algo, env, iterations, key):
-    # Numbers that the compiler knows it folds into others, which rounds differently: hidden, this is the same run,
-    # bit for bit, as that of `train` and `sweep`.
-    algo, env, total_ticks = jax.lax.optimization_barrier(
-        (
-            jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), algo),
-            jax.tree.map(jnp.asarray, env),
-            jnp.float32(iterations * rollout_length(algo)),
-        )
-    )
-    return program.run(algo, env, key, iterations, total_ticks)
-
-
-def _bound(algo, env, total_steps, topology):
-    algo = make_algorithm(algo) if isinstance(algo, str) else algo
-    env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
-    if not isinstance(env, Environment):
-        raise ConfigError(f"{env.name} is stepped on the host and cannot be part of a compiled run; use jaxrl.train")
-    if topology.devices not in (None, 1):
-        raise ConfigError(f"devices={topology.devices}: here every run is on one device; use devices=1")
-    if total_steps < 1:
-        raise ConfigError(f"total_steps={total_steps} must be at least 1")
-    program = dataclasses.replace(topology, devices=1).bind(algo, env, processes=1)
-    return algo, env, program, -(-total_steps // program.rows_per_iteration(algo))
-
-
-# --- what is searched -------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Uniform:
-    """Drawn uniformly between two numbers."""
-
-    low: float
-    high: float
-
-    def draw(self, rng: np.random.Generator) -> float:
-        return float(rng.uniform(self.low, self.high))
-
-
-@dataclasses.dataclass(frozen=True)
-class LogUniform:
-    """Drawn between two positive numbers, uniformly in their logarithm."""
-
-    low: float
-    high: float
-
-    def draw(self, rng: np.random.Generator) -> float:
-        return float(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
-
-
-def configurations(samples: int | None, space: Mapping[str, Any], search_seed: int = 0) -> list[dict[str, Any]]:
-    """The settings that a sweep tries: the product of the lists, or random draws.
-
-    Args:
-      samples: None for the full grid; a number for that many random draws, from lists and distributions alike.
-      space: by field, a list of values, a single value, or a distribution.
-      search_seed: of the draws.
-
-    Raises:
-      ConfigError: a distribution without `samples`, or an empty list.
-    """
-    choices = {name: list(v) if isinstance(v, (list, tuple, np.ndarray, range)) else v for name, v in space.items()}
-    problems = [f"{name} has no values to try" for name, v in choices.items() if isinstance(v, list) and not v]
-    if samples is None:
-        drawn = [name for name, v in choices.items() if isinstance(v, (Uniform, LogUniform))]
-        problems += [f"{name} is a distribution; say how many draws: samples=32" for name in drawn]
-    elif samples < 1:
-        problems.append(f"samples={samples} must be at least 1")
-    if problems:
-        raise ConfigError(problems)
-    if samples is None:
-        lists = [v if isinstance(v, list) else [v] for v in choices.values()]
-        return [dict(zip(choices, values, strict=True)) for values in itertools.product(*lists)]
-    rng = np.random.default_rng(search_seed)
-
-    def draw(v):
-        if isinstance(v, (Uniform, LogUniform)):
-            return v.draw(rng)
-        return v[int(rng.integers(len(v)))] if isinstance(v, list) else v
-
-    return [{name: draw(v) for name, v in choices.items()} for _ in range(samples)]
-
-
-# --- the sweep --------------------------------------------------------------------------------------------------
+from jaxrl.pure import bound
+from jaxrl.search import configurations
+from jaxrl.types import Algorithm, Environment
 
 
 @dataclasses.dataclass
@@ -280,22 +155,22 @@ def sweep(
         asked |= {"total_steps": total_steps, "points": points, "explore_in_evaluation": explore_in_evaluation}
         distributed.check_same(asked | {"evaluation_episodes": evaluation_episodes})
     groups: dict[Any, list[int]] = {}
-    bound = [_bound(replace(algo, **setting), env, total_steps, topology) for setting in settings]
-    for index, (variant, *_) in enumerate(bound):
+    programs = [bound(replace(algo, **setting), env, total_steps, topology) for setting in settings]
+    for index, (variant, *_) in enumerate(programs):
         groups.setdefault(jax.tree.structure(variant), []).append(index)
 
     display = ProgressBar() if progress and leader else None
     began = time.monotonic()
     parts: dict[int, dict[str, Any]] = {}
     if display is not None:
-        display.start(sum(b[3] * b[2].rows_per_iteration(b[0]) for b in bound) * len(seeds) // processes)
+        display.start(sum(b[3] * b[2].rows_per_iteration(b[0]) for b in programs) * len(seeds) // processes)
     done, timed = 0, []
     try:
         for members in groups.values():
-            _, env_, program, iterations = bound[members[0]]
-            runs = [(bound[index][0], seed) for index in members for seed in seeds]
+            _, env_, program, iterations = programs[members[0]]
+            runs = [(programs[index][0], seed) for index in members for seed in seeds]
             mine = _share(runs)
-            many = _Many(program, devices, mapping, len(mine))
+            many = Many(program, devices, mapping, len(mine))
             algos = many.spread([variant for variant, _ in mine])
             keys = many.spread([jax.random.key(seed) for _, seed in mine])
             part, parts_timed, done = _train_many(many, algos, env_, keys, iterations, points, display, done)
@@ -392,128 +267,3 @@ def _mean_return(report, runs):
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.asarray(report.episodes.returns)[:runs] / np.asarray(report.episodes.count)[:runs]
     return mean if np.isfinite(mean).any() else np.zeros(1)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Many:
-    """Many runs of one program over a mesh of devices; static. Runs beyond `runs` only fill up the last device."""
-
-    program: AnakinProgram
-    devices: int
-    mapping: str
-    runs: int
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        auto = (jax.sharding.AxisType.Auto,)
-        return jax.make_mesh((self.devices,), ("runs",), axis_types=auto, devices=jax.local_devices()[: self.devices])
-
-    def spread(self, trees: list[Any]) -> Any:
-        """One tree with a leading axis of runs, padded to a multiple of the devices."""
-        padded = trees + [trees[-1]] * (-len(trees) % self.devices)
-        if isinstance(trees[0], jax.Array):
-            return jnp.stack(padded)
-        return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y, jnp.float32) for y in x]), *padded)
-
-    def first(self, algos: Any) -> Any:
-        return jax.tree.map(lambda x: x[0], algos)
-
-    def start(self, algos, env, keys):
-        return _start_many(self, algos, env, keys)
-
-    def chunk(self, algos, env, states, length, total_ticks) -> tuple[RunState, Report]:
-        return _chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_ticks))
-
-    def evaluate(self, algos, learners, env, keys, episodes, explore) -> np.ndarray:
-        num_envs, quota = layout(episodes, None)
-        scores = _evaluate_many(self, algos, learners, env, keys, num_envs=num_envs, quota=quota, explore=explore)
-        returns, _, done = jax.device_get(scores)
-        counts = np.arange(quota)[None, :, None] < done[:, None, :]
-        return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]
-
-    def mapped(self, function):
-        """`function` of the runs of one device, from a function of one run."""
-        if self.mapping == "vmap":
-            return lambda *trees: jax.vmap(function)(*trees)
-        return lambda *trees: jax.lax.map(lambda tree: function(*tree), trees)
-
-    def sharded(self, function, unmapped: int):
-        """`function` of the runs of one device, over all devices; the last `unmapped` arguments go to all."""
-        runs = PartitionSpec("runs")
-
-        def call(*arguments):
-            cut = len(arguments) - unmapped
-            specs = (runs,) * cut + (PartitionSpec(),) * unmapped
-            return over_devices(function, self.mesh, specs, runs)(*arguments)
-
-        return call
-
-
-@partial(jax.jit, static_argnums=0)
-def _start_many(many, algos, env, keys):
-    def one_device(algos, keys, env):
-        return many.mapped(lambda algo, key: many.program.init(algo, env, key))(algos, keys)
-
-    return many.sharded(one_device, unmapped=1)(algos, keys, env)
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=3)
-def _chunk_many(many, algos, env, states, length, total_ticks):
-    program = many.program
-
-    def one_device(algos, states, env, length, total_ticks):
-        if many.mapping == "in_turn":
-            return _in_turn(lambda algo, state: program.advance(algo, env, state, length, total_ticks), algos, states)
-        # Under vmap the counters stay outside of the mapped axis, so that branches on them stay branches.
-        ticks, empty_at = jax.tree.map(lambda x: x[0], (states.ticks, states.empty_at))
-        axes = RunState(0, 0, 0, 0, 0, 0, None, None)
-        mapped = jax.vmap(program.iterate, in_axes=(0, None, axes, None), out_axes=(axes, 0))
-        states, report = program.advance(
-            algos, env, states.replace(ticks=ticks, empty_at=empty_at), length, total_ticks, iterate=mapped
-        )
-        count = jax.tree.leaves(algos)[0].shape[0]
-        ticks, empty_at = jax.tree.map(lambda x: jnp.broadcast_to(x, (count,)), (states.ticks, states.empty_at))
-        return states.replace(ticks=ticks, empty_at=empty_at), report
-
-    return many.sharded(one_device, unmapped=3)(algos, states, env, length, total_ticks)
-
-
-def _in_turn(advance, algos, states):
-    """`advance(algo, state) -> (state, report)` of every run, one after another, writing each state over its old one.
-
-    `jax.lax.map` would keep the old and the new states of all runs, and hence every replay twice.
-    """
-
-    def of(trees, run):
-        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, run, keepdims=False), trees)
-
-    def put(trees, tree, run):
-        return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, run, 0), trees, tree)
-
-    runs = states.key.shape[0]
-    shapes = jax.eval_shape(lambda: advance(of(algos, 0), of(states, 0)))[1]
-    reports = jax.tree.map(lambda x: jnp.zeros((runs, *x.shape), x.dtype), shapes)
-
-    def body(run, carried):
-        states, reports = carried
-        state, report = advance(of(algos, run), of(states, run))
-        return put(states, state, run), put(reports, report, run)
-
-    return jax.lax.fori_loop(0, runs, body, (states, reports))
-
-
-@partial(jax.jit, static_argnums=0, static_argnames=("num_envs", "quota", "explore"))
-def _evaluate_many(many, algos, learners, env, keys, *, num_envs, quota, explore):
-    spec = many.program.spec
-
-    def one(algo, learner, key, env):
-        final = at(algo, jnp.float32(1.0))
-        limit = jnp.int32(27_000 * quota)
-        return play(
-            final, final.actor(learner), env, key, limit, spec=spec, num_envs=num_envs, quota=quota, explore=explore
-        )
-
-    def one_device(algos, learners, keys, env):
-        return many.mapped(lambda algo, learner, key: one(algo, learner, key, env))(algos, learners, keys)
-
-    return many.sharded(one_device, unmapped=1)(algos, learners, keys, env)

@@ -11,7 +11,8 @@ from programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.errors import ConfigError, NonFiniteError
-from jaxrl.sweep import LogUniform, Uniform, _chunk_many, _Many, configurations
+from jaxrl.many import Many, _chunk_many
+from jaxrl.search import LogUniform, Uniform, configurations
 
 UPDATES = 10
 TOTAL = UPDATES * ROWS
@@ -229,7 +230,7 @@ def test_bad_input():
 def test_memory_is_that_of_the_replays(mapping):
     """Each run's replay is there once, and changed in place; beside them there is next to nothing."""
     runs, big = 16, DQN.replace(capacity=NUM_ENVS * 8192, prioritised=False)
-    many = _Many(anakin().bind(big, ENV), 1, mapping, runs)
+    many = Many(anakin().bind(big, ENV), 1, mapping, runs)
     algos = many.spread([big.replace(learning_rate=1e-2)] * runs)
     keys = many.spread([jax.random.key(seed) for seed in range(runs)])
     states = jax.eval_shape(many.start, algos, ENV, keys)
