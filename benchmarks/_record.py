@@ -10,7 +10,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
@@ -92,6 +92,29 @@ def join_processes(arguments: argparse.Namespace) -> bool:
     except JaxrlError as error:
         raise SystemExit(f"error: {error}") from error
     return arguments.distributed
+
+
+def in_processes(
+    name: str, tasks: Iterable[tuple[dict[str, Any], str, int, Callable[[], float]]], repeats: int
+) -> None:
+    """Measures runs over the devices of all processes; the first one writes `<name>-<N>-processes.json`.
+
+    Args:
+      name: of the benchmark.
+      tasks: for each its row so far, what is counted ("steps"), how many of them a run has, and the run, which returns
+        its seconds. All processes must have the same.
+      repeats: of every run.
+    """
+    import jax
+
+    processes, leader, rows = jax.process_count(), jax.process_index() == 0, []
+    for row, unit, count, run in tasks:
+        rate = {f"jaxrl ({unit}/s)": count / alternate({"jaxrl": run}, repeats)["jaxrl"]}
+        rows.append(row | {"processes": processes, "devices": jax.device_count()} | rate)
+        if leader:
+            print(table(rows[-1:]), flush=True)
+    if leader:
+        print(save(f"{name}-{processes}-processes", rows, repeats=repeats))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -2,6 +2,11 @@
 
     python benchmarks/host.py [--repeats 5] [--no-peer] [--only cartpole halfcheetah pong]
 
+    python benchmarks/host.py --distributed [--coordinator HOST:PORT --num-processes N --process-id I]
+
+With `--distributed`, the same command on every machine, it is jaxrl alone: one run over all their devices, in lockstep
+with a lag of one, and the settings count those of all processes.
+
 PPO: the same rows a batch, epochs, minibatches and networks (two of 2 x 64 tanh) in both; SB3 has 8 environments of
 Gymnasium in its process, as in its documentation, ours come from EnvPool and their number is printed. Pong: rows a
 second of `Sebulba` with an algorithm that acts at random and learns nothing, against EnvPool stepped with random
@@ -9,6 +14,7 @@ actions by hand, in the same number of environments. What is timed is compiled a
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 import time
@@ -25,6 +31,8 @@ PPO: dict[str, dict[str, Any]] = {
 }
 PEER_ENVS = 8
 PONG = {"env": "Pong-v5", "num_envs": 64, "rollout": 16}
+_BATCHES = 60  # that PPO learns from in a timed run
+_PONG_ROWS = 40 * PONG["num_envs"] * PONG["rollout"]
 
 
 class SB3:
@@ -58,10 +66,10 @@ class SB3:
 
 
 class Jaxrl:
-    """Runs here."""
+    """Runs here; `layout` is what else its topology is."""
 
-    def __init__(self):
-        self.runs, self.pools = {}, {}
+    def __init__(self, **layout: Any):
+        self.layout, self.runs, self.pools = layout, {}, {}
 
     def __call__(self, *, name: str, rows: int, bare: bool = False) -> float:
         import jax
@@ -84,7 +92,7 @@ class Jaxrl:
         if name == "pong":
             env = jaxrl.make("envpool:" + PONG["env"])
             algo = random_actor()(rollout_length=PONG["rollout"])
-            topology = jaxrl.Sebulba(num_envs=PONG["num_envs"], actors=2, queue=2)
+            topology = jaxrl.Sebulba(num_envs=PONG["num_envs"], actors=2, queue=2, **self.layout)
         else:
             settings = PPO[name]
             env = jaxrl.make("envpool:" + settings["env"])
@@ -93,7 +101,7 @@ class Jaxrl:
                 epochs=settings["epochs"],
                 minibatches=settings["batch"] // settings["minibatch"],
             )
-            topology = jaxrl.Sebulba(num_envs=settings["num_envs"])
+            topology = jaxrl.Sebulba(num_envs=settings["num_envs"], **self.layout)
         program = topology.bind(algo, env)
         state = program.start(algo, env, 0)
         state, _ = program.chunk(algo, env, state, 3, 10**9)
@@ -177,7 +185,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--only", nargs="+", choices=[*PPO, "pong"], default=[*PPO, "pong"])
+    record.add_process_flags(parser)
     arguments = parser.parse_args()
+    if record.join_processes(arguments):
+        return in_processes(arguments)
 
     here = pathlib.Path(__file__)
     ours = record.Worker(sys.executable, here)
@@ -186,7 +197,7 @@ def main() -> None:
     try:
         for name in arguments.only:
             if name == "pong":
-                count = 40 * PONG["num_envs"] * PONG["rollout"]
+                count = _PONG_ROWS
                 asks = {
                     "jaxrl": lambda count=count: ours.ask(name="pong", rows=count),
                     "EnvPool alone": lambda count=count: ours.ask(name="pong", rows=count, bare=True),
@@ -197,7 +208,7 @@ def main() -> None:
                 row["jaxrl / EnvPool alone"] = seconds["EnvPool alone"] / seconds["jaxrl"]
             else:
                 settings = PPO[name]
-                count, peer_count = 60 * settings["batch"], 4 * settings["batch"]
+                count, peer_count = _BATCHES * settings["batch"], 4 * settings["batch"]
                 asks = {"jaxrl": lambda name=name, count=count: ours.ask(name=name, rows=count)}
                 if peer is not None:
                     asks["SB3"] = lambda name=name, count=peer_count: peer.ask(name=name, rows=count, peer=True)
@@ -214,6 +225,23 @@ def main() -> None:
         if peer is not None:
             peer.close()
     print(record.save("host", rows, repeats=arguments.repeats, settings={"ppo": PPO, "pong": PONG}))
+
+
+def in_processes(arguments: argparse.Namespace) -> None:
+    """One run over the devices of all processes."""
+    import jax
+
+    ours = Jaxrl(devices=jax.device_count(), lockstep=True, lag=1)
+    tasks = []
+    for name in arguments.only:
+        what = f"random in {PONG['env']}" if name == "pong" else f"PPO in {PPO[name]['env']}"
+        count = _PONG_ROWS if name == "pong" else _BATCHES * PPO[name]["batch"]
+        row = {"task": what, "num_envs": (PONG if name == "pong" else PPO[name])["num_envs"]}
+        tasks.append((row, "rows", count, functools.partial(ours, name=name, rows=count)))
+    try:
+        record.in_processes("host", tasks, arguments.repeats)
+    finally:
+        ours.close()
 
 
 def answer_requests() -> None:

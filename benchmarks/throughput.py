@@ -13,6 +13,7 @@ What is timed is compiled and warm, to `block_until_ready`. On an accelerator th
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 import time
@@ -143,25 +144,20 @@ def main() -> None:
 
 
 def in_processes(arguments: argparse.Namespace) -> None:
-    """One run over the devices of all processes; the first one writes what came."""
+    """One run over the devices of all processes."""
     import jax
 
-    ours, rows = Jaxrl(), []
-    processes, devices, leader = jax.process_count(), jax.device_count(), jax.process_index() == 0
+    ours, devices = Jaxrl(), jax.device_count()
+    tasks = []
     for num_envs in arguments.num_envs:
         if num_envs % devices:
             print(f"--num-envs {num_envs} does not divide over {devices} devices, and is left out", flush=True)
             continue
         iterations = max(4, int(arguments.seconds * 250_000 / (128 * num_envs)))
         settings = {"num_envs": num_envs, "iterations": iterations, "seeds": 1, "seed": 0, "devices": devices}
-        ask = lambda settings=settings: ours(**settings)  # noqa: E731
-        seconds = record.alternate({"jaxrl": ask}, arguments.repeats)["jaxrl"]
-        row = {"num_envs": num_envs, "processes": processes, "devices": devices}
-        rows.append(row | {"jaxrl (steps/s)": iterations * 128 * num_envs / seconds})
-        if leader:
-            print(record.table(rows[-1:]), flush=True)
-    if leader:
-        print(record.save(f"throughput-{processes}-processes", rows, repeats=arguments.repeats))
+        run = functools.partial(ours, **settings)
+        tasks.append(({"num_envs": num_envs}, "steps", iterations * 128 * num_envs, run))
+    record.in_processes("throughput", tasks, arguments.repeats)
 
 
 def answer_requests() -> None:
