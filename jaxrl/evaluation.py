@@ -74,7 +74,7 @@ def evaluate(
       actor: what acting needs; its statistics stay as they are.
       env: where to play; a JAX environment that resets by itself, or a recipe of host environments.
       spec: of `env`.
-      seed: of episodes and of action sampling.
+      seed: of episodes and of action sampling; training with the same one meets other episodes.
       episodes: how many, rounded up to a multiple of the environments.
       num_envs: environments side by side; None: as many as episodes, at most 128.
       max_steps: rows of each environment and episode; what is not finished then is counted, not averaged in.
@@ -184,7 +184,7 @@ _follow_on_host = jax.jit(ro.with_previous_action)
 
 def _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, seed):
     _, act_roots, env_index = _key_roots(key, num_envs)
-    host = env.build(num_envs, seed)
+    host = env.build(num_envs, keys.evaluation_seed(seed))
     try:
         timestep = ro.first_timestep(jax.tree.map(jnp.asarray, host.reset()), spec)
         carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)

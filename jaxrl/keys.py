@@ -6,6 +6,7 @@ moments by their tick. So the same seed is the same run on any number of devices
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE = range(6)
 
@@ -53,3 +54,9 @@ def sample_key(key: jax.Array, tick: jax.Array) -> jax.Array:
 def evaluation_key(key: jax.Array) -> jax.Array:
     """For evaluations, which never disturb training."""
     return jax.random.fold_in(key, _EVALUATE)
+
+
+def evaluation_seed(seed: int) -> int:
+    """In [0, 2^31), for the host environments of evaluations: else they would begin with the episodes of training."""
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_EVALUATE,))
+    return int(sequence.generate_state(1)[0] >> np.uint32(1))

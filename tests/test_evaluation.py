@@ -9,6 +9,8 @@ from programs import ALGORITHMS, ENV, PPO, assert_equal
 
 import jaxrl
 from jaxrl import envs, keys, spaces
+from jaxrl.data import recording
+from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.timestep import restart, transition
 from jaxrl.evaluation import layout
@@ -149,3 +151,27 @@ def test_host_environments():
     assert result.episodes == 32 and result.unfinished == 0 and set(np.unique(result.lengths)) == {1, LONG}
     cut = jaxrl.evaluate(algo, actor, host, spec, episodes=8, num_envs=8, max_steps=20)
     assert cut.episodes + cut.unfinished == 8 and cut.unfinished > 0
+
+
+def test_host_environments_begin_other_episodes_than_in_training(monkeypatch):
+    algo, actor, env, spec = prepare(PPO, ENV)
+    host, built = ServedFromHost(env), []
+
+    class Built(Exception):
+        pass
+
+    def build(_, num_envs, seed, first_env=0):
+        built.append(seed)
+        raise Built
+
+    monkeypatch.setattr(ServedFromHost, "build", build)
+    for seed in (3, 3, 4):
+        with pytest.raises(Built):
+            jaxrl.evaluate(algo, actor, host, spec, seed=seed, episodes=8)
+    policy = jaxrl.Policy(algo, actor, spec)
+    with pytest.raises(Built):
+        next(recording.play(policy, host, env_index=np.arange(8), all_envs=8, seed=3, explore=False))
+    evaluation, again, other, exported = built
+    assert evaluation == again == exported != other
+    streams = [environment_seeds(seed, 128) for seed in (3, 4, evaluation, other)]
+    assert len({seed for stream in streams for seed in stream}) == 4 * 128

@@ -35,7 +35,8 @@ def play(
     if isinstance(env, Environment):
         yield from _play_compiled(policy, env, roots, carry, length, explore)
     else:
-        yield from _play_on_host(policy, env.build(num_envs, seed, first_env), roots[1], carry, length, explore)
+        host = env.build(num_envs, keys.evaluation_seed(seed), first_env)
+        yield from _play_on_host(policy, host, roots[1], carry, length, explore)
 
 
 def _length(policy, num_envs):
