@@ -3,13 +3,11 @@
 import errno
 import ipaddress
 import socket
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax.extend.backend
-from jax._src import distributed as _engine
-from jax._src import xla_bridge as _bridge
-from jax._src.lib import _jax
 
 _ANSWER_SECONDS = 5.0
 
@@ -82,14 +80,23 @@ def is_taken(bind: str) -> bool:
 def use(address: str) -> None:
     """Has collectives between CPU devices use this address of the machine; before JAX is asked for its devices.
 
-    Gloo by itself takes the one that the machine's name stands for, and no setting of JAX says otherwise.
+    Gloo by itself takes the one that the machine's name stands for, and no setting of JAX says otherwise: this reaches
+    into JAX, and where that has changed it warns and leaves things as they are.
     """
+    try:
+        from jax._src import distributed as engine
+        from jax._src import xla_bridge as bridge
+        from jax._src.lib import _jax
+
+        make_gloo, make_client = _jax.make_gloo_tcp_collectives, bridge.make_cpu_client
+    except (ImportError, AttributeError) as error:
+        message = f"collectives between CPUs use the address of this machine's name, not {address}: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return
 
     def client():
-        gloo = _jax.make_gloo_tcp_collectives(
-            distributed_client=_engine.global_state.client, hostname=address, interface=None
-        )
-        return _bridge.make_cpu_client(gloo)
+        gloo = make_gloo(distributed_client=engine.global_state.client, hostname=address, interface=None)
+        return make_client(gloo)
 
     jax.extend.backend.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
 
