@@ -9,6 +9,7 @@ from jaxrl.cli_runs import make_environment, score
 from jaxrl.errors import ConfigError
 from jaxrl.follow import follow
 from jaxrl.loading import load_run
+from jaxrl.watchdog import STEP_TIMEOUT
 
 
 def evaluate(argv: Sequence[str]) -> int:
@@ -18,6 +19,7 @@ def evaluate(argv: Sequence[str]) -> int:
         Flag("episodes", int, 128, "complete episodes"),
         Flag("seed", int, 0, "of the episodes"),
         Flag("explore", bool, False, "sample actions as in training instead of taking the best"),
+        Flag("step_timeout", float, STEP_TIMEOUT, "seconds that host environments have for one step or reset"),
         Flag("env", str, None, "another environment to play in; None: the one it was trained on"),
         Flag("env_params", str, (), "parameters of that environment, as key=value", many=True),
         Flag("step", int | None, None, "of which checkpoint; None: the newest"),
@@ -35,6 +37,8 @@ def evaluate(argv: Sequence[str]) -> int:
         problems.append("no run directory: jaxrl eval RUN")
     if asked["episodes"] < 1:
         problems.append(f"--episodes: {asked['episodes']} must be at least 1")
+    if asked["step_timeout"] <= 0:
+        problems.append(f"--step-timeout: {asked['step_timeout']:g} must be more than 0")
     if asked["env_params"] and asked["env"] is None:
         problems.append("--env-params needs --env")
     if asked["follow"] and (asked["step"] is not None or asked["best"]):
@@ -44,7 +48,7 @@ def evaluate(argv: Sequence[str]) -> int:
     if problems:
         raise ConfigError(problems)
     other = None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
-    settings = {name: asked[name] for name in ("episodes", "seed", "explore")}
+    settings = {name: asked[name] for name in ("episodes", "seed", "explore", "step_timeout")}
     if asked["follow"]:
         for step, found in follow(asked["run"], env=other, out=asked["out"], **settings):
             print(f"step {step:,}: {score(found)}", flush=True)

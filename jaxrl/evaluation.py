@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl import keys
 from jaxrl.parallel import rollout as ro
 from jaxrl.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe
+from jaxrl.watchdog import STEP_TIMEOUT, Supervised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +67,7 @@ def evaluate(
     num_envs: int | None = None,
     max_steps: int = 27_000,
     explore: bool = False,
+    step_timeout: float = STEP_TIMEOUT,
 ) -> Evaluation:
     """Plays complete episodes, the same number in every environment, so that short ones are not favoured.
 
@@ -79,6 +81,10 @@ def evaluate(
       num_envs: environments side by side; None: as many as episodes, at most 128.
       max_steps: rows of each environment and episode; what is not finished then is counted, not averaged in.
       explore: sample actions as in training instead of taking the best.
+      step_timeout: seconds that host environments have for one step or reset.
+
+    Raises:
+      EnvironmentFailedError: host environments hang, or failed too often.
     """
     num_envs, quota = layout(episodes, num_envs)
     key = _root(seed)
@@ -88,7 +94,9 @@ def evaluate(
         scores = _play(algo, actor, env, key, steps, spec=spec, num_envs=num_envs, quota=quota, explore=explore)
         returns, lengths, done = jax.device_get(scores)
     else:
-        returns, lengths, done = _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, seed)
+        returns, lengths, done = _play_on_host(
+            algo, actor, env, key, limit, spec, num_envs, quota, explore, seed, step_timeout
+        )
     counts = np.arange(quota)[:, None] < done[None]
     return Evaluation(returns[counts], lengths[counts], int(num_envs * quota - counts.sum()))
 
@@ -182,9 +190,9 @@ _record_on_host = jax.jit(_record)
 _follow_on_host = jax.jit(ro.with_previous_action)
 
 
-def _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, seed):
+def _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, seed, step_timeout):
     _, act_roots, env_index = _key_roots(key, num_envs)
-    host = env.build(num_envs, keys.evaluation_seed(seed))
+    host = Supervised(env, num_envs, keys.evaluation_seed(seed), step_timeout=step_timeout)
     try:
         timestep = ro.first_timestep(jax.tree.map(jnp.asarray, host.reset()), spec)
         carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)

@@ -11,6 +11,7 @@ from jaxrl.loading import load_run
 from jaxrl.loggers import JSONLLogger, read_metrics
 from jaxrl.run_directory import has_ended, read_config
 from jaxrl.types import Environment, HostRecipe
+from jaxrl.watchdog import STEP_TIMEOUT
 
 
 def follow(
@@ -19,6 +20,7 @@ def follow(
     episodes: int = 128,
     seed: int = 0,
     explore: bool = False,
+    step_timeout: float = STEP_TIMEOUT,
     env: Environment | HostRecipe | str | None = None,
     out: str | Path | None = None,
     poll: float = 1.0,
@@ -30,7 +32,7 @@ def follow(
 
     Args:
       path: the run directory.
-      episodes, seed, explore: of every evaluation, as `jaxrl.evaluate` takes them.
+      episodes, seed, explore, step_timeout: of every evaluation, as `jaxrl.evaluate` takes them.
       env: another environment to play in; None: the one that it is trained on.
       out: the file; None: `evaluations.jsonl` in the run directory.
       poll: seconds between two looks.
@@ -41,6 +43,7 @@ def follow(
     Raises:
       CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
     """
+    settings = {"seed": seed, "episodes": episodes, "explore": explore, "step_timeout": step_timeout}
     path = Path(path)
     while not _begun(path):
         time.sleep(poll)
@@ -60,9 +63,7 @@ def follow(
                         raise
                     continue  # it was deleted meanwhile
                 policy = run.policy
-                found = evaluate(
-                    policy.algo, policy.actor, run.env, policy.spec, seed=seed, episodes=episodes, explore=explore
-                )
+                found = evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
                 log.write(step, {f"evaluation/{name}": value for name, value in found.metrics().items()})
                 known.add(step)
                 yield step, found

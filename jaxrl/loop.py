@@ -34,6 +34,7 @@ from jaxrl.result import Result, frozen, write_result
 from jaxrl.run_directory import RunDirectory
 from jaxrl.signals import Signals
 from jaxrl.types import Algorithm, Environment, HostRecipe
+from jaxrl.watchdog import STEP_TIMEOUT
 
 _CHUNK_SECONDS = 1.0
 _LEAVES_NAMED = 8  # of those that are not finite
@@ -80,8 +81,9 @@ class Loop:
         save_replay: bool,
         dataset: Rings | None = None,
         recorder: Recorder | None = None,
+        step_timeout: float = STEP_TIMEOUT,
     ):
-        self.recorder = recorder
+        self.recorder, self.step_timeout = recorder, step_timeout
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
         self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
         self.evaluator = Evaluator(self._play, self._evaluated, beside=evaluate_beside, target_return=target_return)
@@ -295,6 +297,7 @@ class Loop:
 
     def _play(self, algo, actor):
         settings = {"seed": self.seed, "episodes": self.evaluation_episodes, "explore": self.explore}
+        settings |= {"step_timeout": self.step_timeout}
         return evaluate(algo, actor, self.eval_env, self.program.spec, **settings)
 
     def _evaluated(self, step, evaluation):

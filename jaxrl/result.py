@@ -23,6 +23,7 @@ from jaxrl.policy import Policy
 from jaxrl.run_directory import MAY_CHANGE, RunDirectory, read_config, write_json
 from jaxrl.schedules import at
 from jaxrl.types import Algorithm, Environment, HostRecipe
+from jaxrl.watchdog import STEP_TIMEOUT
 
 # With the same shards the same run, up to rounding, goes on on any number of devices.
 _MAY_CHANGE = (*MAY_CHANGE, "topology.devices")
@@ -62,10 +63,12 @@ class Result:
         final, actor = frozen(self.algo, local(self.state.learner), np.float32(self.progress))
         return Policy(final, actor, self.spec)
 
-    def evaluate(self, episodes: int = 128, *, seed: int = 0, explore: bool = False) -> Evaluation:
-        """Plays complete episodes with the policy as learnt."""
-        policy = self.policy
-        return evaluate(policy.algo, policy.actor, self.env, self.spec, seed=seed, episodes=episodes, explore=explore)
+    def evaluate(
+        self, episodes: int = 128, *, seed: int = 0, explore: bool = False, step_timeout: float = STEP_TIMEOUT
+    ) -> Evaluation:
+        """Plays complete episodes with the policy as learnt; the arguments are those of `jaxrl.evaluate`."""
+        policy, settings = self.policy, {"seed": seed, "episodes": episodes, "explore": explore}
+        return evaluate(policy.algo, policy.actor, self.env, self.spec, step_timeout=step_timeout, **settings)
 
     def plot(self, path: str | Path | None = None) -> Chart:
         """The learning curve, which notebooks show; also a picture at `path`, if given."""

@@ -5,10 +5,13 @@ import threading
 from typing import Any
 
 from jaxrl.parallel import distributed
+from jaxrl.watchdog import ask_to_end
 
 
 class Signals:
     """Ctrl-C and SIGTERM ask for an end after the running chunk; a second Ctrl-C ends at once.
+
+    A step of host environments that does not return within seconds then ends the run with its error.
 
     Attributes:
       asked: the signal that this process got.
@@ -30,6 +33,7 @@ class Signals:
         if self.asked is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = number
+        ask_to_end(True)
 
     def agree(self, *, with_leader: Any = None) -> Any:
         """Brings `agreed` up to date on all processes alike; gives what the first process has `with_leader`."""
@@ -38,6 +42,7 @@ class Signals:
         return found[0][1]
 
     def __exit__(self, *_):
+        ask_to_end(False)
         for number, handler in self._before.items():
             if handler is not None:  # None: not from Python, and cannot be put back
                 signal.signal(number, handler)

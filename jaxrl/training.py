@@ -23,6 +23,7 @@ from jaxrl.parallel.sebulba import Sebulba
 from jaxrl.progress import ProgressBar
 from jaxrl.result import Result, logging_settings, opened, run_config
 from jaxrl.types import Algorithm, Environment, HostRecipe, env_spec
+from jaxrl.watchdog import STEP_TIMEOUT
 
 Topology = Anakin | Sebulba | Offline
 
@@ -170,6 +171,7 @@ def train(
         save_replay=save_replay,
         dataset=given,
         recorder=recorder,
+        step_timeout=topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT,
     )
     leader = distributed.is_leader()
     display = ProgressBar() if progress and leader else None

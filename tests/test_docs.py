@@ -182,7 +182,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(path, as_users_have_it):
 LAYERS = (
     {"errors", "spaces", "sources"},
     {"types", "keys", "schedules", "config", "loggers", "run_directory", "progress"},
-    {"envs", "networks", "buffers", "manifest", "drawings"},
+    {"envs", "networks", "buffers", "manifest", "drawings", "watchdog"},
     {"algos", "parallel", "host_copy", "plotting"},
     {"policy", "evaluation", "checkpoint"},
     {"result", "signals", "many", "pure", "search", "loading", "rendering", "evaluator"},

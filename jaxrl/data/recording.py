@@ -11,6 +11,7 @@ from jaxrl import keys
 from jaxrl.parallel import rollout as ro
 from jaxrl.policy import Policy
 from jaxrl.types import Environment, HostRecipe, Trajectory
+from jaxrl.watchdog import STEP_TIMEOUT, Supervised
 
 _CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # of all environments; of each
 
@@ -35,7 +36,7 @@ def play(
     if isinstance(env, Environment):
         yield from _play_compiled(policy, env, roots, carry, length, explore)
     else:
-        host = env.build(num_envs, keys.evaluation_seed(seed), first_env)
+        host = Supervised(env, num_envs, keys.evaluation_seed(seed), first_env, step_timeout=STEP_TIMEOUT)
         yield from _play_on_host(policy, host, roots[1], carry, length, explore)
 
 

@@ -4,8 +4,6 @@ What may go wrong in them is told to whoever waits for a rollout: an error is ra
 that take too long are named.
 """
 
-import faulthandler
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,13 +12,10 @@ from typing import Any
 import jax
 
 from jaxrl.buffers.limiter import HostLimiter, queue
-from jaxrl.errors import EnvironmentFailedError
 from jaxrl.parallel.collector import Collected, Collector, Published
-from jaxrl.types import PyTree
+from jaxrl.watchdog import GOODBYE, TURN, Stepper, Watch
 
-_PATIENCE = 0.2  # seconds between two looks at the actors
 _GLANCE = 2e-3  # seconds between two looks at the learner, while it learns
-_GOODBYE = 5.0  # seconds that threads have to end
 
 
 class Bulletin:
@@ -99,20 +94,20 @@ class ActorThreads:
         depth: int,
         step_timeout: float,
     ):
-        self._bulletin, self._first, self._step_timeout = Bulletin(lag, depth + 2), first, step_timeout
+        self._bulletin, self._first = Bulletin(lag, depth + 2), first
         self._devices = list(dict.fromkeys(devices))
         self._collectors = [collector for mine in threads for collector in mine]
+        self._watches = {collector: Watch(collector.host, step_timeout) for collector in self._collectors}
         self._waiting: dict[Collector, list[Collected]] = {collector: [] for collector in self._collectors}
         self._slots = {collector: HostLimiter(queue(depth)) for collector in self._collectors}
         self._learner_idle = 0.0  # seconds that the learner had nothing to learn from
         self._unpublished = dict.fromkeys(self._collectors, 0.0)  # seconds that groups had nothing to act with
         self._error: BaseException | None = None
         self._closed = False
-        self._steppers = [_Stepper() for mine in threads for _ in mine if len(mine) > 1]
-        spare = iter(self._steppers)
+        self._steppers = {collector: Stepper() for mine in threads for collector in mine if len(mine) > 1}
         self._threads = []
         for number, mine in enumerate(threads):
-            step = {c: next(spare).step(c) if len(mine) > 1 else c.step_now for c in mine}
+            step = {c: _beside(self._steppers[c], c) if len(mine) > 1 else c.step_now for c in mine}
             self._threads.append(
                 threading.Thread(
                     target=self._serve, args=(mine, step, devices[number]), name=f"actor-{number}", daemon=True
@@ -152,7 +147,7 @@ class ActorThreads:
         there = False
         while not there:
             busy, began = learning(), time.monotonic()
-            there = self._slots[collector].await_sample(timeout=_GLANCE if busy else _PATIENCE)
+            there = self._slots[collector].await_sample(timeout=_GLANCE if busy else TURN)
             if not busy:
                 self._learner_idle += time.monotonic() - began
             if not there:
@@ -165,18 +160,8 @@ class ActorThreads:
     def _look(self):
         if self._error is not None:
             raise self._error
-        now = time.monotonic()
-        for collector in self._collectors:
-            since = collector.stepping_since
-            if since is not None and now - since > self._step_timeout:
-                faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-                doing = getattr(collector.host, "doing", "") or "their step"
-                name = getattr(collector.host, "name", type(collector.host).__name__)
-                raise EnvironmentFailedError(
-                    f"environments of {name} have been at {doing} for {now - since:.0f} s, step_timeout is "
-                    f"{self._step_timeout:g} s; the stacks of all threads are on standard error. The thread "
-                    "remains until they return, or this process ends"
-                )
+        for collector, watch in self._watches.items():
+            watch.look(collector.stepping_since)
         if self._closed:
             raise RuntimeError("the actors were closed")
 
@@ -199,15 +184,14 @@ class ActorThreads:
         self._bulletin.close()
         for limiter in self._slots.values():
             limiter.close()
-        until = time.monotonic() + _GOODBYE
+        until = time.monotonic() + GOODBYE
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
-        for stepper in self._steppers:
+        for stepper in self._steppers.values():
             stepper.close(max(0.0, until - time.monotonic()))
-        hanging = any(thread.is_alive() for thread in self._threads)
         for collector in self._collectors:
             # An environment that is at work in a thread cannot be closed from another one.
-            if collector.stepping_since is None or not hanging:
+            if collector.stepping_since is None:
                 collector.host.close()
 
     # --- the actors' side ----------------------------------------------------------------------------------------
@@ -222,7 +206,7 @@ class ActorThreads:
                     self._unpublished[collector] += time.monotonic() - began
                 if what is None:
                     return
-                for collector, collected in _in_turn(mine, what[device], step):
+                for collector, collected in self._in_turn(mine, what[device], step):
                     if not self._slots[collector].await_insert():
                         return
                     self._waiting[collector].append(collected)
@@ -230,59 +214,28 @@ class ActorThreads:
         except BaseException as error:  # whoever waits for a rollout raises it
             self._error = self._error or error
 
+    def _in_turn(self, collectors, published, step):
+        """One rollout of each; while the environments of one are at work another acts. Gives (collector, rollout).
 
-def _in_turn(collectors, published, step):
-    """One rollout of each; while the environments of one are at work another acts. Gives (collector, rollout)."""
-    at_work = [(collector, collector.collect(published, step[collector])) for collector in collectors]
-    while at_work:
-        still = []
-        for collector, rollout in at_work:
-            try:
-                next(rollout)
-                still.append((collector, rollout))
-            except StopIteration as end:
-                yield collector, end.value
-        at_work = still
+        Stops between two steps once it is closed.
+        """
+        at_work = [(collector, collector.collect(published, step[collector])) for collector in collectors]
+        while at_work and not self._closed:
+            still = []
+            for collector, rollout in at_work:
+                try:
+                    next(rollout)
+                    still.append((collector, rollout))
+                except StopIteration as end:
+                    yield collector, end.value
+            at_work = still
 
 
-class _Stepper:
-    """A thread that steps environments, so that another may act meanwhile."""
+def _beside(stepper, collector):
+    """A collector's `step` in another thread, so that its own may act for other environments meanwhile."""
 
-    def __init__(self):
-        self._ready, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._work: Callable[[], Any] | None = None
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="stepper", daemon=True)
-        self._thread.start()
+    def begin(action):
+        stepper.begin(lambda: collector.step_now(action)())
+        return stepper.wait
 
-    def step(self, collector: Collector) -> Callable[[PyTree], Callable[[], Any]]:
-        def begin(action):
-            self._work = lambda: collector.step_now(action)()
-            self._ready.release()
-            return self._wait
-
-        return begin
-
-    def _wait(self):
-        self._done.acquire()
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def _run(self):
-        while True:
-            self._ready.acquire()
-            if self._work is None:
-                return
-            try:
-                self._result = self._work()
-            except BaseException as error:
-                self._error = error
-            self._done.release()
-
-    def close(self, patience: float) -> None:
-        """Ends the thread, and waits so many seconds for that."""
-        self._work = None
-        self._ready.release()
-        self._thread.join(patience)
+    return begin

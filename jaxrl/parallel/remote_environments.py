@@ -42,10 +42,11 @@ class RemoteEnvironments:
     Attributes:
       name: of the environment.
       failures: how many actors were lost and replaced.
+      patience: seconds that a step may take longer where an actor is given up and replaced.
     """
 
     def __init__(self, recipe: HostRecipe, remote: Remote, actors: int, num_envs: int, seed: int, first_env: int = 0):
-        self.num_envs = num_envs
+        self.num_envs, self.patience = num_envs, remote.patience
         self._crew = Crew(EnvironmentActor, (recipe,), recipe.name, remote, actors, num_envs, seed, first_env)
         self._crew.wait()
 

@@ -9,6 +9,7 @@ process; what was collected becomes one batch, of which each process holds its o
 
 import dataclasses
 import time
+from functools import partial
 from typing import Any
 
 import jax
@@ -38,6 +39,7 @@ from jaxrl.types import (
     PyTree,
     env_spec,
 )
+from jaxrl.watchdog import STEP_TIMEOUT, first_call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Sebulba:
       queue: rollouts of each group that may wait for the learner.
       ready: environments that act at once, the first of their group that are ready; must divide the group. None: all of
         it, in step.
-      step_timeout: seconds that environments have for one step; after that the run ends and says which.
+      step_timeout: seconds that environments have for one step or reset; after that the run ends and says which. What
+        replaces its workers or actors by itself has the time for that besides.
       remote: Ray actors that hold the environments, on other machines say; None: this process holds them. With a copy
         of the policy each is a group of its own, which a thread serves.
     """
@@ -75,7 +78,7 @@ class Sebulba:
     lag: int = 0
     queue: int = 1
     ready: int | None = None
-    step_timeout: float = 60.0
+    step_timeout: float = STEP_TIMEOUT
     remote: Remote | None = None
 
     def rows_per_iteration(self, algo: Algorithm) -> int:
@@ -204,8 +207,10 @@ class SebulbaProgram:
     def _collector(self, env, steps, seed, place, device):
         key, ready = jax.random.key(seed), self.topology.ready
         if ready is None:
-            return Collector(steps, env.build(steps.group, seed, place), key, place, device)
-        return ReadyCollector(steps, env.build_async(steps.group, ready, seed, place), key, place, device)
+            kind, host = Collector, env.build(steps.group, seed, place)
+        else:
+            kind, host = ReadyCollector, env.build_async(steps.group, ready, seed, place)
+        return first_call(partial(kind, steps, host, key, place, device), host, self.topology.step_timeout)
 
     def _actor_devices(self):
         """The device of each actor thread: after the learner's where there are so many, else among the same."""
@@ -311,7 +316,7 @@ class SebulbaProgram:
                 first=self._updates,
                 lag=topology.lag if topology.lockstep else None,
                 depth=topology.queue,
-                step_timeout=topology.step_timeout + (topology.remote.patience if topology.remote else 0.0),
+                step_timeout=topology.step_timeout,
             )
         return self._threads
 

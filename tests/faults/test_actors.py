@@ -1,48 +1,19 @@
 """What goes wrong in actor threads reaches whoever trains, in bounded time, and leaves nothing behind."""
 
-import dataclasses
 import threading
 import time
 
 import jax
 import numpy as np
 import pytest
+from faults.spoiled import Spoiled, SpoiledEnvironment
 from programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 
 import jaxrl
-from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
+from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.errors import EnvironmentFailedError
 
 SOON = 10.0  # seconds that everything here may take at most, once compiled
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Spoiled(ServedFromHost):
-    """Environments that do `then(environment)` before step number `at`."""
-
-    at: int = 20
-    then: object = None
-    built: list = dataclasses.field(default_factory=list)
-
-    def build(self, num_envs, seed, first_env=0):
-        host = SpoiledEnvironment(self.env, num_envs, seed, first_env)
-        host.at, host.then, host.steps, host.closed = self.at, self.then, 0, 0
-        self.built.append(host)
-        return host
-
-
-class SpoiledEnvironment(JaxHostEnvironment):
-    name = "spoiled"
-
-    def step(self, actions):
-        self.steps += 1
-        if self.steps == self.at:
-            self.then(self)
-        return super().step(actions)
-
-    def close(self):
-        self.closed += 1
-        super().close()
 
 
 def train(env, algo=PPO, **topology):

@@ -150,6 +150,20 @@ def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault
     assert all(map(gone, now))
 
 
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_training_goes_on_where_a_worker_is_lost(fault):
+    """Though the topology's own limit for a step is less than what it takes to find that out and start another one."""
+    from programs import DQN
+
+    env = jaxrl.make(NAME, workers=2, step_timeout=1.5, fault=fault, at=(3, 1), seeds=[SEEDS[2]])
+    settings = {"topology": jaxrl.Sebulba(num_envs=4, step_timeout=0.1), "progress": False}
+    settings |= {"eval_env": jaxrl.make(NAME, workers=1), "evaluation_episodes": 2, "evaluate_every": 0}
+    with pytest.warns(RuntimeWarning, match=f"environment 2 .seed {SEEDS[2]}. .*1 of restarts"):
+        result = jaxrl.train(DQN, env, total_steps=256, **settings)
+    assert result.stopped == "finished" and result.total_steps == 256
+    assert sum(row.get("actors/failures", 0.0) for row in result.metrics) == 1
+
+
 def test_a_worker_that_is_killed_between_steps_is_replaced():
     host = build(2)
     host.reset()

@@ -97,6 +97,11 @@ class GymnasiumEnvironment:
         return self._stepper.failures
 
     @property
+    def patience(self) -> float:
+        """Seconds that a step may take longer where a worker is given up and replaced."""
+        return self._stepper.patience
+
+    @property
     def doing(self) -> str:
         """What it is waiting for, in words; empty when it is not."""
         return self._stepper.doing

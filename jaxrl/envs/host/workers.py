@@ -31,12 +31,12 @@ class InProcess:
     """Environments stepped one after another in this process.
 
     Attributes:
-      failures: 0; what fails here cannot be rebuilt.
+      failures, patience: 0; what fails here cannot be rebuilt.
       seeds: that each environment is begun with.
       spaces: of observations and actions, as Gymnasium has them.
     """
 
-    failures = 0
+    failures, patience = 0, 0.0
 
     def __init__(self, name: str, spec: Any, options: dict[str, Any], num_envs: int, seed: int, first_env: int):
         self.seeds = environment_seeds(seed, num_envs, 0, first_env)
@@ -53,7 +53,8 @@ class InProcess:
 
     @property
     def doing(self) -> str:
-        return "" if self._now is None else _described(self._name, self._now[0], self.seeds, self._now[1])
+        now = self._now  # which the thread that steps may change meanwhile
+        return "" if now is None else _described(self._name, now[0], self.seeds, now[1])
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
         """What each environment's command gave, and which environments were rebuilt instead: none.
@@ -88,6 +89,7 @@ class Workers:
 
     Attributes:
       failures: how many workers were replaced.
+      patience: seconds that it may take until a worker that hangs is given up and another one is there.
       seeds: that each environment was begun with.
       spaces: of observations and actions, as Gymnasium has them.
     """
@@ -107,7 +109,7 @@ class Workers:
         restarts: int,
     ):
         self.seeds = environment_seeds(seed, num_envs, 0, first_env)
-        self.failures = 0
+        self.failures, self.patience = 0, step_timeout + start_timeout
         self._name, self._seed, self._first_env = name, seed, first_env
         self._timeout, self._start_timeout, self._restarts = step_timeout, start_timeout, restarts
         self._waiting = False
@@ -132,8 +134,9 @@ class Workers:
 
     @property
     def doing(self) -> str:
-        busy = [worker.pending[0] for worker in self._workers if worker.pending]
-        return "; ".join(_described(self._name, index, self.seeds, self._commands[index]) for index in busy)
+        pending = [tuple(worker.pending) for worker in list(self._workers)]  # whoever steps may change it meanwhile
+        commands = self._commands
+        return "; ".join(_described(self._name, mine[0], self.seeds, commands[mine[0]]) for mine in pending if mine)
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
         """What each environment's command gave, and which environments were rebuilt instead.

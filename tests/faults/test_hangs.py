@@ -1,0 +1,213 @@
+"""Environments of this process that hang, wherever somebody waits for them: named, in bounded time."""
+
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from faults.spoiled import Spoiled
+from programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
+
+import jaxrl
+from jaxrl import watchdog
+from jaxrl.data import recording
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.errors import EnvironmentFailedError
+from jaxrl.evaluation import evaluate
+from jaxrl.parallel import actors
+from jaxrl.policy import Policy
+from jaxrl.types import env_spec
+
+pytestmark = pytest.mark.faults
+
+SOON = 30.0  # seconds that everything here may take at most, once compiled; what hangs would for a minute
+HOST = ServedFromHost(ENV)
+
+
+@pytest.fixture
+def hang(monkeypatch):
+    """Blocks, until the test is over; and no thread is left then."""
+    for module in (watchdog, actors):
+        monkeypatch.setattr(module, "GOODBYE", 0.5)
+    free = threading.Event()
+    yield lambda host: free.wait(60)
+    free.set()
+    until = time.monotonic() + SOON
+    while actor_threads() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not actor_threads()
+
+
+def train(env, **settings):
+    settings = {"evaluate_every": 0, "evaluation_episodes": 8, "total_steps": 2 * ROWS} | settings
+    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **settings.pop("topology", {}))
+    return jaxrl.train(PPO, env, topology=topology, progress=False, **settings)
+
+
+def named(what="their step", limit="step_timeout is 1 s"):
+    return pytest.raises(EnvironmentFailedError, match=f"spoiled have been at {what} for [0-9]* s, {limit}")
+
+
+def actor():
+    return PPO.actor(PPO.init(jax.random.key(0), env_spec(HOST)))
+
+
+# --- outside a rollout -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_reset(hang):
+    env, began = Spoiled(ENV, at=0, then=hang), time.monotonic()
+    with named():
+        train(env, topology={"step_timeout": 1.0})
+    assert time.monotonic() - began < SOON
+
+
+def test_environments_whose_reset_raises_are_closed():
+    def fail(host):
+        raise ZeroDivisionError("in the reset")
+
+    env = Spoiled(ENV, at=0, then=fail)
+    with pytest.raises(ZeroDivisionError, match="in the reset"):
+        train(env)
+    assert [host.closed for host in env.built] == [1]
+
+
+def test_of_two_groups_one_raises_while_the_other_hangs(hang):
+    """Neither waits for the other, and nothing is closed under a step."""
+    began = threading.Event()
+
+    def first(host):
+        if host is env.built[0]:
+            began.wait(60)
+            raise ZeroDivisionError("in step 3")
+        began.set()
+        hang(host)
+
+    env = Spoiled(ENV, at=3, then=first)
+    with pytest.raises(ZeroDivisionError, match="in step 3"):
+        train(env, topology={"groups": 2})
+    assert env.built[0].closed == 1 and env.built[1].closed == 0
+
+
+@pytest.mark.parametrize(("beside", "at"), [(False, 0), (True, 3)], ids=["its reset", "a step, beside the run"])
+def test_an_evaluation(hang, beside, at):
+    env = Spoiled(ENV, at=at, then=hang)
+    with named():
+        train(HOST, eval_env=env, evaluate_beside=beside, topology={"step_timeout": 1.0})
+    assert [host.closed for host in env.built] == [0], "it is not closed under a step"
+
+
+def test_what_is_exported(hang, monkeypatch):
+    monkeypatch.setattr(recording, "STEP_TIMEOUT", 1.0)
+    policy = Policy(PPO, actor(), env_spec(HOST))
+    env = Spoiled(ENV, at=3, then=hang)
+    stream = recording.play(policy, env, env_index=np.arange(NUM_ENVS), all_envs=NUM_ENVS, seed=0, explore=False)
+    with named():
+        next(stream)
+
+
+def test_one_that_comes_back_is_closed_then(hang):
+    free = threading.Event()
+    env = Spoiled(ENV, at=2, then=lambda host: free.wait(60))
+    with named():
+        evaluate(PPO, actor(), env, env_spec(HOST), episodes=8, step_timeout=1.0)
+    (host,) = env.built
+    assert not host.closed
+    free.set()
+    until = time.monotonic() + SOON
+    while not host.closed and time.monotonic() < until:
+        time.sleep(0.01)
+    assert host.closed == 1
+
+
+# --- when an end was asked for ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["rollout", "evaluation"])
+def test_ctrl_c_does_not_wait_for_a_step_that_hangs(hang, where, monkeypatch):
+    monkeypatch.setattr(watchdog, "_LAST_STEP", 0.5)
+
+    def ctrl_c(host):
+        signal.raise_signal(signal.SIGINT)
+        hang(host)
+
+    spoiled, began = Spoiled(ENV, at=3, then=ctrl_c), time.monotonic()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+    try:
+        with named(limit="and the run was asked to end"):
+            train(HOST, eval_env=spoiled) if where == "evaluation" else train(spoiled, eval_env=HOST)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - began < SOON
+
+
+# --- the watch -------------------------------------------------------------------------------------------------------
+
+
+class Moving:
+    """Environments that are stepped one after another."""
+
+    name, doing = "moving", "environment 0"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes when it is told to."""
+
+    class Clock:
+        now = 100.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(watchdog, "time", clock)
+    return clock
+
+
+def test_environments_that_are_stepped_in_turn_have_the_time_each(clock):
+    host, since = Moving(), 100.0
+    watch = watchdog.Watch(host, 10.0)
+    for number in range(5):
+        host.doing = f"environment {number}"
+        watch.look(since)
+        clock.now += 9.0
+        watch.look(since)
+    clock.now += 2.0
+    with pytest.raises(
+        EnvironmentFailedError, match="moving have been at environment 4 for 11 s, step_timeout is 10 s"
+    ):
+        watch.look(since)
+    watch.look(None)
+    watch.look(clock.now)
+
+
+def test_what_replaces_lost_environments_has_the_time_for_it(clock):
+    host = Moving()
+    host.patience = 20.0
+    watch = watchdog.Watch(host, 10.0)
+    watch.look(100.0)
+    clock.now += 29.0
+    watch.look(100.0)
+    clock.now += 2.0
+    with pytest.raises(EnvironmentFailedError, match="step_timeout is 10 s, and what replaces .* has 20 s more"):
+        watch.look(100.0)
+
+
+def test_once_an_end_was_asked_for_a_step_has_seconds(clock):
+    watch = watchdog.Watch(Moving(), 1e6)
+    try:
+        clock.now += 1000.0
+        watchdog.ask_to_end(True)
+        watch.look(100.0)
+        clock.now += 3.0
+        watchdog.ask_to_end(True)
+        watch.look(100.0)
+        clock.now += 1.5
+        with pytest.raises(EnvironmentFailedError, match="for 1004 s, and the run was asked to end 4 s ago"):
+            watch.look(100.0)
+    finally:
+        watchdog.ask_to_end(False)
+    watch.look(100.0)
