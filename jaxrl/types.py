@@ -37,6 +37,7 @@ class Episode:
     returns: jax.Array  # sum of unmodified rewards so far, float32
     length: jax.Array  # transitions so far, int32
     complete: jax.Array | None = None  # bool; None: wherever `TimeStep.last`
+    life: "Episode | None" = None  # return and length of this part alone; None: an episode is the whole game
 
 
 @struct.dataclass

@@ -135,6 +135,7 @@ class EpisodeSums:
     squares: jax.Array
     length: jax.Array
     steps: jax.Array  # real environment steps: rows that count
+    lives: "EpisodeSums | None" = None  # the same over lives, where a game has several
 
     @classmethod
     def zero(cls) -> "EpisodeSums":
@@ -144,18 +145,18 @@ class EpisodeSums:
         return jax.tree.map(jnp.add, self, other)
 
     def metrics(self) -> Metrics:
-        """Means over the episodes that ended; NaN where none did."""
+        """Means over the episodes that ended; NaN where none did. Where they are lives: over games, and over lives."""
+        lives = {} if self.lives is None else {f"life_{name}": x for name, x in self.lives.means().items()}
+        lives |= {} if self.lives is None else {"lives": self.lives.count}
+        return {"episodes": self.count, **self.means(), "environment_steps": self.steps, **lives}
+
+    def means(self) -> Metrics:
+        """Of returns and lengths."""
         with np.errstate(divide="ignore", invalid="ignore"):  # numpy arrays come here too, and warn of 0 / 0
             mean = self.returns / self.count
             variance = self.squares / self.count - mean**2
             length = self.length / self.count
-        return {
-            "episodes": self.count,
-            "return_mean": mean,
-            "return_std": abs(variance) ** 0.5,
-            "length_mean": length,
-            "environment_steps": self.steps,
-        }
+        return {"return_mean": mean, "return_std": abs(variance) ** 0.5, "length_mean": length}
 
 
 def episode_sums(rows: Trajectory, timesteps: TimeStep, final: TimeStep) -> EpisodeSums:
@@ -164,18 +165,23 @@ def episode_sums(rows: Trajectory, timesteps: TimeStep, final: TimeStep) -> Epis
     def following(x, x_final):
         return jnp.concatenate([x[1:], x_final[None]]).astype(jnp.float32)
 
+    steps = jnp.sum(rows.weight.astype(jnp.float32))
+
+    def sums(episode, episode_then, ended, lives=None):
+        returns = following(episode.returns, episode_then.returns) * ended
+        return EpisodeSums(
+            count=jnp.sum(ended),
+            returns=jnp.sum(returns),
+            squares=jnp.sum(jnp.square(returns)),
+            length=jnp.sum(following(episode.length, episode_then.length) * ended),
+            steps=steps,
+            lives=lives,
+        )
+
+    episode, lives = timesteps.episode, None
     ended = (rows.terminated | rows.truncated).astype(jnp.float32)
-    if timesteps.episode.complete is not None:
-        ended *= following(timesteps.episode.complete, final.episode.complete)
-
-    def at_end(x, x_final):
-        return following(x, x_final) * ended
-
-    returns = at_end(timesteps.episode.returns, final.episode.returns)
-    return EpisodeSums(
-        count=jnp.sum(ended),
-        returns=jnp.sum(returns),
-        squares=jnp.sum(jnp.square(returns)),
-        length=jnp.sum(at_end(timesteps.episode.length, final.episode.length)),
-        steps=jnp.sum(rows.weight.astype(jnp.float32)),
-    )
+    if episode.life is not None:
+        lives = sums(episode.life, final.episode.life, ended)
+    if episode.complete is not None:
+        ended *= following(episode.complete, final.episode.complete)
+    return sums(episode, final.episode, ended, lives)

@@ -265,7 +265,7 @@ def test_a_lost_life_ends_an_episode_and_not_the_game():
     assert only_life.sum() >= 4 and shown.episode.complete.sum() >= 2
     np.testing.assert_array_equal(shown.first[1:], shown.last[:-1])
     # Returns are the game's, of rewards as they are, and go on over a lost life.
-    returns, lengths = np.zeros(2), np.zeros(2)
+    returns, lengths, life_returns, life_lengths = np.zeros((4, 2))
     fresh = np.ones(2, bool)
     for t in range(len(shown.reward)):
         gained = np.where(shown.first[t], 0.0, told["reward"][t])
@@ -273,6 +273,10 @@ def test_a_lost_life_ends_an_episode_and_not_the_game():
         lengths = np.where(fresh, 0, lengths + ~shown.first[t])
         np.testing.assert_array_equal(shown.episode.returns[t], returns)
         np.testing.assert_array_equal(shown.episode.length[t], lengths)
+        life_returns = np.where(shown.first[t], 0.0, life_returns + gained)
+        life_lengths = np.where(shown.first[t], 0, life_lengths + 1)
+        np.testing.assert_array_equal(shown.episode.life.returns[t], life_returns)
+        np.testing.assert_array_equal(shown.episode.life.length[t], life_lengths)
         fresh = shown.episode.complete[t]
     assert set(np.unique(shown.reward)) == {0.0, 1.0} and told["reward"].max() >= 5
 
@@ -297,6 +301,12 @@ def test_returns_are_counted_where_games_end():
     assert int(sums.count) == complete.sum() < shown.last[1:].sum()
     np.testing.assert_allclose(sums.returns, shown.episode.returns[1:][complete].sum())
     np.testing.assert_allclose(sums.length, shown.episode.length[1:][complete].sum())
+    told, last = jax.device_get(sums + sums).metrics(), shown.last[1:]
+    lives = shown.episode.life.returns[1:][last]
+    assert told["lives"] == 2 * last.sum() and told["life_return_mean"] == pytest.approx(lives.mean())
+    assert told["life_return_std"] == pytest.approx(lives.std(), rel=1e-4)
+    assert told["life_length_mean"] == pytest.approx(shown.episode.life.length[1:][last].mean())
+    assert told["life_return_mean"] < told["return_mean"]
 
 
 class TwoLives:
@@ -343,7 +353,7 @@ def test_presets():
     expected = {**adapter.PRESETS["machado"], "repeat_action_probability": 0.5, "stack_num": 2}
     assert {key: used[key] for key in expected} == expected
     _, shown, _ = invaders("machado")
-    assert shown.episode.complete is None and shown.last.sum() <= 4
+    assert shown.episode.complete is None and shown.episode.life is None and shown.last.sum() <= 4
 
 
 def test_it_is_read_back_from_a_configuration():

@@ -41,6 +41,7 @@ class Episodes:
         self._over = np.ones(num_envs, np.bool_)  # and its game was over
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int32)
+        self._life_returns, self._life_lengths = self._returns.copy(), self._lengths.copy()
 
     def begin(self, index: int | slice = slice(None)) -> None:
         """The next rows of these environments are the first of new games."""
@@ -85,6 +86,16 @@ class Episodes:
             truncated=truncated,
             first=first,
             episode=Episode(
-                returns.astype(np.float32), lengths.astype(np.int32, copy=False), over if self._games else None
+                returns.astype(np.float32),
+                lengths.astype(np.int32, copy=False),
+                over if self._games else None,
+                self._life(index, first, gained) if self._games else None,
             ),
         )
+
+    def _life(self, index, first, gained) -> Episode:
+        """Return and length since the episode's own beginning."""
+        returns = np.where(first, 0.0, self._life_returns[index] + gained)
+        lengths = np.where(first, 0, self._life_lengths[index] + 1)
+        self._life_returns[index], self._life_lengths[index] = returns, lengths
+        return Episode(returns.astype(np.float32), lengths.astype(np.int32, copy=False))
