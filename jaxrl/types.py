@@ -174,7 +174,7 @@ class AsyncEnvironment(HostEnvironment, Protocol):
     def send(self, actions: PyTree, env_ids: Any) -> None:
         """Actions `[B, ...]` for the environments `env_ids` [B], which `recv` gave and were sent none since.
 
-        Returns at once.
+        Returns at once. The actions are never written to again.
         """
         ...
 

@@ -63,9 +63,7 @@ class Collector:
         self._steps, self._ticks = steps, 0
         with Watched(self):
             self._following = host.reset()
-        place = first_env + np.arange(steps.group, dtype=np.int32)
-        key, self._env_index = jax.device_put((key, place), device)
-        self._roots = steps.roots(key, self._env_index)
+        self._env_index, self._roots = steps.environments(key, first_env, device)
         self._carry: PyTree = None
         self._action: PyTree = None
 
@@ -151,6 +149,11 @@ class Steps:
     num_envs: int
     group: int
     length: int
+
+    def environments(self, key, first_env, device):
+        """The indices [group] of the environments from `first_env` on, and their root keys, on `device`."""
+        key, env_index = jax.device_put((key, first_env + np.arange(self.group, dtype=np.int32)), device)
+        return env_index, self.roots(key, env_index)
 
     @partial(jax.jit, static_argnums=0)
     def roots(self, key, env_index):

@@ -60,9 +60,7 @@ class ReadyCollector:
         env_ids, moments = jax.tree.map(lambda *x: np.concatenate(x), *came)
         # The newest moment of each environment; rows are written to as they come.
         self._following = jax.tree.map(lambda x: x[np.argsort(env_ids)], moments)
-        place = first_env + np.arange(steps.group, dtype=np.int32)
-        key, self._env_index = jax.device_put((key, place), device)
-        self._roots = steps.roots(key, self._env_index)
+        self._env_index, self._roots = steps.environments(key, first_env, device)
         self._carry: PyTree = None
         self._action: PyTree = None
 
