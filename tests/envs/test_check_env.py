@@ -222,6 +222,50 @@ def test_recipes_pass(name, parameters):
     envs.check_env(envs.make(name, **parameters), steps=60)
 
 
+class AsyncClock(Clock):
+    """The later half of those at work is ready first."""
+
+    def build_async(self, num_envs, batch_size, seed):
+        self.build(num_envs, seed)
+        self.rows, self.at_work, self.batch_size = np.full(num_envs, -1), [], batch_size
+        return self
+
+    def async_reset(self):
+        self.at_work = [0, 1, 2, 3]
+
+    def send(self, actions, env_ids):
+        assert actions.shape == (2,)
+        self.at_work += env_ids.tolist()
+
+    def recv(self):
+        size = 3 if self.fault == "batch size" else self.batch_size
+        env_ids, self.at_work = np.asarray(self.at_work[-size:], np.int32), self.at_work[:-size]
+        self.rows[env_ids] += 1
+        step = self.rows[env_ids] % 4
+        if self.fault == "other rows" and self.rows.max() == 2:
+            step += 1
+        flags = step == 3
+        shown = step.astype(np.float32)
+        if self.fault == "batch size":
+            return env_ids, None
+        moment = self._episodes.follow(env_ids, {"step": shown}, np.ones(2), flags, np.zeros(2, np.bool_))
+        return (env_ids * 0 if self.fault == "twice" else env_ids), moment
+
+
+ASYNC_FAULTS = {
+    "batch size": r"recv gives \[1 2 3\]; 2 different ones of \[0, 1, 2, 3\]",
+    "twice": r"recv gives \[0 0\]; 2 different ones",
+    "other rows": r"TimeStep.observation\['step'\] of recv is not what .* at environments \[2 3\], steps \[2 2\]",
+}
+
+
+@pytest.mark.parametrize("fault", ASYNC_FAULTS)
+def test_faults_of_asynchronous_environments_are_named(fault):
+    with pytest.raises(EnvironmentContractError, match=ASYNC_FAULTS[fault]):
+        envs.check_env(AsyncClock(fault), steps=10)
+
+
 def test_right_recipes_pass():
     envs.check_env(Clock(), steps=10)
+    envs.check_env(AsyncClock(), steps=10)
     envs.check_env(ServedFromHost(envs.make("gymnax:CartPole-v1", max_steps_in_episode=5)), steps=20)

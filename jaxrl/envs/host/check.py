@@ -7,13 +7,15 @@ import numpy as np
 
 from jaxrl import spaces
 from jaxrl.errors import EnvironmentContractError
-from jaxrl.types import HostRecipe, PyTree, TimeStep
+from jaxrl.types import AsyncRecipe, HostRecipe, PyTree, TimeStep
 
-_BATCH = 4
+_BATCH, _READY = 4, 2
 
 
 def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
     """Builds 4 environments twice with one seed and takes `steps` random actions in both.
+
+    Where they can be asynchronous, once more: those that are ready first must show what they show in step.
 
     Raises:
       EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
@@ -41,6 +43,35 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
         for path in _different(a, b)
     ]
     _raise(recipe, different[:1])
+    if isinstance(recipe, AsyncRecipe):
+        _raise(recipe, _asynchronous_problems(recipe, actions, shown, seed))
+
+
+def _asynchronous_problems(recipe: AsyncRecipe, actions: list[PyTree], shown: list[TimeStep], seed: int) -> list[str]:
+    """The first thing in which two of four at a time differ from `shown`, all in step."""
+    host = recipe.build_async(_BATCH, _READY, seed)
+    taken, at_work = np.zeros(_BATCH, np.int32), set(range(_BATCH))  # steps of each
+    try:
+        host.async_reset()
+        while True:
+            env_ids, timestep = host.recv()
+            came = set(np.asarray(env_ids).tolist())
+            if np.shape(env_ids) != (_READY,) or len(came) != _READY or not came <= at_work:
+                return [f"recv gives {env_ids}; {_READY} different ones of {sorted(at_work)} are required"]
+            rows = [jax.tree.map(lambda x, i=i: x[i], shown[taken[i]]) for i in env_ids]
+            paths = _different(timestep, jax.tree.map(lambda *x: np.stack(x), *rows))
+            if paths:
+                where = f"environments {env_ids}, steps {taken[env_ids]}"
+                return [f"TimeStep{paths[0]} of recv is not what environments in step show, first at {where}"]
+            at_work -= came
+            if taken[env_ids].max() == len(actions):
+                return []
+            chosen = [jax.tree.map(lambda x, i=i: x[i], actions[taken[i]]) for i in env_ids]
+            host.send(jax.tree.map(lambda *x: np.stack(x), *chosen), env_ids)
+            at_work |= came
+            taken[env_ids] += 1
+    finally:
+        host.close()
 
 
 def _raise(recipe: Any, problems: list[str]) -> None:
