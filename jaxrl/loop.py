@@ -327,8 +327,9 @@ class Loop:
         if buffers:
             state = state.replace(buffers=buffers, empty_at=jax.tree.map(jax.numpy.copy, state.ticks))
             how.append("the replays are empty, and fill before it learns on")
-        if how:
-            self._note(f"resumed at step {step}; {'; '.join(how)}; all else is as it was")
+        if how and distributed.is_leader():
+            text = f"resumed at step {step}; {'; '.join(how)}; all else is as it was"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
         elif step < self.iterations * self.rows:
             self._note(f"resumed at step {step}")
         return state, step // self.rows

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 from programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, actor_threads, anakin, assert_equal, plain
@@ -10,6 +11,7 @@ from programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, actor_threads, anakin, ass
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.errors import ConfigError
+from jaxrl.loop import Loop
 from jaxrl.parallel import sebulba
 from jaxrl.parallel.actors import Bulletin
 from jaxrl.parallel.host_learning import HostLearning
@@ -89,12 +91,27 @@ def test_who_waits_for_whom(monkeypatch):
     assert run("dqn", iterations=4, lockstep=True, groups=2)[1].actors["learner_blocked_seconds"] > 0
 
 
-def test_training_goes_on_where_it_stopped_with_new_episodes(tmp_path):
+def test_training_goes_on_where_it_stopped_with_new_episodes(tmp_path, monkeypatch):
     settings = {"topology": jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), "progress": False}
     settings |= {"evaluate_every": 0, "evaluation_episodes": 8, "run_dir": tmp_path / "run"}
     algo = ALGORITHMS["dqn"]
     first = jaxrl.train(algo, HOST, total_steps=4 * ROWS, **settings)
-    again = jaxrl.train(algo, HOST, total_steps=6 * ROWS, **settings)
+    resume, resumed = Loop._resume, []
+
+    def resuming(self, fresh):
+        state, done = resume(self, fresh)
+        resumed.append(jax.tree.map(np.array, plain(state)))  # its buffers are donated later
+        return state, done
+
+    monkeypatch.setattr(Loop, "_resume", resuming)
+    told = rf"resumed at step {4 * ROWS}; host environments begin new episodes; all else is as it was"
+    with pytest.warns(RuntimeWarning, match=told):
+        again = jaxrl.train(algo, HOST, total_steps=6 * ROWS, **settings)
+    [state] = resumed
+    for part in ("learner", "buffers", "key", "ticks", "empty_at"):
+        assert jax.tree.leaves(getattr(state, part))
+        assert_equal(getattr(first.state, part), getattr(state, part))
+    assert state.timestep.first.all() and not np.asarray(first.state.timestep.first).all()
     assert first.state.learner.updates == 6 and again.state.learner.updates == 10
     assert int(again.state.ticks) == 6 * 8
     assert {"actors/policy_lag", "actors/queue_depth"} <= set(again.metrics[-2])
