@@ -208,8 +208,8 @@ def _losses_named():
         if not _LOST.search(str(error)):
             raise
         raise PeerError(
-            "another process of the run was lost, see what it said; the same commands again go on from the last "
-            f"checkpoint ({str(error).splitlines()[0]})"
+            "another process of the run was lost, see what it said; the same commands again, with --run-dir, go on "
+            f"from the last checkpoint ({str(error).splitlines()[0]})"
         ) from error
 
 
