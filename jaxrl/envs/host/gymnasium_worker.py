@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 def main() -> None:
     """Serves environments over a pipe until it is closed."""
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # a whole group may get them; they are the parent's to handle
+        signal.signal(number, signal.SIG_IGN)
     die_with(lifeline)
     environments = {}
     try:
