@@ -7,6 +7,7 @@ SIGTERM. What is heavy is imported by the command that needs it.
 import contextlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from jaxrl.errors import (
     ConfigError,
     EnvironmentContractError,
+    EnvironmentFailedError,
     JaxrlError,
     MissingExtraError,
     RunDirectoryError,
@@ -32,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(argv)
     except JaxrlError as error:
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)  # of the user's own code
         for problem in problems:
             print(f"error: {problem}", file=sys.stderr)
         return 2 if isinstance(error, _BAD_INPUT) else 1
