@@ -29,7 +29,7 @@ class EnvironmentFailedError(JaxrlError):
     """A host environment raised, hung or lost its process; says where, and shows its traceback if it has one.
 
     Attributes:
-      index: of the environment in its batch; None: of a whole group.
+      index: of the environment, among all of the run; None: of a whole group.
       seed: that it was begun with; None if it never was.
       action: that it was given; None in a reset.
     """

@@ -201,9 +201,7 @@ class Crew:
 
     def _stop(self, place, what, cause=None):
         self.close()
-        index = getattr(cause, "index", None)
-        index = None if index is None else index + self.shares[place].start
-        seed, action = getattr(cause, "seed", None), getattr(cause, "action", None)
+        index, seed, action = (getattr(cause, name, None) for name in ("index", "seed", "action"))
         raise EnvironmentFailedError(f"{self._described(place)} {what}", index, seed, action) from cause
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxrl
+from jaxrl import cli
 from jaxrl.envs.host import workers
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.errors import EnvironmentFailedError
@@ -38,8 +39,8 @@ def bounded():
     signal.signal(signal.SIGALRM, before)
 
 
-def build(count, **parameters):
-    return jaxrl.make(NAME, workers=count, **parameters).build(4, 0)
+def build(count, first_env=0, **parameters):
+    return jaxrl.make(NAME, workers=count, **parameters).build(4, 0, first_env)
 
 
 def processes(host):
@@ -105,6 +106,25 @@ def test_a_worker_that_does_not_start_in_time():
     """No process is there, with Gymnasium imported, in a thousandth of a second."""
     with pytest.raises(EnvironmentFailedError, match="(?s)environments 0, 2 could.*after start_timeout=0.001 seconds"):
         build(2, start_timeout=0.001)
+
+
+@pytest.mark.parametrize("count", [0, 2], ids=["in process", "workers"])
+def test_environments_of_a_later_group_are_named_by_their_own_index(count):
+    """The third of those that begin with the fifth."""
+    seed = environment_seeds(0, 4, first_env=4)[2]
+    host = build(count, first_env=4, fault="raise", seeds=[seed])
+    host.reset()
+    with pytest.raises(EnvironmentFailedError, match=f"environment 6 .seed {seed}. in step") as caught:
+        host.step(ACTIONS)
+    assert (caught.value.index, caught.value.seed) == (6, seed)
+
+
+def test_the_command_line_shows_the_traceback(tmp_path, capsys):
+    words = ["train", "ppo", "--env", NAME, "--env-params", "fault=raise", "--total-steps", "512", "--num-envs", "4"]
+    assert cli.main([*words, "--rollout-length", "8", "--run-dir", str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().err
+    assert "in _strike" in said and "host_probes.py" in said
+    assert f"error: {NAME}: environment 0" in said and said.rstrip().endswith("the simulator is out of cheese")
 
 
 def test_training_stops_with_the_exception():
@@ -225,6 +245,18 @@ def test_closing_does_not_wait_for_what_hangs(monkeypatch):
     begun = time.monotonic()
     host.close()
     assert time.monotonic() - begun < PATIENCE and all(map(gone, pids))
+
+
+def test_signals_to_all_of_a_group_are_left_to_the_parent():
+    """As a terminal or a scheduler sends them; the parent ends its run in order, and its workers with it."""
+    host = build(2)
+    host.reset()
+    for pid in processes(host):
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    host.step(ACTIONS)
+    assert host.failures == 0
+    host.close()
 
 
 def test_collecting_it_ends_its_workers():

@@ -129,7 +129,7 @@ class EnvPoolEnvironment:
 
     def __init__(self, recipe: EnvPoolRecipe, num_envs: int, seed: int, first_env: int, batch_size: int):
         self.name, self.num_envs, self.batch_size = recipe.name, num_envs, batch_size
-        self._recipe = recipe
+        self._recipe, self._first_env = recipe, first_env
         self._pool = _make(
             recipe.task, recipe.options, num_envs, environment_seeds(seed, num_envs, 0, first_env), batch_size
         )
@@ -144,8 +144,8 @@ class EnvPoolEnvironment:
 
     @property
     def doing(self) -> str:
-        """What it is waiting for, in words; empty when it is not."""
-        waiting = np.flatnonzero(self._busy).tolist()
+        """What it is waiting for, in words, by the indices among all of the run; empty when it is not."""
+        waiting = (np.flatnonzero(self._busy) + self._first_env).tolist()
         return f"{self.name} is stepping environments {waiting}" if waiting else ""
 
     def reset(self) -> TimeStep:

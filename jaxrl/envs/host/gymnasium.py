@@ -72,7 +72,7 @@ class GymnasiumEnvironment:
 
     def __init__(self, recipe: GymnasiumRecipe, num_envs: int, seed: int, first_env: int):
         self.name, self.num_envs = recipe.name, num_envs
-        self._recipe = recipe
+        self._recipe, self._first_env = recipe, first_env
         arguments = (self.name, _find(recipe.id), recipe.options, num_envs, seed, first_env)
         self._stepper: InProcess | Workers
         if recipe.workers:
@@ -177,8 +177,8 @@ class GymnasiumEnvironment:
             for path, (leaf, child) in _leaves(element, space):
                 if leaf.shape != child.shape:
                     raise EnvironmentContractError(
-                        f"{self.name}: environment {index} gives an observation{path} of shape {leaf.shape}, and its "
-                        f"space says {child.shape}"
+                        f"{self.name}: environment {index + self._first_env} gives an observation{path} of shape "
+                        f"{leaf.shape}, and its space says {child.shape}"
                     )
         return jax.tree.map(lambda *x: np.stack(x), *elements)
 

@@ -40,7 +40,7 @@ class InProcess:
 
     def __init__(self, name: str, spec: Any, options: dict[str, Any], num_envs: int, seed: int, first_env: int):
         self.seeds = environment_seeds(seed, num_envs, 0, first_env)
-        self._name = name
+        self._name, self._first_env = name, first_env
         self._now: tuple[int, Command] | None = None
         self._environments: list[gymnasium.Env] = []
         try:
@@ -54,7 +54,7 @@ class InProcess:
     @property
     def doing(self) -> str:
         now = self._now  # which the thread that steps may change meanwhile
-        return "" if now is None else _described(self._name, now[0], self.seeds, now[1])
+        return "" if now is None else _described(self._name, now[0] + self._first_env, self.seeds[now[0]], now[1])
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
         """What each environment's command gave, and which environments were rebuilt instead: none.
@@ -69,7 +69,7 @@ class InProcess:
                 outcomes.append(gymnasium_worker.outcome(environment, *command))
             except Exception as error:
                 what = f"raised {type(error).__name__}: {error}"
-                raise _failed(self._name, index, self.seeds, command, what) from error
+                raise _failed(self._name, index + self._first_env, self.seeds[index], command, what) from error
         self._now = None
         return outcomes, []
 
@@ -135,8 +135,7 @@ class Workers:
     @property
     def doing(self) -> str:
         pending = [tuple(worker.pending) for worker in list(self._workers)]  # whoever steps may change it meanwhile
-        commands = self._commands
-        return "; ".join(_described(self._name, mine[0], self.seeds, commands[mine[0]]) for mine in pending if mine)
+        return "; ".join(self._described(mine[0]) for mine in pending if mine)
 
     def run(self, commands: Sequence[Command]) -> tuple[list[Outcome], list[int]]:
         """What each environment's command gave, and which environments were rebuilt instead.
@@ -203,14 +202,15 @@ class Workers:
             if self.failures == self._restarts:
                 self._stop(f"{how}, and restarts={self._restarts} is used up", index)
             self.failures += 1
-            what = _described(self._name, index, self.seeds, self._commands[index])
+            lost = f"{self._described(index)} {how}"
             warnings.warn(
-                f"{what} {how}; its worker is replaced ({self.failures} of restarts={self._restarts})",
+                f"{lost}; its worker is replaced ({self.failures} of restarts={self._restarts})",
                 RuntimeWarning,
                 stacklevel=4,
             )
-            for lost in worker.indices:
-                self.seeds[lost] = environment_seeds(self._seed, len(outcomes), self.failures, self._first_env)[lost]
+            seeds = environment_seeds(self._seed, len(outcomes), self.failures, self._first_env)
+            for mine in worker.indices:
+                self.seeds[mine] = seeds[mine]
             fresh = _Worker(worker.indices, self._recipe)
             self._workers[self._workers.index(worker)] = fresh
             self._started(fresh)
@@ -235,14 +235,18 @@ class Workers:
         if failure is None:
             return spaces
         self.close()
-        indices = ", ".join(map(str, worker.indices))
+        indices = [index + self._first_env for index in worker.indices]
         raise EnvironmentFailedError(
-            f"{self._name}: environments {indices} could not be made in a worker:\n{failure}", worker.indices[0]
+            f"{self._name}: environments {', '.join(map(str, indices))} could not be made in a worker:\n{failure}",
+            indices[0],
         )
 
     def _stop(self, what: str, index: int) -> None:
         self.close()
-        raise _failed(self._name, index, self.seeds, self._commands[index], what)
+        raise _failed(self._name, index + self._first_env, self.seeds[index], self._commands[index], what)
+
+    def _described(self, index: int) -> str:
+        return _described(self._name, index + self._first_env, self.seeds[index], self._commands[index])
 
 
 @dataclasses.dataclass(eq=False)
@@ -323,12 +327,13 @@ def _exit_reason(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
 
-def _failed(name: str, index: int, seeds: Sequence[int], command: Command, what: str) -> EnvironmentFailedError:
+def _failed(name: str, index: int, seed: int, command: Command, what: str) -> EnvironmentFailedError:
     action = command[1] if command[0] == "step" else None
-    return EnvironmentFailedError(f"{_described(name, index, seeds, command)} {what}", index, seeds[index], action)
+    return EnvironmentFailedError(f"{_described(name, index, seed, command)} {what}", index, seed, action)
 
 
-def _described(name: str, index: int, seeds: Sequence[int], command: Command) -> str:
+def _described(name: str, index: int, seed: int, command: Command) -> str:
+    """What an environment is at; `index` is its own among all of the run."""
     call, argument = command
     doing = f"step with the action {argument!r}" if call == "step" else "reset"
-    return f"{name}: environment {index} (seed {seeds[index]}) in {doing}"
+    return f"{name}: environment {index} (seed {seed}) in {doing}"
