@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl.errors import ConfigError, unknown
+from jaxrl.networks.convolution import convolution
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
@@ -81,8 +82,14 @@ def conv(inputs: int, outputs: int, kernel: int, stride: int, padding: str, rngs
         strides=stride,
         padding=padding,
         kernel_init=nnx.initializers.orthogonal(HIDDEN_GAIN),
+        conv_general_dilated=_convolve,
         rngs=rngs,
     )
+
+
+def _convolve(x, kernel, strides, padding, **others):
+    """What `nnx.Conv` calls; `others` are what it calls the convolution of `conv` by anyway."""
+    return convolution(x, kernel, strides, padding)
 
 
 class DenseStack(nnx.Module):

@@ -1,0 +1,91 @@
+"""A convolution whose gradient is quick on a CPU within loops too.
+
+XLA's CPU backend brings convolutions into the one form that its fast kernels know, and those within loops it leaves as
+they are. A network learns within a scan, where the gradient of the kernel is of another form and ran 17 times slower
+(JAX 0.11.2). So on a CPU gradients are written in that form here; elsewhere they are JAX's.
+"""
+
+from functools import partial
+
+import jax
+from jax import lax
+
+FORM = ("NHWC", "HWIO", "NHWC")
+Pads = tuple[tuple[int, int], ...]
+
+
+def convolution(x: jax.Array, kernel: jax.Array, strides: tuple[int, ...], padding: str | Pads) -> jax.Array:
+    """A two-dimensional convolution, as `jax.lax.conv_general_dilated`; for gradients in reverse mode alone.
+
+    Args:
+      x: [N, H, W, C].
+      kernel: [h, w, C, features].
+      strides: of both axes.
+      padding: "SAME", "VALID", or (before, after) of both axes.
+
+    Returns:
+      [N, H', W', features].
+    """
+    if isinstance(padding, str):
+        padding = tuple(lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding))
+    return _convolution(x, kernel, tuple(strides), tuple(padding))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _convolution(x, kernel, strides, padding):
+    return _plain(x, kernel, strides, padding)
+
+
+def _plain(x, kernel, strides, padding, **dilations):
+    return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=FORM, **dilations)
+
+
+def _forward(x, kernel, strides, padding):
+    return _plain(x, kernel, strides, padding), (x, kernel)
+
+
+def _backward(strides, padding, held, gradient):
+    x, kernel = held
+
+    def by_x(x, kernel, gradient):
+        return jax.vjp(lambda x: _plain(x, kernel, strides, padding), x)[1](gradient)[0]
+
+    def by_kernel(x, kernel, gradient):
+        return jax.vjp(lambda kernel: _plain(x, kernel, strides, padding), kernel)[1](gradient)[0]
+
+    arguments = (x, kernel, gradient)
+    return (
+        lax.platform_dependent(*arguments, cpu=partial(_by_x, strides, padding), default=by_x),
+        lax.platform_dependent(*arguments, cpu=partial(_by_kernel, strides, padding), default=by_kernel),
+    )
+
+
+_convolution.defvjp(_forward, _backward)
+
+
+def _by_x(strides, padding, x, kernel, gradient):
+    """Spreads the gradient by the strides, and convolves it with the kernel turned around."""
+    turned = _as_it_is(kernel[::-1, ::-1].swapaxes(2, 3))
+    pads = []
+    for size, width, steps, stride, (before, _) in _axes(x, kernel, gradient, strides, padding):
+        first = width - 1 - before
+        pads.append((first, size + before - (steps - 1) * stride - 1))
+    return _plain(gradient, turned, (1, 1), pads, lhs_dilation=strides)
+
+
+def _by_kernel(strides, padding, x, kernel, gradient):
+    """Convolves the inputs with the gradient spread by the strides; examples are what is summed over."""
+    examples_last, spread = _as_it_is((x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)))
+    pads = []
+    for size, width, steps, stride, (before, _) in _axes(x, kernel, gradient, strides, padding):
+        pads.append((before, width + (steps - 1) * stride - size - before))
+    return _plain(examples_last, spread, (1, 1), pads, rhs_dilation=strides).transpose(1, 2, 0, 3)
+
+
+def _axes(x, kernel, gradient, strides, padding):
+    return zip(x.shape[1:3], kernel.shape[:2], gradient.shape[1:3], strides, padding, strict=True)
+
+
+def _as_it_is(tree):
+    """Keeps XLA from taking a transposition into the convolution, which would be of another form then."""
+    return lax.optimization_barrier(tree)
