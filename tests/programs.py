@@ -49,6 +49,18 @@ DQN = jaxrl.DQN(
     target_period=3,
     network=networks.QNetwork(torso=SMALL),
 )
+R2D2 = jaxrl.R2D2(
+    learning_rate=1e-2,
+    rollout_length=8,
+    sequence_length=6,
+    burn_in=2,
+    n_step=2,
+    capacity=NUM_ENVS * 32,
+    min_size=NUM_ENVS * 16,
+    batch_size=8,
+    target_period=3,
+    network=networks.QNetwork(torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True),
+)
 ALGORITHMS = {"ppo": PPO, "recurrent_ppo": RECURRENT_PPO, "dqn": DQN}
 SWEEP = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 4, "points": 2, "progress": False}
 

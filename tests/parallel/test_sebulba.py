@@ -6,7 +6,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, actor_threads, anakin, assert_equal, plain
+from programs import ALGORITHMS, ENV, NUM_ENVS, R2D2, ROWS, actor_threads, all_finite, anakin, assert_equal, plain
 
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
@@ -21,7 +21,7 @@ HOST = ServedFromHost(ENV)
 
 def run(name, iterations=6, seed=3, **topology):
     """The state and the report after some iterations, as numpy; and no thread is left."""
-    algo = ALGORITHMS[name]
+    algo = R2D2 if name == "r2d2" else ALGORITHMS[name]
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology).bind(algo, HOST)
     try:
         state = program.start(algo, HOST, seed)
@@ -64,8 +64,11 @@ def test_a_lag_of_one_is_exact_and_the_same_on_every_run(compiled):
 
 
 def test_overlapping_runs_learn_from_every_row_and_tell_how_it_went():
-    state, report = run("dqn", actors=2, queue=2)
+    state, report = run("r2d2", actors=2, queue=2)
     assert int(np.asarray(state.ticks.low)) == 6 * 8 and report.failed_at == -1 and report.iterations == 5
+    assert state.learner.updates == 5 and all_finite(state.learner)
+    moved = jax.tree.map(lambda x, target: (x != target).any(), state.learner.params, state.learner.target_params)
+    assert all(jax.tree.leaves(moved)), "the target is two updates old"
     figures = report.actors
     assert 0 <= figures["policy_lag"] <= 3, "as many rollouts as wait, and the one that is collected"
     assert figures["inference_batch"] == NUM_ENVS / 2 and 0 <= figures["queue_depth"] <= 2

@@ -11,14 +11,16 @@ import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
 
 UPDATES = 10
+A2C = jaxrl.A2C(rollout_length=8, learning_rate=1e-2, network=programs.PPO.network)
+ON_HOST = ALGORITHMS | {"a2c": A2C, "r2d2": programs.R2D2}
 
 
 @functools.cache
 def run(name, topology, host=False, seed=3):
     """The state after some updates, and the report of all of them, as numpy."""
-    algo, env = ALGORITHMS[name], ServedFromHost(ENV) if host else ENV
+    algo, env = ON_HOST[name], ServedFromHost(ENV) if host else ENV
     program = topology.bind(algo, env)
-    iterations = UPDATES + (1 if name == "dqn" else 0)  # whose first iteration only fills the replay
+    iterations = UPDATES + (1 if name in ("dqn", "r2d2") else 0)  # whose first iteration only fills the replay
     try:
         state = program.start(algo, env, seed)
         ticks = 2 * iterations * program.rows_per_iteration(algo) // program.num_envs
@@ -30,7 +32,7 @@ def run(name, topology, host=False, seed=3):
         program.close()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [*ALGORITHMS, "a2c", pytest.param("r2d2", marks=pytest.mark.long)])
 def test_host_lockstep_is_the_compiled_run(name):
     state, report = run(name, anakin())
     on_host, host_report = run(name, jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), host=True)
