@@ -1,5 +1,7 @@
 """Rollouts that Ray actors collect with a copy of the policy: parameters go out, rollouts come back."""
 
+import faulthandler
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,10 +15,24 @@ from jaxrl.types import HostRecipe, PyTree, TimeStep
 
 
 class RolloutActor(EnvironmentActor):
-    """What a Ray actor is: environments, and who acts in them."""
+    """What a Ray actor is: environments, and who acts in them.
 
-    def __init__(self, num_envs: int, seed: int, first_env: int, recipe: HostRecipe, steps: Steps, run_seed: int):
+    One whose environments are at a step for longer than `step_timeout` ends its process. So it is lost then, rather
+    than when all of its rollout should have come.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        seed: int,
+        first_env: int,
+        recipe: HostRecipe,
+        steps: Steps,
+        run_seed: int,
+        step_timeout: float,
+    ):
         super().__init__(num_envs, seed, first_env, recipe)
+        self._step_timeout = step_timeout
         self._collector = Collector(steps, self._host, jax.random.key(run_seed), first_env, jax.devices()[0])
 
     def first_moment(self) -> TimeStep:
@@ -25,12 +41,20 @@ class RolloutActor(EnvironmentActor):
     def rollout(self, published: Published, ticks: int) -> tuple[Collected, float]:
         """One rollout, as numpy, and the seconds that the environments have taken so far."""
         self._collector.begin_at(ticks)
-        rollout = self._collector.collect(published, self._collector.step_now)
+        rollout = self._collector.collect(published, self._step)
         while True:
             try:
                 next(rollout)
             except StopIteration as end:
                 return jax.device_get(end.value), self._collector.stepping_seconds
+
+    def _step(self, action):
+        # Its clock runs in C, and ends the process whatever Python is at.
+        faulthandler.dump_traceback_later(self._step_timeout, exit=True, file=sys.__stderr__)
+        try:
+            return self._collector.step_now(action)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 class Shelf:
@@ -79,7 +103,8 @@ class RemoteCollector:
         self.stepping_since: float | None = None  # the crew itself sees to it that an answer comes in time
         self.stepping_seconds = 0.0
         self._steps, self._shelf, self._device, self._ticks = steps, shelf, device, 0
-        self.host = Crew(RolloutActor, (recipe, steps, seed), recipe.name, remote, 1, steps.group, seed, first_env)
+        arguments = recipe, steps, seed, remote.step_timeout
+        self.host = Crew(RolloutActor, arguments, recipe.name, remote, 1, steps.group, seed, first_env)
 
     def begin_at(self, ticks: int) -> None:
         """As of `Collector`."""

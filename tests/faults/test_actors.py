@@ -1,5 +1,6 @@
 """What goes wrong in actor threads reaches whoever trains, in bounded time, and leaves nothing behind."""
 
+import itertools
 import threading
 import time
 
@@ -12,6 +13,12 @@ from programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.errors import EnvironmentFailedError
+from jaxrl.parallel import remote_policy, sebulba
+from jaxrl.parallel.actors import ActorThreads
+from jaxrl.parallel.collector import Published, Steps
+from jaxrl.parallel.host_learning import HostLearning
+from jaxrl.schedules import at
+from jaxrl.types import env_spec
 
 SOON = 10.0  # seconds that everything here may take at most, once compiled
 
@@ -116,6 +123,52 @@ def test_a_learner_that_raises_while_actors_wait():
     assert time.monotonic() - began < SOON
     with pytest.raises(RuntimeError, match="start"):
         program.chunk(PPO, ServedFromHost(ENV), state, 1, 100)
+
+
+def test_a_learner_that_raises_in_a_run_while_actors_wait(monkeypatch):
+    made, learn, numbers = [], HostLearning.learn, itertools.count(1)
+
+    class Threads(ActorThreads):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            made.append(self)
+
+    def learn_or_raise(self, *arguments):
+        if next(numbers) < 3:
+            return learn(self, *arguments)
+        until = time.monotonic() + SOON
+        while made[0].metrics()["queue_depth"] < 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert made[0].metrics()["queue_depth"] >= 1, "every slot is taken"
+        raise FloatingPointError("in the third update")
+
+    monkeypatch.setattr(sebulba, "ActorThreads", Threads)
+    monkeypatch.setattr(HostLearning, "learn", learn_or_raise)
+    env = Spoiled(ENV, at=-1)
+    with pytest.raises(FloatingPointError, match="in the third update"):
+        train(env, actors=2)
+    assert [host.closed for host in env.built] == [1, 1]
+
+
+def test_an_actor_elsewhere_that_has_the_policy_has_a_limit_on_each_step(monkeypatch):
+    """Which ends its process; the clock is a stand-in here. `test_ends.py` has the real one."""
+    armed = []
+
+    class Clock:
+        def dump_traceback_later(self, seconds, *, exit, file):
+            armed.append((seconds, exit))
+
+        def cancel_dump_traceback_later(self):
+            armed.clear()
+
+    monkeypatch.setattr(remote_policy, "faulthandler", Clock())
+    seen = []
+    env = Spoiled(ENV, at=3, then=lambda host: seen.append(list(armed)))
+    spec, algo = env_spec(env), at(PPO, np.float32(0.0))
+    steps = Steps(spec, NUM_ENVS, NUM_ENVS, 8)
+    actor = remote_policy.RolloutActor(NUM_ENVS, 0, 0, env, steps, 0, 7.0)
+    actor.rollout(Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np.int32(0)), 0)
+    assert seen == [[(7.0, True)]] and armed == []
 
 
 def test_closed_before_anything_began():
