@@ -1,0 +1,146 @@
+"""Processes with host environments that are told to end, or that hang: how they end, and that nothing outlives them."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrl import checkpoint
+from jaxrl.loggers import read_metrics
+
+pytestmark = pytest.mark.faults
+
+PATIENCE = 300.0  # seconds to start in, on a machine that is busy with other things
+SOON = 60.0  # seconds to end in; on an idle machine it is a few
+TESTS, ROOT = Path(__file__).parents[1], Path(__file__).parents[2]
+
+
+def begun(folder, *words):
+    """A process of its own group, whose output goes into files of the folder."""
+    path = os.pathsep.join(map(str, (ROOT, TESTS)))
+    env = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+    with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
+        return subprocess.Popen(
+            [sys.executable, *words], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+
+
+@contextlib.contextmanager
+def running(folder, *words):
+    process = begun(folder, *words)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def alive(group):
+    """The processes of a group that run, by what they are."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, of = (path / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(of) == group and state != "Z":
+                found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def wait_for(condition, seconds, what):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, what()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, 143, id="SIGTERM", marks=pytest.mark.long),
+    ],
+)
+def test_told_to_end_a_run_saves_and_leaves_no_worker(number, code, tmp_path):
+    """All processes of the group are told, as a terminal and some schedulers do."""
+    run = tmp_path / "run"
+    words = ["train", "ppo", "--env", "gymnasium:host_probes:Counting-v0", "--env-params", "workers=2"]
+    words += ["--total-steps", "100000000", "--num-envs", "4", "--rollout-length", "8", "--evaluate-every", "0"]
+    with running(tmp_path, "-m", "jaxrl", *words, "--checkpoint-every", "0", "--run-dir", str(run)) as process:
+        said = lambda: (tmp_path / "err").read_text()  # noqa: E731
+        rows = run / "metrics.jsonl"
+        wait_for(lambda: process.poll() is not None or rows.exists() and read_metrics(rows), PATIENCE, said)
+        assert len([what for what in alive(process.pid).values() if "gymnasium_worker" in what]) == 2, said()
+        os.killpg(process.pid, number)
+        assert process.wait(SOON) == code, said()
+        wait_for(lambda: not alive(process.pid), SOON, lambda: alive(process.pid))
+        assert "Traceback" not in said() and "replaced" not in said()
+    record = json.loads((run / "result.json").read_text())
+    assert record["stopped"] == "interrupted" and 0 < record["total_steps"] < 100_000_000
+    assert checkpoint.read_manifest(run / "checkpoints").step == record["total_steps"]
+
+
+# EnvPool waits in C++, where no signal reaches: for what was never sent.
+STUCK = """
+import jax
+from jaxrl.envs.host.envpool import EnvPoolEnvironment
+import jaxrl
+from programs import PPO
+
+class Deaf:
+    def __init__(self, pool):
+        self.pool, self.sent = pool, 0
+    def send(self, *arguments):
+        self.sent += 1
+        if self.sent < 20:
+            self.pool.send(*arguments)
+    def __getattr__(self, name):
+        return getattr(self.pool, name)
+
+begin = EnvPoolEnvironment.__init__
+def begin_deaf(self, *arguments):
+    begin(self, *arguments)
+    self._pool = Deaf(self._pool)
+EnvPoolEnvironment.__init__ = begin_deaf
+topology = jaxrl.Sebulba(num_envs=8, ready=4, step_timeout=2.0)
+jaxrl.train(PPO, "envpool:CartPole-v1", total_steps=10_000, topology=topology, progress=False, evaluate_every=0)
+"""
+
+# What a Ray actor is, without Ray.
+ACTOR = """
+import threading
+import jax, numpy as np
+from faults.spoiled import Spoiled
+from jaxrl.parallel.collector import Published, Steps
+from jaxrl.parallel.remote_policy import RolloutActor
+from jaxrl.schedules import at
+from jaxrl.types import env_spec
+from programs import ENV, NUM_ENVS, PPO
+
+env = Spoiled(ENV, at=3, then=lambda host: threading.Event().wait(600))
+spec, algo = env_spec(env), at(PPO, np.float32(0.0))
+actor = RolloutActor(NUM_ENVS, 0, 0, env, Steps(spec, NUM_ENVS, NUM_ENVS, 8), 0, 2.0)
+actor.rollout(Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np.int32(0)), 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "where", "words"),
+    [
+        pytest.param(STUCK, "in recv", "have been at envpool:CartPole-v1 is stepping environments [", id="EnvPool"),
+        pytest.param(ACTOR, "in step_now", "Timeout (0:00:02)!", id="an actor with the policy", marks=pytest.mark.long),
+    ],
+)
+def test_what_hangs_ends_its_process_with_the_stacks_shown(program, where, words, tmp_path):
+    if program is STUCK:
+        pytest.importorskip("envpool")
+    with running(tmp_path, "-c", program) as process:
+        code, said = process.wait(PATIENCE), (tmp_path / "err").read_text()
+    assert code == 1, said
+    assert words in said and where in said and "most recent call first" in said, said
