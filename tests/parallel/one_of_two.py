@@ -20,7 +20,7 @@ from jaxrl.parallel import distributed  # noqa: E402
 
 JOB, PORT, INDEX, FOLDER = sys.argv[1:]
 HEARTBEAT = 10  # seconds
-END = 60 if JOB in ("runs", "more") else HEARTBEAT
+END = 60 if JOB in ("runs", "more", "goes_on") else HEARTBEAT
 distributed.initialize(f"127.0.0.1:{PORT}", 2, int(INDEX), heartbeat_seconds=HEARTBEAT, end_seconds=END)
 
 import programs  # noqa: E402 (makes an environment, for which JAX must have started)
@@ -28,6 +28,7 @@ from programs import ROWS  # noqa: E402
 
 import jaxrl  # noqa: E402
 from jaxrl import loop  # noqa: E402
+from jaxrl.checkpoint import Checkpointer  # noqa: E402
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost  # noqa: E402
 from jaxrl.errors import JaxrlError  # noqa: E402
 from jaxrl.parallel.anakin import AnakinProgram  # noqa: E402
@@ -111,12 +112,18 @@ def refused(folder):
 
 
 def one_dies(folder):
-    """The second process is killed while both train."""
-
+    """The second process is killed while both train, after the checkpoint of the fifth update."""
     if jax.process_index() == 1:
-        at_chunk(3, signal.SIGKILL)
+        at_chunk(8, signal.SIGKILL)
+    save = Checkpointer.save
+    Checkpointer.save = lambda self, *arguments, **named: (save(self, *arguments, **named), self.wait())
     loop._CHUNK_SECONDS = 0.0
-    train(folder / "run", updates=100_000)
+    train(folder / "run")
+
+
+def goes_on(folder):
+    """What that one left is started again."""
+    return told(train(folder / "run"))
 
 
 def one_raises(folder):
@@ -134,5 +141,5 @@ def one_raises(folder):
 
 
 if __name__ == "__main__":
-    jobs = {"runs": runs, "more": more, "one_dies": one_dies, "one_raises": one_raises}
+    jobs = {"runs": runs, "more": more, "one_dies": one_dies, "goes_on": goes_on, "one_raises": one_raises}
     (Path(FOLDER) / f"{INDEX}.json").write_text(json.dumps(jobs[JOB](Path(FOLDER))))

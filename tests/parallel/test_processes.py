@@ -193,6 +193,11 @@ def test_where_one_fails_the_other_ends_within_the_heartbeat(job, tmp_path):
     assert codes[0] not in (0, None, -signal.SIGKILL), said[0]
     # One looks every so often, and on a machine that is busy with other things the end itself takes a while.
     assert abs(ended[0] - ended[1]) < 3 * HEARTBEAT + 30
+    if job == "one_dies":
+        assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == 5 * ROWS
+        found, one = both("goes_on", tmp_path), in_one_process()
+        assert all(told["stopped"] == "finished" and told["total_steps"] == 10 * ROWS for told in found)
+        assert_equal(one.state, saved(tmp_path / "run", one.state), 1e-5)
 
 
 # --- without a second process ----------------------------------------------------------------------------------------
