@@ -21,7 +21,7 @@ from jaxrl.types import PyTree, TimeStep
 
 # Atari as in the two usual protocols. What is given to `make` beside `preset` comes before it.
 PRESETS: dict[str, dict[str, Any]] = {
-    # Mnih et al. (2015), as most have it since: a lost life ends an episode.
+    # Mnih et al. (2015): a lost life ends an episode. The limit is Rainbow's (Hessel et al., 2018), 30 minutes.
     "classic": {
         "noop_max": 30,
         "frame_skip": 4,
@@ -32,7 +32,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "full_action_space": False,
         "max_episode_steps": 27_000,
     },
-    # Machado et al. (2018, arXiv:1709.06009): chance by sticky actions alone, every action, lives are not shown.
+    # Machado et al. (2018, arXiv:1709.06009): chance by sticky actions alone, every action, lives are not shown. Their
+    # runs skip 5 frames and end after 18,000; the skip, the limit and the clipping here are Dopamine's.
     "machado": {
         "noop_max": 1,
         "frame_skip": 4,
