@@ -17,7 +17,7 @@ test: $(STAMP)  ## Everything but the long trainings.
 	$(CACHE_ENV) $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 learning: $(STAMP)  ## Long real trainings that must reach a score.
-	$(CACHE_ENV) $(BIN)/python -m pytest -q -m "learning or long" $(PYTEST_ARGS)
+	$(CACHE_ENV) $(BIN)/python -m pytest -q -rs -m "learning or long" $(PYTEST_ARGS)
 
 bench: $(STAMP)
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python "$$script" || exit 1; done

@@ -19,7 +19,7 @@ SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes"
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray = pytest.importorskip("ray")
+    ray = pytest.importorskip("ray", reason="nothing of Ray was tested: pip install ray")
     options = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 2, "include_dashboard": False}
     ray.init(logging_level="ERROR", **options)
     yield ray

@@ -20,7 +20,7 @@ HALF = Remote(actors=2, cpus=0.5)
 @pytest.fixture(scope="module")
 def cluster():
     """A Ray cluster of this machine, for all tests."""
-    ray = pytest.importorskip("ray")
+    ray = pytest.importorskip("ray", reason="nothing of Ray was tested: pip install ray")
     if "RAY_ADDRESS" in os.environ:
         ray.init(logging_level="ERROR")
     else:
