@@ -163,7 +163,14 @@ def as_users_have_it(tmp_path, monkeypatch):
         registered.update(before)
 
 
-@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "python")], ids=identity)
+LONG = {"datasets.md"}  # whose notebook runs each time
+
+
+def page(path):
+    return pytest.param(path, marks=pytest.mark.long) if path.name in LONG else path
+
+
+@pytest.mark.parametrize("path", [page(path) for path in PAGES if blocks(path, "python")], ids=identity)
 def test_the_python_of_a_page_runs_from_top_to_bottom(path, as_users_have_it):
     namespace = {"__name__": "__main__"}
     for block in blocks(path, "python"):

@@ -81,7 +81,9 @@ def checkpoints(run_dir, template):
     return {step // ROWS: checkpoint.restore(directory, template, step)[0] for step in steps}
 
 
-@pytest.mark.parametrize(("value", "devices"), [(np.nan, 1), (np.inf, 1), (np.nan, 2)])
+@pytest.mark.parametrize(
+    ("value", "devices"), [(np.nan, 1), (np.inf, 1), pytest.param(np.nan, 2, marks=pytest.mark.long)]
+)
 def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
     env = spoiled(5 * TICKS + 3, value)
     with pytest.warns(RuntimeWarning, match=f"step {6 * ROWS}.*reward"):
@@ -118,7 +120,9 @@ def test_the_last_observation_of_a_chunk():
     assert result.total_steps == ROWS and all_finite(result.state)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", ["ppo", *(pytest.param(n, marks=pytest.mark.long) for n in sorted(set(ALGORITHMS) - {"ppo"}))]
+)
 def test_parameters_that_explode(name, tmp_path):
     with pytest.warns(RuntimeWarning, match="is kept"):
         result = train(ALGORITHMS[name].replace(learning_rate=EXPLODING), run_dir=tmp_path / "run")

@@ -36,6 +36,7 @@ def port():
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs all of 127.0.0.0/8")
 def test_collectives_use_the_address_and_sigterm_ends_a_process_that_does_not_train(port):
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
