@@ -18,8 +18,8 @@ from jaxrl.types import HostEnvironment, HostRecipe, PyTree, TimeStep
 
 STEP_TIMEOUT = 60.0  # seconds
 TURN = 0.2  # seconds between two looks
-GOODBYE = 4.0  # seconds that threads have to end
-_LAST_STEP = 4.0  # seconds that a step has once the run was asked to end
+GOODBYE = 3.0  # seconds that threads have to end
+_LAST_STEP = 3.0  # seconds that a step has once the run was asked to end
 
 _asked_to_end: float | None = None  # as time.monotonic() counts
 

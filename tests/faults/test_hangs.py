@@ -202,7 +202,7 @@ def test_once_an_end_was_asked_for_a_step_has_seconds(clock):
         clock.now += 1000.0
         watchdog.ask_to_end(True)
         watch.look(100.0)
-        clock.now += 3.0
+        clock.now += 2.0
         watchdog.ask_to_end(True)
         watch.look(100.0)
         clock.now += 1.5
