@@ -64,7 +64,9 @@ class Report:
     def metrics(self) -> dict[str, jax.Array]:
         """Means by name: `train/...` of episodes that ended, `update/...` of updates, `actors/...` of host actors."""
         episodes = {f"train/{name}": value for name, value in self.episodes.metrics().items()}
-        episodes |= {f"actors/{name}": value for name, value in self.actors.items()}
+        if self.actors:
+            episodes |= {f"actors/{name}": value for name, value in self.actors.items()}
+            episodes["actors/lost_rows"] = self.episodes.lost
         return episodes | {f"update/{name}": value / self.iterations for name, value in self.updates.items()}
 
 

@@ -135,11 +135,12 @@ class EpisodeSums:
     squares: jax.Array
     length: jax.Array
     steps: jax.Array  # real environment steps: rows that count
+    lost: jax.Array  # rows that do not, though no episode ended: host environments broke there
     lives: "EpisodeSums | None" = None  # the same over lives, where a game has several
 
     @classmethod
     def zero(cls) -> "EpisodeSums":
-        return cls(*(jnp.float32(0.0) for _ in range(5)))
+        return cls(*(jnp.float32(0.0) for _ in range(6)))
 
     def __add__(self, other: "EpisodeSums") -> "EpisodeSums":
         return jax.tree.map(jnp.add, self, other)
@@ -165,7 +166,7 @@ def episode_sums(rows: Trajectory, timesteps: TimeStep, final: TimeStep) -> Epis
     def following(x, x_final):
         return jnp.concatenate([x[1:], x_final[None]]).astype(jnp.float32)
 
-    steps = jnp.sum(rows.weight.astype(jnp.float32))
+    steps, lost = (jnp.sum(x.astype(jnp.float32)) for x in (rows.weight, ~rows.weight & ~timesteps.last))
 
     def sums(episode, episode_then, ended, lives=None):
         returns = following(episode.returns, episode_then.returns) * ended
@@ -175,6 +176,7 @@ def episode_sums(rows: Trajectory, timesteps: TimeStep, final: TimeStep) -> Epis
             squares=jnp.sum(jnp.square(returns)),
             length=jnp.sum(following(episode.length, episode_then.length) * ended),
             steps=steps,
+            lost=lost,
             lives=lives,
         )
 

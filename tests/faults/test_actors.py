@@ -212,9 +212,10 @@ def test_rows_where_an_environment_was_built_again_do_not_count():
     env = Rebuilding(ENV, at=4, then=rebuilt)
     try:
         state = program.start(PPO, env, 0)
-        program.chunk(PPO, env, state, 1, 100)
+        _, report = program.chunk(PPO, env, state, 1, 100)
     finally:
         program.close()
+    assert report.metrics()["actors/lost_rows"] == 1
     (collected,) = seen[0]
     rows = collected.batch.rows
     broken = (~np.asarray(rows.weight)) & ~np.asarray(collected.batch.timesteps.last)
