@@ -198,6 +198,7 @@ def test_extra_that_is_not_installed(env, refused, monkeypatch):
 def test_no_run_to_evaluate(refused, tmp_path):
     assert "is no run directory" in refused("eval", str(tmp_path / "nothing"))
     assert "no run directory: jaxrl eval RUN" in refused("eval")
+    assert "--step-timeout: 0 must be more than 0" in refused("eval", str(tmp_path), "--step-timeout", "0")
 
 
 def test_nothing_to_plot(refused, tmp_path):

@@ -11,7 +11,7 @@ from faults.spoiled import Spoiled
 from programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 
 import jaxrl
-from jaxrl import watchdog
+from jaxrl import cli, cli_eval, watchdog
 from jaxrl.data import recording
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.errors import EnvironmentFailedError
@@ -97,6 +97,17 @@ def test_an_evaluation(hang, beside, at):
     with named():
         train(HOST, eval_env=env, evaluate_beside=beside, topology={"step_timeout": 1.0})
     assert [host.closed for host in env.built] == [0], "it is not closed under a step"
+
+
+def test_the_command_line_says_how_long_a_step_of_an_evaluation_may_take(hang, tmp_path, monkeypatch, capsys):
+    train(HOST, run_dir=tmp_path / "run")
+    env = Spoiled(ENV, at=3, then=hang)
+    monkeypatch.setattr(cli_eval, "make_environment", lambda *_: env)
+    words = ["--env", "gymnasium:CartPole-v1", "--episodes", "8", "--step-timeout", "0.5"]
+    for more in ([], ["--follow"]):
+        env.built.clear()
+        assert cli.main(["eval", str(tmp_path / "run"), *words, *more]) == 1
+        assert "step_timeout is 0.5 s" in capsys.readouterr().err and env.built
 
 
 def test_what_is_exported(hang, monkeypatch):
