@@ -122,7 +122,9 @@ class Crew:
 
     @property
     def doing(self) -> str:
-        return "; ".join(f"their step, in {self._described(place)}" for place in self._waiting)
+        # That one was replaced is a move to whoever watches: the next one has its time too.
+        after = f", after {self.failures} that were lost" if self.failures else ""
+        return "; ".join(f"their step, in {self._described(place)}{after}" for place in list(self._waiting))
 
     def begin(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         """Calls `method` of each actor, with its arguments."""
