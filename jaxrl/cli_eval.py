@@ -1,5 +1,6 @@
 """`jaxrl eval`: a trained policy plays, once or at every checkpoint of a run that another process trains."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,12 +51,23 @@ def evaluate(argv: Sequence[str]) -> int:
     other = None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
     settings = {name: asked[name] for name in ("episodes", "seed", "explore", "step_timeout")}
     if asked["follow"]:
-        for step, found in follow(asked["run"], env=other, out=asked["out"], **settings):
-            print(f"step {step:,}: {score(found)}", flush=True)
-        return 0
+        return _follow(asked["run"], asked["out"] or asked["run"] / "evaluations.jsonl", other, settings)
     run = load_run(asked["run"], step=asked["step"], best=asked["best"], env=other)
     policy = run.policy
     found = evaluation.evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
     print(f"{type(run.algo).__name__} on {run.env.name}, checkpoint at step {run.step:,}")
     print(score(found))
+    return 0
+
+
+def _follow(run, out, env, settings):
+    if not (run / "config.json").exists():
+        print(f"waiting for a run in {run}", file=sys.stderr, flush=True)  # or for ever, if it was misspelt
+    count = 0
+    for step, found in follow(run, env=env, out=out, **settings):
+        count += 1
+        print(f"step {step:,}: {score(found)}", flush=True)
+    print(
+        f"evaluations: {out}" if count else f"nothing new; {out} has every checkpoint, --out another to play them again"
+    )
     return 0

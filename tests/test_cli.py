@@ -85,6 +85,10 @@ def test_eval_follows_a_run(said, run_dir, tmp_path):
     printed = said("eval", str(run_dir), "--episodes", "2", "--follow", "--out", str(out))
     assert "step 128: return" in printed
     assert [json.loads(line)["step"] for line in out.read_text().splitlines()][-1] == 128
+    assert printed.splitlines()[-1] == f"evaluations: {out}"
+    assert f"nothing new; {out} has every" in said(
+        "eval", str(run_dir), "--episodes", "3", "--follow", "--out", str(out)
+    )
     said("eval", str(run_dir), "--follow", "--best", code=2)
     said("eval", str(run_dir), "--out", str(out), code=2)
 
