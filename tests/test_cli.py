@@ -81,6 +81,7 @@ def test_eval(said, run_dir):
 
 
 def test_eval_follows_a_run(said, run_dir, tmp_path):
+    assert run_dir.exists(), "the file's first test makes it; without, this one would wait for ever"
     out = tmp_path / "found.jsonl"
     printed = said("eval", str(run_dir), "--episodes", "2", "--follow", "--out", str(out))
     assert "step 128: return" in printed
