@@ -124,6 +124,7 @@ def test_sweep(said, tmp_path):
     assert saved["returns"].shape == (2, 2, 2) and saved["seeds"].tolist() == [0, 1]
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     command = [sys.executable, "-m", "jaxrl", *TRAIN, "--total-steps", "100000000", "--run-dir", str(tmp_path)]

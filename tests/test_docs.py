@@ -163,7 +163,7 @@ def as_users_have_it(tmp_path, monkeypatch):
         registered.update(before)
 
 
-LONG = {"datasets.md"}  # whose notebook runs each time
+LONG = {"datasets.md", "ppo.md"}  # what other tests run too
 
 
 def page(path):

@@ -69,6 +69,7 @@ def test_files_without_a_configuration_are_not_taken_for_a_run(tmp_path, overwri
     assert (tmp_path / "metrics.jsonl").read_text() == "somebody's"
 
 
+@pytest.mark.long
 def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
     script = "import sys; from jaxrl.run_directory import RunDirectory; RunDirectory(sys.argv[1], {})"
     command = [sys.executable, "-c", script, str(tmp_path)]

@@ -158,7 +158,7 @@ def test_host_environments_take_the_same_loop(finished):
 # --- nothing compiles and nothing moves --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_no_compile_and_no_implicit_transfer_after_the_first_round(devices, tmp_path):
     compiled = []
 

@@ -218,6 +218,7 @@ def test_sources_that_are_none(tmp_path):
 # --- the command line -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "data"
     options = {"evaluation_episodes": 2, "num_envs": 8, "progress": False}

@@ -185,6 +185,7 @@ def test_nothing_is_overwritten_and_damage_does_not_appear(tmp_path, monkeypatch
     assert sorted(file.name for file in tmp_path.iterdir()) == ["one-v0"]
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
     told = killed(tmp_path, "minari")

@@ -180,6 +180,7 @@ def test_every_so_manieth(whole, tmp_path, every, devices):
     assert result.total_steps == ITERATIONS * ROWS
 
 
+@pytest.mark.long
 def test_host_environments(whole, tmp_path):
     """The same run in lockstep; fewer columns of some groups, none of others."""
     _, folder = whole

@@ -314,7 +314,7 @@ class TwoLives:
 
     name, observation_space, action_space = "probe:TwoLives", spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
 
-    def build(self, num_envs, seed):
+    def build(self, num_envs, seed, first_env=0):
         self.num_envs, self._episodes, self._rows = num_envs, Episodes(num_envs, games=True), -1
         return self
 

@@ -71,6 +71,7 @@ def test_a_missing_package_names_its_extra(name, monkeypatch):
     assert not any(known.startswith(f"{missing}:") for known in envs.environments())
 
 
+@pytest.mark.long
 def test_importing_imports_no_suite():
     code = (
         "import sys, jaxrl.envs; jaxrl.envs.make('probe:Constant'); "

@@ -283,7 +283,9 @@ stuck.step(np.zeros(4, np.int32))
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+@pytest.mark.parametrize(
+    "end", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL], ids=["Ctrl-C", "killed"]
+)
 def test_workers_end_with_their_parent(end):
     """Those that do nothing, and those that hang."""
     parent = subprocess.Popen(

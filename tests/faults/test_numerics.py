@@ -104,6 +104,7 @@ def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
     assert rows == [ROWS * number for number in range(1, 6)]
 
 
+@pytest.mark.long
 def test_an_observation_that_is_not_finite():
     env = spoiled(2 * TICKS + 1, what="observation")
     with pytest.warns(RuntimeWarning, match="observation"):

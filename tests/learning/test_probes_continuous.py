@@ -68,7 +68,7 @@ SEEN = {"RewardIsObservation": {-1.0, 1.0}, "TwoStepDiscount": {0.0, 1.0}}
 ITERATIONS = 150
 
 
-LONG = {"ddpg", "d4pg", "mpo"}  # for which the time limits stand
+LONG = {"td3", "ddpg", "d4pg", "mpo"}  # for which the time limits stand
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in ALGORITHMS])

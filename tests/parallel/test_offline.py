@@ -67,6 +67,7 @@ def run(topology, env=ENV, share=1.0, chunks=(12,)):
         program.close()
 
 
+@pytest.mark.long
 def test_offline_two_devices_are_one_and_chunks_do_not_matter():
     one, report = run(jaxrl.Offline(shards=SHARDS))
     assert one.ticks.low == 24 and report.iterations == 12 and report.failed_at == -1

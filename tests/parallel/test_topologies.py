@@ -32,7 +32,7 @@ def run(name, topology, host=False, seed=3):
         program.close()
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, "a2c", pytest.param("r2d2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", [*ALGORITHMS, *(pytest.param(n, marks=pytest.mark.long) for n in ("a2c", "r2d2"))])
 def test_host_lockstep_is_the_compiled_run(name):
     state, report = run(name, anakin())
     on_host, host_report = run(name, jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), host=True)
