@@ -29,7 +29,7 @@ def machine() -> dict[str, Any]:
         ["git", "status", "--porcelain", "jaxrl", "benchmarks"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
     return {
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "command": " ".join(["python", *_script(), *sys.argv[1:]]),
         "commit": commit + (" with uncommitted changes" if changed else ""),
         "date": datetime.date.today().isoformat(),
         "processor": _processor(),
@@ -38,6 +38,12 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES if _installed(name)},
     }
+
+
+def _script():
+    """What Python runs, from the root of the project: a script of it, or pytest."""
+    script = pathlib.Path(sys.argv[0]).resolve()
+    return ["-m", "pytest"] if "pytest" in script.parts or script.name == "pytest" else [os.path.relpath(script, ROOT)]
 
 
 def _installed(name):
