@@ -9,8 +9,8 @@ import jax
 
 from jaxrl.evaluation import Evaluation
 from jaxrl.types import ActorState, Algorithm
+from jaxrl.watchdog import GOODBYE
 
-_GOODBYE = 5.0  # seconds that an evaluation nobody waits for has to end
 _SCORE = "evaluation/return_mean"
 
 
@@ -117,4 +117,4 @@ class Evaluator:
         """Waits a few seconds for what nobody will collect; a thread that hangs is left behind."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.join(_GOODBYE)
+            thread.join(GOODBYE)
