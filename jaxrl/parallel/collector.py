@@ -62,10 +62,14 @@ class Collector:
         self.stepping_seconds = 0.0  # all in all
         self._steps, self._ticks = steps, 0
         with Watched(self):
-            self._following = host.reset()
+            self._following = self._reset()
         self._env_index, self._roots = steps.environments(key, first_env, device)
         self._carry: PyTree = None
         self._action: PyTree = None
+
+    def _reset(self) -> Any:
+        """Begins the first episodes; their first moments, numpy `[group, ...]`."""
+        return self.host.reset()
 
     def begin_at(self, ticks: int) -> None:
         """The next rollout begins after so many rows of each environment: it names the random numbers of acting."""

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.parallel.collector import Published, Steps, Watched
+from jaxrl.parallel.collector import Collector, Published, Watched
 from jaxrl.types import AsyncEnvironment, AsyncRecipe, HostRecipe, PyTree
 
 # What does not go together with it, and why.
@@ -35,7 +35,7 @@ def problems(ready: int, group: int, env: HostRecipe, without: dict[str, bool]) 
     return found
 
 
-class ReadyCollector:
+class ReadyCollector(Collector):
     """One group, acting for the `host.batch_size` environments that are ready first: the same calls as `Collector`.
 
     Every environment has its own place in the rollout. One that has filled its share waits for the others, so that a
@@ -49,28 +49,14 @@ class ReadyCollector:
 
     step_now = None  # it sends and receives by itself
 
-    def __init__(self, steps: Steps, host: AsyncEnvironment, key: jax.Array, first_env: int, device: jax.Device):
-        self.host = host
-        self.stepping_since: float | None = None  # monotonic seconds, while nobody else is ready
-        self.stepping_seconds = 0.0  # all in all
-        self._steps, self._ticks = steps, 0
-        with Watched(self):
-            host.async_reset()
-            came = [host.recv() for _ in range(steps.group // host.batch_size)]
+    host: AsyncEnvironment
+
+    def _reset(self) -> Any:
+        self.host.async_reset()
+        came = [self.host.recv() for _ in range(self._steps.group // self.host.batch_size)]
         env_ids, moments = jax.tree.map(lambda *x: np.concatenate(x), *came)
         # The newest moment of each environment; rows are written to as they come.
-        self._following = jax.tree.map(lambda x: x[np.argsort(env_ids)], moments)
-        self._env_index, self._roots = steps.environments(key, first_env, device)
-        self._carry: PyTree = None
-        self._action: PyTree = None
-
-    def begin_at(self, ticks: int) -> None:
-        """As of `Collector`."""
-        self._ticks = ticks
-
-    def first_moment(self) -> Any:
-        """The moment that the run begins at, numpy `[group, ...]`; to be copied before anything is collected."""
-        return self._following
+        return jax.tree.map(lambda x: x[np.argsort(env_ids)], moments)
 
     def collect(self, published: Published, step: Callable[[PyTree], Callable[[], Any]]) -> Iterator[None]:
         """As of `Collector`; `step` is not used, environments are sent actions in parts."""
