@@ -10,7 +10,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
@@ -75,9 +75,9 @@ def save(name: str, rows: list[dict[str, Any]], **extra: Any) -> pathlib.Path:
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
     """`--distributed` and what goes with it, as of `jaxrl train`."""
-    from jaxrl import cli_processes
+    from jaxrl.cli import multihost
 
-    for flag in cli_processes.flags():
+    for flag in multihost.flags():
         name = "--" + flag.name.replace("_", "-")
         if flag.default is False:
             parser.add_argument(name, action="store_true", help=flag.help)
@@ -87,14 +87,14 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 def join_processes(arguments: argparse.Namespace) -> bool:
     """Joins the other processes if `--distributed` asks for it; whether it does. Ends the program if it cannot be."""
-    from jaxrl import cli_processes
-    from jaxrl.errors import JaxrlError
+    from jaxrl.cli import multihost
+    from jaxrl.core.errors import JaxrlError
 
     asked = vars(arguments)
     try:
-        if problems := cli_processes.problems(asked):
+        if problems := multihost.problems(asked):
             raise SystemExit("\n".join(f"error: {problem}" for problem in problems))
-        cli_processes.join(asked)
+        multihost.join(asked)
     except JaxrlError as error:
         raise SystemExit(f"error: {error}") from error
     return arguments.distributed
@@ -158,11 +158,13 @@ class Worker:
     Args:
       python: its interpreter.
       script: what it runs; reads requests with `serve`.
+      more: of the process's environment.
     """
 
-    def __init__(self, python: pathlib.Path | str, script: pathlib.Path):
+    def __init__(self, python: pathlib.Path | str, script: pathlib.Path, more: Mapping[str, str] | None = None):
         # A peer must not see our packages, nor we theirs.
         environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        environment |= more or {}
         self._process = subprocess.Popen(
             [str(python), str(script), "--serve"],
             stdin=subprocess.PIPE,

@@ -27,8 +27,8 @@ PEER_STEPS = 16_000  # a second, rlpyt's R2D1
 def algorithms(capacity: int) -> dict[str, Any]:
     """By name."""
     import jaxrl
-    from jaxrl.algos.presets import PRESETS
     from jaxrl.networks import ActorCritic, NatureCNN
+    from jaxrl.run.presets import PRESETS
 
     return {
         "r2d2": PRESETS["r2d2"].algorithm.replace(capacity=capacity, min_size=min(capacity // 2, 100_000)),
@@ -48,7 +48,7 @@ def measured(name: str, algo: Any, arguments: argparse.Namespace) -> dict[str, A
         num_envs=arguments.num_envs, actors=arguments.actors, groups=arguments.groups, queue=arguments.queue
     )
     program = topology.bind(algo, env)
-    rows = program.rows_per_iteration(algo)
+    rows = program.steps_per_iteration(algo)
     warm = 2 + (-(-algo.min_size // rows) if name == "r2d2" else 0)
     try:
         state = program.start(algo, env, 0)
@@ -68,10 +68,11 @@ def measured(name: str, algo: Any, arguments: argparse.Namespace) -> dict[str, A
     blocked = float(last["actors/learner_blocked_seconds"]) / float(last["actors/seconds"])
     row["share of time that the learner waits"] = blocked
     if name == "r2d2":
-        updates = algo.updates / rows
-        row["updates/s"] = per_second * updates
-        row["replay ratio (rlpyt's count)"] = updates * algo.batch_size * (algo.burn_in + algo.sequence_length - 1)
-        row["replay ratio (R2D2's count)"] = updates * algo.batch_size * (algo.sequence_length - 1)
+        row["updates/s"] = per_second * algo.replay_ratio
+        row["replay ratio (rlpyt's count)"] = (
+            algo.replay_ratio * algo.batch_size * (algo.burn_in + algo.sequence_length - 1)
+        )
+        row["replay ratio (R2D2's count)"] = algo.replay_ratio * algo.batch_size * (algo.sequence_length - 1)
         row["of rlpyt's 16,000 steps/s"] = per_second / PEER_STEPS
     return row
 

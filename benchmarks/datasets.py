@@ -29,13 +29,13 @@ def export(episodes: int) -> dict:
     import numpy as np
 
     import jaxrl
-    from jaxrl.policy import Policy
-    from jaxrl.schedules import at
-    from jaxrl.types import env_spec
+    from jaxrl.core.schedules import resolve_schedules
+    from jaxrl.core.types import env_spec
+    from jaxrl.run.policy import Policy
 
     env = jaxrl.make("gymnax:CartPole-v1")
     spec = env_spec(jaxrl.envs.prepared(env))
-    algo = at(jaxrl.PPO(), np.float32(0.0))
+    algo = resolve_schedules(jaxrl.PPO(), np.float32(0.0))
     policy = Policy(algo, algo.actor(algo.init(jax.random.key(0), spec)), spec)
     with tempfile.TemporaryDirectory() as folder:
 

@@ -79,7 +79,7 @@ class Jaxrl:
         if name not in self.runs:
             self.runs[name] = self.started(name)
         program, algo, env, state = self.runs[name]
-        iterations = rows // program.rows_per_iteration(algo)
+        iterations = rows // program.steps_per_iteration(algo)
         start = time.perf_counter()
         state, _ = jax.block_until_ready(program.chunk(algo, env, state, iterations, 10**9))
         seconds = time.perf_counter() - start
@@ -145,7 +145,7 @@ def random_actor():
     from flax import struct
 
     from jaxrl.algos.base import static
-    from jaxrl.types import ActorOutput, ActorState, Rollout, UpdateInfo
+    from jaxrl.core.types import ActorOutput, ActorState, Rollouts, UpdateInfo
 
     @struct.dataclass
     class Random:
@@ -156,7 +156,7 @@ def random_actor():
 
         @property
         def experience(self):
-            return {"rollout": Rollout(self.rollout_length)}
+            return {"rollout": Rollouts(self.rollout_length)}
 
         def init(self, key, spec):
             return jnp.float32(0.0)

@@ -88,9 +88,9 @@ class Jaxrl:
             self.states[key] = program.chunk(algo, env, state, 1_000, 10**6)[0]
         if bare:
             return self.updates(algo, program.spec, self.states[key].learner, rows)
-        ticks = algo.rollout_length * num_envs
+        steps_per_env = algo.rollout_length * num_envs
         start = time.perf_counter()
-        state = program.chunk(algo, env, self.states[key], rows // ticks, 10**6)[0]
+        state = program.chunk(algo, env, self.states[key], rows // steps_per_env, 10**6)[0]
         self.states[key] = jax.block_until_ready(state)
         return time.perf_counter() - start
 
@@ -101,10 +101,10 @@ class Jaxrl:
         settings = {"learning_rate": 3e-4, "capacity": 20_000, "min_size": 500, "batch_size": BATCH[name]}
         if name == "sac":
             widths = (width, width)
-            return jaxrl.SAC(policy=Actor(widths=widths), critic=Critic(widths=widths), **settings)
+            return jaxrl.SAC(policy=Actor(widths=widths), critic=Critic(widths=widths), replay_ratio=1, **settings)
         torso = MLP((width, width), activation="relu")
         return jaxrl.DQN(
-            double=False, network=QNetwork(torso), rollout_length=4, updates=num_envs, target_period=100, **settings
+            double=False, network=QNetwork(torso), rollout_length=4, replay_ratio=0.25, target_period=100, **settings
         )
 
     def updates(self, algo, spec, learner, count):
@@ -114,14 +114,14 @@ class Jaxrl:
         import jax
         import jax.numpy as jnp
 
+        from jaxrl.core.schedules import resolve_schedules
+        from jaxrl.core.types import TransitionBatch
         from jaxrl.parallel.replicas import SingleReplica
-        from jaxrl.schedules import at
-        from jaxrl.types import TransitionBatch
 
         @functools.partial(jax.jit, static_argnames=("count", "spec"), donate_argnames="learner")
         def loop(algo, learner, batch, key, count, spec):
             def update(learner, number):
-                resolved, key_now = at(algo, jnp.float32(0.5)), jax.random.fold_in(key, number)
+                resolved, key_now = resolve_schedules(algo, jnp.float32(0.5)), jax.random.fold_in(key, number)
                 learner, info = resolved.update(
                     learner, {"replay": batch}, spec=spec, key=key_now, replicas=SingleReplica()
                 )

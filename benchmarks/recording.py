@@ -29,7 +29,7 @@ def main() -> None:
     asked = parser.parse_args()
 
     import jaxrl
-    from jaxrl.algos.presets import PRESETS
+    from jaxrl.run.presets import PRESETS
 
     preset = PRESETS["purejaxrl-minatar"]
     env = jaxrl.make("gymnax:Breakout-MinAtar")
@@ -43,7 +43,7 @@ def main() -> None:
                 preset.algorithm,
                 env,
                 total_steps=asked.total_steps,
-                num_envs=preset.num_envs,
+                num_envs=preset.topology["num_envs"],
                 evaluate_every=0,
                 evaluation_episodes=1,
                 checkpoint_every=asked.total_steps // 2,

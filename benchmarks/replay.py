@@ -2,11 +2,11 @@
 
     python benchmarks/replay.py [--capacity 1000000] [--add 64] [--batch 256] [--repeats 15]
 
-One compiled, donated loop a case: add 64 rows of 17 floats, draw 256 transitions, and, where prioritised, compute
+One compiled, donated loop a case: add 64 rows of 17 floats, draw 256 transitions, and, where prioritized, compute
 importance weights and give new priorities. Priorities do not depend on the weights, as an algorithm's do not; for
 flashbax a case more lets them, because XLA copies its tree in the one case and not in the other. The buffer is full
 before the clock starts. Prints microseconds an iteration (the least of several alternations) and writes
-benchmarks/results/replay.json. Needs the `bench` extra for flashbax; without it only ours is measured.
+benchmarks/results/replay.json. Needs the `flashbax` extra; without it only ours is measured.
 """
 
 import argparse
@@ -21,18 +21,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers import replay
+from jaxrl.core.sources import Prioritized, Replay
+from jaxrl.core.types import Trajectory
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.sources import Prioritised, Replay
-from jaxrl.types import Trajectory
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "replay.json"
 OBSERVATION, ACTION, ALPHA, BETA = 17, 6, 0.6, 0.4
 
 
-def ours(capacity: int, add: int, batch: int, prioritised: bool, shards: int):
+def ours(capacity: int, add: int, batch: int, prioritized: bool, shards: int):
     """A full replay, and a function of it, a key and a number of iterations."""
-    source = Replay(capacity, batch, 1, **({"sampler": Prioritised(ALPHA, BETA)} if prioritised else {}))
-    sources, replicas = {"replay": source}, SingleReplica(shards)
+    source = Replay(capacity, batch, 1, **({"sampler": Prioritized(ALPHA, BETA)} if prioritized else {}))
+    buffer = replay.bind(
+        {"replay": source}, num_envs=add, rollout_length=1, shards=shards, replicas=SingleReplica(shards)
+    )["replay"]
     flag, number = jnp.zeros((1, add), bool), jnp.zeros((1, add))
     rows = Trajectory(
         observation=jnp.ones((1, add, OBSERVATION)),
@@ -43,29 +45,26 @@ def ours(capacity: int, add: int, batch: int, prioritised: bool, shards: int):
         first=flag,
         weight=~flag,
     )
-    states = replay.init(sources, rows, (), num_envs=add, rollout=1, shards=shards)
 
-    def iteration(states, key):
-        states = replay.add(states, sources, rows, (), replicas)
-        ring, index = states["replay"].ring, states["replay"].index
-        index, drawn = replay.sample(ring, index, source, source, key, replicas)
+    def iteration(state, key):
+        state, drawn = buffer.sample(buffer.add(state, rows, ()), key)
         used = jnp.sum(drawn.observation) + jnp.sum(drawn.next_observation) + jnp.sum(drawn.rewards)
-        if prioritised:
-            used = used + jnp.sum(drawn.drawn.importance)
+        if prioritized:
+            used = used + jnp.sum(drawn.sample_info.importance)
             priorities = jax.random.uniform(jax.random.fold_in(key, 1), (batch,))
-            index = replay.update_priorities(ring, index, source, drawn.drawn, priorities)
-        return {"replay": states["replay"].replace(index=index)}, used
+            state = buffer.update_priorities(state, drawn.sample_info, priorities)
+        return state, used
 
-    return states, looped(iteration)
+    return buffer.init(rows, ()), looped(iteration)
 
 
-def flashbax(capacity: int, add: int, batch: int, prioritised: bool, ordered: bool = False):
+def flashbax(capacity: int, add: int, batch: int, prioritized: bool, ordered: bool = False):
     """The same of flashbax; `ordered` lets the new priorities depend on the weights."""
     import flashbax as fbx
 
     make = fbx.make_flat_buffer
     settings = {"max_length": capacity, "min_length": batch, "sample_batch_size": batch, "add_batch_size": add}
-    if prioritised:
+    if prioritized:
         make = fbx.make_prioritised_flat_buffer
         settings |= {"priority_exponent": ALPHA, "device": jax.default_backend()}
     buffer = make(**settings)
@@ -83,7 +82,7 @@ def flashbax(capacity: int, add: int, batch: int, prioritised: bool, ordered: bo
         drawn = buffer.sample(state, key)
         now, following = drawn.experience.first, drawn.experience.second
         used = jnp.sum(now["observation"]) + jnp.sum(following["observation"]) + jnp.sum(now["reward"])
-        if prioritised:
+        if prioritized:
             weight = (capacity * drawn.probabilities) ** -BETA
             weight = weight / jnp.max(weight)
             used = used + jnp.sum(weight)
@@ -120,17 +119,17 @@ def main() -> None:
     sizes = (arguments.capacity, arguments.add, arguments.batch)
     cases = {
         "ours, uniform": ours(*sizes, False, 1),
-        "ours, prioritised": ours(*sizes, True, 1),
-        "ours, prioritised, 8 shards": ours(*sizes, True, 8),
+        "ours, prioritized": ours(*sizes, True, 1),
+        "ours, prioritized, 8 shards": ours(*sizes, True, 8),
     }
     try:
         cases |= {
             "flashbax, uniform": flashbax(*sizes, False),
-            "flashbax, prioritised": flashbax(*sizes, True),
-            "flashbax, prioritised, priorities depend on weights": flashbax(*sizes, True, ordered=True),
+            "flashbax, prioritized": flashbax(*sizes, True),
+            "flashbax, prioritized, priorities depend on weights": flashbax(*sizes, True, ordered=True),
         }
     except ImportError:
-        print("flashbax is not installed (pip install 'jaxrl[bench]'): only ours is measured")
+        print("flashbax is not installed (pip install 'jaxrl[flashbax]'): only ours is measured")
     fill = -(-arguments.capacity // arguments.add)
     states, best = {}, dict.fromkeys(cases, float("inf"))
     for name, (state, loop) in cases.items():
@@ -145,9 +144,9 @@ def main() -> None:
     for name, microseconds in best.items():
         print(f"{name:52} {microseconds:9.1f} us")
     found = {"microseconds": best}
-    if "flashbax, prioritised" in best:
+    if "flashbax, prioritized" in best:
         found["flashbax / ours"] = {
-            "prioritised": best["flashbax, prioritised"] / best["ours, prioritised"],
+            "prioritized": best["flashbax, prioritized"] / best["ours, prioritized"],
             "uniform": best["flashbax, uniform"] / best["ours, uniform"],
         }
         for name, ratio in found["flashbax / ours"].items():

@@ -75,24 +75,24 @@ class Jaxrl:
         import jax
 
         import jaxrl
-        from jaxrl.many import Many
+        from jaxrl.sweeps.vectorized import VectorizedRuns
 
         algo, env = jaxrl.PPO(), jaxrl.make("gymnax:CartPole-v1")
         program = jaxrl.Anakin(num_envs, devices=devices).bind(algo, env)
-        ticks = iterations * 128
+        steps_per_env = iterations * 128
         if seeds == 1:
             algo, env = program.place(algo), program.place(env)
             state = jax.block_until_ready(program.start(algo, env, seed))
             start = time.perf_counter()
-            jax.block_until_ready(program.chunk(algo, env, state, iterations, ticks))
+            jax.block_until_ready(program.chunk(algo, env, state, iterations, steps_per_env))
             return time.perf_counter() - start
         mapping = "in_turn" if jax.default_backend() == "cpu" else "vmap"
-        many = Many(program, jax.local_device_count(), mapping, seeds)
-        algos = many.spread([algo] * seeds)
-        states = many.start(algos, env, many.spread([jax.random.key(seed + i) for i in range(seeds)]))
+        many = VectorizedRuns(program, jax.local_device_count(), mapping, seeds)
+        algos = many.stack([algo] * seeds)
+        states = many.start(algos, env, many.stack([jax.random.key(seed + i) for i in range(seeds)]))
         jax.block_until_ready(states)
         start = time.perf_counter()
-        jax.block_until_ready(many.chunk(algos, env, states, iterations, ticks))
+        jax.block_until_ready(many.chunk(algos, env, states, iterations, steps_per_env))
         return time.perf_counter() - start
 
 

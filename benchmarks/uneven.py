@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 import jaxrl
-from jaxrl import spaces
-from jaxrl.types import Episode, TimeStep
+from jaxrl.core import spaces
+from jaxrl.core.types import Episode, TimeStep
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import _record as record

@@ -1,44 +1,113 @@
-"""jaxrl: reinforcement learning in JAX, environment, replay and learner in one compiled program."""
+"""jaxrl: reinforcement learning in JAX, environment, replay and learner in one compiled program.
 
-from jaxrl import envs, networks, schedules
-from jaxrl.algos import (
-    A2C,
-    ALGORITHMS,
-    BC,
-    CQL,
-    CRR,
-    D4PG,
-    DDPG,
-    DQN,
-    IMPALA,
-    IQL,
-    MPO,
-    PPO,
-    PQN,
-    R2D2,
-    SAC,
-    TD3,
-    TD3BC,
-    make_algorithm,
-)
-from jaxrl.data import Dataset, Record, export_minari, export_replay, export_rlds, load_dataset
-from jaxrl.envs import check_env, environments, make, register
-from jaxrl.errors import JaxrlError
-from jaxrl.evaluation import Evaluation, evaluate
-from jaxrl.loading import load
-from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.offline import Offline
-from jaxrl.parallel.remote import Remote
-from jaxrl.parallel.sebulba import Sebulba
-from jaxrl.policy import Policy
-from jaxrl.pure import make_train
-from jaxrl.rendering import render
-from jaxrl.result import Result
-from jaxrl.search import LogUniform, Uniform
-from jaxrl.sweep import SweepResult, sweep
-from jaxrl.training import train
+Every public name is loaded when it is first used (PEP 562), so `import jaxrl` costs no more than `import jax`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl import envs, networks
+    from jaxrl.algos import (
+        A2C,
+        ALGORITHMS,
+        BC,
+        CQL,
+        CRR,
+        D4PG,
+        DDPG,
+        DQN,
+        IMPALA,
+        IQL,
+        MPO,
+        PPO,
+        PQN,
+        R2D2,
+        SAC,
+        TD3,
+        TD3BC,
+        make_algorithm,
+    )
+    from jaxrl.core import schedules, spaces
+    from jaxrl.core.errors import JaxrlError
+    from jaxrl.core.registry import register
+    from jaxrl.data import Dataset, load_dataset
+    from jaxrl.envs import check_env, environments, make
+    from jaxrl.parallel.anakin import Anakin
+    from jaxrl.parallel.offline import Offline
+    from jaxrl.parallel.ray.remote import Remote
+    from jaxrl.parallel.sebulba.topology import Sebulba
+    from jaxrl.run.evaluation import Evaluation, evaluate
+    from jaxrl.run.export import export_minari, export_rlds
+    from jaxrl.run.loading import load
+    from jaxrl.run.policy import Policy
+    from jaxrl.run.presets import Preset, preset
+    from jaxrl.run.recorder import Record
+    from jaxrl.run.rendering import render
+    from jaxrl.run.replays import export_replay
+    from jaxrl.run.result import Result
+    from jaxrl.run.training import train
+    from jaxrl.sweeps.make_train import make_train
+    from jaxrl.sweeps.search import LogUniform, Uniform
+    from jaxrl.sweeps.sweep import SweepResult, sweep
 
 __version__ = "0.1.0"
+
+# Where each public name lives; a test holds this to the imports above.
+_PUBLIC = {
+    "A2C": "algos",
+    "ALGORITHMS": "algos",
+    "BC": "algos",
+    "CQL": "algos",
+    "CRR": "algos",
+    "D4PG": "algos",
+    "DDPG": "algos",
+    "DQN": "algos",
+    "IMPALA": "algos",
+    "IQL": "algos",
+    "MPO": "algos",
+    "PPO": "algos",
+    "PQN": "algos",
+    "R2D2": "algos",
+    "SAC": "algos",
+    "TD3": "algos",
+    "TD3BC": "algos",
+    "Anakin": "parallel.anakin",
+    "Dataset": "data",
+    "Evaluation": "run.evaluation",
+    "JaxrlError": "core.errors",
+    "LogUniform": "sweeps.search",
+    "Offline": "parallel.offline",
+    "Policy": "run.policy",
+    "Preset": "run.presets",
+    "Record": "run.recorder",
+    "Remote": "parallel.ray.remote",
+    "Result": "run.result",
+    "Sebulba": "parallel.sebulba.topology",
+    "SweepResult": "sweeps.sweep",
+    "Uniform": "sweeps.search",
+    "check_env": "envs",
+    "environments": "envs",
+    "envs": "envs",
+    "evaluate": "run.evaluation",
+    "export_minari": "run.export",
+    "export_replay": "run.replays",
+    "export_rlds": "run.export",
+    "load": "run.loading",
+    "load_dataset": "data",
+    "make": "envs",
+    "make_algorithm": "algos",
+    "make_train": "sweeps.make_train",
+    "networks": "networks",
+    "preset": "run.presets",
+    "register": "core.registry",
+    "render": "run.rendering",
+    "schedules": "core.schedules",
+    "spaces": "core.spaces",
+    "sweep": "sweeps.sweep",
+    "train": "run.training",
+}
+_MODULES = ("envs", "networks", "schedules", "spaces")
 
 __all__ = [
     "A2C",
@@ -65,6 +134,7 @@ __all__ = [
     "LogUniform",
     "Offline",
     "Policy",
+    "Preset",
     "Record",
     "Remote",
     "Result",
@@ -84,9 +154,25 @@ __all__ = [
     "make_algorithm",
     "make_train",
     "networks",
+    "preset",
     "register",
     "render",
     "schedules",
+    "spaces",
     "sweep",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _PUBLIC[name]
+    module = importlib.import_module(f"{__name__}.{home}")
+    value = module if name in _MODULES else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

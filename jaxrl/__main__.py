@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxrl.cli import main
+from jaxrl.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -38,7 +38,12 @@ class Counting(gymnasium.Env):
         self._step += 1
         over = self._step == self._length
         ends = {"terminated": (over, False), "truncated": (False, over), "both": (over, over)}[self._end]
-        return np.asarray([self._episode, self._step], np.float64), float(self._step), *ends, {}
+        return (
+            np.asarray([self._episode, self._step], np.float64),
+            float(self._step),
+            *ends,
+            {"step": self._step, "kind": "probe"},
+        )
 
     def _strike(self, call):
         if self._fault is None or (call, (self._episode, self._step)) != (self._call, self._at):

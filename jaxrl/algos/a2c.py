@@ -6,65 +6,57 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import policy_gradient
-from jaxrl.algos.actor_critic import OnPolicyActorCritic
+from jaxrl.algos import on_policy, train_state
 from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.optimisers import Optimiser, RMSProp, descend, weighted_mean
-from jaxrl.algos.policy_gradient import PolicyState
-from jaxrl.schedules import Scalar
-from jaxrl.types import EnvSpec, Replicas, RolloutBatch, UpdateInfo
+from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyState
+from jaxrl.algos.optimizers import Optimizer, RMSProp
+from jaxrl.algos.train_state import Variables, weighted_mean
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import EnvSpec, Replicas, Rollout, UpdateInfo
 
 
 @algorithm
 class A2C(OnPolicyActorCritic):
-    """One policy-gradient step a rollout; feed-forward or recurrent by its network."""
+    """Advantage actor-critic: one policy-gradient step per rollout; recurrent when its network is."""
 
-    learning_rate: Scalar = number(7e-4, above=0, help="step size; of the policy, if the value has its own")
-    gae_lambda: Scalar = number(1.0, low=0, high=1, help="of generalised advantages; 1 is the n-step return")
-    rollout_length: int = static(5, low=1, help="rows of every environment a batch; the longest episode, if whole")
-    normalize_advantage: bool = static(False, help="per batch")
-    optimiser: Optimiser = number(RMSProp())
+    learning_rate: Scalar = number(7e-4, above=0, help="learning rate (of the policy, if value_learning_rate is set)")
+    gae_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of GAE; 1 gives n-step returns")
+    rollout_length: int = static(5, low=1, help="steps per environment and batch; whole_episodes: longest episode")
+    normalize_advantage: bool = static(False, help="standardize advantages per batch")
+    optimizer: Optimizer = number(RMSProp())
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        rollout: RolloutBatch = batch["rollout"]
+        rollout: Rollout = batch["rollout"]
         weight = rollout.rows.weight
-        advantages, targets = policy_gradient.advantages(self, state.params, rollout, spec)
+        advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
         if self.normalize_advantage:
-            advantages = policy_gradient.standardised(advantages, weight, replicas)
-        seen = policy_gradient.observe(self, rollout.timesteps, rollout.statistics)
+            advantages = on_policy.standardized(advantages, weight, replicas)
+        inputs = on_policy.network_inputs(self, rollout.timesteps[:-1], rollout.statistics)
 
         def loss(params):
-            output = policy_gradient.unrolled(self, params, seen, rollout.carry, spec)
+            network = Variables(params, state.network.model_state)
+            output, _, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
             log_prob = output.distribution.log_prob(rollout.rows.action)
             policy_loss = weighted_mean(-log_prob * advantages, weight, replicas)
             value_loss = weighted_mean(0.5 * jnp.square(targets - output.value), weight, replicas)
             entropy = weighted_mean(output.distribution.entropy(), weight, replicas)
             total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
-            return total, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+            return total, ({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}, model_state)
 
-        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
-        params, optimiser, norm = descend(
-            self.optimiser,
-            state.params,
-            gradients,
-            state.optimiser,
-            learning_rate=policy_gradient.learning_rates(self),
-            max_grad_norm=self.max_grad_norm,
-            replicas=replicas,
+        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
+        network, norm = train_state.apply_gradients(
+            state.network, gradients, on_policy.transformation(self), replicas, model_state
         )
         metrics = replicas.mean(metrics) | {
             "gradient_norm": norm,
             "learning_rate": jnp.asarray(self.learning_rate),
-            "explained_variance": policy_gradient.explained_variance(
-                targets, rollout.rows.extras["value"], weight, replicas
-            ),
+            "explained_variance": on_policy.explained_variance(targets, rollout.rows.extras["value"], weight, replicas),
         }
         new = state.replace(
-            params=params,
-            optimiser=optimiser,
-            statistics=policy_gradient.update_statistics(self, state.statistics, rollout, replicas),
+            network=network,
+            statistics=on_policy.update_statistics(self, state.statistics, rollout, replicas),
             updates=state.updates + 1,
         )
         return new, UpdateInfo(metrics)

@@ -2,22 +2,29 @@
 
 import dataclasses
 import math
-from typing import Any, dataclass_transform
+from collections.abc import Callable
+from typing import Any, Protocol, cast, dataclass_transform
 
 import jax
 import jax.core
+import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
-from jaxrl.errors import ConfigError, unknown
-from jaxrl.schedules import schedule_problems
+from jaxrl.algos.optimizers import optimizer_problems
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.schedules import is_schedule, schedule_problems
+from jaxrl.core.types import EnvSpec, ModelState, Params
 
-ALGORITHMS: dict[str, type] = {}
+ALGORITHMS = registry.registered("algorithm")  # by lower-case name; `jaxrl.algos` enters those of jaxrl
 
 
-def _field(default, traced, *, low=None, above=None, high=None, below=None, choices=None, help=""):
+def _field(default, traced, *, low=None, above=None, high=None, below=None, choices=None, only_with=None, help=""):
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
     limits = {name: limit for name, limit in limits.items() if limit is not None}
-    return struct.field(pytree_node=traced, default=default, metadata={"limits": limits, "help": help})
+    metadata = {"limits": limits, "only_with": only_with, "help": help}
+    return struct.field(pytree_node=traced, default=default, metadata=metadata)
 
 
 def number(default: Any, **limits) -> Any:
@@ -25,7 +32,9 @@ def number(default: Any, **limits) -> Any:
 
     Args:
       default: a number, a schedule, or None.
-      **limits: `low`, `high` (inclusive), `above`, `below` (exclusive), and `help`, one line.
+      **limits: `low`, `high` (inclusive), `above`, `below` (exclusive), `help`, one line, and `only_with`: the setting
+        without which the field does nothing, as "prioritized", "objective=kl" or "network.head=quantilevalues"; several
+        with "and" or "or" between.
     """
     return _field(default, True, **limits)
 
@@ -35,25 +44,47 @@ def static(default: Any, **limits) -> Any:
     return _field(default, False, **limits)
 
 
+class StaticFunction(struct.PyTreeNode):
+    """A function of a user's in a traced field, such as an optimizer: a leaf would have to be a number."""
+
+    function: Callable[..., Any] = struct.field(pytree_node=False)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+registry.add("function", static=StaticFunction)
+
+
+def _hold_functions(algo: Any) -> None:
+    """What an algorithm does once its fields are set: a function in a traced one becomes static."""
+    for field in dataclasses.fields(algo):
+        value = getattr(algo, field.name)
+        if field.metadata.get("pytree_node", True) and callable(value) and jax.tree_util.all_leaves([value]):
+            object.__setattr__(algo, field.name, StaticFunction(value))
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static))
-def algorithm(cls: type) -> type:
+def algorithm[T](cls: type[T]) -> type[T]:
     """Makes a class an algorithm: a frozen, keyword-only dataclass, a pytree, known by its lower-case name."""
-    made: Any = struct.dataclass(cls, kw_only=True)
-    ALGORITHMS[made.__name__.lower()] = made
+    made: Any = family(cls)
+    registry.add("algorithm", made)
     return made
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static))
-def family(cls: type) -> type:
+def family[T](cls: type[T]) -> type[T]:
     """Makes a class that algorithms derive from, with fields as theirs; it is none itself, and has no name."""
-    return struct.dataclass(cls, kw_only=True)
+    made: Any = cls
+    made.__post_init__ = _hold_functions
+    return cast("type[T]", struct.dataclass(made, kw_only=True))
 
 
 def make_algorithm(name: str, **fields: Any) -> Any:
-    """An algorithm by name, with some of its fields set.
+    """Makes an algorithm by name, with some of its fields set.
 
     Raises:
-      ConfigError: naming the unknown algorithm, or every unknown field, with the close names.
+      ConfigError: names the unknown algorithm, or every unknown field, with the closest names.
     """
     try:
         cls = ALGORITHMS[name.lower()]
@@ -75,12 +106,45 @@ def replace(algo: Any, **fields: Any) -> Any:
     return algo.replace(**fields)
 
 
+class Readable(Protocol):
+    """A network, or an ensemble of critics: it says what it reads."""
+
+    @property
+    def requires(self) -> frozenset[str]: ...
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]: ...
+
+
+def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozenset[str]) -> list[str]:
+    """Why a network does not fit the environment, or what it reads that is not known; one line each.
+
+    Args:
+      label: the field that holds it, such as `DQN.network`.
+      network: is not computed with.
+      spec: of the environment.
+      known: fields of `NetworkInputs`: `SEQUENCE_INPUTS`, or `TRANSITION_INPUTS` for a replay of single transitions.
+    """
+    missing = sorted(network.requires - known)
+    if missing:
+        return [
+            f"{label} reads {' and '.join(missing)}, which a replay of single transitions does not hold; set "
+            "previous_action=False and previous_reward=False, or use DQN or R2D2 with a recurrent network "
+            "(core=GRU()), which learn from sequences"
+        ]
+    try:
+        jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    except ValueError as error:  # a ConfigError, or what a user's own module raises
+        return [f"{label}: {error}"]
+    return []
+
+
 def field_problems(algo: Any) -> list[str]:
-    """Every field whose value is of the wrong type or out of its limits; one line each."""
+    """Every field whose value is of the wrong type, out of its limits, or without effect; one line each."""
     problems = []
     for field in dataclasses.fields(algo):
         value, limits = getattr(algo, field.name), field.metadata.get("limits", {})
         label = f"{type(algo).__name__}.{field.name}"
+        if not has_effect(algo, field.name) and not _is_default(value, field.default):
+            problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
         if "choices" in limits:
             if value not in limits["choices"]:
                 allowed = ", ".join(repr(choice) for choice in limits["choices"])
@@ -94,9 +158,43 @@ def field_problems(algo: Any) -> list[str]:
         if wants_int and (not isinstance(value, int) or isinstance(value, bool)):
             problems.append(f"{label}={value!r} must be a whole number")
             continue
+        if callable(field.default) and field.metadata.get("pytree_node", True) and not is_schedule(field.default):
+            problems += optimizer_problems(label, value)
         if limits:
             problems += _limit_problems(label, value, limits)
     return problems
+
+
+def has_effect(algo: Any, name: str) -> bool:
+    """Whether the field `name` does anything with the other settings as they are (its `only_with`)."""
+    [field] = [field for field in dataclasses.fields(algo) if field.name == name]
+    condition = field.metadata.get("only_with")
+    if condition is None:
+        return True
+    return any(all(_holds(algo, part) for part in group.split(" and ")) for group in condition.split(" or "))
+
+
+def _holds(algo, part):
+    """Whether "prioritized", "objective=kl" or "network.head=quantilevalues" is so."""
+    path, equals, wanted = part.partition("=")
+    value = algo
+    for attribute in path.split("."):
+        value = getattr(value, attribute, None)  # a network of a user's own need not have a head
+    if not equals:
+        return bool(value)
+    return value == wanted or (registry.name_of(type(value)) or "").partition(":")[2] == wanted
+
+
+def _is_default(value, default):
+    """Whether a field was left alone; a traced number, and one of several that are swept, cannot be told."""
+    if jax.tree.structure(value) != jax.tree.structure(default):
+        return False
+    for one, other in zip(jax.tree.leaves(value), jax.tree.leaves(default), strict=True):
+        if isinstance(one, (str, bool)):
+            return False
+        if not (isinstance(one, jax.core.Tracer) or jnp.ndim(one)) and np.float32(one) != np.float32(other):
+            return False
+    return True
 
 
 def _limit_problems(label: str, value: Any, limits: dict[str, float]) -> list[str]:

@@ -1,20 +1,21 @@
-"""Behavioural cloning (Pomerleau, 1989): a policy fitted to the actions of data, whatever came of them."""
+"""Behavioral cloning (Pomerleau, 1989): a policy fitted to the actions of data, whatever came of them."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.algos import off_policy, regression
+from jaxrl.algos import off_policy, regression, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
-from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import Adam, Optimiser, weighted_mean
-from jaxrl.networks import Actor
-from jaxrl.schedules import Scalar
-from jaxrl.types import (
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
     ActorOutput,
     ActorState,
     Carry,
@@ -23,27 +24,34 @@ from jaxrl.types import (
     Replicas,
     Source,
     TimeStep,
-    TransitionBatch,
     UpdateInfo,
 )
+from jaxrl.networks import Actor, resolve_torso
 
 
-@struct.dataclass
-class BCState:
+class BCState(struct.PyTreeNode):
     """All that the learner is."""
 
-    policy: Learnt
+    policy: TrainState
+    statistics: Statistics
     updates: jax.Array  # int32
 
 
 @algorithm
 class BC:
-    """Supervised learning of actions, from a dataset alone."""
+    """Behavioral cloning: supervised learning of the actions in a dataset."""
 
-    learning_rate: Scalar = number(1e-4, above=0, help="step size")
-    batch_size: int = static(256, low=1, help="transitions an update")
-    optimiser: Optimiser = number(Adam(eps=1e-8))
+    learning_rate: Scalar = number(1e-4, above=0, help="learning rate")
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    batch_size: int = static(256, low=1, help="transitions per update")
+    optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Actor = static(Actor())
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return dataclasses.replace(self, policy=resolve_torso(self.policy, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems, space = field_problems(self), spec.action_space
@@ -53,7 +61,7 @@ class BC:
                 f"BC needs a bounded Box of actions, shape (n,), or a Discrete space, but {spec.name} has {space!r}"
             )
         if isinstance(space, spaces.Discrete) and not self.policy.stochastic:
-            problems.append(f"BC.policy={self.policy!r} gives actions of a Box, not of {space!r}; use stochastic=True")
+            problems.append(f"BC.policy={self.policy!r} is for a Box, not for {space!r}; use stochastic=True")
         return problems
 
     @property
@@ -61,10 +69,14 @@ class BC:
         return {"replay": Dataset(self.batch_size)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> BCState:
-        return BCState(off_policy.begin(self, self.policy.init(key, spec), target=False), jnp.int32(0))
+        return BCState(
+            policy=train_state.create(*self.policy.init(key, spec), self.optimizer(self.learning_rate)),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+        )
 
     def actor(self, state: BCState) -> ActorState:
-        return ActorState(state.policy.params)
+        return ActorState(state.policy.params, statistics=state.statistics, model_state=state.policy.model_state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
         return ()
@@ -72,7 +84,7 @@ class BC:
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        output = off_policy.evaluate_policy(self, actor.params, timestep.observation, spec, timestep.action_mask)
+        output = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
         if not self.policy.stochastic:
             return ActorOutput(output, carry)
         return ActorOutput(output.sample(key) if explore else output.mode(), carry)
@@ -80,10 +92,14 @@ class BC:
     def update(
         self, state: BCState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[BCState, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
+        clip = self.observation_clip
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
 
         def loss(params):
-            output = off_policy.evaluate_policy(self, params, replay.observation, spec, replay.action_mask)
+            variables = state.policy.variables.replace(params=params)
+            output, model_state = off_policy.train_policy(
+                self.policy, variables, replay.observation, spec, replay.action_mask
+            )
             if self.policy.stochastic:
                 losses = -regression.log_likelihood(output, replay.action)
                 best = output.mode()
@@ -95,8 +111,10 @@ class BC:
                 told = {"accuracy": (best == replay.action).astype(jnp.float32)}
             else:
                 told = {"squared_distance": regression.squared_distance(best, replay.action, spec)}
-            return loss, {"policy_loss": loss} | {k: weighted_mean(v, replay.weight, replicas) for k, v in told.items()}
+            metrics = {name: weighted_mean(x, replay.weight, replicas) for name, x in told.items()}
+            return loss, (metrics | {"policy_loss": loss}, model_state)
 
-        gradients, metrics = jax.grad(loss, has_aux=True)(state.policy.params)
-        policy = off_policy.step(self, state.policy, gradients, self.learning_rate, replicas)
-        return BCState(policy, state.updates + 1), UpdateInfo(replicas.mean(metrics))
+        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.policy.params)
+        optimizer = self.optimizer(self.learning_rate)
+        policy, _ = train_state.apply_gradients(state.policy, gradients, optimizer, replicas, model_state)
+        return BCState(policy, statistics, state.updates + 1), UpdateInfo(replicas.mean(metrics))

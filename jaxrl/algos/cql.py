@@ -1,117 +1,246 @@
-"""Conservative Q-learning (Kumar et al., 2020, arXiv:2006.04779): SAC whose critics think little of what data lack."""
+"""Conservative Q-learning (Kumar et al., 2020, arXiv:2006.04779): SAC whose critics penalize actions that data lack."""
 
 import math
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.algos import off_policy, regression
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import weighted_mean
-from jaxrl.algos.sac import SAC, SACState, log_half_range
-from jaxrl.schedules import Scalar
-from jaxrl.types import EnvSpec
+from jaxrl.algos import off_policy, q_learning, regression, sac, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Network,
+    Replicas,
+    Source,
+    TimeStep,
+    TransitionBatch,
+    UpdateInfo,
+)
+from jaxrl.networks import Actor, Critic, resolve_torso
 
-MAX_COEFFICIENT = 1e6  # of a learnt one, as in the authors' code
+MAX_COEFFICIENT = 1e6  # of a learned one, as in the authors' code
 
 
-@struct.dataclass
-class CQLState(SACState):
+class CQLState(struct.PyTreeNode):
     """All that the learner is."""
 
-    log_coefficient: Learnt  # a float32 scalar; () throughout where the coefficient is fixed
+    policy: TrainState
+    critic: TrainState
+    log_temperature: TrainState  # a float32 scalar; () throughout where the temperature is fixed
+    log_coefficient: TrainState  # a float32 scalar; () throughout where the coefficient is fixed
+    statistics: Statistics
+    updates: jax.Array  # int32
 
 
 @algorithm
-class CQL(SAC):
-    """SAC with a penalty on the soft maximum of the critics over all actions, less that of the data's: CQL(H)."""
+class CQL:
+    """Conservative Q-learning, CQL(H): SAC whose critic loss penalizes out-of-distribution actions."""
 
-    policy_learning_rate: Scalar | None = number(3e-5, above=0, help="step size of the policy; None: the critics'")
-    coefficient: Scalar = number(5.0, low=0, help="weight of the penalty; where it is learnt, at the start")
-    lagrange_threshold: Scalar | None = number(None, help="learn the coefficient: the penalty to aim at; None: fixed")
-    cloning_updates: Scalar = number(0.0, low=0, help="first updates, in which the policy learns the data's actions")
-    samples: int = static(10, low=1, help="actions of a box, each uniform, of the policy here, and of the policy next")
-    entropy_in_target: bool = static(False, help="count the entropy of what follows in the critics' targets")
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(3e-5, above=0, help="learning rate of the policy; None: learning_rate")
+    temperature_learning_rate: Scalar | None = number(
+        None, above=0, help="learning rate of the temperature; None: that of the critics"
+    )
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
+    learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
+    target_entropy: Scalar = number(-1.0, high=0.69, help="target entropy per dimension of continuous actions, in nats")
+    target_entropy_share: Scalar = number(
+        0.89, above=0, below=1, help="discrete actions: target entropy as a fraction of the maximum"
+    )
+    coefficient: Scalar = number(5.0, low=0, help="weight of the conservative penalty; initial weight if learned")
+    lagrange_threshold: Scalar | None = number(None, help="learn the coefficient for this penalty; None: fixed")
+    cloning_updates: Scalar = number(0.0, low=0, help="first updates, in which the policy clones the data's actions")
+    samples: int = static(10, low=1, help="continuous actions: samples each from uniform, policy, next policy")
+    entropy_in_target: bool = static(False, help="include the entropy of the next action in the critics' targets")
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor())
+    critic: Critic = static(Critic())
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = super().validate(spec, num_envs, shards)
+        networks = off_policy.problems("CQL", self.policy, self.critic, spec, stochastic=True, discrete=True)
+        problems = field_problems(self) + networks
         if self.lagrange_threshold is not None and self.coefficient == 0:
-            problems.append("CQL.coefficient=0 is where a learnt one would start, and stay; it must be more than 0")
+            problems.append("CQL.coefficient=0 cannot be learned (lagrange_threshold is set); it must be more than 0")
         return problems
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> CQLState:
-        log_coefficient = ()
-        if self.lagrange_threshold is not None:
-            log_coefficient = jnp.log(jnp.asarray(self.coefficient, jnp.float32))
-        learnt = off_policy.begin(self, log_coefficient, target=False)
-        return CQLState(**vars(super().init(key, spec)), log_coefficient=learnt)
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self)}
 
-    def _learn_values(self, state, replay, temperature, key, spec, replicas):
-        value, log_prob = self._followed(
-            state.policy.params,
-            state.critic.target_params,
-            replay.next_observation,
-            replay.next_action_mask,
-            key,
-            spec,
+    def init(self, key: jax.Array, spec: EnvSpec) -> CQLState:
+        policy_key, critic_key = jax.random.split(key)
+        optimizer = self.optimizer(self.learning_rate)
+        log_temperature = jnp.log(jnp.asarray(self.temperature, jnp.float32)) if self.learn_temperature else ()
+        learned = self.lagrange_threshold is not None
+        log_coefficient = jnp.log(jnp.asarray(self.coefficient, jnp.float32)) if learned else ()
+        return CQLState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer()),
+            critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
+            log_temperature=train_state.create(log_temperature, (), self._temperature_optimizer()),
+            log_coefficient=train_state.create(log_coefficient, (), optimizer),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
         )
+
+    def actor(self, state: CQLState) -> ActorState:
+        return off_policy.actor(state.policy, state.statistics, state.updates)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        return ActorOutput(
+            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
+        )
+
+    def update(
+        self, state: CQLState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[CQLState, UpdateInfo]:
+        clip, optimizer = self.observation_clip, self.optimizer(self.learning_rate)
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
+        temperature = jnp.exp(state.log_temperature.params) if self.learn_temperature else self.temperature
+        coefficient = self.coefficient
+        if self.lagrange_threshold is not None:
+            coefficient = jnp.minimum(jnp.exp(state.log_coefficient.params), MAX_COEFFICIENT)
+
+        observation, mask = replay.next_observation, replay.next_action_mask
+        following = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
+        slow = state.critic.target_variables
+        value, log_prob = sac.value_and_log_prob(self.critic, slow, following, observation, mask, next_key, spec)
         if self.entropy_in_target:
             value = value - temperature * log_prob
-        target = off_policy.expected_target(self, replay, value)
-        coefficient, learnt = self.coefficient, self.lagrange_threshold is not None
-        if learnt:
-            coefficient = jnp.minimum(jnp.exp(state.log_coefficient.params), MAX_COEFFICIENT)
-        soft_maximum = self._soft_maximum(state.policy.params, replay, key, spec)
+        target = off_policy.expected_target(replay, value, self.gamma)
+        drawn = None
+        if not isinstance(spec.action_space, spaces.Discrete):
+            drawn = proposals(self.policy, state.policy.variables, replay, next_key, self.samples, spec)
 
-        def penalty(params, values, taken):
-            gaps = soft_maximum(params, values) - taken
-            gaps = jax.vmap(lambda gap: weighted_mean(gap, replay.weight, replicas))(gaps)
-            return coefficient * jnp.sum(gaps), {"conservative_gap": jnp.mean(gaps)}
+        def critic_loss(params):
+            """Equation 4: SAC's loss, and what the critics say of all actions less what they say of the data's."""
+            variables = state.critic.variables.replace(params=params)
+            loss, fit = off_policy.critic_loss(self.critic, variables, replay, target, spec, replicas)
+            if drawn is None:
+                maxima = jax.nn.logsumexp(fit.values, axis=-1)
+            else:
+                maxima = soft_maximum(self.critic, variables, replay, *drawn, spec)
+            gaps = jax.vmap(lambda gap: weighted_mean(gap, replay.weight, replicas))(maxima - fit.taken)
+            return loss + coefficient * jnp.sum(gaps), (fit, jnp.mean(gaps))
 
-        critic, metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas, penalty)
+        gradients, (fit, gap) = jax.grad(critic_loss, has_aux=True)(state.critic.params)
+        critic, _ = train_state.apply_gradients(state.critic, gradients, optimizer, replicas, fit.model_state)
         log_coefficient = state.log_coefficient
-        if learnt:
-            slope = -coefficient * (metrics["conservative_gap"] - self.lagrange_threshold)
-            log_coefficient = off_policy.step(self, log_coefficient, slope, self.learning_rate, replicas)
-        # The same on all devices, hence as it is also the mean over them.
-        metrics |= {"coefficient": jnp.asarray(coefficient, jnp.float32)}
-        return state.replace(critic=critic, log_coefficient=log_coefficient), metrics
+        if self.lagrange_threshold is not None:
+            slope = -coefficient * (gap - self.lagrange_threshold)
+            log_coefficient, _ = train_state.apply_gradients(log_coefficient, slope, optimizer, replicas)
 
-    def _soft_maximum(self, policy, replay, key, spec):
-        """log of the integral of exp Q over actions, [ensemble, batch], of the critics' parameters and their values.
+        def policy_loss(params):
+            """SAC's, in which at first the likelihood of the data's actions takes the place of the value."""
+            variables, observation, mask = state.policy.variables, replay.observation, replay.action_mask
+            distribution, model_state = off_policy.train_policy(
+                self.policy, variables.replace(params=params), observation, spec, mask
+            )
+            value, log_prob = sac.value_and_log_prob(
+                self.critic, critic.variables, distribution, observation, mask, key, spec
+            )
+            cloning = state.updates.astype(jnp.float32) < self.cloning_updates
+            value = jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
+            loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
+            return loss, (loss, log_prob, model_state)
 
-        A sum where actions are discrete. Over a box by importance sampling: as many actions drawn uniformly, from the
-        policy at the observation, and from the policy at the next one (appendix F), in units where the box is [-1, 1].
-        """
-        if isinstance(spec.action_space, spaces.Discrete):
-            return lambda params, values: jax.nn.logsumexp(values, axis=-1)
+        gradients, (loss, log_prob, model_state) = jax.grad(policy_loss, has_aux=True)(state.policy.params)
+        policy, _ = train_state.apply_gradients(
+            state.policy, gradients, self._policy_optimizer(), replicas, model_state
+        )
 
-        def draws(place):  # [samples, batch]
-            split = lambda k: jax.random.split(jax.random.fold_in(k, place), self.samples)  # noqa: E731
-            return jax.vmap(split, out_axes=1)(key)
+        log_temperature = state.log_temperature
+        if self.learn_temperature:
+            wanted = sac.wanted_entropy(replay, self.target_entropy, self.target_entropy_share, spec)
+            log_temperature = sac.temperature_step(
+                log_temperature, self._temperature_optimizer(), log_prob, wanted, replay.weight, replicas
+            )
 
-        uniform, dimensions = jax.vmap(jax.vmap(spec.action_space.sample))(draws(0)), spec.action_space.shape[0]
-        drawn = [(uniform, jnp.full(uniform.shape[:2], -dimensions * math.log(2.0), jnp.float32))]
-        for place, observation in enumerate((replay.observation, replay.next_observation), 1):
-            distribution = off_policy.evaluate_policy(self, policy, observation, spec)
-            action, log_prob = jax.vmap(distribution.sample_and_log_prob)(draws(place))
-            drawn.append((action, log_prob + log_half_range(spec.action_space)))
-        actions, log_densities = (jnp.concatenate(parts) for parts in zip(*drawn, strict=True))
+        metrics = {"policy_loss": loss, "entropy": weighted_mean(-log_prob, replay.weight, replicas)}
+        metrics = replicas.mean(fit.metrics | metrics | {"conservative_gap": gap})
+        metrics |= {"temperature": temperature, "coefficient": jnp.asarray(coefficient, jnp.float32)}
+        critic, updates = train_state.polyak_update(critic, self.tau), state.updates + 1
+        return CQLState(policy, critic, log_temperature, log_coefficient, statistics, updates), UpdateInfo(metrics)
 
-        def soft_maximum(params, values):
-            # Mapped over the actions alone, so that an observation is encoded once.
-            each = jax.vmap(lambda x: off_policy.evaluate_critic(self, params, replay.observation, x, spec)[..., 0])
-            weighted = each(actions) - log_densities[:, None]
-            return jax.nn.logsumexp(weighted, axis=0) - math.log(weighted.shape[0])
+    def _policy_optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
 
-        return soft_maximum
+    def _temperature_optimizer(self) -> optax.GradientTransformation:
+        rate = self.temperature_learning_rate
+        return self.optimizer(self.learning_rate if rate is None else rate)
 
-    def _policy_value(self, params, state, replay, key, spec):
-        value, log_prob = super()._policy_value(params, state, replay, key, spec)
-        distribution = off_policy.evaluate_policy(self, params, replay.observation, spec, replay.action_mask)
-        likelihood = regression.log_likelihood(distribution, replay.action)
-        cloning = state.updates.astype(jnp.float32) < self.cloning_updates
-        return jnp.where(cloning, likelihood, value), log_prob
+
+def proposals(
+    network: Network, policy: Variables, batch: TransitionBatch, key: jax.Array, samples: int, spec: EnvSpec
+) -> tuple[jax.Array, jax.Array]:
+    """Actions of a box to integrate over [K, batch, n], and their log-densities [K, batch]; keys [batch].
+
+    As many drawn uniformly, from the policy at the observation, and from the policy at the next one (appendix F);
+    densities are in units where the box is [-1, 1].
+    """
+
+    def draws(place):  # [samples, batch]
+        split = lambda k: jax.random.split(jax.random.fold_in(k, place), samples)  # noqa: E731
+        return jax.vmap(split, out_axes=1)(key)
+
+    uniform, dimensions = jax.vmap(jax.vmap(spec.action_space.sample))(draws(0)), spec.action_space.shape[0]
+    drawn = [(uniform, jnp.full(uniform.shape[:2], -dimensions * math.log(2.0), jnp.float32))]
+    for place, observation in enumerate((batch.observation, batch.next_observation), 1):
+        distribution = off_policy.evaluate_policy(network, policy, observation, spec)
+        action, log_prob = jax.vmap(distribution.sample_and_log_prob)(draws(place))
+        drawn.append((action, log_prob + sac.log_half_range(spec.action_space)))
+    actions, log_densities = (jnp.concatenate(parts) for parts in zip(*drawn, strict=True))
+    return actions, log_densities
+
+
+def soft_maximum(
+    network: Critic,
+    critic: Variables,
+    batch: TransitionBatch,
+    actions: jax.Array,
+    log_densities: jax.Array,
+    spec: EnvSpec,
+) -> jax.Array:
+    """log of the integral of exp Q over actions, [ensemble, batch], by importance sampling of `proposals`."""
+    # Mapped over the actions alone, so that an observation is encoded once.
+    each = jax.vmap(lambda x: off_policy.evaluate_critic(network, critic, batch.observation, x, spec)[..., 0])
+    weighted = each(actions) - log_densities[:, None]
+    return jax.nn.logsumexp(weighted, axis=0) - math.log(weighted.shape[0])

@@ -1,94 +1,194 @@
-"""Critic regularised regression (Wang et al., 2020, arXiv:2006.15134)."""
+"""Critic regularized regression (Wang et al., 2020, arXiv:2006.15134)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.algos import off_policy, q_learning, regression
-from jaxrl.algos.actor_critic import OffPolicyActorCritic
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.off_policy import Learnt
-from jaxrl.networks import Critic
-from jaxrl.schedules import Scalar
-from jaxrl.types import EnvSpec, Replicas, TransitionBatch, UpdateInfo
+from jaxrl.algos import off_policy, q_learning, regression, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, Variables
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Network,
+    PyTree,
+    Replicas,
+    Source,
+    TimeStep,
+    TransitionBatch,
+    UpdateInfo,
+)
+from jaxrl.networks import Actor, Critic, resolve_torso
 
 
-@struct.dataclass
-class CRRState:
+class CRRState(struct.PyTreeNode):
     """All that the learner is."""
 
-    policy: Learnt
-    critic: Learnt
+    policy: TrainState
+    critic: TrainState
+    statistics: Statistics
     updates: jax.Array  # int32
 
 
 @algorithm
-class CRR(OffPolicyActorCritic):
-    """A policy fitted to the data's actions, above all to those that the critic thinks better than the policy's own."""
+class CRR:
+    """Critic-regularized regression: regression on the data's actions, weighted by the critic's advantage."""
 
-    tau: Scalar = number(1.0, above=0, high=1, help="share of the new parameters at each target update")
-    target_period: int = static(100, low=1, help="updates between two target updates")
-    weighting: str = static("exp", choices=("exp", "indicator", "constant"), help="of an action, by its advantage")
-    baseline: str = static("mean", choices=("mean", "max"), help="what an action is better than: the policy's values")
-    samples: int = static(4, low=1, help="actions of a box that stand for the policy in the baseline")
-    temperature: Scalar = number(1.0, above=0, help="exp: an action weighs exp of its advantage over this")
-    max_weight: Scalar = number(20.0, above=0, help="exp: largest weight of an action")
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(1.0, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    target_period: int = static(100, low=1, help="updates between target updates")
+    weighting: str = static(
+        "exp", choices=("exp", "indicator", "constant"), help="weight of an action by its advantage"
+    )
+    baseline: str = static("mean", choices=("mean", "max"), help="baseline of the advantage, over the policy's values")
+    samples: int = static(4, low=1, help="continuous actions: samples of the policy in the baseline")
+    temperature: Scalar = number(
+        1.0, above=0, only_with="weighting=exp", help="advantages are divided by this before exp"
+    )
+    max_weight: Scalar = number(20.0, above=0, only_with="weighting=exp", help="largest weight of an action")
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor())
     critic: Critic = static(Critic(ensemble=1))
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        networks = off_policy.problems("CRR", self.policy, self.critic, spec, stochastic=True, discrete=True)
+        return field_problems(self) + networks
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> CRRState:
         policy_key, critic_key = jax.random.split(key)
-        policy = off_policy.begin(self, self.policy.init(policy_key, spec), target=True)
-        critic = off_policy.begin(self, self.critic.init(critic_key, spec), target=True)
-        return CRRState(policy, critic, jnp.int32(0))
+        critic_optimizer = self.optimizer(self.learning_rate)
+        return CRRState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+        )
+
+    def actor(self, state: CRRState) -> ActorState:
+        return off_policy.actor(state.policy, state.statistics, state.updates)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        return ActorOutput(
+            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
+        )
 
     def update(
         self, state: CRRState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[CRRState, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
+        clip = self.observation_clip
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
-        policy, critic = state.policy, state.critic
-        following = (replay.next_observation, replay.next_action_mask, next_key)
-        value = self._policy_value(policy.target_params, critic.target_params, *following, 1, "mean", spec)
-        target = off_policy.expected_target(self, replay, value)
-        weights = self._weights(policy.params, critic.params, replay, key, spec)
-        critic, metrics, _ = off_policy.fit_critic(self, critic, replay, target, spec, replicas)
-        policy, told = regression.fit_policy(self, policy, replay, weights, spec, replicas)
+
+        next_values = self._policy_values(
+            state.policy.target_variables,
+            state.critic.target_variables,
+            replay.next_observation,
+            replay.next_action_mask,
+            next_key,
+            samples=1,
+            reduction="mean",
+            spec=spec,
+        )
+        target = off_policy.expected_target(replay, next_values, self.gamma)
+        weights = self._weights(state.policy.variables, state.critic.variables, replay, key, spec)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        critic, fit = off_policy.critic_step(
+            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+        )
+        policy, metrics = regression.policy_step(
+            self.policy, state.policy, self._policy_optimizer(), replay, weights, spec, replicas
+        )
+
         updates = state.updates + 1
         share = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
-        learnt = CRRState(off_policy.follow(policy, share), off_policy.follow(critic, share), updates)
-        return learnt, UpdateInfo(replicas.mean(metrics | told))
+        policy, critic = train_state.polyak_update(policy, share), train_state.polyak_update(critic, share)
+        return CRRState(policy, critic, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
 
-    def _weights(self, policy, critic, replay, key, spec):
+    def _policy_optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
+
+    def _weights(
+        self, policy: Variables, critic: Variables, batch: TransitionBatch, key: jax.Array, spec: EnvSpec
+    ) -> jax.Array:
         """How much each transition's action counts, [batch]: equations 2 to 4."""
         if self.weighting == "constant":
-            return jnp.ones(replay.weight.shape, jnp.float32)
-        here = (replay.observation, replay.action_mask, key)
-        baseline = self._policy_value(policy, critic, *here, self.samples, self.baseline, spec)
-        advantage = regression.taken_values(self, critic, replay, spec) - baseline
+            return jnp.ones(batch.weight.shape, jnp.float32)
+        baseline = self._policy_values(
+            policy,
+            critic,
+            batch.observation,
+            batch.action_mask,
+            key,
+            samples=self.samples,
+            reduction=self.baseline,
+            spec=spec,
+        )
+        advantage = regression.taken_values(self.critic, critic, batch, spec) - baseline
         if self.weighting == "indicator":
             return (advantage > 0.0).astype(jnp.float32)
         return jnp.minimum(jnp.exp(advantage / self.temperature), self.max_weight)
 
-    def _policy_value(self, policy, critic, observation, mask, key, samples, reduction, spec):
+    def _policy_values(
+        self,
+        policy: Variables,
+        critic: Variables,
+        observation: PyTree,
+        mask: jax.Array | None,
+        key: jax.Array,
+        *,
+        samples: int,
+        reduction: str,
+        spec: EnvSpec,
+    ) -> jax.Array:
         """The mean or largest value [batch] of what the policy does, by the smallest critic.
 
         Of actions sampled with keys [batch] from a box; of all that are allowed where they are discrete.
         """
-        distribution = off_policy.evaluate_policy(self, policy, observation, spec, mask)
+        distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
         if isinstance(spec.action_space, spaces.Discrete):
-            values = jnp.min(off_policy.evaluate_critic(self, critic, observation, None, spec, mask), axis=0)
-            if reduction == "max":
-                return jnp.max(values, axis=-1)
-            probability = jnp.exp(distribution.log_probs())
-            # A forbidden action has probability 0, and the most negative finite number for a value.
-            return jnp.sum(jnp.where(probability > 0.0, probability * values, 0.0), axis=-1)
+            values = jnp.min(off_policy.evaluate_critic(self.critic, critic, observation, None, spec, mask), axis=0)
+            return jnp.max(values, axis=-1) if reduction == "max" else off_policy.expected_value(distribution, values)
         keys = jax.vmap(lambda k: jax.random.split(k, samples), out_axes=1)(key)
         actions = jax.vmap(distribution.sample)(keys)
-        # Mapped over the actions alone, so that an observation is encoded once.
-        each = jax.vmap(lambda x: jnp.min(off_policy.evaluate_critic(self, critic, observation, x, spec), axis=0))
-        values = each(actions)[..., 0]
+        values = off_policy.sampled_values(self.critic, critic, observation, actions, spec)
         return jnp.max(values, axis=0) if reduction == "max" else jnp.mean(values, axis=0)

@@ -1,32 +1,165 @@
 """Distributed distributional deterministic policy gradients (Barth-Maron et al., 2018, arXiv:1804.08617)."""
 
-from jaxrl.algos import q_learning
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.ddpg import DDPG
-from jaxrl.networks import CategoricalValues, Critic
-from jaxrl.schedules import Linear, Scalar
-from jaxrl.sources import Prioritised, Sampler
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core.schedules import Linear, Scalar
+from jaxrl.core.sources import Prioritized, Uniform
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Network,
+    Replicas,
+    Source,
+    TimeStep,
+    UpdateInfo,
+)
+from jaxrl.networks import Actor, CategoricalValues, Critic, resolve_torso
+
+
+class D4PGState(struct.PyTreeNode):
+    """All that the learner is."""
+
+    policy: TrainState
+    critic: TrainState
+    statistics: Statistics
+    updates: jax.Array  # int32
 
 
 @algorithm
-class D4PG(DDPG):
-    """DDPG whose critic predicts the distribution of returns, several steps ahead, from a prioritised replay."""
+class D4PG:
+    """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
-    exploration_noise: Scalar = number(0.3, low=0, help="deviation of the actions' noise, over half their range")
-    v_min: Scalar = number(-150.0, help="categorical head: lowest return")
-    v_max: Scalar = number(150.0, help="categorical head: highest return")
-    quantile_huber: Scalar = number(1.0, above=0, help="quantile head: error from which the loss is linear")
-    priority_exponent: Scalar = number(0.6, low=0, help="prioritised: chances are priorities to this power")
-    importance_exponent: Scalar = number(Linear(0.4, 1.0), low=0, high=1, help="prioritised: beta of the weights")
-    prioritised: bool = static(True, help="draw transitions by how wrong the critic was there")
-    n_step: int = static(5, low=1, help="rewards summed before bootstrapping")
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    exploration_noise: Scalar = number(0.3, low=0, help="noise standard deviation, in units of half the action range")
+    v_min: Scalar = number(-150.0, only_with="critic.head=categoricalvalues", help="lower end of the support")
+    v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
+    quantile_huber: Scalar = number(
+        1.0, above=0, only_with="critic.head=quantilevalues", help="Huber threshold, above which the loss is linear"
+    )
+    priority_exponent: Scalar = number(0.6, low=0, only_with="prioritized", help="exponent of the priorities (alpha)")
+    importance_exponent: Scalar = number(
+        Linear(0.4, 1.0), low=0, high=1, only_with="prioritized", help="importance exponent (beta)"
+    )
+    prioritized: bool = static(True, help="prioritized replay: sample by the last error")
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    n_step: int = static(5, low=1, help="number of rewards summed before bootstrapping")
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor(stochastic=False))
     critic: Critic = static(Critic(ensemble=1, head=CategoricalValues(51)))
 
-    def support_problems(self) -> list[str]:
-        return q_learning.support_problems(self)
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, categorical=True)
+        problems = field_problems(self) + networks
+        if isinstance(self.critic.head, CategoricalValues):
+            problems += q_learning.support_problems("D4PG", self.v_min, self.v_max)
+        return problems
 
     @property
-    def sampler(self) -> Sampler:
-        if not self.prioritised:
-            return super().sampler
-        return Prioritised(exponent=self.priority_exponent, beta=self.importance_exponent)
+    def experience(self) -> Mapping[str, Source]:
+        prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
+        return {"replay": off_policy.replay(self, prioritized if self.prioritized else Uniform())}
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> D4PGState:
+        policy_key, critic_key = jax.random.split(key)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        return D4PGState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+        )
+
+    def actor(self, state: D4PGState) -> ActorState:
+        return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        return ActorOutput(off_policy.noisy_action(action, actor, key, spec=spec, explore=explore), carry)
+
+    def update(
+        self, state: D4PGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[D4PGState, UpdateInfo]:
+        clip = self.observation_clip
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        support = {"v_min": self.v_min, "v_max": self.v_max}
+
+        next_action = off_policy.evaluate_policy(
+            self.policy, state.policy.target_variables, replay.next_observation, spec
+        )
+        slow = state.critic.target_variables
+        target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec, **support)
+        importance = replay.sample_info.importance if self.prioritized else None
+
+        def critic_loss(params):
+            variables, huber = state.critic.variables.replace(params=params), self.quantile_huber
+            return off_policy.critic_loss(
+                self.critic,
+                variables,
+                replay,
+                target,
+                spec,
+                replicas,
+                importance=importance,
+                quantile_huber=huber,
+                **support,
+            )
+
+        gradients, fit = jax.grad(critic_loss, has_aux=True)(state.critic.params)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        critic, _ = train_state.apply_gradients(state.critic, gradients, critic_optimizer, replicas, fit.model_state)
+
+        def policy_loss(params):
+            variables = state.policy.variables.replace(params=params)
+            action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            value = off_policy.first_value(self.critic, critic, replay.observation, action, spec, **support)
+            return weighted_mean(-value, replay.weight, replicas), model_state
+
+        (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(state.policy.params)
+        policy, _ = train_state.apply_gradients(
+            state.policy, gradients, self._policy_optimizer(), replicas, model_state
+        )
+
+        policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
+        priorities = {"replay": fit.error + q_learning.LEAST_PRIORITY} if self.prioritized else {}
+        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
+        return D4PGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics, priorities)
+
+    def _policy_optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)

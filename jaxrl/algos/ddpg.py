@@ -1,74 +1,134 @@
 """Deep deterministic policy gradients (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl.algos import off_policy
-from jaxrl.algos.actor_critic import OffPolicyActorCritic
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.off_policy import Learnt
-from jaxrl.networks import Actor, Critic
-from jaxrl.schedules import Scalar
-from jaxrl.types import (
+from jaxrl.algos import off_policy, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
     ActorOutput,
     ActorState,
     Carry,
     EnvSpec,
     Network,
     Replicas,
+    Source,
     TimeStep,
-    TransitionBatch,
     UpdateInfo,
 )
+from jaxrl.networks import Actor, Critic, resolve_torso
 
 
-@struct.dataclass
-class DDPGState:
+class DDPGState(struct.PyTreeNode):
     """All that the learner is."""
 
-    policy: Learnt
-    critic: Learnt
+    policy: TrainState
+    critic: TrainState
+    statistics: Statistics
     updates: jax.Array  # int32
 
 
 @algorithm
-class DDPG(OffPolicyActorCritic):
-    """A deterministic policy up the gradient of its critic, from a uniform replay."""
+class DDPG:
+    """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
 
-    exploration_noise: Scalar = number(0.1, low=0, help="deviation of the actions' noise, over half their range")
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor(stochastic=False))
     critic: Critic = static(Critic(ensemble=1))
 
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return off_policy.problems(self, spec, stochastic=False)
+        networks = off_policy.problems("DDPG", self.policy, self.critic, spec, stochastic=False)
+        return field_problems(self) + networks
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DDPGState:
         policy_key, critic_key = jax.random.split(key)
-        policy = off_policy.begin(self, self.policy.init(policy_key, spec), target=True)
-        critic = off_policy.begin(self, self.critic.init(critic_key, spec), target=True)
-        return DDPGState(policy, critic, jnp.int32(0))
+        critic_optimizer = self.optimizer(self.learning_rate)
+        return DDPGState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+        )
 
     def actor(self, state: DDPGState) -> ActorState:
-        return off_policy.actor(state.policy, state.updates, noise=self.exploration_noise)
+        return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        return off_policy.act_with_noise(self, actor, timestep, carry, key, spec=spec, explore=explore)
+        action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        return ActorOutput(off_policy.noisy_action(action, actor, key, spec=spec, explore=explore), carry)
 
     def update(
         self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DDPGState, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
-        next_action = off_policy.evaluate_policy(self, state.policy.target_params, replay.next_observation, spec)
-        target = off_policy.target(self, state.critic, replay, next_action, spec)
-        critic, metrics, error = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
-        policy, loss = off_policy.climb(self, state.policy, critic, replay, spec, replicas)
-        policy, critic = off_policy.follow(policy, self.tau), off_policy.follow(critic, self.tau)
-        metrics = replicas.mean(metrics | {"policy_loss": loss})
-        learnt = DDPGState(policy, critic, state.updates + 1)
-        return learnt, UpdateInfo(metrics, off_policy.new_priorities(self, error))
+        clip = self.observation_clip
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+
+        next_action = off_policy.evaluate_policy(
+            self.policy, state.policy.target_variables, replay.next_observation, spec
+        )
+        slow = state.critic.target_variables
+        target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        critic, fit = off_policy.critic_step(
+            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+        )
+
+        def policy_loss(params):
+            """Minus the critic's value of what the policy does, whose gradient is equation 6."""
+            variables = state.policy.variables.replace(params=params)
+            action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            value = off_policy.first_value(self.critic, critic, replay.observation, action, spec)
+            return weighted_mean(-value, replay.weight, replicas), model_state
+
+        (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(state.policy.params)
+        policy, _ = train_state.apply_gradients(
+            state.policy, gradients, self._policy_optimizer(), replicas, model_state
+        )
+
+        policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
+        metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
+        return DDPGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics)
+
+    def _policy_optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)

@@ -1,25 +1,30 @@
 """Deep Q-networks (Mnih et al., 2015) and what was added to them; Rainbow (Hessel et al., 2018, arXiv:1710.02298)."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.algos import q_learning, q_views
-from jaxrl.algos.base import algorithm, field_problems, number, static
-from jaxrl.algos.optimisers import Adam, Optimiser, descend, weighted_mean
-from jaxrl.algos.q_learning import QCarry
-from jaxrl.networks import QNetwork
-from jaxrl.schedules import Linear, Scalar
-from jaxrl.sources import FrameStack, Prioritised, Sequence, Uniform
-from jaxrl.types import (
+from jaxrl.algos import q_learning, q_views, train_state
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.optimizers import Adam, Optimizer, clipped
+from jaxrl.algos.q_learning import QCarry, Returns
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Linear, Scalar
+from jaxrl.core.sources import FrameStack, Prioritized, Sequence, Uniform
+from jaxrl.core.types import (
+    SEQUENCE_INPUTS,
+    TRANSITION_INPUTS,
     ActorOutput,
     ActorState,
     EnvSpec,
     Network,
+    NetworkInputs,
     PyTree,
     Replay,
     Replicas,
@@ -27,66 +32,109 @@ from jaxrl.types import (
     TimeStep,
     UpdateInfo,
 )
+from jaxrl.networks import ActionValues, CategoricalValues, QNetwork, resolve_torso
 
 
-@struct.dataclass
-class DQNState:
+class DQNState(struct.PyTreeNode):
     """All that the learner is."""
 
-    params: PyTree
-    target_params: PyTree
-    optimiser: PyTree
+    network: TrainState
     updates: jax.Array  # int32
 
 
 @algorithm
 class DQN:
-    """Q-learning from a replay, with a target network; expected or distributional by the network's head."""
+    """Deep Q-learning with replay and a target network; expected or distributional by the network's head."""
 
-    learning_rate: Scalar = number(2.5e-4, above=0, help="step size")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
-    epsilon: Scalar = number(Linear(1.0, 0.05, 0.5), low=0, high=1, help="chance of a random action")
-    ladder_exponent: Scalar = number(7.0, low=0, help="with a ladder: its last environment has epsilon^(1 + this)")
-    max_grad_norm: Scalar | None = number(10.0, above=0, help="largest global norm of a gradient; None: no limit")
-    target_update: Scalar = number(1.0, above=0, high=1, help="share of the new parameters at a target update")
-    priority_exponent: Scalar = number(0.5, low=0, help="prioritised: chances are priorities to this power")
-    importance_exponent: Scalar = number(Linear(0.4, 1.0), low=0, high=1, help="prioritised: beta of the weights")
-    priority_eta: Scalar = number(0.9, low=0, high=1, help="recurrent: weight of a sequence's largest error, not mean")
-    v_min: Scalar = number(-10.0, help="categorical head: lowest return")
-    v_max: Scalar = number(10.0, help="categorical head: highest return")
-    quantile_huber: Scalar = number(1.0, above=0, help="quantile head: error from which the loss is linear")
-    munchausen_scale: Scalar = number(0.9, low=0, high=1, help="munchausen: weight of the log-policy in the reward")
-    munchausen_temperature: Scalar = number(0.03, above=0, help="munchausen: of the softmax policy")
-    munchausen_clip: Scalar = number(-1.0, high=0, help="munchausen: least log-policy term")
-    target_period: int = static(100, low=1, help="updates between two target updates")
-    double: bool = static(True, help="the online network chooses the next action")
-    n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
-    prioritised: bool = static(False, help="draw transitions by how wrong the network was there")
-    value_rescaling: bool = static(False, help="learn returns on a scale that flattens large ones")
-    munchausen: bool = static(False, help="soft targets, and the log-policy in the reward")
-    ladder: bool = static(False, help="epsilons fall from the first environment to the last")
-    sequence_length: int = static(16, low=2, help="recurrent: rows that are learnt from, the last to bootstrap only")
-    burn_in: int = static(0, low=0, help="recurrent: rows before these, to warm up the recurrent state")
-    capacity: int = static(50_000, low=1, help="rows that the replay holds, over all environments")
-    min_size: int = static(1_000, low=1, help="rows before the first update")
-    batch_size: int = static(128, low=1, help="transitions an update")
-    rollout_length: int = static(4, low=1, help="rows of every environment between two rounds of updates")
-    updates: int = static(1, low=1, help="updates a round")
-    optimiser: Optimiser = number(Adam(eps=1e-8))
-    frame_stack: FrameStack | None = static(None, help="how observations are stacked: the replay keeps a frame once")
+    learning_rate: Scalar = number(2.5e-4, above=0, help="learning rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    epsilon: Scalar = number(Linear(1.0, 0.05, 0.5), low=0, high=1, help="probability of a random action")
+    ladder_exponent: Scalar = number(7.0, low=0, only_with="ladder", help="last environment uses epsilon^(1 + this)")
+    max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
+    target_update: Scalar = number(1.0, above=0, high=1, help="fraction of new parameters at each target update")
+    priority_exponent: Scalar = number(0.5, low=0, only_with="prioritized", help="exponent of the priorities (alpha)")
+    importance_exponent: Scalar = number(
+        Linear(0.4, 1.0), low=0, high=1, only_with="prioritized", help="importance exponent (beta)"
+    )
+    priority_eta: Scalar = number(
+        0.9,
+        low=0,
+        high=1,
+        only_with="prioritized and network.recurrent",
+        help="weight of the largest error in a sequence's priority; the rest is the mean",
+    )
+    v_min: Scalar = number(-10.0, only_with="network.head=categoricalvalues", help="lower end of the support")
+    v_max: Scalar = number(10.0, only_with="network.head=categoricalvalues", help="upper end of the support")
+    quantile_huber: Scalar = number(
+        1.0, above=0, only_with="network.head=quantilevalues", help="Huber threshold, above which the loss is linear"
+    )
+    munchausen_scale: Scalar = number(
+        0.9, low=0, high=1, only_with="munchausen", help="weight of the log-policy in the reward (alpha)"
+    )
+    munchausen_temperature: Scalar = number(0.03, above=0, only_with="munchausen", help="softmax temperature (tau)")
+    munchausen_clip: Scalar = number(-1.0, high=0, only_with="munchausen", help="lower bound of the log-policy term")
+    target_period: int = static(100, low=1, help="updates between target updates")
+    double: bool = static(True, help="double DQN: the online network selects the next action")
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    prioritized: bool = static(False, help="prioritized replay: sample by the last error")
+    value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different sizes")
+    munchausen: bool = static(False, help="Munchausen targets: soft values, and the log-policy in the reward")
+    ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
+    sequence_length: int = static(
+        16,
+        low=2,
+        only_with="network.recurrent",
+        help="time steps per sequence, the last of which only bootstraps",
+    )
+    burn_in: int = static(
+        0, low=0, only_with="network.recurrent", help="steps before each sequence that only warm up the recurrent state"
+    )
+    capacity: int = static(50_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected before the first update")
+    batch_size: int = static(128, low=1, help="transitions per update")
+    rollout_length: int = static(4, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.03125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    frame_stack: FrameStack | None = static(None, help="how observations stack frames; each frame is stored once")
     network: Network = static(QNetwork())
 
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return dataclasses.replace(self, network=resolve_torso(self.network, spec))
+
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self)
+        problems, name = field_problems(self), type(self).__name__
         if not isinstance(spec.action_space, spaces.Discrete):
             problems.append(
                 f"DQN chooses among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
             )
-        return problems + q_learning.head_problems(self)
+        else:
+            known = SEQUENCE_INPUTS if self.network.recurrent else TRANSITION_INPUTS
+            problems += network_problems(f"{name}.network", self.network, spec, known)
+        return problems + self._head_problems()
+
+    def _head_problems(self) -> list[str]:
+        """Why the settings do not go with the network's head; one line each."""
+        name, head = type(self).__name__, self.network.head if isinstance(self.network, QNetwork) else ActionValues()
+        categorical = isinstance(head, CategoricalValues)
+        found = q_learning.support_problems(name, self.v_min, self.v_max) if categorical else []
+        if self.munchausen and (self.n_step > 1 or categorical or self.value_rescaling):
+            found.append(
+                f"{name}.munchausen=True needs n_step=1, because its bonus belongs to every step and the replay knows "
+                "the first one's action alone, a head of values or quantiles, whose returns its target shifts by "
+                "action, and value_rescaling=False, because its policy is a softmax of values"
+            )
+        if self.value_rescaling and not isinstance(head, ActionValues):
+            found.append(f"{name}.value_rescaling=True needs expected values, not {head!r}; use ActionValues()")
+        return found
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        prioritised = Prioritised(exponent=self.priority_exponent, beta=self.importance_exponent)
+        prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
         sequence = Sequence(self.sequence_length, self.rollout_length, burn_in=self.burn_in, stored_carry=True)
         return {
             "replay": Replay(
@@ -94,35 +142,37 @@ class DQN:
                 batch_size=self.batch_size,
                 min_size=self.min_size,
                 rollout_length=self.rollout_length,
-                updates=self.updates,
+                replay_ratio=self.replay_ratio,
                 n_step=self.n_step,
                 sequence=sequence if self.network.recurrent else None,
-                sampler=prioritised if self.prioritised else Uniform(),
+                sampler=prioritized if self.prioritized else Uniform(),
                 frame_stack=self.frame_stack,
+                storage=self.storage,
             )
         }
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DQNState:
-        params = self.network.init(key, spec)
-        target = jax.tree.map(jnp.copy, params)  # its own buffers: the state must not hold an array twice
-        return DQNState(params, target, self.optimiser.rule().init(params), jnp.int32(0))
+        network = train_state.create(*self.network.init(key, spec), self._transformation(), target=True)
+        return DQNState(network, jnp.int32(0))
 
     def actor(self, state: DQNState) -> ActorState:
-        return q_learning.actor(self, state.params)
+        return q_learning.actor(state.network, self.epsilon, self.ladder_exponent if self.ladder else None)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        return QCarry(self.network.initial_carry(spec), q_learning.rung(env_index, num_envs))
+        return QCarry(self.network.initial_carry(spec), q_learning.ladder_position(env_index, num_envs))
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         noise = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key) if explore else None
-        moment = jax.tree.map(lambda x: x[None], timestep)
-        output, network = self.network.apply(actor.params, moment, carry.network, spec=spec, key=noise)
+        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
+        output, network, _ = self.network.apply(
+            actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False, key=noise
+        )
         values = q_learning.action_values(jax.tree.map(lambda x: x[0], output), self.v_min, self.v_max)
         action = jnp.argmax(values, axis=-1).astype(jnp.int32)
         if explore:
-            action = q_learning.explored(self, actor, action, timestep.action_mask, carry, key, spec)
+            action = q_learning.explore(actor, action, timestep.action_mask, carry, key, spec.action_space.n)
         return ActorOutput(action, carry.replace(network=network))
 
     def update(
@@ -130,62 +180,73 @@ class DQN:
     ) -> tuple[DQNState, UpdateInfo]:
         view = q_views.view(batch["replay"], self.network, spec, self.n_step)
         noise = [
-            q_learning.transition_keys(k, batch["replay"].drawn.place.shape[0], replicas)
+            q_learning.transition_keys(k, batch["replay"].sample_info.position.shape[0], replicas)
             for k in jax.random.split(key, 4)
         ]
 
         def loss(params):
-            output = view.output(params, noise[0])
-            target = jax.lax.stop_gradient(self._target(view, state, output, noise))
-            now = view.now(output)
-            losses, error = q_learning.td_loss(now, view.action, target, self.v_min, self.v_max, self.quantile_huber)
-            if self.prioritised:
+            online = Variables(params, state.network.model_state)
+            output, model_state = view.output(online, noise[0], train=True)
+            target = jax.lax.stop_gradient(self._target(view, state.network, output, noise))
+            current = view.current(output)
+            losses, error = q_learning.td_loss(
+                current, view.action, target, self.v_min, self.v_max, self.quantile_huber
+            )
+            if self.prioritized:
                 losses = losses * view.importance
             loss = weighted_mean(losses, view.weight, replicas)
-            values = q_learning.action_values(now, self.v_min, self.v_max)
+            values = q_learning.action_values(current, self.v_min, self.v_max)
             chosen = jnp.take_along_axis(values, view.action[:, None], axis=-1)[:, 0]
             metrics = {
                 "loss": loss,
                 "q_value": weighted_mean(chosen, view.weight, replicas),
                 "td_error": weighted_mean(error, view.weight, replicas),
             }
-            return loss, (metrics, error)
+            return loss, (metrics, error, model_state)
 
-        gradients, (metrics, error) = jax.grad(loss, has_aux=True)(state.params)
-        params, optimiser, norm = descend(
-            self.optimiser,
-            state.params,
-            gradients,
-            state.optimiser,
-            learning_rate=self.learning_rate,
-            max_grad_norm=self.max_grad_norm,
-            replicas=replicas,
+        gradients, (metrics, error, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
+        network, norm = train_state.apply_gradients(
+            state.network, gradients, self._transformation(), replicas, model_state
         )
         updates = state.updates + 1
         share = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
-        target_params = jax.tree.map(lambda old, new: old + share * (new - old), state.target_params, params)
+        network = train_state.polyak_update(network, share)
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "epsilon": jnp.asarray(self.epsilon)}
         priorities = {}
-        if self.prioritised:
+        if self.prioritized:
             priorities["replay"] = view.priorities(error, self.priority_eta) + q_learning.LEAST_PRIORITY
-        return DQNState(params, target_params, optimiser, updates), UpdateInfo(metrics, priorities)
+        return DQNState(network, updates), UpdateInfo(metrics, priorities)
 
-    def _target(self, view, state, output, noise):
+    def _transformation(self) -> optax.GradientTransformation:
+        return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)
+
+    def _target(
+        self,
+        view: q_views.Transitions | q_views.Sequences,
+        network: TrainState,
+        output: PyTree,
+        noise: list[jax.Array],
+    ) -> Returns:
         """The distribution of returns that each transition should have; `output` is the learning network's."""
         low, high, rewards = self.v_min, self.v_max, view.rewards
-        slow = view.output(state.target_params, noise[1])
-        following = view.after(slow, state.target_params, noise[2])
-        values = q_learning.action_values(following, low, high)
+        target_output, _ = view.output(network.target_variables, noise[1], train=False)
+        next_output = view.next(target_output, network.target_variables, noise[2])
+        next_values = q_learning.action_values(next_output, low, high)
         if self.munchausen:
-            tau, now = self.munchausen_temperature, q_learning.action_values(view.now(slow), low, high)
-            bonus = q_learning.munchausen_bonus(now, view.action, tau, self.munchausen_scale, self.munchausen_clip)
-            rewards, after = rewards + bonus[:, None], q_learning.soft_returns(following, values, tau)
+            temperature = self.munchausen_temperature
+            values = q_learning.action_values(view.current(target_output), low, high)
+            bonus = q_learning.munchausen_bonus(
+                values, view.action, temperature, self.munchausen_scale, self.munchausen_clip
+            )
+            rewards = rewards + bonus[:, None]
+            next_returns = q_learning.soft_returns(next_output, next_values, temperature)
         else:
             if self.double:
-                values = q_learning.action_values(view.after(output, state.params, noise[3]), low, high)
-            after = q_learning.returns_of(following, jnp.argmax(values, axis=-1), low, high)
+                online_output = view.next(output, network.variables, noise[3])
+                next_values = q_learning.action_values(online_output, low, high)
+            next_returns = q_learning.returns_of(next_output, jnp.argmax(next_values, axis=-1), low, high)
         if not self.value_rescaling:
-            return q_learning.n_step_returns(rewards, view.steps, view.bootstrap, after, self.gamma)
-        after = after.replace(atoms=q_learning.unscaled(after.atoms))
-        target = q_learning.n_step_returns(rewards, view.steps, view.bootstrap, after, self.gamma)
+            return q_learning.n_step_returns(rewards, view.steps, view.bootstrap, next_returns, self.gamma)
+        next_returns = next_returns.replace(atoms=q_learning.unscaled(next_returns.atoms))
+        target = q_learning.n_step_returns(rewards, view.steps, view.bootstrap, next_returns, self.gamma)
         return target.replace(atoms=q_learning.rescaled(target.atoms))

@@ -6,31 +6,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import policy_gradient, returns
-from jaxrl.algos.actor_critic import OnPolicyActorCritic
+from jaxrl.algos import on_policy, returns, train_state
 from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.optimisers import Optimiser, RMSProp, descend, weighted_mean
-from jaxrl.algos.policy_gradient import PolicyCarry, PolicyState
-from jaxrl.schedules import Scalar
-from jaxrl.types import ActorOutput, ActorState, EnvSpec, Replicas, RolloutBatch, TimeStep, UpdateInfo
+from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyCarry, PolicyState
+from jaxrl.algos.optimizers import Optimizer, RMSProp
+from jaxrl.algos.train_state import Variables, weighted_mean
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import ActorOutput, ActorState, EnvSpec, Replicas, Rollout, TimeStep, UpdateInfo
 
 
 @algorithm
 class IMPALA(OnPolicyActorCritic):
-    """One corrected policy-gradient step a rollout, however old its policy; recurrent or not by its network."""
+    """Advantage actor-critic with V-trace: one off-policy-corrected step per rollout; recurrent when its network is."""
 
-    learning_rate: Scalar = number(6e-4, above=0, help="step size; of the policy, if the value has its own")
-    trace_lambda: Scalar = number(1.0, low=0, high=1, help="of V-trace; 1 corrects to the rollout's end")
-    clip_rho: Scalar = number(1.0, above=0, help="largest weight of an error: which policy is evaluated")
-    clip_c: Scalar = number(1.0, above=0, help="largest weight of a trace: how far errors reach back")
-    clip_pg_rho: Scalar = number(1.0, above=0, help="largest weight of a policy gradient")
-    max_grad_norm: Scalar | None = number(40.0, above=0, help="largest global norm of a gradient; None: no limit")
-    rollout_length: int = static(20, low=1, help="rows of every environment a batch; the longest episode, if whole")
-    reduction: str = static("sum", choices=("sum", "mean"), help="of the loss, over the rows that count")
+    learning_rate: Scalar = number(6e-4, above=0, help="learning rate (of the policy, if value_learning_rate is set)")
+    trace_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of V-trace; 1 uses the whole rollout")
+    clip_rho: Scalar = number(1.0, above=0, help="V-trace rho-bar: largest importance weight of a TD error")
+    clip_c: Scalar = number(1.0, above=0, help="V-trace c-bar: largest trace coefficient")
+    clip_pg_rho: Scalar = number(1.0, above=0, help="largest importance weight in the policy gradient")
+    max_grad_norm: Scalar | None = number(40.0, above=0, help="clip gradients to this global norm; None: no clipping")
+    rollout_length: int = static(20, low=1, help="steps per environment and batch; whole_episodes: longest episode")
+    reduction: str = static("sum", choices=("sum", "mean"), help="sum or mean of the loss over the batch")
     reward_clipping: str = static(
-        "none", choices=("none", "abs_one", "soft_asymmetric"), help="of rewards as they come, also those it sees"
+        "none", choices=("none", "abs_one", "soft_asymmetric"), help="clips rewards before anything else uses them"
     )
-    optimiser: Optimiser = number(RMSProp(eps=0.01))
+    optimizer: Optimizer = number(RMSProp(eps=0.01))
 
     def act(
         self,
@@ -48,40 +48,32 @@ class IMPALA(OnPolicyActorCritic):
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        rollout: RolloutBatch = batch["rollout"]
-        rollout = rollout.replace(
-            rows=self._with_clipped_reward(rollout.rows),
-            timesteps=self._with_clipped_reward(rollout.timesteps),
-            final=self._with_clipped_reward(rollout.final),
+        rollout: Rollout = batch["rollout"]
+        rollout = rollout.replace(timesteps=self._with_clipped_reward(rollout.timesteps))
+        gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
+            state.network.params, state.network.model_state, rollout, spec, replicas
         )
-        gradients, metrics = jax.grad(self._loss, has_aux=True)(state.params, rollout, spec, replicas)
-        params, optimiser, norm = descend(
-            self.optimiser,
-            state.params,
-            gradients,
-            state.optimiser,
-            learning_rate=policy_gradient.learning_rates(self),
-            max_grad_norm=self.max_grad_norm,
-            replicas=replicas,
+        network, norm = train_state.apply_gradients(
+            state.network, gradients, on_policy.transformation(self), replicas, model_state
         )
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "learning_rate": jnp.asarray(self.learning_rate)}
         new = state.replace(
-            params=params,
-            optimiser=optimiser,
-            statistics=policy_gradient.update_statistics(self, state.statistics, rollout, replicas),
+            network=network,
+            statistics=on_policy.update_statistics(self, state.statistics, rollout, replicas),
             updates=state.updates + 1,
         )
         return new, UpdateInfo(metrics)
 
-    def _loss(self, params, rollout, spec, replicas):
+    def _loss(self, params, model_state, rollout, spec, replicas):
         rows, weight = rollout.rows, rollout.rows.weight
-        seen = policy_gradient.observe(self, rollout.timesteps, rollout.statistics)
-        output, carry = self.network.apply(params, seen, rollout.carry.network, spec=spec)
+        inputs = on_policy.network_inputs(self, rollout.timesteps[:-1], rollout.statistics)
+        network = Variables(params, model_state)
+        output, carry, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
         log_prob = output.distribution.log_prob(rows.action)
-        # What the learner would carry by now, where the actors' `final_carry` is of their older parameters.
-        final = rollout.replace(final_carry=rollout.final_carry.replace(network=carry))
         log_rho = log_prob - rows.extras["log_prob"]
-        corrected = self._vtrace(*jax.lax.stop_gradient((params, output.value, log_rho, final)), spec)
+        # The learner's own carry, because the actors' `final_carry` is of their older parameters.
+        fixed = jax.lax.stop_gradient((network, output.value, log_rho, carry))
+        corrected = self._vtrace(*fixed, rollout, spec)
 
         def mean(x):
             return weighted_mean(x, weight, replicas)
@@ -92,25 +84,29 @@ class IMPALA(OnPolicyActorCritic):
         loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
         if self.reduction == "sum":  # over all replicas, as the mean is
             loss = loss * replicas.sum(jnp.sum(weight, dtype=loss.dtype))
-        return loss, {
+        metrics = {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
             "approximate_kl": mean(jnp.expm1(log_rho) - log_rho),
             "importance_weight": mean(jnp.minimum(jnp.exp(log_rho), self.clip_rho)),
-            "explained_variance": policy_gradient.explained_variance(corrected.values, output.value, weight, replicas),
+            "explained_variance": on_policy.explained_variance(corrected.values, output.value, weight, replicas),
         }
+        return loss, (metrics, model_state)
 
-    def _vtrace(self, params, values, log_rho, rollout, spec):
+    def _vtrace(self, network, values, log_rho, carry, rollout, spec):
         rows = rollout.rows
+        segment = returns.Segment(
+            rewards=on_policy.rewards(self, rollout),
+            values=values,
+            bootstrap_value=on_policy.bootstrap_value(self, network, rollout, carry, spec),
+            terminated=rows.terminated if self.bootstrap_truncated else rows.terminated | rows.truncated,
+            truncated=rows.truncated,
+            weight=rows.weight,
+        )
         return returns.vtrace(
-            policy_gradient.rewards(self, rollout),
-            values,
-            policy_gradient.bootstrap_value(self, params, rollout, spec),
+            segment,
             jnp.exp(log_rho),
-            rows.terminated if self.bootstrap_truncated else rows.terminated | rows.truncated,
-            rows.truncated,
-            rows.weight,
             self.gamma,
             trace_lambda=self.trace_lambda,
             clip_rho=self.clip_rho,
@@ -118,8 +114,8 @@ class IMPALA(OnPolicyActorCritic):
             clip_pg_rho=self.clip_pg_rho,
         )
 
-    def _with_clipped_reward(self, moments):
-        return moments.replace(reward=clipped_reward(moments.reward, self.reward_clipping))
+    def _with_clipped_reward(self, timesteps: TimeStep) -> TimeStep:
+        return timesteps.replace(reward=clipped_reward(timesteps.reward, self.reward_clipping))
 
 
 def clipped_reward(reward: jax.Array, how: str) -> jax.Array:

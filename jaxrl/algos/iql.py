@@ -2,89 +2,172 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.algos import off_policy, regression
-from jaxrl.algos.actor_critic import OffPolicyActorCritic
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import weighted_mean
-from jaxrl.networks import ActionValues, Critic
-from jaxrl.schedules import Cosine, Scalar
-from jaxrl.types import EnvSpec, Params, PyTree, Replicas, TransitionBatch, UpdateInfo
+from jaxrl.algos import off_policy, regression, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Cosine, Scalar
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    ModelState,
+    Network,
+    NetworkInputs,
+    PyTree,
+    Replicas,
+    Source,
+    TimeStep,
+    UpdateInfo,
+)
+from jaxrl.networks import ActionValues, Actor, Critic, resolve_torso
 
 
-@struct.dataclass
-class IQLState:
+class IQLState(struct.PyTreeNode):
     """All that the learner is."""
 
-    policy: Learnt
-    critic: Learnt
-    value: Learnt
+    policy: TrainState
+    critic: TrainState
+    value: TrainState
+    statistics: Statistics
     updates: jax.Array  # int32
 
 
 @algorithm
-class IQL(OffPolicyActorCritic):
-    """Values of the better actions of data by expectile regression, and a policy fitted to those."""
+class IQL:
+    """Implicit Q-learning: values by expectile regression, and advantage-weighted regression of the policy."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="step size of the critics and of the value")
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics and the value function")
     policy_learning_rate: Scalar | None = number(
-        Cosine(3e-4, 0.0), above=0, help="step size of the policy; None: the critics'"
+        Cosine(3e-4, 0.0), above=0, help="learning rate of the policy; None: learning_rate"
     )
-    expectile: Scalar = number(0.7, above=0, below=1, help="0.5: the value of the data's actions; near 1: of its best")
-    inverse_temperature: Scalar = number(3.0, low=0, help="an action weighs exp of this times its advantage")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    expectile: Scalar = number(
+        0.7, above=0, below=1, help="0.5: value of the data's policy; near 1: of its best actions"
+    )
+    inverse_temperature: Scalar = number(3.0, low=0, help="actions are weighted by exp(this times their advantage)")
     max_weight: Scalar = number(100.0, above=0, help="largest weight of an action")
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor())
+    critic: Critic = static(Critic())
     value: Critic = static(Critic(ensemble=1))
 
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(
+            policy=resolve_torso(self.policy, spec),
+            critic=resolve_torso(self.critic, spec),
+            value=resolve_torso(self.value, spec),
+        )
+
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = super().validate(spec, num_envs, shards)
-        head = self.value.head
+        networks = off_policy.problems("IQL", self.policy, self.critic, spec, stochastic=True, discrete=True)
+        problems, head = field_problems(self) + networks, self.value.head
         if self.value.ensemble != 1 or not isinstance(head, ActionValues) or head.noisy:
             problems.append(f"IQL.value={self.value!r} must be one number: ensemble=1 and head=ActionValues()")
         return problems
 
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self)}
+
     def init(self, key: jax.Array, spec: EnvSpec) -> IQLState:
         policy_key, critic_key, value_key = jax.random.split(key, 3)
-        policy = off_policy.begin(self, self.policy.init(policy_key, spec), target=False)
-        critic = off_policy.begin(self, self.critic.init(critic_key, spec), target=True)
-        value = off_policy.begin(self, self.value.init(value_key, without_choice(spec)), target=False)
-        return IQLState(policy, critic, value, jnp.int32(0))
+        optimizer = self.optimizer(self.learning_rate)
+        return IQLState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer()),
+            critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
+            value=train_state.create(*self.value.init(value_key, without_choice(spec)), optimizer),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+        )
+
+    def actor(self, state: IQLState) -> ActorState:
+        return off_policy.actor(state.policy, state.statistics, state.updates)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        return ActorOutput(
+            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
+        )
 
     def update(
         self, state: IQLState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[IQLState, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
-        taken = regression.taken_values(self, state.critic.target_params, replay, spec)
+        clip, optimizer = self.observation_clip, self.optimizer(self.learning_rate)
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        taken = regression.taken_values(self.critic, state.critic.target_variables, replay, spec)
 
         def value_loss(params):
-            value = self.state_value(params, replay.observation, spec)
-            losses = expectile_loss(taken - value, self.expectile)
-            loss = weighted_mean(losses, replay.weight, replicas)
-            return loss, {"value_loss": loss, "value": weighted_mean(value, replay.weight, replicas)}
+            """Equation 5."""
+            variables = state.value.variables.replace(params=params)
+            value, model_state = state_value(self.value, variables, replay.observation, spec, train=True)
+            loss = weighted_mean(expectile_loss(taken - value, self.expectile), replay.weight, replicas)
+            metrics = {"value_loss": loss, "value": weighted_mean(value, replay.weight, replicas)}
+            return loss, (metrics, model_state)
 
-        gradients, value_metrics = jax.grad(value_loss, has_aux=True)(state.value.params)
-        value = off_policy.step(self, state.value, gradients, self.learning_rate, replicas)
+        gradients, (value_metrics, model_state) = jax.grad(value_loss, has_aux=True)(state.value.params)
+        value, _ = train_state.apply_gradients(state.value, gradients, optimizer, replicas, model_state)
 
-        advantage = taken - self.state_value(value.params, replay.observation, spec)
+        # The policy (equation 7).
+        advantage = taken - state_value(self.value, value.variables, replay.observation, spec, train=False)[0]
         weights = jnp.minimum(jnp.exp(self.inverse_temperature * advantage), self.max_weight)
-        policy, policy_metrics = regression.fit_policy(self, state.policy, replay, weights, spec, replicas)
+        policy, policy_metrics = regression.policy_step(
+            self.policy, state.policy, self._policy_optimizer(), replay, weights, spec, replicas
+        )
 
-        target = off_policy.expected_target(self, replay, self.state_value(value.params, replay.next_observation, spec))
-        critic, critic_metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
-        critic = off_policy.follow(critic, self.tau)
-        metrics = replicas.mean(critic_metrics | value_metrics | policy_metrics)
-        return IQLState(policy, critic, value, state.updates + 1), UpdateInfo(metrics)
+        # The critics (equation 6).
+        next_value, _ = state_value(self.value, value.variables, replay.next_observation, spec, train=False)
+        target = off_policy.expected_target(replay, next_value, self.gamma)
+        critic, fit = off_policy.critic_step(self.critic, state.critic, optimizer, replay, target, spec, replicas)
 
-    def state_value(self, params: Params, observation: PyTree, spec: EnvSpec) -> jax.Array:
-        """V [batch] of observations [batch, ...]."""
-        moments = off_policy.moments(observation, None)
-        return self.value.apply(params, moments, None, spec=without_choice(spec))[0, 0, :, 0]
+        critic = train_state.polyak_update(critic, self.tau)
+        metrics = replicas.mean(fit.metrics | value_metrics | policy_metrics)
+        return IQLState(policy, critic, value, statistics, state.updates + 1), UpdateInfo(metrics)
+
+    def _policy_optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
+
+
+def state_value(
+    network: Critic, value: Variables, observation: PyTree, spec: EnvSpec, *, train: bool
+) -> tuple[jax.Array, ModelState]:
+    """V [batch] of observations [batch, ...], and the new model state."""
+    inputs = NetworkInputs.of_transitions(observation)
+    output, model_state = network.apply(
+        value.params, inputs, None, spec=without_choice(spec), model_state=value.model_state, train=train
+    )
+    return output[0, 0, :, 0], model_state
 
 
 def without_choice(spec: EnvSpec) -> EnvSpec:

@@ -14,7 +14,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl.types import PyTree, Replicas
+from jaxrl.core.types import PyTree, Replicas
 
 By = Literal["row", "environment"]
 
@@ -26,7 +26,7 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 
     From 33 on it is an alternating Feistel network (Luby and Rackoff, 1988) over the digits (l, r) of
     i = l b + r: l <- l + f(r) mod a, then r <- r + f(l) mod b, and so on; each round is a bijection for any a and b.
-    Where n has no factorisation into two digits of like size the network permutes a slightly larger a b and the
+    Where n has no factorization into two digits of like size the network permutes a slightly larger a b and the
     indices beyond n - 1 are left out, which keeps it exact for every n.
 
     Args:
@@ -197,7 +197,7 @@ def _rounds(a):
     """Enough that pairs of rows are spread like those of a random permutation, for a smaller digit below `a`.
 
     Two indices that share a digit still share it after every second round by a chance of 1 / a each. With 4 rounds,
-    enough for the places of single rows, neighbours stay neighbours twice as often as they should.
+    enough for the places of single rows, neighbors stay neighbors twice as often as they should.
     """
     return max(6, 2 * math.ceil(15 / math.log2(a)))
 

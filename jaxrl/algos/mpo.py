@@ -1,42 +1,54 @@
-"""Maximum a posteriori policy optimisation (Abdolmaleki et al., 2018, arXiv:1806.06920), with the Gaussian's mean and
+"""Maximum a posteriori policy optimization (Abdolmaleki et al., 2018, arXiv:1806.06920), with the Gaussian's mean and
 deviation held back apart (Abdolmaleki et al., 2018, arXiv:1812.02256).
 
 Where actions are discrete, expectations over them are exact.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.algos import off_policy, q_learning
-from jaxrl.algos.actor_critic import OffPolicyActorCritic
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import weighted_mean
-from jaxrl.networks import Critic, from_unit
+from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Network,
+    Params,
+    PyTree,
+    Replicas,
+    Source,
+    TimeStep,
+    UpdateInfo,
+)
+from jaxrl.networks import Actor, Critic, from_unit, resolve_torso
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, TanhGaussian
-from jaxrl.schedules import Scalar
-from jaxrl.types import EnvSpec, Params, Replicas, TransitionBatch, UpdateInfo
 
 LEAST_DUAL = -18.0  # before the softplus, which makes 1.5e-8 of it
 
 
-@struct.dataclass
-class MPOState:
+class MPOState(struct.PyTreeNode):
     """All that the learner is."""
 
-    policy: Learnt
-    critic: Learnt
-    duals: Learnt  # float32: "temperature" [], "mean" [k] and for boxes "std" [k], before the softplus
+    policy: TrainState
+    critic: TrainState
+    duals: TrainState  # float32: "temperature" [], "mean" [k] and for boxes "std" [k], before the softplus
+    statistics: Statistics
     updates: jax.Array  # int32
 
 
-@struct.dataclass
-class Candidates:
+class Candidates(struct.PyTreeNode):
     """Actions that a policy may take, of which the critics think something; K of them."""
 
     distribution: TanhGaussian | Categorical  # the policy's
@@ -46,42 +58,97 @@ class Candidates:
 
 
 @algorithm
-class MPO(OffPolicyActorCritic):
-    """A policy fitted to its own actions, the better the more, and never far from what it was; a uniform replay."""
+class MPO:
+    """Maximum a posteriori policy optimization: KL-constrained regression on Q-weighted actions; uniform replay."""
 
-    dual_learning_rate: Scalar = number(1e-2, above=0, help="step size of the temperature and the multipliers")
-    tau: Scalar = number(1.0, above=0, high=1, help="share of the new parameters at each target update")
-    target_period: int = static(100, low=1, help="updates between two target updates")
-    samples: int = static(20, low=1, help="actions of a box that stand for the policy, an observation")
-    epsilon: Scalar = number(0.1, above=0, help="divergence of the improved actions from the policy's, in nats")
-    epsilon_mean: Scalar = number(2.5e-3, above=0, help="divergence by the mean, or of discrete actions, in nats")
-    epsilon_std: Scalar = number(1e-4, above=0, help="divergence by the deviation, in nats")
-    temperature: Scalar = number(1.0, above=0, help="of the improved actions, at the start")
-    alpha_mean: Scalar = number(1.0, above=0, help="weight of the divergence by the mean, at the start")
-    alpha_std: Scalar = number(10.0, above=0, help="weight of the divergence by the deviation, at the start")
-    per_dimension: bool = static(True, help="limit the divergence in each dimension of a box, not their sum")
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
+    dual_learning_rate: Scalar = number(1e-2, above=0, help="learning rate of the temperature and the KL multipliers")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(1.0, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    target_period: int = static(100, low=1, help="updates between target updates")
+    samples: int = static(20, low=1, help="continuous actions: samples of the policy per observation")
+    epsilon: Scalar = number(0.1, above=0, help="KL limit of the improved policy, in nats")
+    epsilon_mean: Scalar = number(2.5e-3, above=0, help="KL limit of the mean, or of discrete actions, in nats")
+    epsilon_std: Scalar = number(1e-4, above=0, help="KL limit of the standard deviation, in nats")
+    temperature: Scalar = number(1.0, above=0, help="initial temperature of the improved policy")
+    alpha_mean: Scalar = number(1.0, above=0, help="initial weight of the KL of the mean")
+    alpha_std: Scalar = number(10.0, above=0, help="initial weight of the KL of the standard deviation")
+    per_dimension: bool = static(True, help="continuous actions: limit the KL of each action dimension, not their sum")
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor())
     critic: Critic = static(Critic(ensemble=1))
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        networks = off_policy.problems("MPO", self.policy, self.critic, spec, stochastic=True, discrete=True)
+        return field_problems(self) + networks
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> MPOState:
         policy_key, critic_key = jax.random.split(key)
-        policy = off_policy.begin(self, self.policy.init(policy_key, spec), target=True)
-        critic = off_policy.begin(self, self.critic.init(critic_key, spec), target=True)
+        critic_optimizer = self.optimizer(self.learning_rate)
         discrete = isinstance(spec.action_space, spaces.Discrete)
         multipliers = {"mean": self.alpha_mean} | ({} if discrete else {"std": self.alpha_std})
         each = (spec.action_space.shape[0] if self.per_dimension and not discrete else 1,)
         duals = {name: jnp.full(each, before_softplus(value)) for name, value in multipliers.items()}
         duals["temperature"] = before_softplus(self.temperature)
-        return MPOState(policy, critic, off_policy.begin(self, duals, target=False), jnp.int32(0))
+        return MPOState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+            duals=train_state.create(duals, (), self.optimizer(self.dual_learning_rate)),
+        )
+
+    def actor(self, state: MPOState) -> ActorState:
+        return off_policy.actor(state.policy, state.statistics, state.updates)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        return ActorOutput(
+            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
+        )
 
     def update(
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[MPOState, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
+        clip = self.observation_clip
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
+
         following = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)
         value = jnp.sum(jnp.exp(following.log_prior) * following.values, axis=-1)
-        target = off_policy.expected_target(self, replay, value)
-        critic, metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
+        target = off_policy.expected_target(replay, value, self.gamma)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        critic, fit = off_policy.critic_step(
+            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+        )
 
         old = self._candidates(state, replay.observation, replay.action_mask, key, spec)
         epsilons = {"mean": self.epsilon_mean, "std": self.epsilon_std}
@@ -89,52 +156,60 @@ class MPO(OffPolicyActorCritic):
         def mean(x):
             return weighted_mean(x, replay.weight, replicas)
 
-        def loss(learnt: tuple[Params, Params]):
-            duals = jax.tree.map(jax.nn.softplus, learnt[1])
-            new = off_policy.evaluate_policy(self, learnt[0], replay.observation, spec, replay.action_mask)
+        def loss(learned: tuple[Params, Params]):
+            duals = jax.tree.map(jax.nn.softplus, learned[1])
+            variables = state.policy.variables.replace(params=learned[0])
+            new, model_state = off_policy.train_policy(
+                self.policy, variables, replay.observation, spec, replay.action_mask
+            )
             weights = improved(old.values, old.log_prior, jax.lax.stop_gradient(duals["temperature"]))
             fit = mean(self._fit(new, old, weights))
             divergences = jax.tree.map(lambda x: jax.vmap(mean, in_axes=-1)(x), self._divergences(new, old))
             bounds = [jnp.sum(bounded(divergences[name], duals[name], epsilons[name])) for name in divergences]
             temperature = mean(temperature_loss(old.values, old.log_prior, duals["temperature"], self.epsilon))
-            told = {"policy_loss": fit, "kl_improved": mean(divergence(weights, old.log_prior))}
-            told |= {f"kl_{name}": jnp.mean(x) for name, x in divergences.items()}
-            return fit + sum(bounds) + temperature, told
+            metrics = {"policy_loss": fit, "kl_improved": mean(divergence(weights, old.log_prior))}
+            metrics |= {f"kl_{name}": jnp.mean(x) for name, x in divergences.items()}
+            return fit + sum(bounds) + temperature, (metrics, model_state)
 
-        gradients, told = jax.grad(loss, has_aux=True)((state.policy.params, state.duals.params))
-        policy = off_policy.step(self, state.policy, gradients[0], off_policy.policy_rate(self), replicas)
-        duals = off_policy.step(self, state.duals, gradients[1], self.dual_learning_rate, replicas)
+        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)((state.policy.params, state.duals.params))
+        policy, _ = train_state.apply_gradients(
+            state.policy, gradients[0], self._policy_optimizer(), replicas, model_state
+        )
+        dual_optimizer = self.optimizer(self.dual_learning_rate)
+        duals, _ = train_state.apply_gradients(state.duals, gradients[1], dual_optimizer, replicas)
         duals = duals.replace(params=jax.tree.map(lambda x: jnp.maximum(x, LEAST_DUAL), duals.params))
 
         used = {name: jnp.mean(jax.nn.softplus(x)) for name, x in state.duals.params.items()}
-        told |= {"temperature": used.pop("temperature")} | {f"alpha_{name}": x for name, x in used.items()}
+        metrics |= {"temperature": used.pop("temperature")} | {f"alpha_{name}": x for name, x in used.items()}
         updates = state.updates + 1
         share = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
-        policy, critic = off_policy.follow(policy, share), off_policy.follow(critic, share)
-        return MPOState(policy, critic, duals, updates), UpdateInfo(replicas.mean(metrics | told))
+        policy, critic = train_state.polyak_update(policy, share), train_state.polyak_update(critic, share)
+        return MPOState(policy, critic, duals, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
 
-    def _candidates(self, state, observation, mask, key, spec) -> Candidates:
+    def _policy_optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
+
+    def _candidates(
+        self, state: MPOState, observation: PyTree, mask: jax.Array | None, key: jax.Array, spec: EnvSpec
+    ) -> Candidates:
         """What the target policy may do at observations [batch], and the smallest target critic's values of it.
 
         All actions of a discrete space; actions sampled with keys [batch] from a box.
         """
-        distribution = off_policy.evaluate_policy(self, state.policy.target_params, observation, spec, mask)
-
-        def values(action):
-            output = off_policy.evaluate_critic(self, state.critic.target_params, observation, action, spec, mask)
-            return jnp.min(output, axis=0)
-
+        policy, critic = state.policy.target_variables, state.critic.target_variables
+        distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
         if isinstance(spec.action_space, spaces.Discrete):
+            values = jnp.min(off_policy.evaluate_critic(self.critic, critic, observation, None, spec, mask), axis=0)
             # A forbidden action has probability 0, and the most negative finite number for a value.
-            allowed = values(None) if mask is None else jnp.where(mask, values(None), 0.0)
+            allowed = values if mask is None else jnp.where(mask, values, 0.0)
             return Candidates(distribution, None, allowed, distribution.log_probs())
         keys = jax.vmap(lambda k: jax.random.split(k, self.samples), out_axes=1)(key)
         points = jax.vmap(distribution.base.sample)(keys)
-        # Mapped over the actions alone, so that an observation is encoded once.
-        each = jax.vmap(lambda x: values(from_unit(jnp.tanh(x), spec.action_space))[:, 0], out_axes=1)(points)
-        return Candidates(distribution, points, each, jnp.full_like(each, -jnp.log(self.samples)))
+        actions = from_unit(jnp.tanh(points), spec.action_space)
+        values = off_policy.sampled_values(self.critic, critic, observation, actions, spec).T
+        return Candidates(distribution, points, values, jnp.full_like(values, -jnp.log(self.samples)))
 
-    def _fit(self, new, old, weights):
+    def _fit(self, new: TanhGaussian | Categorical, old: Candidates, weights: jax.Array) -> jax.Array:
         """Minus the weighted log-likelihood [batch] of the candidates, of weights [batch, K], under the new policy.
 
         The mean and the deviation of a Gaussian are fitted each beside the old other. Both policies are squashed
@@ -146,7 +221,7 @@ class MPO(OffPolicyActorCritic):
         parts = (DiagonalGaussian(now.mean, before.log_std), DiagonalGaussian(before.mean, now.log_std))
         return -sum(jnp.sum(weights.T * jax.vmap(part.log_prob)(old.points), axis=0) for part in parts)
 
-    def _divergences(self, new, old):
+    def _divergences(self, new: TanhGaussian | Categorical, old: Candidates) -> dict[str, jax.Array]:
         """How far the new policy is from the old, by the name of what is limited, each [batch, k]."""
         if old.points is None:
             return {"mean": old.distribution.kl(new)[:, None]}

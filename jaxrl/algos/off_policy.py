@@ -1,272 +1,412 @@
-"""What the off-policy actor-critics share: an ensemble of critics, its targets, and acting."""
+"""What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.algos import q_learning
-from jaxrl.algos.base import field_problems
-from jaxrl.algos.optimisers import descend, weighted_mean
+from jaxrl.algos import normalization, q_learning, train_state
+from jaxrl.algos.base import network_problems
+from jaxrl.algos.normalization import RunningStatistics
+from jaxrl.algos.optimizers import Number, Optimizer
 from jaxrl.algos.q_learning import Returns
-from jaxrl.networks import ActionValues, Actor, CategoricalValues, from_unit, to_unit
-from jaxrl.types import (
-    ActorOutput,
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.sources import Sampler, Uniform
+from jaxrl.core.types import (
+    TRANSITION_INPUTS,
     ActorState,
-    Carry,
     EnvSpec,
     Metrics,
-    Params,
+    ModelState,
+    Network,
+    NetworkInputs,
     PyTree,
     Replay,
     Replicas,
     TimeStep,
     TransitionBatch,
 )
+from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, Distribution, from_unit, to_unit
+
+Statistics = RunningStatistics | tuple[()]  # of observations; () where they are not normalized
 
 
-@struct.dataclass
-class Learnt:
-    """A network's parameters and what learning them needs."""
+class ReplayFields(Protocol):
+    """The fields that say how an algorithm fills its replay and draws from it."""
 
-    params: Params
-    target_params: Params  # () where nothing is bootstrapped from it
-    optimiser: PyTree
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def min_size(self) -> int: ...
+    @property
+    def rollout_length(self) -> int: ...
+    @property
+    def replay_ratio(self) -> float: ...
+    @property
+    def n_step(self) -> int: ...
+    @property
+    def storage(self) -> Literal["ring", "flashbax"]: ...
 
 
-def problems(algo: Any, spec: EnvSpec, *, stochastic: bool, discrete: bool = False) -> list[str]:
-    """Every problem with the settings of `algo`, one line each.
+def replay(fields: ReplayFields, sampler: Sampler | None = None) -> Replay:
+    """The source that these fields describe; no sampler: drawn from uniformly."""
+    return Replay(
+        capacity=fields.capacity,
+        batch_size=fields.batch_size,
+        min_size=fields.min_size,
+        rollout_length=fields.rollout_length,
+        replay_ratio=fields.replay_ratio,
+        n_step=fields.n_step,
+        storage=fields.storage,
+        sampler=Uniform() if sampler is None else sampler,
+    )
+
+
+def problems(
+    name: str,
+    policy: Network,
+    critic: Critic,
+    spec: EnvSpec,
+    *,
+    stochastic: bool,
+    discrete: bool = False,
+    categorical: bool = False,
+) -> list[str]:
+    """Why an algorithm's networks do not suit it or the environment, one line each; empty if they do.
 
     Args:
-      algo: the algorithm.
+      name: of the algorithm.
+      policy, critic: its networks.
       spec: of the environment.
       stochastic: the kind of policy that it needs.
       discrete: whether it can choose among discrete actions.
+      categorical: whether it has fields for the support of a `CategoricalValues` head.
     """
-    found, name, space = field_problems(algo), type(algo).__name__, spec.action_space
+    found, space, head = [], spec.action_space, critic.head
     bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded
     if not (bounded and (space.low < space.high).all()) and not (discrete and isinstance(space, spaces.Discrete)):
         wanted = "a bounded Box of actions, shape (n,)" + (", or a Discrete space" if discrete else "")
         found.append(f"{name} needs {wanted}, but {spec.name} has {space!r}; use PPO")
-    if algo.policy.recurrent:
-        found.append(f"{name}'s replay draws single transitions; use a policy without a recurrent core, or R2D2")
-    if isinstance(algo.policy, Actor) and algo.policy.stochastic != stochastic:
-        found.append(f"{name}.policy={algo.policy!r} must have stochastic={stochastic}")
-    head = algo.critic.head
+    if policy.recurrent:
+        found.append(f"{name}'s replay samples single transitions; use a policy without a recurrent core, or R2D2")
+    elif not found:
+        found += network_problems(f"{name}.policy", policy, spec, TRANSITION_INPUTS)
+        found += network_problems(f"{name}.critic", critic, spec, TRANSITION_INPUTS)
+    if isinstance(policy, Actor) and policy.stochastic != stochastic:
+        found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
     if head.noisy:
-        found.append(f"{name}.critic: the noise of {head!r} explores nothing here; set noisy=False")
+        found.append(f"{name}.critic: noisy heads are unsupported here ({head!r}); set noisy=False")
     if stochastic and not isinstance(head, ActionValues):
         found.append(f"{name}'s targets are expected returns, not {head!r}; use ActionValues(), or D4PG")
-    if isinstance(head, CategoricalValues):
-        found += algo.support_problems()
+    if isinstance(head, CategoricalValues) and not categorical:
+        found.append(f"{name} has no ends of a support for {head!r}; use QuantileValues(), or D4PG")
     return found
 
 
-def replay(algo: Any) -> Replay:
-    """The source that the fields of `algo` describe."""
-    return Replay(
-        capacity=algo.capacity,
-        batch_size=algo.batch_size,
-        min_size=algo.min_size,
-        rollout_length=algo.rollout_length,
-        updates=algo.updates,
-        n_step=algo.n_step,
-        sampler=algo.sampler,
+def policy_optimizer(
+    optimizer: Optimizer, own_rate: Number | None, learning_rate: Number
+) -> optax.GradientTransformation:
+    """The optimizer at the policy's own learning rate, or at the critics' where it has none."""
+    return optimizer(learning_rate if own_rate is None else own_rate)
+
+
+# --- normalizing observations ----------------------------------------------------------------------------------------
+
+
+def init_statistics(spec: EnvSpec, normalize_observation: bool) -> Statistics:
+    """Statistics of no observation yet; () where they are not normalized."""
+    return normalization.init(spec.observation_space) if normalize_observation else ()
+
+
+def normalize_observation(statistics: Statistics, observation: PyTree, clip: Number | None) -> PyTree:
+    """Observations [batch, ...] by mean and deviation, within `clip` of 0; None: no limit. As they are without any."""
+    if not isinstance(statistics, RunningStatistics):
+        return observation
+    return normalization.normalize(statistics, observation, jnp.inf if clip is None else clip)
+
+
+def normalize_batch(
+    statistics: Statistics, batch: TransitionBatch, clip: Number | None, replicas: Replicas
+) -> tuple[Statistics, TransitionBatch]:
+    """The statistics with the batch's observations merged in, and the batch normalized with them.
+
+    A learner sees what its replay draws, not what was just collected: a transition counts as often as it is drawn,
+    which weighs the data as the losses do. Both ends of a transition are normalized with the same, newest statistics.
+    """
+    if not isinstance(statistics, RunningStatistics):
+        return statistics, batch
+    statistics = normalization.update(statistics, batch.observation, batch.weight, replicas)
+    return statistics, batch.replace(
+        observation=normalize_observation(statistics, batch.observation, clip),
+        next_observation=normalize_observation(statistics, batch.next_observation, clip),
     )
 
 
-def begin(algo: Any, params: Params, *, target: bool) -> Learnt:
-    """Parameters that nothing was learnt of yet, with a target of their own buffers if wanted."""
-    return Learnt(params, jax.tree.map(jnp.copy, params) if target else (), algo.optimiser.rule().init(params))
-
-
-def step(algo: Any, learnt: Learnt, gradients: Params, learning_rate: Any, replicas: Replicas) -> Learnt:
-    """One step of the optimiser down this device's gradients, averaged over replicas."""
-    params, optimiser, _ = descend(
-        algo.optimiser,
-        learnt.params,
-        gradients,
-        learnt.optimiser,
-        learning_rate=learning_rate,
-        max_grad_norm=None,
-        replicas=replicas,
-    )
-    return learnt.replace(params=params, optimiser=optimiser)
-
-
-def follow(learnt: Learnt, tau: Any) -> Learnt:
-    """The target moved by the share `tau` of its way to the parameters: Polyak averaging."""
-    moved = jax.tree.map(lambda old, new: old + tau * (new - old), learnt.target_params, learnt.params)
-    return learnt.replace(target_params=moved)
-
-
-# --- networks over a batch -----------------------------------------------------------------------------------------
+# --- networks over a batch -------------------------------------------------------------------------------------------
 
 
 def evaluate_policy(
-    algo: Any, params: Params, observation: PyTree, spec: EnvSpec, mask: jax.Array | None = None
-) -> PyTree:
+    network: Network, policy: Variables, observation: PyTree, spec: EnvSpec, mask: jax.Array | None = None
+) -> Any:
     """The policy's output for observations [batch, ...] and action masks [batch, n]: leaves [batch, ...]."""
-    output, _ = algo.policy.apply(params, moments(observation, mask), (), spec=spec)
-    return jax.tree.map(lambda x: x[0], output)
+    return train_policy(network, policy, observation, spec, mask, train=False)[0]
+
+
+def train_policy(
+    network: Network,
+    policy: Variables,
+    observation: PyTree,
+    spec: EnvSpec,
+    mask: jax.Array | None = None,
+    *,
+    train: bool = True,
+) -> tuple[Any, ModelState]:
+    """`evaluate_policy` as in training (`types.Network`), and the policy's new model state."""
+    inputs = NetworkInputs.of_transitions(observation, mask)
+    output, _, model_state = network.apply(
+        policy.params, inputs, (), spec=spec, model_state=policy.model_state, train=train
+    )
+    return jax.tree.map(lambda x: x[0], output), model_state
 
 
 def evaluate_critic(
-    algo: Any,
-    params: Params,
+    network: Critic,
+    critic: Variables,
     observation: PyTree,
     action: jax.Array | None,
     spec: EnvSpec,
     mask: jax.Array | None = None,
-) -> PyTree:
+) -> Any:
     """The critics' output, leaves [ensemble, batch, actions, ...].
 
     Args:
-      algo: has `critic`.
-      params: of the ensemble.
+      network: the ensemble.
+      critic: its variables.
       observation: [batch, ...].
       action: [batch, n] of a box, whose output is of 1 action; None where actions are discrete.
       spec: of the environment.
       mask: [batch, actions] where actions are discrete and some forbidden.
     """
-    action = None if action is None else action[None]
-    output = algo.critic.apply(params, moments(observation, mask), action, spec=spec)
-    return jax.tree.map(lambda x: x[:, 0], output)
+    return train_critic(network, critic, observation, action, spec, mask, train=False)[0]
 
 
-def expected_values(algo: Any, output: PyTree) -> jax.Array:
-    """The expected returns [ensemble, batch, actions] that the critics' output stands for."""
-    return q_learning.action_values(output, algo.v_min, algo.v_max)
+def train_critic(
+    network: Critic,
+    critic: Variables,
+    observation: PyTree,
+    action: jax.Array | None,
+    spec: EnvSpec,
+    mask: jax.Array | None = None,
+    *,
+    train: bool = True,
+) -> tuple[Any, ModelState]:
+    """`evaluate_critic` as in training (`types.Network`), and the ensemble's new model state."""
+    inputs = NetworkInputs.of_transitions(observation, mask)
+    output, model_state = network.apply(
+        critic.params,
+        inputs,
+        None if action is None else action[None],
+        spec=spec,
+        model_state=critic.model_state,
+        train=train,
+    )
+    return jax.tree.map(lambda x: x[:, 0], output), model_state
 
 
-def moments(observation, mask):
-    """Moments [1, batch] of which nothing but the observation and the mask is known."""
-    flags = jnp.zeros((1, jax.tree.leaves(observation)[0].shape[0]), bool)
-    zero = jnp.zeros(flags.shape, jnp.float32)
-    first = jax.tree.map(lambda x: x[None], (observation, mask))
-    return TimeStep(first[0], zero, flags, flags, flags, action_mask=first[1])
+def sampled_values(
+    network: Critic, critic: Variables, observation: PyTree, actions: jax.Array, spec: EnvSpec
+) -> jax.Array:
+    """The smallest critic's values [K, batch] of K actions of a box for each observation, [K, batch, n]."""
+    # Mapped over the actions alone, so that an observation is encoded once.
+    each = jax.vmap(lambda x: jnp.min(evaluate_critic(network, critic, observation, x, spec), axis=0))
+    return each(actions)[..., 0]
 
 
-# --- the critic ----------------------------------------------------------------------------------------------------
+def expected_value(distribution: Distribution, values: jax.Array) -> jax.Array:
+    """The mean [batch] of values [batch, n] of all actions, over a policy that chooses among them."""
+    probability = jnp.exp(distribution.log_probs())
+    # A forbidden action has probability 0, and the most negative finite number for a value.
+    return jnp.sum(probability * jnp.where(probability > 0.0, values, 0.0), axis=-1)
 
 
-def expected_target(algo: Any, batch: TransitionBatch, value: jax.Array) -> Returns:
+# --- the critic ------------------------------------------------------------------------------------------------------
+
+
+def expected_target(batch: TransitionBatch, value: jax.Array, gamma: Number) -> Returns:
     """What the critics should say of each transition, if `value` [batch] is that of where it leads; no gradient."""
-    target = q_learning.n_step_target(batch.rewards, batch.steps, batch.bootstrap, value, algo.gamma)
+    target = q_learning.n_step_target(batch.rewards, batch.steps, batch.bootstrap, value, gamma)
     return Returns(target[:, None], jnp.ones_like(target[:, None]))
 
 
-def target(algo: Any, critic: Learnt, batch: TransitionBatch, next_action: jax.Array, spec: EnvSpec) -> Returns:
+def smallest_target(
+    network: Critic,
+    critic: Variables,
+    batch: TransitionBatch,
+    next_action: jax.Array,
+    gamma: Number,
+    spec: EnvSpec,
+    *,
+    v_min: Number = 0.0,
+    v_max: Number = 0.0,
+) -> Returns:
     """What the critics should say of each transition if `next_action` [batch, n] follows; no gradient.
 
-    The rewards of its steps, and unless the task terminated there the returns that follow: those that the target
-    critic expecting least has for the next action (Fujimoto et al., 2018, equation 10).
+    The rewards of its steps, and unless the task terminated there the returns that follow: those that the critic
+    expecting least has for the next action (Fujimoto et al., 2018, equation 10).
+
+    Args:
+      network, critic: the ensemble and the variables of its target.
+      batch: transitions.
+      next_action: actions of the box.
+      gamma: discount.
+      spec: of the environment.
+      v_min, v_max: the ends of the support of a categorical head.
     """
-    output = evaluate_critic(algo, critic.target_params, batch.next_observation, next_action, spec)
-    least = jnp.argmin(expected_values(algo, output)[..., 0], axis=0)
+    output = evaluate_critic(network, critic, batch.next_observation, next_action, spec)
+    least = jnp.argmin(q_learning.action_values(output, v_min, v_max)[..., 0], axis=0)
 
     def of_least(x):
         return jnp.take_along_axis(x, least.reshape((1, -1) + (1,) * (x.ndim - 2)), axis=0)[0]
 
     only = jnp.zeros(least.shape, jnp.int32)
-    following = q_learning.returns_of(jax.tree.map(of_least, output), only, algo.v_min, algo.v_max)
-    return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, following, algo.gamma)
+    following = q_learning.returns_of(jax.tree.map(of_least, output), only, v_min, v_max)
+    return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, following, gamma)
 
 
-def fit_critic(
-    algo: Any,
-    critic: Learnt,
+class CriticLoss(struct.PyTreeNode):
+    """What comes of the critics' loss beside its value."""
+
+    metrics: Metrics  # this device's share
+    error: jax.Array  # [batch], how wrong the members were on average
+    values: jax.Array  # [ensemble, batch, actions], expected
+    taken: jax.Array  # [ensemble, batch], of the actions that were taken
+    model_state: ModelState
+
+
+def critic_loss(
+    network: Critic,
+    critic: Variables,
     batch: TransitionBatch,
-    wanted: Returns,
+    target: Returns,
     spec: EnvSpec,
     replicas: Replicas,
-    penalty: Callable[[Params, jax.Array, jax.Array], tuple[jax.Array, Metrics]] | None = None,
-) -> tuple[Learnt, Metrics, jax.Array]:
-    """One step of every member of the ensemble towards the targets.
+    *,
+    importance: jax.Array | None = None,
+    v_min: Number = 0.0,
+    v_max: Number = 0.0,
+    quantile_huber: Number = 1.0,
+) -> tuple[jax.Array, CriticLoss]:
+    """How far the critics are from the targets: this device's share, summed over the members.
 
     Args:
-      algo, critic, batch: as they are.
-      wanted: what the critics should say of each transition.
+      network, critic: the ensemble and its variables.
+      batch: transitions.
+      target: what the critics should say of each.
       spec, replicas: as handed to `update`.
-      penalty: of the critics' parameters, their expected values [ensemble, batch, actions], and those of the actions
-        that were taken, [ensemble, batch]: this device's share of what is added to the loss, and of metrics.
-
-    Returns:
-      The critics, this device's share of the metrics, and how wrong they were on average, [batch].
+      importance: weights [batch] of a prioritized sample, or None.
+      v_min, v_max: the ends of the support of a categorical head.
+      quantile_huber: of a quantile head, the error from which the loss is linear.
     """
     discrete = isinstance(spec.action_space, spaces.Discrete)
     action = batch.action if discrete else jnp.zeros(batch.weight.shape, jnp.int32)
-    low, high, huber = algo.v_min, algo.v_max, algo.quantile_huber
+    boxed = None if discrete else batch.action
+    output, model_state = train_critic(network, critic, batch.observation, boxed, spec, batch.action_mask)
+    losses, errors = jax.vmap(lambda one: q_learning.td_loss(one, action, target, v_min, v_max, quantile_huber))(output)
+    if importance is not None:
+        losses = losses * importance[None]
+    each = jax.vmap(lambda x: weighted_mean(x, batch.weight, replicas))
+    loss = jnp.sum(each(losses))  # a sum over the members: each learns as if it were alone
+    values = q_learning.action_values(output, v_min, v_max)
+    taken = jnp.take_along_axis(values, action[None, :, None], axis=-1)[..., 0]
+    metrics = {"critic_loss": loss, "q_value": jnp.mean(each(taken)), "td_error": jnp.mean(each(errors))}
+    return loss, CriticLoss(metrics, jnp.mean(errors, axis=0), values, taken, model_state)
+
+
+def critic_step(
+    network: Critic,
+    critic: TrainState,
+    transformation: optax.GradientTransformation,
+    batch: TransitionBatch,
+    target: Returns,
+    spec: EnvSpec,
+    replicas: Replicas,
+) -> tuple[TrainState, CriticLoss]:
+    """One step of every member of the ensemble towards the targets; the arguments of `critic_loss`."""
 
     def loss(params):
-        taken = None if discrete else batch.action
-        output = evaluate_critic(algo, params, batch.observation, taken, spec, batch.action_mask)
-        losses, errors = jax.vmap(lambda one: q_learning.td_loss(one, action, wanted, low, high, huber))(output)
-        if algo.prioritised:
-            losses = losses * batch.drawn.importance[None]
-        each = jax.vmap(lambda x: weighted_mean(x, batch.weight, replicas))
-        # A sum over the members: each learns as if it were alone.
-        loss = jnp.sum(each(losses))
-        expected = expected_values(algo, output)
-        values = jnp.take_along_axis(expected, action[None, :, None], axis=-1)[..., 0]
-        metrics = {"critic_loss": loss, "q_value": jnp.mean(each(values)), "td_error": jnp.mean(each(errors))}
-        if penalty is not None:
-            added, told = penalty(params, expected, values)
-            loss, metrics = loss + added, metrics | told
-        return loss, (metrics, jnp.mean(errors, axis=0))
+        return critic_loss(network, critic.variables.replace(params=params), batch, target, spec, replicas)
 
-    gradients, (metrics, error) = jax.grad(loss, has_aux=True)(critic.params)
-    return step(algo, critic, gradients, algo.learning_rate, replicas), metrics, error
+    gradients, told = jax.grad(loss, has_aux=True)(critic.params)
+    critic, _ = train_state.apply_gradients(critic, gradients, transformation, replicas, told.model_state)
+    return critic, told
 
 
-def new_priorities(algo: Any, error: jax.Array) -> dict[str, jax.Array]:
-    """The priorities of the batch, if the replay of `algo` keeps any, from how wrong the critics were [batch]."""
-    return {"replay": error + q_learning.LEAST_PRIORITY} if algo.prioritised else {}
+# --- deterministic policies ------------------------------------------------------------------------------------------
 
 
-# --- policies --------------------------------------------------------------------------------------------------------
+def first_value(
+    network: Critic,
+    critic: TrainState,
+    observation: PyTree,
+    action: jax.Array,
+    spec: EnvSpec,
+    *,
+    v_min: Number = 0.0,
+    v_max: Number = 0.0,
+) -> jax.Array:
+    """The first critic's expected value [batch] of actions [batch, n]; the others would be computed for nothing."""
+    first = jax.tree.map(lambda x: x[:1], critic.variables)
+    output = evaluate_critic(network, first, observation, action, spec)
+    return q_learning.action_values(output, v_min, v_max)[0, :, 0]
 
 
-def climb(
-    algo: Any, policy: Learnt, critic: Learnt, batch: TransitionBatch, spec: EnvSpec, replicas: Replicas
-) -> tuple[Learnt, jax.Array]:
-    """One step of a deterministic policy towards actions that the first critic values more (Lillicrap et al., 2016).
-
-    Args:
-      algo: has `policy`, `critic`, `optimiser` and the learning rates.
-      policy, critic: as they are.
-      batch: transitions, of which the observations are used.
-      spec, replicas: as handed to `update`.
-
-    Returns:
-      The policy after the step, and this device's share of the loss, minus the mean value.
-    """
-
-    def loss(params):
-        action = evaluate_policy(algo, params, batch.observation, spec)
-        first = jax.tree.map(lambda x: x[:1], critic.params)  # the others would be computed for nothing
-        output = evaluate_critic(algo, first, batch.observation, action, spec)
-        return weighted_mean(-expected_values(algo, output)[0, :, 0], batch.weight, replicas)
-
-    value, gradients = jax.value_and_grad(loss)(policy.params)
-    return step(algo, policy, gradients, policy_rate(algo), replicas), value
+def smoothed_action(
+    action: jax.Array, key: jax.Array, std: Number, limit: Number, space: spaces.Box, replicas: Replicas
+) -> jax.Array:
+    """Target actions [batch, n] with limited noise: like actions should have like values (TD3, section 5.3)."""
+    return add_noise(action, q_learning.transition_keys(key, action.shape[0], replicas), std, space, limit)
 
 
-def policy_rate(algo: Any) -> Any:
-    """The policy's learning rate: its own, or the critic's."""
-    return algo.learning_rate if algo.policy_learning_rate is None else algo.policy_learning_rate
+# --- acting ----------------------------------------------------------------------------------------------------------
 
 
-# --- acting --------------------------------------------------------------------------------------------------------
-
-
-def actor(policy: Learnt, updates: jax.Array, **exploration: Any) -> ActorState:
-    """What acting needs; until the first update, which the replay's `min_size` rows precede, actions are random."""
+def actor(policy: TrainState, statistics: Statistics, updates: jax.Array, **exploration: Number) -> ActorState:
+    """What acting needs; until the first update, which the replay's `min_size` steps precede, actions are random."""
     values = {name: jnp.asarray(value, jnp.float32) for name, value in exploration.items()}
-    return ActorState(params=policy.params, exploration=values | {"warm_up": updates == 0})
+    return ActorState(
+        params=policy.params,
+        statistics=statistics,
+        model_state=policy.model_state,
+        exploration=values | {"warm_up": updates == 0},
+    )
+
+
+def act(network: Network, actor: ActorState, timestep: TimeStep, clip: Number | None, spec: EnvSpec) -> Any:
+    """The policy's output [B, ...] for time steps [B, ...], whose observations are normalized if the actor's are."""
+    observation = normalize_observation(actor.statistics, timestep.observation, clip)
+    return evaluate_policy(network, Variables(actor.params, actor.model_state), observation, spec, timestep.action_mask)
+
+
+def sample_action(
+    distribution: Distribution, actor: ActorState, timestep: TimeStep, key: jax.Array, *, spec: EnvSpec, explore: bool
+) -> jax.Array:
+    """A stochastic policy's best action [B, ...]; if exploring a sample, or random before the first update."""
+    if not explore:
+        return distribution.mode()
+    return random_at_first(distribution.sample(key), key, actor, spec.action_space, timestep.action_mask)
+
+
+def noisy_action(action: jax.Array, actor: ActorState, key: jax.Array, *, spec: EnvSpec, explore: bool) -> jax.Array:
+    """A deterministic policy's action [B, n]; if exploring with noise, or random before the first update."""
+    if not explore:
+        return action
+    action = add_noise(action, key, actor.exploration["noise"], spec.action_space)
+    return random_at_first(action, key, actor, spec.action_space)
 
 
 def random_at_first(
@@ -279,7 +419,9 @@ def random_at_first(
     return jnp.where(warm_up, jax.vmap(space.sample)(key), action)
 
 
-def add_noise(action: jax.Array, key: jax.Array, std: Any, space: spaces.Box, limit: Any | None = None) -> jax.Array:
+def add_noise(
+    action: jax.Array, key: jax.Array, std: Number, space: spaces.Box, limit: Number | None = None
+) -> jax.Array:
     """Actions with Gaussian noise, clipped to the box.
 
     Args:
@@ -293,26 +435,3 @@ def add_noise(action: jax.Array, key: jax.Array, std: Any, space: spaces.Box, li
     if limit is not None:
         noise = jnp.clip(noise, -limit, limit)
     return from_unit(to_unit(action, space) + noise, space)
-
-
-def act_by_sampling(
-    algo: Any, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-) -> ActorOutput:
-    """An action of a stochastic policy: its best one, or if exploring a sample, or random before the first update."""
-    mask = timestep.action_mask
-    distribution = evaluate_policy(algo, actor.params, timestep.observation, spec, mask)
-    if not explore:
-        return ActorOutput(distribution.mode(), carry)
-    action = distribution.sample(key)
-    return ActorOutput(random_at_first(action, key, actor, spec.action_space, mask), carry)
-
-
-def act_with_noise(
-    algo: Any, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-) -> ActorOutput:
-    """The action [B, n] of a deterministic policy; if exploring with noise, or random before the first update."""
-    action = evaluate_policy(algo, actor.params, timestep.observation, spec)
-    if explore:
-        action = add_noise(action, key, actor.exploration["noise"], spec.action_space)
-        action = random_at_first(action, key, actor, spec.action_space)
-    return ActorOutput(action, carry)

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al., 2017, arXiv:1707.06347), clipped or with an adaptive KL penalty."""
+"""Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347), clipped or with an adaptive KL penalty."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,101 +6,103 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import policy_gradient
-from jaxrl.algos.actor_critic import OnPolicyActorCritic
+from jaxrl.algos import on_policy, train_state
 from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.optimisers import descend, weighted_mean
-from jaxrl.algos.policy_gradient import PolicyState
-from jaxrl.schedules import Scalar
-from jaxrl.types import EnvSpec, Replicas, RolloutBatch, UpdateInfo
+from jaxrl.algos.minibatches import minibatch_problems
+from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyState
+from jaxrl.algos.train_state import Variables, weighted_mean
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import EnvSpec, Replicas, Rollout, UpdateInfo
 
 
 @algorithm
 class PPO(OnPolicyActorCritic):
-    """PPO with generalised advantages; feed-forward or recurrent by its network."""
+    """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
-    gae_lambda: Scalar = number(0.95, low=0, high=1, help="of generalised advantages; 1 is Monte Carlo")
-    clip: Scalar = number(0.2, above=0, help="how far the probability ratio may go from 1")
-    kl_target: Scalar = number(0.01, above=0, help="objective=kl: the divergence aimed at")
-    kl_cutoff_cost: Scalar = number(1000.0, low=0, help="objective=kl: weight of the hinge at twice the target")
-    initial_penalty: Scalar = number(1.0, above=0, help="objective=kl: first weight of the divergence")
-    objective: str = static("clip", choices=("clip", "kl"), help="clipped ratio, or adaptive KL penalty")
-    epochs: int = static(4, low=1, help="passes over a batch")
-    minibatches: int = static(4, low=1, help="steps a pass")
-    clip_value: bool = static(True, help="limit a value's move by `clip` too")
-    normalize_advantage: bool = static(True, help="per minibatch")
-
-    @property
-    def recurrent(self) -> bool:
-        return policy_gradient.is_recurrent(self.network)
+    gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 is Monte Carlo")
+    clip: Scalar = number(
+        0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
+    )
+    kl_target: Scalar = number(0.01, above=0, only_with="objective=kl", help="target KL divergence")
+    kl_cutoff_cost: Scalar = number(
+        1000.0, low=0, only_with="objective=kl", help="weight of the squared excess over twice the target"
+    )
+    initial_penalty: Scalar = number(1.0, above=0, only_with="objective=kl", help="initial weight of the KL penalty")
+    objective: str = static("clip", choices=("clip", "kl"), help="clipped probability ratio, or adaptive KL penalty")
+    epochs: int = static(4, low=1, help="passes over each batch")
+    minibatches: int = static(4, low=1, help="gradient steps per pass")
+    clip_value: bool = static(True, help="clip the change of value predictions too, by the same range")
+    normalize_advantage: bool = static(True, help="standardize advantages per minibatch")
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = super().validate(spec, num_envs, shards)
-        return problems + policy_gradient.minibatch_problems(self, num_envs, shards)
+        return problems + self._minibatch_problems(num_envs, shards)
+
+    def _minibatch_problems(self, num_envs: int, shards: int) -> list[str]:
+        by = on_policy.minibatch_unit(self.network)
+        return minibatch_problems(
+            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
+        )
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
-        return policy_gradient.init(self, key, spec, penalty)
+        return on_policy.init(self, key, spec, penalty)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        rollout: RolloutBatch = batch["rollout"]
+        rollout: Rollout = batch["rollout"]
         rows = rollout.rows
-        advantages, targets = policy_gradient.advantages(self, state.params, rollout, spec)
+        advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
         data = {
-            "timesteps": policy_gradient.observe(self, rollout.timesteps, rollout.statistics),
+            "inputs": on_policy.network_inputs(self, rollout.timesteps[:-1], rollout.statistics),
             "action": rows.action,
             "old": rows.extras,
             "advantage": advantages,
             "target": targets,
             "weight": rows.weight,
         }
-        cut = policy_gradient.minibatch_cutter(self, data, rollout.carry, key, replicas)
+        by = on_policy.minibatch_unit(self.network)
+        divided = on_policy.split_into_minibatches(
+            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
+        )
 
-        def step(learner, indices):
-            params, optimiser = learner
-            minibatch, carry = cut.take(indices)
-            gradients, metrics = jax.grad(self._loss, has_aux=True)(
-                params, minibatch, carry, state.penalty, spec, replicas
+        def step(network, indices):
+            minibatch, carry = divided.take(indices)
+            gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
+                network.params, network.model_state, minibatch, carry, state.penalty, spec, replicas
             )
-            params, optimiser, norm = descend(
-                self.optimiser,
-                params,
-                gradients,
-                optimiser,
-                learning_rate=policy_gradient.learning_rates(self),
-                max_grad_norm=self.max_grad_norm,
-                replicas=replicas,
+            network, norm = train_state.apply_gradients(
+                network, gradients, on_policy.transformation(self), replicas, model_state
             )
-            return (params, optimiser), metrics | {"gradient_norm": norm}
+            return network, metrics | {"gradient_norm": norm}
 
-        (params, optimiser), metrics = jax.lax.scan(step, (state.params, state.optimiser), cut.indices)
+        network, metrics = jax.lax.scan(step, state.network, divided.indices)
         metrics = replicas.mean(jax.tree.map(jnp.mean, metrics))
-        metrics["explained_variance"] = policy_gradient.explained_variance(
+        metrics["explained_variance"] = on_policy.explained_variance(
             targets, rows.extras["value"], rows.weight, replicas
         )
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
         new = state.replace(
-            params=params,
-            optimiser=optimiser,
-            statistics=policy_gradient.update_statistics(self, state.statistics, rollout, replicas),
+            network=network,
+            statistics=on_policy.update_statistics(self, state.statistics, rollout, replicas),
             updates=state.updates + 1,
         )
         if self.objective == "kl":
-            divergence = self._divergence(params, data, rollout, spec, replicas)
+            divergence = self._divergence(network.variables, data, rollout, spec, replicas)
             new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target))
             metrics |= {"penalty": new.penalty, "kl_after_update": divergence}
         return new, UpdateInfo(metrics)
 
-    def _loss(self, params, minibatch, carry, penalty, spec, replicas):
+    def _loss(self, params, model_state, minibatch, carry, penalty, spec, replicas):
         old, weight = minibatch["old"], minibatch["weight"]
-        output = policy_gradient.unrolled(self, params, minibatch["timesteps"], carry, spec)
+        network = Variables(params, model_state)
+        output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
         log_prob = output.distribution.log_prob(minibatch["action"])
         log_ratio = log_prob - old["log_prob"]
         advantage = minibatch["advantage"]
         if self.normalize_advantage:
-            advantage = policy_gradient.standardised(advantage, weight, replicas)
+            advantage = on_policy.standardized(advantage, weight, replicas)
 
         def mean(x):
             return weighted_mean(x, weight, replicas)
@@ -119,22 +121,23 @@ class PPO(OnPolicyActorCritic):
         value_loss = mean(squared_value_error(output.value, old["value"], minibatch["target"], value_clip))
         entropy = mean(output.distribution.entropy())
         loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
-        return loss, {
+        metrics = {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
             "entropy": entropy,
             "approximate_kl": mean(jnp.expm1(log_ratio) - log_ratio),
             "clip_fraction": mean((jnp.abs(jnp.expm1(log_ratio)) > self.clip).astype(jnp.float32)),
         }
+        return loss, (metrics, model_state)
 
-    def _divergence(self, params, data, rollout, spec, replicas):
-        output = policy_gradient.unrolled(self, params, data["timesteps"], rollout.carry, spec)
+    def _divergence(self, network, data, rollout, spec, replicas):
+        output, _, _ = on_policy.unroll(self, network, data["inputs"], rollout.carry.network, spec, train=False)
         divergence = data["old"]["distribution"].kl(output.distribution)
         return replicas.mean(weighted_mean(divergence, data["weight"], replicas))
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) -> jax.Array:
-    """The clipped policy objective, equation 7, negated so that it is minimised.
+    """The clipped policy objective, equation 7, negated so that it is minimized.
 
     Args:
       log_ratio: log pi(a|o) now minus when acting, any shape.

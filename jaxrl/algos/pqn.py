@@ -1,150 +1,174 @@
-"""Parallelised Q-networks: Q-learning without replay or target network (Gallici et al., 2024, arXiv:2407.04811)."""
+"""Parallelized Q-networks: Q-learning without replay or target network (Gallici et al., 2024, arXiv:2407.04811)."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.algos import policy_gradient, q_learning, returns
-from jaxrl.algos.base import algorithm, field_problems, number, static
-from jaxrl.algos.optimisers import Optimiser, RAdam, descend, weighted_mean
+from jaxrl.algos import on_policy, q_learning, returns, train_state
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.minibatches import minibatch_problems
+from jaxrl.algos.optimizers import Optimizer, RAdam, clipped
 from jaxrl.algos.q_learning import QCarry
-from jaxrl.networks import MLP, ActionValues, QNetwork
-from jaxrl.schedules import Linear, Scalar
-from jaxrl.types import (
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Linear, Scalar
+from jaxrl.core.types import (
+    SEQUENCE_INPUTS,
     ActorOutput,
     ActorState,
+    Carry,
     EnvSpec,
     Network,
-    PyTree,
+    NetworkInputs,
     Replicas,
     Rollout,
-    RolloutBatch,
+    Rollouts,
     Source,
     TimeStep,
     UpdateInfo,
 )
+from jaxrl.networks import MLP, ActionValues, QNetwork, resolve_torso
 
 
-@struct.dataclass
-class PQNState:
+class PQNState(struct.PyTreeNode):
     """All that the learner is."""
 
-    params: PyTree
-    optimiser: PyTree
+    network: TrainState
     updates: jax.Array  # int32
 
 
 @algorithm
 class PQN:
-    """Q(lambda) from rollouts of many environments, kept stable by layer normalisation."""
+    """Parallelized Q-networks: Q(lambda) on rollouts, with layer normalization and no replay or target network."""
 
-    learning_rate: Scalar = number(Linear(2.5e-4, 0.0), above=0, help="step size")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
-    return_lambda: Scalar = number(0.65, low=0, high=1, help="of Q(lambda); 0 looks one step ahead")
-    epsilon: Scalar = number(Linear(1.0, 0.05, 0.5), low=0, high=1, help="chance of a random action")
-    ladder_exponent: Scalar = number(7.0, low=0, help="with a ladder: its last environment has epsilon^(1 + this)")
-    max_grad_norm: Scalar | None = number(10.0, above=0, help="largest global norm of a gradient; None: no limit")
-    rollout_length: int = static(128, low=1, help="rows of every environment a batch")
-    epochs: int = static(4, low=1, help="passes over a batch")
-    minibatches: int = static(4, low=1, help="steps a pass")
-    ladder: bool = static(False, help="epsilons fall from the first environment to the last")
-    optimiser: Optimiser = number(RAdam())
-    network: Network = static(QNetwork(MLP((128, 128), activation="relu", layer_norm=True)))
+    learning_rate: Scalar = number(Linear(2.5e-4, 0.0), above=0, help="learning rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    return_lambda: Scalar = number(0.65, low=0, high=1, help="lambda of Q(lambda); 0 gives one-step targets")
+    epsilon: Scalar = number(Linear(1.0, 0.05, 0.5), low=0, high=1, help="probability of a random action")
+    ladder_exponent: Scalar = number(7.0, low=0, only_with="ladder", help="last environment uses epsilon^(1 + this)")
+    max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
+    rollout_length: int = static(128, low=1, help="steps per environment and batch")
+    epochs: int = static(4, low=1, help="passes over each batch")
+    minibatches: int = static(4, low=1, help="gradient steps per pass")
+    ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
+    optimizer: Optimizer = number(RAdam())
+    network: Network = static(QNetwork(MLP((128, 128), activation="relu", normalization="layer")))
 
-    @property
-    def recurrent(self) -> bool:
-        return policy_gradient.is_recurrent(self.network)
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return dataclasses.replace(self, network=resolve_torso(self.network, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + policy_gradient.minibatch_problems(self, num_envs, shards)
+        problems = field_problems(self) + self._minibatch_problems(num_envs, shards)
         if not isinstance(spec.action_space, spaces.Discrete):
             problems.append(
                 f"PQN chooses among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
             )
         else:
-            problems += policy_gradient.network_problems(self, spec)
+            problems += network_problems("PQN.network", self.network, spec, SEQUENCE_INPUTS)
         if isinstance(self.network, QNetwork):
             head = self.network.head
             if not isinstance(head, ActionValues) or head.noisy:
-                problems.append(f"PQN's targets are expected values and its noise epsilon; not {head!r}: use DQN")
+                problems.append(f"PQN needs expected values without noise, not {head!r}; use ActionValues(), or DQN")
         return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"rollout": Rollout(self.rollout_length)}
+        return {"rollout": Rollouts(self.rollout_length)}
+
+    def _minibatch_problems(self, num_envs: int, shards: int) -> list[str]:
+        by = on_policy.minibatch_unit(self.network)
+        return minibatch_problems(
+            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
+        )
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PQNState:
-        params = self.network.init(key, spec)
-        return PQNState(params, self.optimiser.rule().init(params), jnp.int32(0))
+        return PQNState(train_state.create(*self.network.init(key, spec), self._transformation()), jnp.int32(0))
 
     def actor(self, state: PQNState) -> ActorState:
-        return q_learning.actor(self, state.params)
+        return q_learning.actor(state.network, self.epsilon, self.ladder_exponent if self.ladder else None)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        return QCarry(self.network.initial_carry(spec), q_learning.rung(env_index, num_envs))
+        return QCarry(self.network.initial_carry(spec), q_learning.ladder_position(env_index, num_envs))
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        moment = jax.tree.map(lambda x: x[None], timestep)
-        values, network = self.network.apply(actor.params, moment, carry.network, spec=spec)
+        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
+        values, network, _ = self.network.apply(
+            actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False
+        )
         action = jnp.argmax(values[0], axis=-1).astype(jnp.int32)
         if explore:
-            action = q_learning.explored(self, actor, action, timestep.action_mask, carry, key, spec)
+            action = q_learning.explore(actor, action, timestep.action_mask, carry, key, spec.action_space.n)
         return ActorOutput(action, carry.replace(network=network))
 
     def update(
         self, state: PQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PQNState, UpdateInfo]:
-        rollout: RolloutBatch = batch["rollout"]
+        rollout: Rollout = batch["rollout"]
         rows = rollout.rows
         data = {
-            "timesteps": rollout.timesteps,
+            "inputs": NetworkInputs.of_timesteps(rollout.timesteps[:-1]),
             "action": rows.action,
-            "target": self._targets(state.params, rollout, spec),
+            "target": self._targets(state.network.variables, rollout, spec),
             "weight": rows.weight,
         }
-        cut = policy_gradient.minibatch_cutter(self, data, rollout.carry, key, replicas)
+        by = on_policy.minibatch_unit(self.network)
+        divided = on_policy.split_into_minibatches(
+            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
+        )
 
-        def loss(params, minibatch, carry):
-            values, _ = self.network.apply(params, minibatch["timesteps"], carry.network, spec=spec)
+        def loss(params, model_state, minibatch, carry):
+            values, _, model_state = self.network.apply(
+                params, minibatch["inputs"], carry, spec=spec, model_state=model_state, train=True
+            )
             chosen = jnp.take_along_axis(values, minibatch["action"][..., None], axis=-1)[..., 0]
             error, weight = minibatch["target"] - chosen, minibatch["weight"]
             loss = weighted_mean(0.5 * jnp.square(error), weight, replicas)
-            return loss, {
+            metrics = {
                 "loss": loss,
                 "q_value": weighted_mean(chosen, weight, replicas),
                 "td_error": weighted_mean(jnp.abs(error), weight, replicas),
             }
+            return loss, (metrics, model_state)
 
-        def step(learner, indices):
-            params, optimiser = learner
-            gradients, metrics = jax.grad(loss, has_aux=True)(params, *cut.take(indices))
-            params, optimiser, norm = descend(
-                self.optimiser,
-                params,
-                gradients,
-                optimiser,
-                learning_rate=self.learning_rate,
-                max_grad_norm=self.max_grad_norm,
-                replicas=replicas,
+        def step(network, indices):
+            gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(
+                network.params, network.model_state, *divided.take(indices)
             )
-            return (params, optimiser), metrics | {"gradient_norm": norm}
+            network, norm = train_state.apply_gradients(
+                network, gradients, self._transformation(), replicas, model_state
+            )
+            return network, metrics | {"gradient_norm": norm}
 
-        (params, optimiser), metrics = jax.lax.scan(step, (state.params, state.optimiser), cut.indices)
+        network, metrics = jax.lax.scan(step, state.network, divided.indices)
         metrics = replicas.mean(jax.tree.map(jnp.mean, metrics))
         metrics |= {"epsilon": jnp.asarray(self.epsilon), "learning_rate": jnp.asarray(self.learning_rate)}
-        return PQNState(params, optimiser, state.updates + 1), UpdateInfo(metrics)
+        return PQNState(network, state.updates + 1), UpdateInfo(metrics)
 
-    def _targets(self, params, rollout, spec):
+    def _transformation(self) -> optax.GradientTransformation:
+        return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)
+
+    def _targets(self, network: Variables, rollout: Rollout, spec: EnvSpec) -> jax.Array:
         """Q(lambda) returns [T, B] with the parameters that the update begins with."""
-        rows, final = rollout.rows, jax.tree.map(lambda x: x[None], rollout.final)
-        values, _ = self.network.apply(params, rollout.timesteps, rollout.carry.network, spec=spec)
-        last, _ = self.network.apply(params, final, rollout.final_carry.network, spec=spec)
-        return returns.q_lambda(
-            rows.reward, values, last[0], rows.terminated, rows.truncated, rows.weight, self.gamma, self.return_lambda
-        )
+
+        def best_values(timesteps: TimeStep, carry: Carry) -> jax.Array:
+            values, _, _ = self.network.apply(
+                network.params,
+                NetworkInputs.of_timesteps(timesteps),
+                carry,
+                spec=spec,
+                model_state=network.model_state,
+                train=False,
+            )
+            return jnp.max(values, axis=-1)
+
+        values = best_values(rollout.timesteps[:-1], rollout.carry.network)
+        bootstrap_value = best_values(rollout.final[None], rollout.final_carry.network)[0]
+        segment = returns.Segment.of_rows(rollout.rows, values, bootstrap_value)
+        return returns.lambda_returns(segment, self.gamma, self.return_lambda)

@@ -10,24 +10,23 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxrl.algos.train_state import TrainState
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import ActorState, Carry, Replicas
 from jaxrl.networks.heads import mask_values
-from jaxrl.networks.q_heads import ActionValues, CategoricalReturns, CategoricalValues, QuantileReturns
-from jaxrl.schedules import Scalar
-from jaxrl.types import ActorState, Carry, EnvSpec, Params, Replicas
+from jaxrl.networks.q_heads import CategoricalReturns, QuantileReturns
 
 LEAST_PRIORITY = 1e-6  # added to every priority, so that nothing is never drawn again
 
 
-@struct.dataclass
-class QCarry:
-    """Per environment: the network's recurrent state, and its place on the ladder of epsilons."""
+class QCarry(struct.PyTreeNode):
+    """Per environment: the network's recurrent state, and its position on the ladder of epsilons."""
 
     network: Carry
-    rung: jax.Array  # float32 in [0, 1]: 0 explores most
+    ladder_position: jax.Array  # float32 in [0, 1]: 0 explores most
 
 
-@struct.dataclass
-class Returns:
+class Returns(struct.PyTreeNode):
     """Distributions of returns, each as K atoms."""
 
     atoms: jax.Array  # [batch, K]
@@ -61,36 +60,37 @@ def epsilon_greedy(
     return jnp.where(draws[:, 0] < epsilon, random, greedy)
 
 
-def rung(env_index: jax.Array, num_envs: int) -> jax.Array:
-    """An environment's place among all N, i / (N - 1), float32."""
+def ladder_position(env_index: jax.Array, num_envs: int) -> jax.Array:
+    """An environment's position among all N, i / (N - 1), float32."""
     return env_index.astype(jnp.float32) / max(num_envs - 1, 1)
 
 
-def ladder_epsilon(epsilon: Scalar, place: jax.Array, exponent: Scalar) -> jax.Array:
-    """epsilon^(1 + exponent i / (N - 1)) (Horgan et al., 2018, arXiv:1803.00933, section 4.1); `place` as of `rung`."""
-    return jnp.power(epsilon, 1.0 + exponent * place)
+def epsilon_ladder(epsilon: Scalar, position: jax.Array, exponent: Scalar) -> jax.Array:
+    """epsilon^(1 + exponent i / (N - 1)) (Horgan et al., 2018, arXiv:1803.00933, section 4.1).
+
+    Args:
+      epsilon: of the first environment.
+      position: i / (N - 1), as of `ladder_position`.
+      exponent: how far epsilons fall; the last environment has epsilon^(1 + exponent).
+    """
+    return jnp.power(epsilon, 1.0 + exponent * position)
 
 
-def actor(algo: Any, params: Params) -> ActorState:
-    """What acting needs; `algo` has `epsilon`, `ladder` and `ladder_exponent`."""
-    values = {"epsilon": algo.epsilon} | ({"ladder_exponent": algo.ladder_exponent} if algo.ladder else {})
-    return ActorState(params, exploration={name: jnp.asarray(value, jnp.float32) for name, value in values.items()})
+def actor(network: TrainState, epsilon: Scalar, ladder_exponent: Scalar | None) -> ActorState:
+    """What acting needs; `ladder_exponent` is None where all environments have the same epsilon."""
+    values = {"epsilon": epsilon} | ({} if ladder_exponent is None else {"ladder_exponent": ladder_exponent})
+    exploration = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+    return ActorState(network.params, model_state=network.model_state, exploration=exploration)
 
 
-def explored(
-    algo: Any,
-    actor: ActorState,
-    greedy: jax.Array,
-    mask: jax.Array | None,
-    carry: QCarry,
-    key: jax.Array,
-    spec: EnvSpec,
+def explore(
+    actor: ActorState, greedy: jax.Array, mask: jax.Array | None, carry: QCarry, key: jax.Array, actions: int
 ) -> jax.Array:
     """`epsilon_greedy` actions [B], with each environment's own epsilon if there is a ladder."""
     epsilon = actor.exploration["epsilon"]
-    if algo.ladder:
-        epsilon = ladder_epsilon(epsilon, carry.rung, actor.exploration["ladder_exponent"])
-    return epsilon_greedy(key, greedy, mask, epsilon, spec.action_space.n)
+    if "ladder_exponent" in actor.exploration:
+        epsilon = epsilon_ladder(epsilon, carry.ladder_position, actor.exploration["ladder_exponent"])
+    return epsilon_greedy(key, greedy, mask, epsilon, actions)
 
 
 def transition_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array:
@@ -108,28 +108,14 @@ def support(low: Scalar, high: Scalar, atoms: int) -> jax.Array:
     return low + (high - low) * jnp.arange(atoms, dtype=jnp.float32) / max(atoms - 1, 1)
 
 
-def support_problems(algo: Any) -> list[str]:
-    """Why `algo.v_min` and `algo.v_max` cannot be the ends of a support; empty if they can, or cannot be told yet."""
-    ends = (algo.v_min, algo.v_max)
-    if all(isinstance(end, (int, float)) for end in ends) and not ends[0] < ends[1]:
-        return [f"{type(algo).__name__}.v_min={ends[0]} must be less than v_max={ends[1]}"]
+def support_problems(name: str, low: Scalar, high: Scalar) -> list[str]:
+    """Why the fields v_min and v_max of the algorithm `name` cannot be the ends of a support; empty if they can.
+
+    Values that are traced or scheduled are not checked.
+    """
+    if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
+        return [f"{name}.v_min={low} must be less than v_max={high}"]
     return []
-
-
-def head_problems(algo: Any) -> list[str]:
-    """Why a DQN's settings do not go with its network's head; one line each."""
-    name, head = type(algo).__name__, getattr(algo.network, "head", None)
-    categorical = isinstance(head, CategoricalValues)
-    found = support_problems(algo) if categorical else []
-    if algo.munchausen and (algo.n_step > 1 or categorical or algo.value_rescaling):
-        found.append(
-            f"{name}.munchausen=True needs n_step=1, because its bonus belongs to every step and the replay knows the "
-            "first one's action alone, a head of values or quantiles, whose returns its target shifts by action, and "
-            "value_rescaling=False, because its policy is a softmax of values"
-        )
-    if algo.value_rescaling and not (head is None or isinstance(head, ActionValues)):
-        found.append(f"{name}.value_rescaling=True is of expected values, not of {head!r}; use ActionValues()")
-    return found
 
 
 def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
@@ -189,12 +175,12 @@ def n_step_target(
 
 
 def n_step_returns(
-    rewards: jax.Array, steps: jax.Array, bootstrap: jax.Array, following: Returns, gamma: Scalar
+    rewards: jax.Array, steps: jax.Array, bootstrap: jax.Array, next_returns: Returns, gamma: Scalar
 ) -> Returns:
     """`n_step_target` of every atom of the distribution of what follows; the probabilities are the same."""
     each = jax.vmap(n_step_target, in_axes=(None, None, None, 1, None), out_axes=1)
-    atoms = each(rewards, steps, bootstrap, following.atoms, gamma)
-    return Returns(atoms, jax.lax.stop_gradient(following.probabilities))
+    atoms = each(rewards, steps, bootstrap, next_returns.atoms, gamma)
+    return Returns(atoms, jax.lax.stop_gradient(next_returns.probabilities))
 
 
 def rescaled(x: jax.Array, epsilon: float = 1e-3) -> jax.Array:
@@ -301,7 +287,7 @@ def categorical_projection(returns: Returns, low: Scalar, high: Scalar, atoms: i
     Returns:
       [batch, atoms], no gradient.
     """
-    # Every target atom is shared out over its two neighbours: a triangle one spacing wide around each support atom.
+    # Every target atom is shared out over its two neighbors: a triangle one spacing wide around each support atom.
     # K x K products, but no scatter: 128 x 51 x 51 are quicker so on a CPU too.
     places = (jnp.clip(returns.atoms, low, high) - low) / (high - low) * (atoms - 1)
     distance = jnp.abs(places[:, None, :] - jnp.arange(atoms, dtype=jnp.float32)[None, :, None])

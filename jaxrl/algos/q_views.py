@@ -1,20 +1,28 @@
 """Two views of what a replay delivers, alike to Q-learning: single transitions, and transitions within sequences.
 
-A view has the transitions' actions, rewards and weights, and says what a network makes of the moments they begin at
-and lead to. A recurrent network is unrolled once for both.
+A view has the transitions' actions, rewards and weights, and gives a network's output at the time steps where they
+begin and at those to which they lead. A recurrent network is unrolled once for both.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.types import EnvSpec, Network, Params, PyTree, SequenceBatch, TimeStep, TransitionBatch
+from jaxrl.algos.train_state import Variables
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    Carry,
+    EnvSpec,
+    ModelState,
+    Network,
+    NetworkInputs,
+    PyTree,
+    SequenceBatch,
+    TransitionBatch,
+)
 
 
-@struct.dataclass
-class Transitions:
+class Transitions(struct.PyTreeNode):
     """N transitions, as a replay of single ones delivers them."""
 
     batch: TransitionBatch
@@ -30,37 +38,37 @@ class Transitions:
     @classmethod
     def of(cls, batch: TransitionBatch, network: Network, spec: EnvSpec, n_step: int) -> "Transitions":
         """The view of a batch, whose rewards are of `n_step` steps."""
-        importance = jnp.ones(batch.weight.shape) if batch.drawn is None else batch.drawn.importance
+        importance = jnp.ones(batch.weight.shape) if batch.sample_info is None else batch.sample_info.importance
         parts = (batch.action, batch.rewards, batch.steps, batch.bootstrap, batch.weight, importance)
         return cls(batch, *parts, network, spec)
 
-    def output(self, params: Params, key: jax.Array | None) -> PyTree:
-        """What `now` and `after` are given; `key` [N] is of noisy layers."""
-        return self._apply(params, self.batch.observation, self.batch.action_mask, key)
+    def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
+        """What `current` and `next` are taken from, and the new model state; `key` [N] is of noisy layers."""
+        return self._apply(network, self.batch.observation, self.batch.action_mask, key, train=train)
 
-    def now(self, output: PyTree) -> PyTree:
+    def current(self, output: PyTree) -> PyTree:
         """The network's output where the transitions begin, [N, ...]."""
         return output
 
-    def after(self, output: PyTree, params: Params, key: jax.Array | None) -> PyTree:
+    def next(self, output: PyTree, network: Variables, key: jax.Array | None) -> PyTree:
         """The network's output where they lead, [N, ...]; `key` [N] is of noisy layers."""
-        return self._apply(params, self.batch.next_observation, self.batch.next_action_mask, key)
+        return self._apply(network, self.batch.next_observation, self.batch.next_action_mask, key, train=False)[0]
 
-    def priorities(self, error: jax.Array, eta: Any) -> jax.Array:
+    def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
         """The priority of every item of the batch, from how wrong the network was at each transition [N]."""
         return error
 
-    def _apply(self, params, observation, mask, key):
-        flags = jnp.zeros((1, self.batch.weight.shape[0]), bool)
-        zero = jnp.zeros(flags.shape, jnp.float32)
-        observation, mask = jax.tree.map(lambda x: x[None], (observation, mask))
-        moments = TimeStep(observation, zero, flags, flags, flags, action_mask=mask)
-        output, _ = self.network.apply(params, moments, self.network.initial_carry(self.spec), spec=self.spec, key=key)
-        return jax.tree.map(lambda x: x[0], output)
+    def _apply(
+        self, network: Variables, observation: PyTree, mask: PyTree, key: jax.Array | None, *, train: bool
+    ) -> tuple[PyTree, ModelState]:
+        inputs = NetworkInputs.of_transitions(observation, mask)
+        output, _, model_state = self.network.apply(
+            network.params, inputs, (), spec=self.spec, model_state=network.model_state, train=train, key=key
+        )
+        return jax.tree.map(lambda x: x[0], output), model_state
 
 
-@struct.dataclass
-class Sequences:
+class Sequences(struct.PyTreeNode):
     """The transitions within sequences of L rows after their burn-in: N = L * batch, with n steps or up to the end.
 
     One begins at every row but the last, which is there to bootstrap from.
@@ -92,11 +100,11 @@ class Sequences:
             terminated = alive & _ahead(rows.terminated, k)
             bootstrap = bootstrap & ~terminated
             alive = alive & ~terminated & ~_ahead(rows.truncated, k)
-        importance = jnp.broadcast_to(batch.drawn.importance[None], counts.shape)
+        importance = jnp.broadcast_to(batch.sample_info.importance[None], counts.shape)
         parts = (rows.action, jnp.stack(rewards, axis=-1), steps, bootstrap, counts, importance)
         return cls(batch, *(x.reshape((-1, *x.shape[2:])) for x in parts), network, spec)
 
-    def output(self, params: Params, key: jax.Array | None) -> PyTree:
+    def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
         """The network unrolled over the rows after the burn-in, [L, batch, ...]; one noise each, of the first keys.
 
         The burn-in only warms up the recurrent state: no gradient goes there.
@@ -104,23 +112,23 @@ class Sequences:
         burn_in, carry = self.batch.burn_in, self.batch.carry.network
         key = None if key is None else key[: self.batch.mask.shape[1]]
         if burn_in:
-            before = jax.tree.map(lambda x: x[:burn_in], self.batch.timesteps)
-            frozen = jax.lax.stop_gradient(params)
-            carry = jax.lax.stop_gradient(self.network.apply(frozen, before, carry, spec=self.spec, key=key)[1])
-        timesteps = jax.tree.map(lambda x: x[burn_in:], self.batch.timesteps)
-        return self.network.apply(params, timesteps, carry, spec=self.spec, key=key)[0]
+            frozen = jax.lax.stop_gradient(network)
+            _, carry, _ = self._unroll(frozen, slice(burn_in), carry, key, train=False)
+            carry = jax.lax.stop_gradient(carry)
+        output, _, model_state = self._unroll(network, slice(burn_in, None), carry, key, train=train)
+        return output, model_state
 
-    def now(self, output: PyTree) -> PyTree:
+    def current(self, output: PyTree) -> PyTree:
         """The network's output where the transitions begin, [N, ...]."""
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), output)
 
-    def after(self, output: PyTree, params: Params, key: jax.Array | None) -> PyTree:
+    def next(self, output: PyTree, network: Variables, key: jax.Array | None) -> PyTree:
         """The network's output where they lead, [N, ...]: already in `output`."""
         columns = self.batch.mask.shape[1]
         there = jnp.arange(self.steps.shape[0], dtype=jnp.int32) + self.steps * columns
-        return jax.tree.map(lambda x: x[there], self.now(output))
+        return jax.tree.map(lambda x: x[there], self.current(output))
 
-    def priorities(self, error: jax.Array, eta: Any) -> jax.Array:
+    def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
         """eta max |error| + (1 - eta) mean |error| of each sequence (Kapturowski et al., 2019, section 2.3)."""
         columns = self.batch.mask.shape[1]
         counts = self.weight.reshape((-1, columns)).astype(jnp.float32)
@@ -128,13 +136,24 @@ class Sequences:
         mean = jnp.sum(error, axis=0) / jnp.maximum(jnp.sum(counts, axis=0), 1.0)
         return eta * jnp.max(error, axis=0) + (1.0 - eta) * mean
 
+    def _unroll(
+        self, network: Variables, time: slice, carry: Carry, key: jax.Array | None, *, train: bool
+    ) -> tuple[PyTree, Carry, ModelState]:
+        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[time], self.batch.timesteps))
+        return self.network.apply(
+            network.params, inputs, carry, spec=self.spec, model_state=network.model_state, train=train, key=key
+        )
 
-def view(batch: TransitionBatch | SequenceBatch, network: Network, spec: EnvSpec, n_step: int) -> Any:
+
+def view(
+    batch: TransitionBatch | SequenceBatch, network: Network, spec: EnvSpec, n_step: int
+) -> Transitions | Sequences:
     """The view of what a replay delivered."""
-    kind: Any = Sequences if isinstance(batch, SequenceBatch) else Transitions
-    return kind.of(batch, network, spec, n_step)
+    if isinstance(batch, SequenceBatch):
+        return Sequences.of(batch, network, spec, n_step)
+    return Transitions.of(batch, network, spec, n_step)
 
 
-def _ahead(x, k):
+def _ahead(x: jax.Array, k: int) -> jax.Array:
     """x [L, batch] of the row k later, zeros past the end."""
     return jnp.concatenate([x[k:], jnp.zeros_like(x[:k])])

@@ -1,17 +1,15 @@
 """What fitting a policy to the actions of data shares: how likely they are under it, how good, and a step to them."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from jaxrl import spaces
-from jaxrl.algos import off_policy
-from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import weighted_mean
-from jaxrl.networks import Distribution, TanhGaussian, to_unit
-from jaxrl.types import EnvSpec, Metrics, Params, Replicas, TransitionBatch
+from jaxrl.algos import off_policy, train_state
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.types import EnvSpec, Metrics, Network, Replicas, TransitionBatch
+from jaxrl.networks import Critic, Distribution, TanhGaussian, to_unit
 
 EDGE = 1e-3  # of half the box's range: how near a bound an action tells no more than that it is there
 
@@ -47,23 +45,30 @@ def squared_distance(action: jax.Array, other: jax.Array, spec: EnvSpec) -> jax.
     return jnp.mean(jnp.square(to_unit(action, spec.action_space) - to_unit(other, spec.action_space)), axis=-1)
 
 
-def taken_values(algo: Any, params: Params, batch: TransitionBatch, spec: EnvSpec) -> jax.Array:
+def taken_values(network: Critic, critic: Variables, batch: TransitionBatch, spec: EnvSpec) -> jax.Array:
     """The smallest critic's values [batch] of the actions that were taken."""
     discrete = isinstance(spec.action_space, spaces.Discrete)
     taken = None if discrete else batch.action
-    output = off_policy.evaluate_critic(algo, params, batch.observation, taken, spec, batch.action_mask)
+    output = off_policy.evaluate_critic(network, critic, batch.observation, taken, spec, batch.action_mask)
     values = jnp.min(output, axis=0)
     return jnp.take_along_axis(values, batch.action[:, None], axis=-1)[:, 0] if discrete else values[:, 0]
 
 
-def fit_policy(
-    algo: Any, policy: Learnt, batch: TransitionBatch, weights: jax.Array, spec: EnvSpec, replicas: Replicas
-) -> tuple[Learnt, Metrics]:
+def policy_step(
+    network: Network,
+    policy: TrainState,
+    transformation: optax.GradientTransformation,
+    batch: TransitionBatch,
+    weights: jax.Array,
+    spec: EnvSpec,
+    replicas: Replicas,
+) -> tuple[TrainState, Metrics]:
     """One step of the policy up the weighted log-likelihood of the actions that were taken.
 
     Args:
-      algo: has `policy`, `optimiser` and the learning rates.
-      policy, batch: as they are.
+      network, policy: as they are.
+      transformation: the optimizer at its learning rate.
+      batch: transitions.
       weights: of the transitions, [batch]; no gradient.
       spec, replicas: as handed to `update`.
 
@@ -72,15 +77,19 @@ def fit_policy(
     """
 
     def loss(params):
-        distribution = off_policy.evaluate_policy(algo, params, batch.observation, spec, batch.action_mask)
+        variables = policy.variables.replace(params=params)
+        distribution, model_state = off_policy.train_policy(
+            network, variables, batch.observation, spec, batch.action_mask
+        )
         likelihood = log_likelihood(distribution, batch.action)
         loss = weighted_mean(-jax.lax.stop_gradient(weights) * likelihood, batch.weight, replicas)
-        told = {
+        metrics = {
             "policy_loss": loss,
             "log_likelihood": weighted_mean(likelihood, batch.weight, replicas),
             "advantage_weight": weighted_mean(weights, batch.weight, replicas),
         }
-        return loss, told
+        return loss, (metrics, model_state)
 
-    gradients, metrics = jax.grad(loss, has_aux=True)(policy.params)
-    return off_policy.step(algo, policy, gradients, off_policy.policy_rate(algo), replicas), metrics
+    gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(policy.params)
+    policy, _ = train_state.apply_gradients(policy, gradients, transformation, replicas, model_state)
+    return policy, metrics

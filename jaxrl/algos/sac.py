@@ -1,136 +1,230 @@
-"""Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with a learnt or a fixed temperature.
+"""Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with a learned or a fixed temperature.
 
 Where actions are discrete, expectations over them are exact (Christodoulou, 2019, arXiv:1910.07207).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.algos import off_policy, q_learning
-from jaxrl.algos.actor_critic import OffPolicyActorCritic
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.off_policy import Learnt
-from jaxrl.algos.optimisers import weighted_mean
-from jaxrl.schedules import Scalar
-from jaxrl.types import EnvSpec, PyTree, Replicas, TransitionBatch, UpdateInfo
+from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Number, Optimizer
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Network,
+    PyTree,
+    Replicas,
+    Source,
+    TimeStep,
+    TransitionBatch,
+    UpdateInfo,
+)
+from jaxrl.networks import Actor, Critic, Distribution, resolve_torso
 
 
-@struct.dataclass
-class SACState:
+class SACState(struct.PyTreeNode):
     """All that the learner is."""
 
-    policy: Learnt
-    critic: Learnt
-    log_temperature: Learnt  # a float32 scalar; () throughout where the temperature is fixed
+    policy: TrainState
+    critic: TrainState
+    log_temperature: TrainState  # a float32 scalar; () throughout where the temperature is fixed
+    statistics: Statistics
     updates: jax.Array  # int32
 
 
 @algorithm
-class SAC(OffPolicyActorCritic):
-    """A stochastic policy for reward and entropy, from a uniform replay, with the smaller of two critics."""
+class SAC:
+    """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
     temperature_learning_rate: Scalar | None = number(
-        None, above=0, help="step size of the temperature's logarithm; None: the critics'"
+        None, above=0, help="learning rate of the temperature; None: that of the critics"
     )
-    temperature: Scalar = number(1.0, above=0, help="weight of the entropy; where it is learnt, at the start")
-    learn_temperature: bool = static(True, help="move the temperature towards the target entropy")
-    target_entropy: Scalar = number(-1.0, high=0.69, help="for each dimension of a box in [-1, 1], in nats")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
+    learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
+    target_entropy: Scalar = number(-1.0, high=0.69, help="target entropy per dimension of continuous actions, in nats")
     target_entropy_share: Scalar = number(
-        0.89, above=0, below=1, help="discrete actions: the target entropy, as a share of the largest"
+        0.89, above=0, below=1, help="discrete actions: target entropy as a fraction of the maximum"
     )
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor())
+    critic: Critic = static(Critic())
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        networks = off_policy.problems("SAC", self.policy, self.critic, spec, stochastic=True, discrete=True)
+        return field_problems(self) + networks
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
         policy_key, critic_key = jax.random.split(key)
-        policy = off_policy.begin(self, self.policy.init(policy_key, spec), target=False)
-        critic = off_policy.begin(self, self.critic.init(critic_key, spec), target=True)
+        critic_optimizer = self.optimizer(self.learning_rate)
         log_temperature = jnp.log(jnp.asarray(self.temperature, jnp.float32)) if self.learn_temperature else ()
-        return SACState(policy, critic, off_policy.begin(self, log_temperature, target=False), jnp.int32(0))
+        return SACState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer()),
+            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            log_temperature=train_state.create(log_temperature, (), self._temperature_optimizer()),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+        )
+
+    def actor(self, state: SACState) -> ActorState:
+        return off_policy.actor(state.policy, state.statistics, state.updates)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        return ActorOutput(
+            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
+        )
 
     def update(
-        self, state: PyTree, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[PyTree, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
+        self, state: SACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[SACState, UpdateInfo]:
+        clip = self.observation_clip
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
-        temperature = self.temperature
-        if self.learn_temperature:
-            temperature = jnp.exp(state.log_temperature.params)
-        state, critic_metrics = self._learn_values(state, replay, temperature, next_key, spec, replicas)
-        state, policy_metrics = self._learn_policy(state, replay, temperature, key, spec, replicas)
-        metrics = replicas.mean(critic_metrics | policy_metrics) | {"temperature": temperature}
-        critic = off_policy.follow(state.critic, self.tau)
-        return state.replace(critic=critic, updates=state.updates + 1), UpdateInfo(metrics)
+        temperature = jnp.exp(state.log_temperature.params) if self.learn_temperature else self.temperature
 
-    def _learn_values(self, state, replay, temperature, key, spec, replicas):
-        """The state with critics a step on, and their metrics; keys [batch]."""
-        value, log_prob = self._followed(
-            state.policy.params,
-            state.critic.target_params,
-            replay.next_observation,
-            replay.next_action_mask,
-            key,
-            spec,
+        # The critics (equations 5 and 6).
+        observation, mask = replay.next_observation, replay.next_action_mask
+        following = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
+        slow = state.critic.target_variables
+        value, log_prob = value_and_log_prob(self.critic, slow, following, observation, mask, next_key, spec)
+        target = off_policy.expected_target(replay, value - temperature * log_prob, self.gamma)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        critic, fit = off_policy.critic_step(
+            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
         )
-        target = off_policy.expected_target(self, replay, value - temperature * log_prob)
-        critic, metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
-        return state.replace(critic=critic), metrics
-
-    def _learn_policy(self, state, replay, temperature, key, spec, replicas):
-        """The state with the policy and the temperature a step on, and their metrics; keys [batch]."""
 
         def policy_loss(params):
-            value, log_prob = self._policy_value(params, state, replay, key, spec)
-            loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
-            return loss, (loss, log_prob)
-
-        gradients, (loss, log_prob) = jax.grad(policy_loss, has_aux=True)(state.policy.params)
-        policy = off_policy.step(self, state.policy, gradients, off_policy.policy_rate(self), replicas)
-
-        log_temperature, entropy = state.log_temperature, weighted_mean(-log_prob, replay.weight, replicas)
-        if self.learn_temperature:
-            missing = weighted_mean(log_prob + self._wanted_entropy(replay, spec), replay.weight, replicas)
-            rate = self.temperature_learning_rate
-            # The loss is -log(alpha) times what entropy is missing: log_prob is a sample, and has no gradient here.
-            log_temperature = off_policy.step(
-                self, log_temperature, -missing, self.learning_rate if rate is None else rate, replicas
+            """Equation 9."""
+            variables, observation, mask = state.policy.variables, replay.observation, replay.action_mask
+            distribution, model_state = off_policy.train_policy(
+                self.policy, variables.replace(params=params), observation, spec, mask
             )
-        metrics = {"policy_loss": loss, "entropy": entropy}
-        return state.replace(policy=policy, log_temperature=log_temperature), metrics
+            value, log_prob = value_and_log_prob(
+                self.critic, critic.variables, distribution, observation, mask, key, spec
+            )
+            loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
+            return loss, (loss, log_prob, model_state)
 
-    def _policy_value(self, params, state, replay, key, spec):
-        """What the policy shall raise, and the log-probability of what it does, both [batch]."""
-        return self._followed(params, state.critic.params, replay.observation, replay.action_mask, key, spec)
+        gradients, (loss, log_prob, model_state) = jax.grad(policy_loss, has_aux=True)(state.policy.params)
+        policy, _ = train_state.apply_gradients(
+            state.policy, gradients, self._policy_optimizer(), replicas, model_state
+        )
 
-    def _followed(self, policy, critic, observation, mask, key, spec):
-        """The smallest critic's value and the log-probability of what the policy does, both [batch].
+        log_temperature = state.log_temperature
+        if self.learn_temperature:
+            wanted = wanted_entropy(replay, self.target_entropy, self.target_entropy_share, spec)
+            log_temperature = temperature_step(
+                log_temperature, self._temperature_optimizer(), log_prob, wanted, replay.weight, replicas
+            )
 
-        Of an action sampled with keys [batch] from a box; expectations over all actions where they are discrete. The
-        log-density is over actions in [-1, 1]: units should not matter.
-        """
-        distribution = off_policy.evaluate_policy(self, policy, observation, spec, mask)
-        if isinstance(spec.action_space, spaces.Discrete):
-            output = off_policy.evaluate_critic(self, critic, observation, None, spec, mask)
-            probability = jnp.exp(distribution.log_probs())
-            # A forbidden action has probability 0, and the most negative finite number for a value.
-            values = jnp.where(probability > 0.0, jnp.min(output, axis=0), 0.0)
-            return jnp.sum(probability * values, axis=-1), -distribution.entropy()
-        action, log_prob = distribution.sample_and_log_prob(key)
-        output = off_policy.evaluate_critic(self, critic, observation, action, spec)
-        return jnp.min(output, axis=0)[:, 0], log_prob + log_half_range(spec.action_space)
+        metrics = {"policy_loss": loss, "entropy": weighted_mean(-log_prob, replay.weight, replicas)}
+        metrics = replicas.mean(fit.metrics | metrics) | {"temperature": temperature}
+        critic = train_state.polyak_update(critic, self.tau)
+        return SACState(policy, critic, log_temperature, statistics, state.updates + 1), UpdateInfo(metrics)
 
-    def _wanted_entropy(self, replay, spec):
-        """What the temperature aims at for each transition's observation [batch]."""
-        if not isinstance(spec.action_space, spaces.Discrete):
-            return jnp.full_like(replay.weight, self.target_entropy * spec.action_space.shape[0], jnp.float32)
-        allowed = spec.action_space.n
-        if replay.action_mask is not None:
-            allowed = jnp.maximum(jnp.sum(replay.action_mask, axis=-1), 1)
-        return jnp.broadcast_to(self.target_entropy_share * jnp.log(jnp.float32(allowed)), replay.weight.shape)
+    def _policy_optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
+
+    def _temperature_optimizer(self) -> optax.GradientTransformation:
+        rate = self.temperature_learning_rate
+        return self.optimizer(self.learning_rate if rate is None else rate)
+
+
+def value_and_log_prob(
+    network: Critic,
+    critic: Variables,
+    distribution: Distribution,
+    observation: PyTree,
+    mask: jax.Array | None,
+    key: jax.Array,
+    spec: EnvSpec,
+) -> tuple[jax.Array, jax.Array]:
+    """The smallest critic's value and the log-probability of what the policy does, both [batch].
+
+    Of an action sampled with keys [batch] from a box; expectations over all actions where they are discrete. The
+    log-density is over actions in [-1, 1]: units should not matter.
+    """
+    if isinstance(spec.action_space, spaces.Discrete):
+        values = jnp.min(off_policy.evaluate_critic(network, critic, observation, None, spec, mask), axis=0)
+        return off_policy.expected_value(distribution, values), -distribution.entropy()
+    action, log_prob = distribution.sample_and_log_prob(key)
+    output = off_policy.evaluate_critic(network, critic, observation, action, spec)
+    return jnp.min(output, axis=0)[:, 0], log_prob + log_half_range(spec.action_space)
+
+
+def wanted_entropy(batch: TransitionBatch, per_dimension: Number, share: Number, spec: EnvSpec) -> jax.Array:
+    """What the temperature aims at for each transition's observation [batch].
+
+    Args:
+      batch: transitions.
+      per_dimension: of a box in [-1, 1], in nats.
+      share: of the largest entropy over the discrete actions that are allowed.
+      spec: of the environment.
+    """
+    if not isinstance(spec.action_space, spaces.Discrete):
+        return jnp.full_like(batch.weight, per_dimension * spec.action_space.shape[0], jnp.float32)
+    allowed = spec.action_space.n
+    if batch.action_mask is not None:
+        allowed = jnp.maximum(jnp.sum(batch.action_mask, axis=-1), 1)
+    return jnp.broadcast_to(share * jnp.log(jnp.float32(allowed)), batch.weight.shape)
+
+
+def temperature_step(
+    log_temperature: TrainState,
+    transformation: optax.GradientTransformation,
+    log_prob: jax.Array,
+    wanted: jax.Array,
+    weight: jax.Array,
+    replicas: Replicas,
+) -> TrainState:
+    """One step of log(alpha) towards the entropy that is wanted; all of the transitions [batch] (equation 18)."""
+    missing = weighted_mean(log_prob + wanted, weight, replicas)
+    # The loss is -log(alpha) times what entropy is missing: log_prob is a sample, and has no gradient here.
+    return train_state.apply_gradients(log_temperature, -missing, transformation, replicas)[0]
 
 
 def log_half_range(space: spaces.Box) -> float:

@@ -1,67 +1,146 @@
 """Twin delayed deep deterministic policy gradients (Fujimoto et al., 2018, arXiv:1802.09477)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl.algos import off_policy, q_learning
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.ddpg import DDPG, DDPGState
-from jaxrl.networks import Critic
-from jaxrl.schedules import Scalar
-from jaxrl.types import EnvSpec, PyTree, Replicas, TransitionBatch, UpdateInfo
+from jaxrl.algos import off_policy, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Network,
+    Replicas,
+    Source,
+    TimeStep,
+    UpdateInfo,
+)
+from jaxrl.networks import Actor, Critic, resolve_torso
 
 
-@struct.dataclass
-class TD3State(DDPGState):
+class TD3State(struct.PyTreeNode):
     """All that the learner is."""
 
+    policy: TrainState
+    critic: TrainState
+    statistics: Statistics
+    updates: jax.Array  # int32
     policy_loss: jax.Array  # at the policy's last step: most updates have none
 
 
 @algorithm
-class TD3(DDPG):
-    """DDPG with the smaller of two critics, smoothed target actions, and a policy that learns less often."""
+class TD3:
+    """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
-    target_noise: Scalar = number(0.2, low=0, help="deviation of the target policy's actions, over half their range")
-    target_noise_clip: Scalar = number(0.5, low=0, help="largest noise of the target policy's actions")
-    policy_delay: int = static(2, low=1, help="updates of the critics for each of the policy and the targets")
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
+    target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
+    target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
+    policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor(stochastic=False))
     critic: Critic = static(Critic())
 
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        networks = off_policy.problems("TD3", self.policy, self.critic, spec, stochastic=False)
+        return field_problems(self) + networks
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self)}
+
     def init(self, key: jax.Array, spec: EnvSpec) -> TD3State:
-        begun = super().init(key, spec)
-        return TD3State(begun.policy, begun.critic, begun.updates, jnp.float32(0.0))
+        policy_key, critic_key = jax.random.split(key)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        return TD3State(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+            policy_loss=jnp.float32(0.0),
+        )
+
+    def actor(self, state: TD3State) -> ActorState:
+        return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        return ActorOutput(off_policy.noisy_action(action, actor, key, spec=spec, explore=explore), carry)
 
     def update(
-        self, state: PyTree, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[PyTree, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
-        next_action = self._smoothed_target_action(state.policy, replay, key, spec, replicas)
-        target = off_policy.target(self, state.critic, replay, next_action, spec)
-        critic, metrics, _ = off_policy.fit_critic(self, state.critic, replay, target, spec, replicas)
+        self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[TD3State, UpdateInfo]:
+        clip = self.observation_clip
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
 
-        def move(learnt):
-            policy, critic, _ = learnt
-            policy, loss = self._climb(policy, critic, replay, spec, replicas)
-            return off_policy.follow(policy, self.tau), off_policy.follow(critic, self.tau), replicas.mean(loss)
+        following = off_policy.evaluate_policy(
+            self.policy, state.policy.target_variables, replay.next_observation, spec
+        )
+        next_action = off_policy.smoothed_action(
+            following, key, self.target_noise, self.target_noise_clip, spec.action_space, replicas
+        )
+        slow = state.critic.target_variables
+        target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        critic, fit = off_policy.critic_step(
+            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+        )
+
+        def policy_loss(params):
+            variables = state.policy.variables.replace(params=params)
+            action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            value = off_policy.first_value(self.critic, critic, replay.observation, action, spec)
+            return weighted_mean(-value, replay.weight, replicas), model_state
+
+        def policy_and_targets(policy, critic, _):
+            (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(policy.params)
+            policy, _ = train_state.apply_gradients(policy, gradients, self._policy_optimizer(), replicas, model_state)
+            policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
+            return policy, critic, replicas.mean(loss)
 
         # The counter is the same on all devices. Over mapped runs this becomes a choice between both results.
-        updates = state.updates + 1
-        learnt = (state.policy, critic, state.policy_loss)
-        policy, critic, loss = jax.lax.cond(updates % self.policy_delay == 0, move, lambda x: x, learnt)
-        metrics = replicas.mean(metrics) | {"policy_loss": loss}
-        learnt = state.replace(policy=policy, critic=critic, updates=updates, policy_loss=loss)
-        return learnt, UpdateInfo(metrics)
+        updates, as_they_are = state.updates + 1, lambda *learned: learned
+        policy, critic, loss = jax.lax.cond(
+            updates % self.policy_delay == 0, policy_and_targets, as_they_are, state.policy, critic, state.policy_loss
+        )
+        metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
+        return TD3State(policy, critic, statistics, updates, loss), UpdateInfo(metrics)
 
-    def _climb(self, policy, critic, replay, spec, replicas):
-        """The policy a step on, and this device's share of its loss."""
-        return off_policy.climb(self, policy, critic, replay, spec, replicas)
-
-    def _smoothed_target_action(self, policy, replay, key, spec, replicas):
-        """Section 5.3: like actions should have like values, so the target is of an action near the policy's."""
-        action = off_policy.evaluate_policy(self, policy.target_params, replay.next_observation, spec)
-        keys = q_learning.transition_keys(key, action.shape[0], replicas)
-        return off_policy.add_noise(action, keys, self.target_noise, spec.action_space, self.target_noise_clip)
+    def _policy_optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)

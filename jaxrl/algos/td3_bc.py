@@ -1,87 +1,151 @@
 """TD3 with a pull towards the data's actions (Fujimoto and Gu, 2021, arXiv:2106.06860)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
-from jaxrl.algos import normalise, off_policy, regression
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.optimisers import weighted_mean
-from jaxrl.algos.td3 import TD3, TD3State
-from jaxrl.schedules import Scalar
-from jaxrl.types import (
+from jaxrl.algos import off_policy, regression, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
     ActorOutput,
     ActorState,
     Carry,
     EnvSpec,
-    PyTree,
+    Network,
     Replicas,
+    Source,
     TimeStep,
-    TransitionBatch,
     UpdateInfo,
 )
+from jaxrl.networks import Actor, Critic, resolve_torso
 
 
-@struct.dataclass
-class TD3BCState(TD3State):
+class TD3BCState(struct.PyTreeNode):
     """All that the learner is."""
 
-    statistics: PyTree  # of the observations; () where they are not normalised
+    policy: TrainState
+    critic: TrainState
+    statistics: Statistics
+    updates: jax.Array  # int32
+    policy_loss: jax.Array  # at the policy's last step: most updates have none
 
 
 @algorithm
-class TD3BC(TD3):
-    """TD3 whose policy is also drawn to the actions of the data, of which the observations are normalised."""
+class TD3BC:
+    """TD3 whose policy loss adds a squared error to the data's actions; observations are normalized."""
 
-    alpha: Scalar = number(2.5, above=0, help="weight of the critic, whose values are scaled to a mean size of 1")
-    normalize_observation: bool = static(True, help="by running mean and deviation")
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    alpha: Scalar = number(2.5, above=0, help="weight of the critic's value, normalized to a mean magnitude of 1")
+    exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
+    target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
+    target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
+    policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
+    normalize_observation: bool = static(True, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        None, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+    )
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
+    replay_ratio: float = static(
+        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    )
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+    )
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor(stochastic=False))
+    critic: Critic = static(Critic())
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        networks = off_policy.problems("TD3BC", self.policy, self.critic, spec, stochastic=False)
+        return field_problems(self) + networks
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> TD3BCState:
-        statistics = normalise.init(spec.observation_space) if self.normalize_observation else ()
-        return TD3BCState(**vars(super().init(key, spec)), statistics=statistics)
+        policy_key, critic_key = jax.random.split(key)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        return TD3BCState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
+            updates=jnp.int32(0),
+            policy_loss=jnp.float32(0.0),
+        )
 
-    def actor(self, state: PyTree) -> ActorState:
-        return super().actor(state).replace(statistics=state.statistics)
+    def actor(self, state: TD3BCState) -> ActorState:
+        return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        seen = timestep.replace(observation=self._normalised(actor.statistics, timestep.observation))
-        return super().act(actor, seen, carry, key, spec=spec, explore=explore)
+        action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        return ActorOutput(off_policy.noisy_action(action, actor, key, spec=spec, explore=explore), carry)
 
     def update(
-        self, state: PyTree, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[PyTree, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
-        if self.normalize_observation:
-            statistics = normalise.update(state.statistics, replay.observation, replay.weight, replicas)
-            state = state.replace(statistics=statistics)
-        seen = replay.replace(
-            observation=self._normalised(state.statistics, replay.observation),
-            next_observation=self._normalised(state.statistics, replay.next_observation),
+        self, state: TD3BCState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[TD3BCState, UpdateInfo]:
+        clip = self.observation_clip
+        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+
+        following = off_policy.evaluate_policy(
+            self.policy, state.policy.target_variables, replay.next_observation, spec
         )
-        return super().update(state, {"replay": seen}, spec=spec, key=key, replicas=replicas)
+        next_action = off_policy.smoothed_action(
+            following, key, self.target_noise, self.target_noise_clip, spec.action_space, replicas
+        )
+        slow = state.critic.target_variables
+        target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
+        critic_optimizer = self.optimizer(self.learning_rate)
+        critic, fit = off_policy.critic_step(
+            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+        )
 
-    def _normalised(self, statistics, observation):
-        if not self.normalize_observation:
-            return observation
-        return normalise.normalise(statistics, observation, clip=float("inf"))
-
-    def _climb(self, policy, critic, replay, spec, replicas):
-        """One step down the mean of |pi(o) - a|^2 - lambda Q_1(o, pi(o)), lambda = alpha / mean |Q_1| (equation 5)."""
-
-        def loss(params):
-            action = off_policy.evaluate_policy(self, params, replay.observation, spec)
-            first = jax.tree.map(lambda x: x[:1], critic.params)  # the others would be computed for nothing
-            output = off_policy.evaluate_critic(self, first, replay.observation, action, spec)
-            value = off_policy.expected_values(self, output)[0, :, 0]
+        def policy_loss(params):
+            """The mean of |pi(o) - a|^2 - lambda Q_1(o, pi(o)), lambda = alpha / mean |Q_1| (equation 5)."""
+            variables = state.policy.variables.replace(params=params)
+            action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            value = off_policy.first_value(self.critic, critic, replay.observation, action, spec)
             size = replicas.mean(weighted_mean(jnp.abs(jax.lax.stop_gradient(value)), replay.weight, replicas))
             scale = self.alpha / jnp.maximum(size, 1e-6)
             distance = regression.squared_distance(action, replay.action, spec)
-            return weighted_mean(distance - scale * value, replay.weight, replicas)
+            return weighted_mean(distance - scale * value, replay.weight, replicas), model_state
 
-        value, gradients = jax.value_and_grad(loss)(policy.params)
-        return off_policy.step(self, policy, gradients, off_policy.policy_rate(self), replicas), value
+        def policy_and_targets(policy, critic, _):
+            (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(policy.params)
+            policy, _ = train_state.apply_gradients(policy, gradients, self._policy_optimizer(), replicas, model_state)
+            policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
+            return policy, critic, replicas.mean(loss)
+
+        # The counter is the same on all devices. Over mapped runs this becomes a choice between both results.
+        updates, as_they_are = state.updates + 1, lambda *learned: learned
+        policy, critic, loss = jax.lax.cond(
+            updates % self.policy_delay == 0, policy_and_targets, as_they_are, state.policy, critic, state.policy_loss
+        )
+        metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
+        return TD3BCState(policy, critic, statistics, updates, loss), UpdateInfo(metrics)
+
+    def _policy_optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)

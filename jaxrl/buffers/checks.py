@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from jaxrl.buffers import replay, ring
-from jaxrl.sources import Prioritised, Replay
+from jaxrl.buffers import flashbax, replay, ring
+from jaxrl.core.sources import Prioritized, Replay
 
 _FILLS = ("repeat", "zeros")
 _ENDS = ("write", "truncate", "zero_pad", "continue")
@@ -36,14 +36,14 @@ def _problems(sources, name, num_envs, rollout, shards):
         found.append(f"n_step={source.n_step} must be at least 1")
     if source.max_times_sampled < 0:
         found.append(f"max_times_sampled={source.max_times_sampled} must be 0 (no limit) or more")
-    if source.updates < 1 or source.batch_size < 1:
-        found.append(f"updates={source.updates} and batch_size={source.batch_size} must be at least 1")
+    if source.batch_size < 1:
+        found.append(f"batch_size={source.batch_size} must be at least 1")
     if source.sequence is not None:
         found += _sequence_problems(source.sequence, rollout)
         if found:
             return found
-    if isinstance(source.sampler, Prioritised) and source.sampler.normalise not in ("batch", "none"):
-        found.append(f"normalise={source.sampler.normalise!r} must be 'batch' or 'none'")
+    if isinstance(source.sampler, Prioritized) and source.sampler.normalize not in ("batch", "none"):
+        found.append(f"normalize={source.sampler.normalize!r} must be 'batch' or 'none'")
     stack = source.frame_stack
     if stack is not None and (stack.frames < 1 or stack.fill not in _FILLS):
         found.append(f"frame_stack={stack!r}: frames must be at least 1, and fill one of {_FILLS}")
@@ -57,6 +57,10 @@ def _problems(sources, name, num_envs, rollout, shards):
         found.append(f"capacity={stored.capacity} cannot hold items of {num_envs} environments; use {least} at least")
     if source.batch_size % shards:
         found.append(f"batch_size={source.batch_size} does not divide over {shards} shards; use a multiple of it")
+    if source.storage == "flashbax":
+        found += flashbax.problems(source, num_envs, rollout, shards)
+    elif source.storage != "ring":
+        found.append(f"storage={source.storage!r} must be 'ring' or 'flashbax'")
     return found
 
 

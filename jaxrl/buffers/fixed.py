@@ -5,13 +5,14 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import index, replay, samplers
 from jaxrl.buffers.index import Index
+from jaxrl.buffers.replay import ReplayBuffer
 from jaxrl.buffers.ring import Ring
-from jaxrl.sources import Dataset, Prioritised, Replay
-from jaxrl.types import Counter, Trajectory
+from jaxrl.buffers.ring import partition as ring_specs
+from jaxrl.core.sources import Dataset, Prioritized, Replay
+from jaxrl.core.types import Counter, PyTree, Trajectory
 
 Rings = Mapping[str, Ring]
 
@@ -23,12 +24,19 @@ def source_of(asked: Replay | Dataset) -> Replay:
     if isinstance(asked, Dataset):
         asked = Replay(_ROOM, asked.batch_size, 1, n_step=asked.n_step, sequence=asked.sequence)
     sampler, sequence = asked.sampler, asked.sequence
-    if isinstance(sampler, Prioritised):
+    if isinstance(sampler, Prioritized):
         sampler = dataclasses.replace(sampler, insertion=None)
     if sequence is not None:
         sequence = dataclasses.replace(sequence, stored_carry=False)
     return dataclasses.replace(
-        asked, capacity=_ROOM, min_size=1, rollout_length=1, sampler=sampler, sequence=sequence, max_times_sampled=0
+        asked,
+        capacity=_ROOM,
+        min_size=1,
+        rollout_length=1,
+        sampler=sampler,
+        sequence=sequence,
+        max_times_sampled=0,
+        storage="ring",
     )
 
 
@@ -44,38 +52,42 @@ def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray) -> 
     Args:
       sources: by name; see `source_of`.
       rows: leaves [columns, slots, ...], the margins included.
-      step: int32 [columns, slots], the place of each row in its episode.
+      step: int32 [columns, slots], the number of each row in its episode.
     """
     slots = rows.reward.shape[1]
     made = {}
     for name, source in sources.items():
         if source.over is None:
-            kept = replay.kept_rows(rows, sources, name)
-            numbered = step if replay.keeps(sources, name)[1] else None
-            made[name] = Ring(kept, (), numbered, np.int32(0), np.int32(slots), np.uint32(slots))
+            stored = replay.storage(sources, name)
+            # In numpy until it is known where the rows go.
+            numbered: PyTree = step if stored.episode_steps else None
+            counts: PyTree = np.int32(0), np.int32(slots), np.uint32(slots)
+            made[name] = Ring(stored.kept(rows), (), numbered, *counts)
     return made
 
 
 def partition(made: Mapping[str, Ring], axis: str) -> dict[str, Ring]:
     """How such rings lie on a mesh whose axis `axis` shards the columns: a prefix tree of partition specs."""
-    columns, everywhere = PartitionSpec(axis), PartitionSpec()
-    return {
-        name: Ring(columns, columns, None if ring.step is None else columns, everywhere, everywhere, everywhere)
-        for name, ring in made.items()
-    }
+    return {name: ring_specs(axis, ring.episode_step is not None) for name, ring in made.items()}
 
 
-def index_of(sources: Mapping[str, Replay], name: str, ring: Ring, shards: int) -> Index:
-    """The index of a source over a full ring, in which every item is one that may be drawn; pure."""
-    source = sources[name]
+def index_of(buffer: ReplayBuffer, ring: Ring, margins: tuple[int, int]) -> Index:
+    """The index of a buffer over a full ring, in which every item is one that may be drawn; pure.
+
+    Args:
+      buffer: of a source as from `source_of`.
+      ring: its columns are those of all devices.
+      margins: of the sources that the ring was laid out for.
+    """
+    source, shards = buffer.source, buffer.shards
     empty = index.init(source, shards, ring.slots, ring.columns // shards)
     if index.dense(source):
         counts = index.by_shard(jnp.swapaxes(ring.rows.weight, 0, 1).astype(jnp.int32), shards)
         drawable = jnp.sum(counts, axis=1)
         return empty.replace(drawable=drawable, inserted=Counter.zero().add(jnp.sum(drawable)))
-    before, after = margins(sources)
-    ahead = replay.lookahead(source)
-    begun, priority = replay.beginnings(empty, source, ring, jnp.int32(0), ring.slots - ahead)
+    before, after = margins
+    ahead = buffer.lookahead
+    begun, priority = buffer.beginnings(empty, ring, jnp.int32(0), ring.slots - ahead)
     slot = jnp.arange(ring.slots - ahead, dtype=jnp.int32)[:, None]
     inside = (slot >= before) & (slot < ring.slots - after)
     priority = jnp.where(begun & inside, priority, samplers.ABSENT)

@@ -1,87 +1,132 @@
-"""Flashbax's buffers behind the same calls: storage and sampling theirs, rows and batches ours.
+"""Flashbax's buffers as a replay: storage and sampling theirs, rows and batches ours.
 
-For comparison, and for who has them already. What ours gives and theirs do not is left at what is true of them:
-ages and times sampled are not known, and a priority for a row that was overwritten is not dropped.
+For comparison, and for who has them already: `Replay(..., storage="flashbax")`. What ours tells and theirs does not is
+left at a constant: priorities, ages and times sampled. A priority for a row that was overwritten is not dropped.
 """
 
+import contextlib
 import dataclasses
-from typing import Any
+import importlib
+from collections.abc import Generator
+from types import ModuleType
 
+import chex
 import jax
 import jax.numpy as jnp
+from flax import struct
+from jax.sharding import PartitionSpec
 
-from jaxrl.errors import ConfigError, MissingExtraError
-from jaxrl.sources import Prioritised, Replay, Uniform
-from jaxrl.types import PyTree, Trajectory, TransitionBatch
+from jaxrl.buffers import samplers
+from jaxrl.buffers.replay import ReplayState, importance
+from jaxrl.core.errors import MissingExtraError
+from jaxrl.core.sources import Prioritized, Replay, Uniform
+from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, Trajectory, TransitionBatch
+
+
+class FlashbaxIndex(struct.PyTreeNode):
+    """What sampling and new priorities change."""
+
+    sums: PyTree  # flashbax's tree of sums, leaves [shards, ...]; () without priorities
+    sampled: Counter  # items drawn so far, over all devices
+    inserted: Counter  # rows stored so far, over all devices
 
 
 @dataclasses.dataclass(frozen=True)
 class FlashbaxReplay:
-    """A source's one-step transitions kept by `flashbax.make_flat_buffer`, or its prioritised form.
+    """A source's one-step transitions kept by `flashbax.make_flat_buffer`, or its prioritized form; one a shard.
 
-    Rows go in as they are; a row and the one after it are a transition, of weight 0 at an episode's last observation.
+    A `jaxrl.buffers.replay.Buffer`. Rows go in as they are; a row and the one after it are a transition, of weight 0
+    at an episode's last observation.
 
     Args:
-      source: its capacity, batch size, minimum size and sampler count; `n_step` 1, transitions only.
-      num_envs: environments.
-
-    Raises:
-      MissingExtraError: flashbax is not installed.
-      ConfigError: the source asks for what flashbax has not.
+      name: of the source.
+      source: its capacity, batch size and sampler count; see `problems` for what flashbax does not have.
+      num_envs: environments over all devices.
+      rollout_length: rows of every environment that each `add` brings.
+      shards: logical shards over all devices.
+      replicas: says which shards are here, and takes the largest over devices.
     """
 
+    name: str
     source: Replay
     num_envs: int
-
-    def __post_init__(self):
-        source = self.source
-        if source.n_step != 1 or source.sequence or source.max_times_sampled or source.frame_stack or source.over:
-            raise ConfigError(
-                "flashbax's flat buffers hold one-step transitions only: n_step must be 1, and sequence, "
-                "max_times_sampled, frame_stack and over unset; use jaxrl.buffers.replay for them"
-            )
-        if not isinstance(source.sampler, Uniform | Prioritised):
-            raise ConfigError(f"flashbax has no sampler {source.sampler!r}; use Uniform or Prioritised")
-        if source.batch_size > source.capacity:
-            raise ConfigError(f"flashbax wants batch_size={source.batch_size} <= capacity={source.capacity}")
+    rollout_length: int
+    shards: int
+    replicas: Replicas
 
     @property
-    def _buffer(self) -> Any:
-        try:
-            import flashbax
-        except ImportError as error:
-            raise MissingExtraError("the flashbax adapter", "bench") from error
+    def _flashbax(self) -> PyTree:
+        """Flashbax's buffer of one shard."""
+        columns, capacity = self.num_envs // self.shards, self.source.capacity // self.shards
         settings = {
-            "max_length": self.source.capacity,
-            "min_length": max(self.source.min_size, 2 * self.num_envs),
-            "sample_batch_size": self.source.batch_size,
+            "max_length": capacity,
+            "min_length": 2 * columns,
+            "sample_batch_size": self.source.batch_size // self.shards,
             "add_sequences": True,
-            "add_batch_size": self.num_envs,
+            "add_batch_size": columns,
         }
-        if isinstance(self.source.sampler, Uniform):
-            return flashbax.make_flat_buffer(**settings)
-        return flashbax.make_prioritised_flat_buffer(
-            **settings, priority_exponent=float(self.source.sampler.exponent), device=jax.default_backend()
+        with foreign() as flashbax:
+            if isinstance(self.source.sampler, Uniform):
+                return flashbax.make_flat_buffer(**settings)
+            # The exponent may be traced, which flashbax does not allow: priorities are raised before they go in.
+            backend = jax.default_backend()
+            return flashbax.make_prioritised_flat_buffer(**settings, priority_exponent=1.0, device=backend)
+
+    def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
+        """An empty replay over all devices for rows like these `[T, num_envs, ...]`, or their shapes."""
+        example = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _kept(rows))
+        with foreign():
+            state = self._flashbax.init(example)
+        state = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (self.shards, *x.shape)).copy(), state)
+        return self._split(state, FlashbaxIndex((), Counter.zero(), Counter.zero()))
+
+    def partition(self, axis: str) -> ReplayState:
+        """How the state lies on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
+        shards: PyTree = PartitionSpec(axis)
+        everywhere: PyTree = PartitionSpec()
+        return ReplayState(shards, FlashbaxIndex(shards, everywhere, everywhere))
+
+    def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState:
+        """Stores one rollout, rows `[T, B, ...]`."""
+        chex.assert_rank([rows.reward, rows.first, rows.weight], 2)
+        length, shards = rows.reward.shape[0], self.replicas.shards
+
+        def by_shard(x):
+            return jnp.swapaxes(x, 0, 1).reshape(shards, -1, length, *x.shape[2:])
+
+        with foreign():
+            stored = jax.vmap(self._flashbax.add)(self._whole(state), jax.tree.map(by_shard, _kept(rows)))
+        inserted = state.index.inserted.add(length * self.num_envs)
+        return self._split(stored, state.index.replace(inserted=inserted))
+
+    def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, TransitionBatch]:
+        """Draws this device's share of a batch, an equal part from every shard, as `ReplayBuffer.sample` does."""
+        shards, whole = self.replicas.shards, self._whole(state)
+        shard = self.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
+        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
+        with foreign():
+            drawn = jax.vmap(self._flashbax.sample)(whole, keys)
+        now, following = jax.tree.map(
+            lambda x: x.reshape(-1, *x.shape[2:]), (drawn.experience.first, drawn.experience.second)
         )
-
-    def init(self, rows: Trajectory) -> PyTree:
-        """An empty buffer for rows like these `[T, B, ...]`."""
-        return self._buffer.init(jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _kept(rows)))
-
-    def add(self, state: PyTree, rows: Trajectory) -> PyTree:
-        """Stores rows `[T, B, ...]`."""
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return self._buffer.add(state, jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), _kept(rows)))
-
-    def can_sample(self, state: PyTree) -> jax.Array:
-        """Whether there are enough rows, bool."""
-        return self._buffer.can_sample(state)
-
-    def sample(self, state: PyTree, key: jax.Array) -> tuple[TransitionBatch, jax.Array]:
-        """A batch, and the indices that `update_priorities` wants."""
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            drawn = self._buffer.sample(state, key)
-        now, following = drawn.experience.first, drawn.experience.second
+        items = self._items(whole)
+        if isinstance(self.source.sampler, Prioritized):
+            position, chance = drawn.indices.reshape(-1), drawn.probabilities.reshape(-1) / self.shards
+            weights = importance(self.source.sampler, items * self.shards, chance, self.replicas)
+        else:
+            chance = jnp.full(now.reward.shape, 1.0 / (jnp.maximum(items, 1.0) * self.shards))
+            position, weights = jnp.zeros(chance.shape, jnp.int32), jnp.ones_like(chance)
+        zeros = jnp.zeros(chance.shape, jnp.int32)
+        info = SampleInfo(
+            position=position,
+            step=zeros.astype(jnp.uint32),
+            probability=chance,
+            importance=weights,
+            priority=jnp.ones_like(chance),
+            age_steps=zeros,
+            age_updates=zeros,
+            times_sampled=zeros,
+        )
         batch = TransitionBatch(
             observation=now.observation,
             action=now.action,
@@ -92,13 +137,85 @@ class FlashbaxReplay:
             weight=now.weight & ~following.first,
             action_mask=now.action_mask,
             next_action_mask=following.action_mask,
+            sample_info=info,
         )
-        return batch, getattr(drawn, "indices", jnp.zeros(now.reward.shape, jnp.int32))
+        sampled = state.index.sampled.add(self.source.batch_size)
+        return state.replace(index=state.index.replace(sampled=sampled)), batch
 
-    def update_priorities(self, state: PyTree, indices: jax.Array, priorities: jax.Array) -> PyTree:
-        """Gives the drawn transitions new priorities, of a prioritised buffer."""
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return self._buffer.set_priorities(state, indices, priorities)
+    def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
+        """Gives the drawn transitions new priorities [batch], of a prioritized buffer."""
+        chex.assert_equal_shape([info.position, priorities])
+        raised = samplers.weight(self.source.sampler, priorities)
+        position, raised = (x.reshape(self.replicas.shards, -1) for x in (info.position, raised))
+        with foreign():
+            whole = jax.vmap(self._flashbax.set_priorities)(self._whole(state), position, raised)
+        return self._split(whole, state.index)
+
+    def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
+        """Figures of the replay, over all devices: float32 scalars."""
+        inserted, sampled = state.index.inserted.as_float(), state.index.sampled.as_float()
+        return {
+            "items": self._items(state.ring) * self.shards,
+            "inserted": inserted,
+            "sampled": sampled,
+            "samples_per_insert": sampled / jnp.maximum(inserted, 1.0),
+        }
+
+    def _items(self, rows: PyTree) -> jax.Array:
+        """How many pairs of rows a shard has, float32; all have as many."""
+        slots, columns = self.source.capacity // self.num_envs, self.num_envs // self.shards
+        filled = jnp.where(rows.is_full[0], slots, rows.current_index[0])
+        return (jnp.maximum(filled - 1, 0) * columns).astype(jnp.float32)
+
+    def _split(self, state: PyTree, index: FlashbaxIndex) -> ReplayState:
+        """Flashbax's state as what sampling only reads, and what it changes."""
+        if isinstance(self.source.sampler, Uniform):
+            return ReplayState(state, index)
+        return ReplayState(state.replace(sum_tree_state=()), index.replace(sums=state.sum_tree_state))
+
+    def _whole(self, state: ReplayState) -> PyTree:
+        """Flashbax's state."""
+        if isinstance(self.source.sampler, Uniform):
+            return state.ring
+        return state.ring.replace(sum_tree_state=state.index.sums)
+
+
+def problems(source: Replay, num_envs: int, rollout_length: int, shards: int) -> list[str]:
+    """What a source asks for that flashbax does not have, one line each; empty if it has all."""
+    found = []
+    if source.n_step != 1 or source.sequence or source.max_times_sampled or source.frame_stack or source.over:
+        found.append(
+            "storage='flashbax' holds one-step transitions only: n_step must be 1, and sequence, max_times_sampled, "
+            "frame_stack and over unset; use storage='ring' for them"
+        )
+    if source.extras or (isinstance(source.sampler, Prioritized) and source.sampler.insertion):
+        found.append("storage='flashbax' keeps no extras; use storage='ring' for them")
+    if not isinstance(source.sampler, Uniform | Prioritized):
+        found.append(f"storage='flashbax' has no sampler {source.sampler!r}; use Uniform or Prioritized")
+    if source.batch_size > source.capacity:
+        found.append(f"storage='flashbax' wants batch_size={source.batch_size} <= capacity={source.capacity}")
+    if source.capacity % num_envs or source.capacity // num_envs < rollout_length + 1:
+        whole = max(source.capacity // num_envs, rollout_length + 1) * num_envs
+        found.append(
+            f"storage='flashbax' wants a capacity that divides over {num_envs} environments and is more than one "
+            f"rollout; capacity={source.capacity}, use {whole}"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def foreign() -> Generator[ModuleType]:
+    """Flashbax, and the rules of promotion that its code is written for.
+
+    Raises:
+      MissingExtraError: flashbax is not installed.
+    """
+    try:
+        flashbax = importlib.import_module("flashbax")
+    except ImportError as error:
+        raise MissingExtraError("storage='flashbax'", "flashbax") from error
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield flashbax
 
 
 def _kept(rows: Trajectory) -> Trajectory:

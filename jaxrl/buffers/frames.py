@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers.ring import Ring
-from jaxrl.sources import FrameStack
-from jaxrl.types import PyTree
+from jaxrl.core.sources import FrameStack
+from jaxrl.core.types import PyTree
 
 
 def newest(observation: PyTree, stack: FrameStack | None) -> PyTree:
@@ -33,17 +33,17 @@ def observation(ring: Ring, slot: jax.Array, column: jax.Array, stack: FrameStac
     if stack is None:
         return jax.tree.map(lambda leaf: ring.take(leaf, slot, column), stored)
     # Backwards from the newest, standing still at the episode's first frame.
-    places, before = [slot], jnp.zeros(slot.shape, bool)
+    slots, before = [slot], jnp.zeros(slot.shape, bool)
     absent = [before]
     for _ in range(stack.frames - 1):
-        before = before | ring.take(ring.rows.first, places[-1], column)
-        places.append(jnp.where(before, places[-1], places[-1] - 1))
+        before = before | ring.take(ring.rows.first, slots[-1], column)
+        slots.append(jnp.where(before, slots[-1], slots[-1] - 1))
         absent.append(before)
 
     def gather(leaf):
         frames = []
-        for place, missing in zip(places[::-1], absent[::-1], strict=True):
-            frame = ring.take(leaf, place, column)
+        for slot_back, missing in zip(slots[::-1], absent[::-1], strict=True):
+            frame = ring.take(leaf, slot_back, column)
             if stack.fill == "zeros":
                 missing = missing.reshape(missing.shape + (1,) * (frame.ndim - missing.ndim))
                 frame = jnp.where(missing, jnp.zeros_like(frame), frame)

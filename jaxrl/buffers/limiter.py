@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.errors import ConfigError
+from jaxrl.core.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +75,7 @@ def queue(size: int) -> Limits:
 # --- in a compiled program ---------------------------------------------------------------------------------------
 
 
-@struct.dataclass
-class LimiterState:
+class LimiterState(struct.PyTreeNode):
     """A limiter's settings, which may be changed while it runs, and its counters."""
 
     samples_per_insert: jax.Array  # float32

@@ -1,4 +1,4 @@
-"""Storage: a ring of raw rows, where every environment has a column and every tick a slot.
+"""Storage: a ring of raw rows, where every environment has a column and every step a slot.
 
 A column's rows lie one after another in memory, so that what is drawn together, an observation and the next or a
 stretch of rows, is read together.
@@ -7,20 +7,20 @@ stretch of rows, is read together.
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import PartitionSpec
 
-from jaxrl.types import PyTree, Trajectory
+from jaxrl.core.types import PyTree, Trajectory
 
 
-@struct.dataclass
-class Ring:
-    """The stored rows and where the next goes. A row's tick is its place among all rows of its environment."""
+class Ring(struct.PyTreeNode):
+    """The stored rows and where the next goes. A row's step is its number among all rows of its environment."""
 
     rows: Trajectory  # [environment, slots, ...]
     carry: PyTree  # [environment, slots // rollout, ...]: at the first row of every rollout; () where not kept
-    step: jax.Array | None  # [environment, slots] int32: place in its episode; None where not kept
+    episode_step: jax.Array | None  # [environment, slots] int32: its number in its episode; None where not kept
     cursor: jax.Array  # int32, the slot written next
     filled: jax.Array  # int32, how many slots hold rows
-    written: jax.Array  # uint32, ticks so far modulo 2^32
+    written: jax.Array  # uint32, steps so far modulo 2^32
 
     @property
     def slots(self) -> int:
@@ -30,20 +30,20 @@ class Ring:
     def columns(self) -> int:
         return self.rows.reward.shape[0]
 
-    def tick(self, slot: jax.Array) -> jax.Array:
-        """The tick (uint32) of the row that a slot holds."""
+    def step_at(self, slot: jax.Array) -> jax.Array:
+        """The step (uint32) of the row that a slot holds."""
         return self.written - 1 - ((self.cursor - 1 - slot) % self.slots).astype(jnp.uint32)
 
-    def holds(self, tick: jax.Array) -> jax.Array:
-        """Whether the row of a tick is still stored, bool."""
-        return self.written - 1 - tick < self.filled.astype(jnp.uint32)
+    def holds(self, step: jax.Array) -> jax.Array:
+        """Whether the row of a step is still stored, bool."""
+        return self.written - 1 - step < self.filled.astype(jnp.uint32)
 
     def take(self, leaf: jax.Array, slot: jax.Array, column: jax.Array) -> jax.Array:
         """The entries of a leaf [environment, slots, ...] at (slot, column), modulo the number of slots."""
         # One index and no check of bounds: a third of the time of a gather by two.
         flat = leaf.reshape(-1, *leaf.shape[2:])
-        place = column * self.slots + slot % self.slots
-        return flat.at[place].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        position = column * self.slots + slot % self.slots
+        return flat.at[position].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
     def take_all(self, leaf: jax.Array, slot: jax.Array) -> jax.Array:
         """The entries of a leaf at slots [count] of every environment, [count, environment, ...]."""
@@ -71,11 +71,18 @@ def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_step
     return Ring(
         rows=jax.tree.map(empty, example),
         carry=jax.tree.map(lambda x: jnp.zeros((x.shape[0], slots // rollout, *x.shape[1:]), x.dtype), carry),
-        step=jnp.zeros((example.reward.shape[1], slots), jnp.int32) if keep_steps else None,
+        episode_step=jnp.zeros((example.reward.shape[1], slots), jnp.int32) if keep_steps else None,
         cursor=jnp.int32(0),
         filled=jnp.int32(0),
         written=jnp.uint32(0),
     )
+
+
+def partition(axis: str, episode_steps: bool) -> Ring:
+    """How a ring lies on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
+    columns: PyTree = PartitionSpec(axis)
+    everywhere: PyTree = PartitionSpec()
+    return Ring(columns, columns, columns if episode_steps else None, everywhere, everywhere, everywhere)
 
 
 def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
@@ -93,18 +100,19 @@ def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
     def write(stored, new):
         return jax.lax.dynamic_update_slice_in_dim(stored, jnp.swapaxes(new, 0, 1), ring.cursor, 1)
 
-    step = None
-    if ring.step is not None:
+    episode_step = None
+    if ring.episode_step is not None:
 
         def count(before, first):
             now = jnp.where(first, 0, before + 1)
             return now, now
 
-        step = write(ring.step, jax.lax.scan(count, ring.step[:, last], rows.first)[1])
+        numbers = jax.lax.scan(count, ring.episode_step[:, last], rows.first)[1]
+        episode_step = write(ring.episode_step, numbers)
     return Ring(
         rows=jax.tree.map(write, ring.rows, rows),
         carry=jax.tree.map(lambda stored, new: stored.at[:, ring.cursor // length].set(new), ring.carry, carry),
-        step=step,
+        episode_step=episode_step,
         cursor=(ring.cursor + length) % size,
         filled=jnp.minimum(ring.filled + length, size),
         written=ring.written + jnp.uint32(length),

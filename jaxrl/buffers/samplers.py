@@ -1,32 +1,32 @@
 """Which item is drawn, or removed, next: `jaxrl.sources` names the rules, this is what they do.
 
-Items are known by arrays over their places: a priority (negative where there is no item), sums over weights where the
-rule draws by chance, and ages. What a weight is depends on the sampler alone.
+Items are known by arrays over their positions: a priority (negative where there is no item), sums over weights where
+the rule draws by chance, and ages. What a weight is depends on the sampler alone.
 """
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers import sum_tree
-from jaxrl.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritised, Sampler, Uniform
+from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Sampler, Uniform
 
-ABSENT = -1.0  # the priority of a place that holds no item
+ABSENT = -1.0  # the priority of a position that holds no item
 _LARGEST_WEIGHT = 1e30  # so that the sum over a hundred million items stays finite
 
 
 def by_chance(sampler: Sampler) -> bool:
     """Whether the sampler draws at random, and so needs sums over weights."""
-    return isinstance(sampler, Uniform | Prioritised)
+    return isinstance(sampler, Uniform | Prioritized)
 
 
 def by_priority(sampler: Sampler) -> bool:
     """Whether priorities change what is drawn."""
-    return isinstance(sampler, Prioritised | MinHeap | MaxHeap)
+    return isinstance(sampler, Prioritized | MinHeap | MaxHeap)
 
 
 def weight(sampler: Sampler, priority: jax.Array) -> jax.Array:
     """What items are drawn in proportion to, float32 [...]: 0 where absent, and where the priority is 0."""
-    if isinstance(sampler, Uniform):
+    if not isinstance(sampler, Prioritized):
         return (priority >= 0.0).astype(jnp.float32)
     positive = priority > 0.0
     exponent = jnp.asarray(sampler.exponent, jnp.float32)
@@ -58,23 +58,23 @@ def choose(
       touched: how long ago each was inserted or given a priority, likewise.
 
     Returns:
-      Its place, int32, and the chance it had, float32: 0 where there is no item at all.
+      Its position, int32, and the chance it had, float32: 0 where there is no item at all.
     """
     present = priority >= 0.0
     if by_chance(sampler):
         uniform = jax.random.uniform(key, (len(levels), 1))
 
         def weighted():
-            place = sum_tree.draw(levels, uniform)[0]
-            return place, levels[0][place] / sum_tree.total(levels)
+            position = sum_tree.draw(levels, uniform)[0]
+            return position, levels[0][position] / sum_tree.total(levels)
 
         def alike():
             counts = jnp.cumsum(present.astype(jnp.int32))
             rank = (uniform[0, 0] * counts[-1].astype(jnp.float32)).astype(jnp.int32)
-            place = jnp.argmax(counts > jnp.minimum(rank, counts[-1] - 1)).astype(jnp.int32)
-            return place, 1.0 / jnp.maximum(counts[-1].astype(jnp.float32), 1.0)
+            position = jnp.argmax(counts > jnp.minimum(rank, counts[-1] - 1)).astype(jnp.int32)
+            return position, 1.0 / jnp.maximum(counts[-1].astype(jnp.float32), 1.0)
 
-        place, chance = jax.lax.cond(sum_tree.total(levels) > 0.0, weighted, alike)
+        position, chance = jax.lax.cond(sum_tree.total(levels) > 0.0, weighted, alike)
     else:
         if isinstance(sampler, Fifo):
             best, age = present, inserted
@@ -84,6 +84,6 @@ def choose(
             best, age = present & (priority == jnp.min(jnp.where(present, priority, jnp.inf))), touched
         else:
             best, age = present & (priority == jnp.max(priority)), touched
-        place = jnp.argmax(jnp.where(best, age, jnp.iinfo(jnp.int32).min)).astype(jnp.int32)
+        position = jnp.argmax(jnp.where(best, age, jnp.iinfo(jnp.int32).min)).astype(jnp.int32)
         chance = jnp.float32(1.0)
-    return place, jnp.where(jnp.any(present), chance, 0.0)
+    return position, jnp.where(jnp.any(present), chance, 0.0)

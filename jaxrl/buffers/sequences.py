@@ -5,13 +5,8 @@ import jax.numpy as jnp
 
 from jaxrl.buffers import frames
 from jaxrl.buffers.ring import Ring
-from jaxrl.sources import Replay, Sequence
-from jaxrl.types import Carry, SequenceBatch, TimeStep
-
-
-def lookahead(source: Replay) -> int:
-    """How many rows after its first an item reads."""
-    return source.sequence.rows - 1
+from jaxrl.core.sources import FrameStack, Sequence
+from jaxrl.core.types import Carry, SampleInfo, SequenceBatch, TimeStep
 
 
 def lengths(first: jax.Array, longest: int) -> jax.Array:
@@ -25,11 +20,11 @@ def lengths(first: jax.Array, longest: int) -> jax.Array:
       int32 [T - longest + 1, B]: of the rows that have `longest` rows.
     """
     starts = first.shape[0] - longest + 1
-    place = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
-    here = jnp.where(first, place, first.shape[0])
+    row = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
+    here = jnp.where(first, row, first.shape[0])
     following = jax.lax.cummin(here, axis=0, reverse=True)[1:]
     following = jnp.concatenate([following, jnp.full_like(here[:1], first.shape[0])])
-    return jnp.minimum(following[:starts] - place[:starts], longest)
+    return jnp.minimum(following[:starts] - row[:starts], longest)
 
 
 def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> jax.Array:
@@ -49,11 +44,11 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
     count = slot.shape[0] - longest + 1
     start = slot[:count]
     if sequence.end == "continue":
-        tick = ring.tick(start)
-        grid = (tick % jnp.uint32(sequence.period) == 0)[:, None]
+        grid = (ring.step_at(start) % jnp.uint32(sequence.period) == 0)[:, None]
         found = jnp.broadcast_to(grid, (count, ring.columns))
     else:
-        step = ring.take_all(ring.step, start)
+        assert ring.episode_step is not None, "kept where a sequence asks for it"
+        step = ring.take_all(ring.episode_step, start)
         grid = step % sequence.period == 0
         length = lengths(ring.take_all(ring.rows.first, slot), longest)
         full = length == longest
@@ -72,42 +67,48 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
 def mixed_priority(per_row: jax.Array, length: jax.Array, longest: int, eta: float) -> jax.Array:
     """eta * max + (1 - eta) * mean of the rows' priorities [T, B] over each stretch, float32 [T - longest + 1, B]."""
     starts = per_row.shape[0] - longest + 1
-    place = jnp.arange(starts, dtype=jnp.int32)[:, None] + jnp.arange(longest, dtype=jnp.int32)[None]
+    offset = jnp.arange(starts, dtype=jnp.int32)[:, None] + jnp.arange(longest, dtype=jnp.int32)[None]
     inside = jnp.arange(longest, dtype=jnp.int32)[None, :, None] < length[:, None]
-    values = jnp.where(inside, per_row[place], 0.0)
+    values = jnp.where(inside, per_row[offset], 0.0)
     mean = jnp.sum(values, axis=1) / length.astype(jnp.float32)
     return eta * jnp.max(values, axis=1) + (1.0 - eta) * mean
 
 
 def gather(
-    ring: Ring, slot: jax.Array, column: jax.Array, valid: jax.Array, initial: Carry, source: Replay, storage: Replay
+    ring: Ring,
+    slot: jax.Array,
+    column: jax.Array,
+    info: SampleInfo,
+    initial: Carry,
+    sequence: Sequence,
+    frame_stack: FrameStack | None,
 ) -> SequenceBatch:
     """The stretches that begin at the given rows.
 
     Args:
       ring: the rows.
       slot, column: where they begin, int32 [batch].
-      valid: bool [batch], False where nothing was drawn.
+      info: what is told of them, [batch]; a probability of 0 where nothing was drawn.
       initial: the carry [batch, ...] where none is stored.
-      source: the rules.
-      storage: how the rows are stored.
+      sequence: the rules.
+      frame_stack: how observations are stored.
 
     Returns:
-      Them, with `drawn` None.
+      Them, leaves `[sequence.rows, batch, ...]`.
     """
-    sequence, rows = source.sequence, ring.rows
+    rows, valid = ring.rows, info.probability > 0.0
     offset = jnp.arange(sequence.rows, dtype=jnp.int32)[:, None]
     slots, columns = slot[None] + offset, jnp.broadcast_to(column[None], (sequence.rows, column.shape[0]))
     at = lambda leaves, where: jax.tree.map(lambda leaf: ring.take(leaf, where, columns), leaves)  # noqa: E731
 
     first = at(rows.first, slots)
     stretch = at(rows.replace(observation=()), slots).replace(
-        observation=frames.observation(ring, slots, columns, storage.frame_stack)
+        observation=frames.observation(ring, slots, columns, frame_stack)
     )
     mask = jnp.broadcast_to(valid[None], first.shape)
     if sequence.end != "continue":
         mask = mask & (jnp.cumsum((first & (offset > 0)).astype(jnp.int32), axis=0) == 0)
-    # A moment's reward, endings and previous action are of the row before it, unless it begins an episode.
+    # A time step's reward, endings and previous action are of the row before it, unless it begins an episode.
     before = at((rows.reward, rows.terminated, rows.truncated, rows.action), slots - 1)
     reward, terminated, truncated, action = jax.tree.map(lambda x: _where(mask & ~first, x), before)
     stretch = jax.tree.map(lambda x: _where(mask, x), stretch)
@@ -126,7 +127,7 @@ def gather(
         rollout = ring.slots // jax.tree.leaves(ring.carry)[0].shape[1] if jax.tree.leaves(ring.carry) else 1
         carry = jax.tree.map(lambda leaf: leaf[column, (slot % ring.slots) // rollout], ring.carry)
     stretch = stretch.replace(weight=stretch.weight & (offset >= sequence.burn_in))
-    return SequenceBatch(stretch, timesteps, belongs, carry, None, sequence.burn_in)
+    return SequenceBatch(stretch, timesteps, belongs, carry, info, sequence.burn_in)
 
 
 def _where(mask, x):

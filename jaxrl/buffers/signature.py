@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 
-from jaxrl.errors import ConfigError
-from jaxrl.types import PyTree
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import PyTree
 
 
 def problems(expected: PyTree, given: PyTree, leading: int = 0) -> list[str]:

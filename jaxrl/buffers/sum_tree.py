@@ -51,7 +51,7 @@ def put(levels: Levels, position: jax.Array, weight: jax.Array) -> Levels:
 
 
 def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) -> Levels:
-    """Sets the weights at `start`, `start + 1`, ... modulo `size`; cheaper than `put` for neighbours.
+    """Sets the weights at `start`, `start + 1`, ... modulo `size`; cheaper than `put` for neighbors.
 
     Args:
       levels: of one tree over `size` weights.

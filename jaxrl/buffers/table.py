@@ -13,35 +13,32 @@ from flax import struct
 
 from jaxrl.buffers import limiter as limiters
 from jaxrl.buffers import samplers, sum_tree
-from jaxrl.errors import ConfigError
-from jaxrl.sources import Fifo, Sampler, Uniform
-from jaxrl.types import PyTree
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.sources import Fifo, Sampler, Uniform
+from jaxrl.core.types import PyTree
 
 
-@struct.dataclass
-class Key:
-    """Names an item: a place, and the insertion that filled it, so that a successor is not taken for it."""
+class Key(struct.PyTreeNode):
+    """Names an item: a position, and the insertion that filled it, so that a successor is not taken for it."""
 
-    place: jax.Array  # int32
+    position: jax.Array  # int32
     generation: jax.Array  # int32
 
 
-@struct.dataclass
-class TableState:
-    """The items and what is known of them. There is a place more than items, for the newest before one is removed."""
+class TableState(struct.PyTreeNode):
+    """The items and what is known of them. One position more than items holds the newest before one is removed."""
 
     items: PyTree  # [capacity + 1, ...]
     priority: jax.Array  # [capacity + 1] float32, -1 where there is no item
     levels: sum_tree.Levels  # over the sampler's weights; () where it needs none
-    generation: jax.Array  # [capacity + 1] int32, the insertion that filled the place
+    generation: jax.Array  # [capacity + 1] int32, the insertion that filled the position
     touched: jax.Array  # [capacity + 1] int32, when it was inserted or given a priority
     times_sampled: jax.Array  # [capacity + 1] int32
     clock: jax.Array  # int32, insertions and priorities so far
     limiter: limiters.LimiterState
 
 
-@struct.dataclass
-class TableSample:
+class TableSample(struct.PyTreeNode):
     """Items drawn, `[count]`; `held` is False where the table was empty."""
 
     items: PyTree
@@ -84,14 +81,14 @@ class Table:
 
     def init(self, example: PyTree) -> TableState:
         """An empty table for items like `example` (no leading axis), or their shapes."""
-        places = self.capacity + 1
+        positions = self.capacity + 1
         return TableState(
-            items=jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), example),
-            priority=jnp.full(places, samplers.ABSENT, jnp.float32),
-            levels=sum_tree.zeros(places) if samplers.by_chance(self.sampler) else (),
-            generation=jnp.zeros(places, jnp.int32),
-            touched=jnp.zeros(places, jnp.int32),
-            times_sampled=jnp.zeros(places, jnp.int32),
+            items=jax.tree.map(lambda x: jnp.zeros((positions, *x.shape), x.dtype), example),
+            priority=jnp.full(positions, samplers.ABSENT, jnp.float32),
+            levels=sum_tree.zeros(positions) if samplers.by_chance(self.sampler) else (),
+            generation=jnp.zeros(positions, jnp.int32),
+            touched=jnp.zeros(positions, jnp.int32),
+            times_sampled=jnp.zeros(positions, jnp.int32),
             clock=jnp.int32(0),
             limiter=limiters.limiter(self.limits),
         )
@@ -116,11 +113,11 @@ class Table:
           The table, and the items' keys; the generation of one that was refused is 0.
         """
 
-        def one(state, moment):
-            item, priority = moment
+        def one(state, pair):
+            item, priority = pair
             accepted = samplers.acceptable(priority)
-            place = jnp.argmax(state.priority < 0.0).astype(jnp.int32)
-            where = jnp.where(accepted, place, sum_tree.NOWHERE)
+            position = jnp.argmax(state.priority < 0.0).astype(jnp.int32)
+            where = jnp.where(accepted, position, sum_tree.NOWHERE)
             clock = state.clock + accepted.astype(jnp.int32)
             state = state.replace(
                 items=jax.tree.map(lambda all, x: all.at[where].set(x, mode="drop"), state.items, item),
@@ -134,7 +131,7 @@ class Table:
             full = jnp.sum((state.priority >= 0.0).astype(jnp.int32)) > self.capacity
             gone, _ = self._choose(self.remover, state, None)
             state = self._remove(state, jnp.where(full, gone, sum_tree.NOWHERE), full)
-            return state, Key(place, jnp.where(accepted, clock, 0))
+            return state, Key(position, jnp.where(accepted, clock, 0))
 
         return jax.lax.scan(one, state, (items, priorities.astype(jnp.float32)))
 
@@ -143,23 +140,23 @@ class Table:
 
         def one(state, key):
             size = jnp.sum((state.priority >= 0.0).astype(jnp.int32))
-            place, chance = self._choose(self.sampler, state, key)
+            position, chance = self._choose(self.sampler, state, key)
             held = size > 0
-            where = jnp.where(held, place, sum_tree.NOWHERE)
+            where = jnp.where(held, position, sum_tree.NOWHERE)
             times = state.times_sampled.at[where].add(1, mode="drop")
             drawn = TableSample(
-                items=jax.tree.map(lambda all: all[place], state.items),
-                key=Key(place, jnp.where(held, state.generation[place], 0)),
+                items=jax.tree.map(lambda all: all[position], state.items),
+                key=Key(position, jnp.where(held, state.generation[position], 0)),
                 held=held,
                 probability=chance,
-                priority=state.priority[place],
-                times_sampled=times[place],
+                priority=state.priority[position],
+                times_sampled=times[position],
                 size=size,
             )
             state = state.replace(times_sampled=times, limiter=state.limiter.sampled(held.astype(jnp.int32)))
             if self.max_times_sampled:
-                worn = held & (times[place] >= self.max_times_sampled)
-                state = self._remove(state, jnp.where(worn, place, sum_tree.NOWHERE), worn)
+                worn = held & (times[position] >= self.max_times_sampled)
+                state = self._remove(state, jnp.where(worn, position, sum_tree.NOWHERE), worn)
             return state, drawn
 
         return jax.lax.scan(one, state, jax.random.split(key, count))
@@ -167,10 +164,10 @@ class Table:
     def update_priorities(self, state: TableState, keys: Key, priorities: jax.Array) -> TableState:
         """Gives items new priorities in turn; dropped where the item is gone or the priority unacceptable."""
 
-        def one(state, moment):
-            key, priority = moment
+        def one(state, pair):
+            key, priority = pair
             live = self._live(state, key) & samplers.acceptable(priority)
-            where = jnp.where(live, key.place, sum_tree.NOWHERE)
+            where = jnp.where(live, key.position, sum_tree.NOWHERE)
             clock = state.clock + live.astype(jnp.int32)
             state = state.replace(touched=state.touched.at[where].set(clock, mode="drop"), clock=clock)
             return self._put(state, where, priority), None
@@ -182,12 +179,12 @@ class Table:
 
         def one(state, key):
             live = self._live(state, key)
-            return self._remove(state, jnp.where(live, key.place, sum_tree.NOWHERE), live), None
+            return self._remove(state, jnp.where(live, key.position, sum_tree.NOWHERE), live), None
 
         return jax.lax.scan(one, state, keys)[0]
 
     def _live(self, state, key):
-        return (state.priority[key.place] >= 0.0) & (state.generation[key.place] == key.generation)
+        return (state.priority[key.position] >= 0.0) & (state.generation[key.position] == key.generation)
 
     def _put(self, state, where, priority):
         levels = state.levels

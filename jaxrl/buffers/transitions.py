@@ -5,13 +5,8 @@ import jax.numpy as jnp
 
 from jaxrl.buffers import frames
 from jaxrl.buffers.ring import Ring
-from jaxrl.sources import Replay
-from jaxrl.types import TransitionBatch
-
-
-def lookahead(source: Replay) -> int:
-    """How many rows after its first an item reads."""
-    return source.n_step
+from jaxrl.core.sources import FrameStack
+from jaxrl.core.types import TransitionBatch
 
 
 def eligible(ring: Ring, slot: jax.Array, column: jax.Array) -> jax.Array:
@@ -19,22 +14,24 @@ def eligible(ring: Ring, slot: jax.Array, column: jax.Array) -> jax.Array:
     return ring.take(ring.rows.weight, slot, column)
 
 
-def gather(ring: Ring, slot: jax.Array, column: jax.Array, source: Replay, storage: Replay) -> TransitionBatch:
+def gather(
+    ring: Ring, slot: jax.Array, column: jax.Array, n_step: int, frame_stack: FrameStack | None
+) -> TransitionBatch:
     """The n-step transitions that begin at the given rows; nothing is stored twice.
 
     Args:
       ring: the rows.
       slot, column: where they begin, int32 [batch]; the n following slots hold rows.
-      source: gives n.
-      storage: how the rows are stored.
+      n_step: n, the most rewards of a transition.
+      frame_stack: how observations are stored.
 
     Returns:
-      Them, without `drawn`.
+      Them, leaves `[batch, ...]`, with `sample_info` None.
     """
-    n, rows = source.n_step, ring.rows
+    rows = ring.rows
     alive = weight = eligible(ring, slot, column)
     rewards, steps, bootstrap = [], jnp.zeros(slot.shape, jnp.int32), jnp.ones(slot.shape, bool)
-    for k in range(n):
+    for k in range(n_step):
         if k:
             # A row that does not count here has lost its successor: bootstrap from its observation.
             alive = alive & ring.take(rows.weight, slot + k, column)
@@ -49,12 +46,12 @@ def gather(ring: Ring, slot: jax.Array, column: jax.Array, source: Replay, stora
 
     # Where the episode ends on the way, `steps` stops there, and the row it points to is the true last observation.
     return TransitionBatch(
-        observation=frames.observation(ring, slot, column, storage.frame_stack),
+        observation=frames.observation(ring, slot, column, frame_stack),
         action=at(rows.action, slot),
         rewards=jnp.stack(rewards, axis=-1),
         steps=steps,
         bootstrap=bootstrap,
-        next_observation=frames.observation(ring, slot + steps, column, storage.frame_stack),
+        next_observation=frames.observation(ring, slot + steps, column, frame_stack),
         weight=weight,
         action_mask=at(rows.action_mask, slot),
         next_action_mask=at(rows.action_mask, slot + steps),

@@ -25,7 +25,7 @@ def draw(
       lookback, lookahead: rows before and after that an item reads, static.
 
     Returns:
-      Places int32 [shards, count], and whether the row counts, bool.
+      Positions int32 [shards, count], and whether the row counts, bool.
     """
     columns = ring.columns // shard.shape[0]
     # The newest rows have no complete future yet, and a full ring's oldest have lost what came before them.
@@ -40,8 +40,8 @@ def draw(
     here = jnp.arange(shard.shape[0], dtype=jnp.int32)[:, None, None]
     counts = transitions.eligible(ring, slot, here * columns + number % columns) & (ring.filled > lookahead + oldest)
     first = jnp.argmax(counts, axis=1, keepdims=True)
-    place = jnp.take_along_axis(slot * columns + number % columns, first, axis=1)[:, 0]
-    return place, jnp.any(counts, axis=1)
+    position = jnp.take_along_axis(slot * columns + number % columns, first, axis=1)[:, 0]
+    return position, jnp.any(counts, axis=1)
 
 
 def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:

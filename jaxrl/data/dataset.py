@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxrl.core.errors import ConfigError, DatasetError
+from jaxrl.core.types import Trajectory
 from jaxrl.data import episodes as rules
 from jaxrl.data.episodes import Episode
 from jaxrl.data.loading import Loader, arrays
@@ -15,8 +17,6 @@ from jaxrl.data.order import permuted, runs
 from jaxrl.data.report import Report, Tally
 from jaxrl.data.rlds import open_directory
 from jaxrl.data.statistics import Images, Statistics, statistics
-from jaxrl.errors import ConfigError, DatasetError
-from jaxrl.types import Trajectory
 
 
 class Reader(Protocol):
@@ -45,17 +45,18 @@ class Reader(Protocol):
 
 
 def load_dataset(source: str, *, split: str = "train") -> "Dataset":
-    """Opens a dataset; its episodes are read when they are asked for.
+    """Opens a dataset; its episodes are read when they are accessed.
 
     Args:
-      source: "rlds:DIR", the directory of an RLDS dataset in TFDS's layout (the one with `dataset_info.json`), or one
-        that holds several, which are read as one, in the order of their names; or "minari:ID", a Minari dataset of this
-        machine, by its id or by its directory. Nothing is downloaded.
-      split: which of its splits; Minari has none but "train".
+      source: "rlds:DIR": the directory of an RLDS dataset in TFDS's layout (the one with `dataset_info.json`), or of
+        several such datasets, which are read as one, in the order of their names; or "minari:ID": a local Minari
+        dataset, by its id or its directory. Nothing is downloaded.
+      split: the split to read; Minari has only "train".
 
     Raises:
-      ConfigError: the source is none that jaxrl reads, or lies in files that jaxrl does not read.
-      DatasetError: it is no such dataset, its steps lack a field, or its directories do not fit together; says which.
+      ConfigError: an unknown kind of source, or a file format that jaxrl does not read.
+      DatasetError: it is not such a dataset, its steps lack a field, or its directories do not match; the message says
+        which.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
     kind, separator, where = source.partition(":")
@@ -72,13 +73,13 @@ def load_dataset(source: str, *, split: str = "train") -> "Dataset":
 class Dataset:
     """Episodes on disk, in order: `len(dataset)`, `dataset[3]`, `for episode in dataset`.
 
-    `select`, `where`, `split` and `map` give others that read from the same place; nothing is read before it is needed.
-    An episode that breaks the rules of RLDS raises a `DatasetError` that names it and the field when it is read;
-    `report` finds all of them.
+    `select`, `where`, `split` and `map` return datasets that read from the same files; nothing is read before it is
+    accessed. An episode that breaks the rules of RLDS raises a `DatasetError` that names it and the field when it is
+    read; `report` finds all of them.
 
     Args:
       path: its directory.
-      parts: where its episodes lie, one after the other.
+      parts: readers of its files, one after another.
 
     Attributes:
       path: its directory.
@@ -110,11 +111,11 @@ class Dataset:
         return self._read(self._chosen)
 
     def read(self, indices: Iterable[int]) -> Iterator[Episode]:
-        """These episodes, in this order; those that follow one another are read at once."""
+        """Yields these episodes, in this order; consecutive ones are read together."""
         return self._read(self._chosen[np.asarray(indices, np.int64)])
 
     def summaries(self) -> Iterator[Mapping[str, Any]]:
-        """Of every episode the metadata, the return and the length; the arrays are not decoded for it."""
+        """Yields the metadata, return and length of every episode, without decoding its arrays."""
         if self._changes:
             yield from (episode.summary for episode in self)
             return
@@ -129,7 +130,7 @@ class Dataset:
     # --- parts of it, and changes ------------------------------------------------------------------------------------
 
     def select(self, indices: Iterable[int]) -> "Dataset":
-        """These episodes alone, in this order.
+        """Keeps only these episodes, in this order.
 
         Raises:
           ConfigError: an index is out of range.
@@ -140,9 +141,9 @@ class Dataset:
         return self._derived(lambda: self._chosen[indices])
 
     def where(self, predicate: Callable[[Mapping[str, Any]], bool]) -> "Dataset":
-        """The episodes of which a predicate holds.
+        """Keeps the episodes for which a predicate holds.
 
-        It is given what `summaries` gives of each, `lambda episode: episode["return"] > 100`; that is gone through
+        The predicate gets an entry of `summaries`, as in `lambda episode: episode["return"] > 100`. It is evaluated
         when the result is first used.
         """
         return self._derived(
@@ -150,13 +151,13 @@ class Dataset:
         )
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple["Dataset", "Dataset"]:
-        """Two datasets, for training and for validation: all but a fraction of the episodes, and that fraction.
+        """Splits into two datasets, for training and for validation: the second has a fraction of the episodes.
 
-        Which ones they are depends on the number of episodes and the seed alone; both keep their order.
+        The choice depends only on the number of episodes and the seed; both keep their order.
 
         Args:
-          fraction: of the episodes, rounded, but at least one on either side.
-          seed: another gives another choice.
+          fraction: of the episodes for validation, rounded; each side has at least one.
+          seed: another seed gives another choice.
 
         Raises:
           ConfigError: the fraction is not between 0 and 1, or there are fewer than two episodes.
@@ -175,11 +176,11 @@ class Dataset:
         return self._derived(lambda: halves()[0]), self._derived(lambda: halves()[1])
 
     def map(self, change: Callable[[Episode], Episode], *, same_length: bool = False) -> "Dataset":
-        """The episodes as a function makes them of these, whenever they are read; it leaves its argument as it is.
+        """Applies a function to every episode whenever it is read; the dataset itself is unchanged.
 
         Args:
-          change: the function.
-          same_length: it keeps the length of every episode: so none is made only to know its length.
+          change: a function from episode to episode.
+          same_length: whether it keeps the length of every episode; then lengths need no call of it.
         """
         found = self._derived(lambda: self._chosen, change)
         if same_length:
@@ -201,7 +202,7 @@ class Dataset:
         return Loader(self, batch_size, **settings)
 
     def report(self) -> Report:
-        """Reads everything once and tells what there is, and every fault; a few numbers an episode are kept."""
+        """Reads everything once and reports its contents and every fault; it keeps a few numbers for each episode."""
         tally = Tally()
         for part, place, index, record in self._records(self._chosen):
             where = self._where(part, place, index)

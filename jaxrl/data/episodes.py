@@ -1,4 +1,4 @@
-"""Episodes as numpy arrays, in the order of RLDS, cut out of streams of rows.
+"""Episodes as numpy arrays, in the order of RLDS, and its rules.
 
 An episode of T transitions has T + 1 steps: step i holds the observation, the action taken there, and the reward and
 discount that followed. The last step holds the last observation; its action, reward and discount mean nothing and are
@@ -6,13 +6,13 @@ zero (https://github.com/google-research/rlds#dataset-format). That is jaxrl's r
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl.types import PyTree, Trajectory
+from jaxrl.core.types import PyTree
 
 TERMINATED, TRUNCATED, CUT_OFF = "terminated", "truncated", "cut off"
 
@@ -65,88 +65,19 @@ class Episode:
 STEP_FIELDS = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
 
 
-class EpisodeCutter:
-    """Cuts streams of rows `[T, B, ...]` into episodes, wherever one call's rows end and the next one's begin.
-
-    What is kept between calls are the unfinished episodes alone. An episode whose beginning was not seen is left out,
-    and so is one without a transition. Where rows break off (an environment was built again, rows were lost), the
-    last observation that was seen is the episode's last step, and it counts as cut off.
-
-    Args:
-      num_envs: B.
-      max_steps: an episode with more transitions is cut off there; None: it is never.
-    """
-
-    def __init__(self, num_envs: int, max_steps: int | None = None):
-        self._limit = None if max_steps is None else max_steps + 1  # in rows
-        self._open: list[list[list[np.ndarray]] | None] = [None] * num_envs  # pieces of leaves [n, ...]
-        self._metadata: list[dict[str, Any]] = [{}] * num_envs  # of those
-        self._structure: Any = None
-
-    def add(self, rows: Trajectory, versions: np.ndarray | None = None) -> Iterator[tuple[int, Episode]]:
-        """The episodes that end within these rows: the environment's index in the batch, and the episode.
-
-        Args:
-          rows: that follow those of the last call.
-          versions: of the policy that acted at each, `[T]`; the first row's becomes the episode's `policy_version`.
-        """
-        fields = (rows.observation, rows.action, rows.reward, rows.terminated, rows.truncated)
-        leaves, self._structure = jax.tree.flatten(fields)
-        leaves = [np.ascontiguousarray(np.swapaxes(np.asarray(x), 0, 1)) for x in leaves]  # [B, T, ...]
-        first, weight = np.asarray(rows.first), np.asarray(rows.weight)
-        for env in range(first.shape[1]):
-            yield from self._add_one(env, [x[env] for x in leaves], first[:, env], weight[:, env], versions)
-
-    def finish(self) -> Iterator[tuple[int, Episode]]:
-        """The episodes that are unfinished, cut off."""
-        for env, pieces in enumerate(self._open):
-            self._open[env] = None
-            yield from self._made(env, pieces)
-
-    def _add_one(self, env, leaves, first, weight, versions):
-        pieces, start = self._open[env], 0
-        for row in np.flatnonzero(first | ~weight).tolist():
-            if first[row]:
-                if pieces is not None:  # the rows broke off
-                    yield from self._made(env, [*pieces, _piece(leaves, start, row)])
-                pieces, start = [], row
-                self._metadata[env] = {} if versions is None else {"policy_version": int(versions[row])}
-            if pieces is not None and not weight[row]:
-                yield from self._made(env, [*pieces, _piece(leaves, start, row + 1)])
-                pieces = None
-        if pieces is not None:
-            pieces.append([x.copy() for x in _piece(leaves, start, len(first))])
-            if self._limit is not None and sum(len(piece[-1]) for piece in pieces) >= self._limit:
-                yield from self._made(env, pieces)
-                pieces = None
-        self._open[env] = pieces
-
-    def _made(self, env, pieces):
-        if not pieces:
-            return
-        leaves = [np.concatenate(parts)[: self._limit] for parts in zip(*pieces, strict=True)]
-        if len(leaves[-1]) >= 2:
-            yield env, _episode(*jax.tree.unflatten(self._structure, leaves), self._metadata[env])
-
-
-def _piece(leaves, start, stop):
-    return [x[start:stop] for x in leaves]
-
-
-def _episode(observation, action, reward, terminated, truncated, metadata):
-    """An episode of these arrays, which become its own; the last row's action and reward are ignored."""
-    steps = len(reward)
-    ending = TERMINATED if terminated[-2] else TRUNCATED if truncated[-2] else CUT_OFF
-    for leaf in jax.tree.leaves(action):
-        leaf[-1] = 0
-    reward[-1] = 0
-    discount, is_first, is_last, is_terminal = np.ones(steps, np.float32), *np.zeros((3, steps), np.bool_)
+def implied_discount(is_terminal: np.ndarray) -> np.ndarray:
+    """The discount of an episode that ends so: 0 where it terminates, and at the last step, which means nothing."""
+    discount = np.ones(len(is_terminal), np.float32)
+    discount[:-1] -= is_terminal[1:]
     discount[-1] = 0
-    is_first[0] = is_last[-1] = True
-    if ending == TERMINATED:
-        discount[-2], is_terminal[-1] = 0, True
-    metadata = {"ending": ending} | metadata
-    return Episode(observation, action, reward, discount, is_first, is_last, is_terminal, metadata)
+    return discount
+
+
+def zero_where(condition: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """`x` [n.., ...], zero where the condition [n..] holds."""
+    if not condition.any():
+        return x
+    return np.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), np.zeros((), x.dtype), x)
 
 
 def broken_rules(episode: Episode) -> list[tuple[str, str]]:

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl.core.errors import ConfigError, DatasetError, MissingExtraError
 from jaxrl.data import examples
 from jaxrl.data.episodes import STEP_FIELDS, Episode, field_name
-from jaxrl.errors import ConfigError, DatasetError, MissingExtraError
 
 # TFDS's encoding "none" has int64 and float32 to keep numbers in, and reads uint64 back wrongly above 2^63; "bytes" is
 # an array's memory. Images would take a byte or two a value and much more time as integers.
@@ -197,7 +197,7 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
     try:
         yield read
     finally:
-        with contextlib.suppress(RuntimeError):  # of a damaged file, which `read` has told
+        with contextlib.suppress(RuntimeError):  # of a damaged file, which `read` has reported
             reader.close()
 
 

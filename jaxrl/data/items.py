@@ -1,6 +1,7 @@
 """The items of a dataset, transitions or sequences, by number: where each lies, and in which order they come.
 
 Everything is computed from the lengths of the episodes; of these alone, and of those being read, is memory taken.
+Grain reads ahead, but its samplers are not used: they order the records of a file, which are whole episodes here.
 """
 
 import dataclasses
@@ -12,13 +13,14 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from jaxrl.buffers.memory import size_of
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.sources import Sequence
+from jaxrl.core.types import SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
 from jaxrl.data.episodes import Episode
 from jaxrl.data.order import permuted, runs
-from jaxrl.errors import ConfigError, unknown
-from jaxrl.sources import Sequence
-from jaxrl.types import SequenceBatch, Trajectory, TransitionBatch
+from jaxrl.data.rows import rows_from_episode
+from jaxrl.parallel.memory import size_of
 
 
 class Episodes(Protocol):
@@ -45,7 +47,7 @@ def with_extras(rows: Trajectory, extras: tuple[str, ...]) -> Trajectory:
             raise unknown("extra field of the steps", name, rows.extras)
         for leaf in jax.tree.leaves(rows.extras[name]):
             if leaf.dtype.kind in "OSU":
-                raise ConfigError(f"extras={name!r} is text, which no batch can hold; leave it out")
+                raise ConfigError(f"extras={name!r} is text, which a batch cannot hold; leave it out")
     return rows.replace(extras={name: rows.extras[name] for name in extras})
 
 
@@ -70,7 +72,7 @@ class Batches:
         counts = self._counts()
         self.items = int(counts.sum())
         if not self.items:
-            what = "a transition" if sequence is None else f"a stretch of {sequence.rows} rows"
+            what = "a transition" if sequence is None else f"a sequence of {sequence.rows} steps"
             longest = f"the longest has {self._lengths.max():,} transitions" if len(counts) else "there are none"
             raise ConfigError(f"none of {len(counts):,} episodes has {what}; {longest}")
         self._order = _Order(counts, seed, window)
@@ -255,7 +257,7 @@ class _Cache:
             if number in here:
                 yield number, here.pop(number)
                 continue
-            rows = _Rows.of(with_extras(views.rows(next(fresh)), self._extras))
+            rows = _Rows.of(with_extras(rows_from_episode(next(fresh)), self._extras))
             self._put(number, rows)
             yield number, rows
 

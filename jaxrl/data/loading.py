@@ -12,12 +12,13 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxrl.buffers import memory
+from jaxrl.core.errors import ConfigError, MissingExtraError
+from jaxrl.core.sources import Sequence
+from jaxrl.core.types import SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
 from jaxrl.data.items import Batches, Episodes, with_extras
-from jaxrl.errors import ConfigError, MissingExtraError
-from jaxrl.sources import Sequence
-from jaxrl.types import SequenceBatch, Trajectory, TransitionBatch
+from jaxrl.data.rows import rows_from_episode
+from jaxrl.parallel import memory
 
 _HEADROOM = 0.9  # of what is free
 _PREFETCHED = 2  # batches
@@ -39,7 +40,7 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
         raise ConfigError("there are no episodes to put in memory")
     count = int(lengths.sum()) + len(lengths)
     (first,) = dataset.read(np.arange(1))
-    example = with_extras(views.rows(first), extras)
+    example = with_extras(rows_from_episode(first), extras)
     needed = memory.size_of(example) * count // len(example.first)
     free = memory.free_on_host()
     if free is not None and needed > free * _HEADROOM:
@@ -50,7 +51,7 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
     everything = jax.tree.map(lambda x: np.empty((count, *x.shape[1:]), x.dtype), example)
     at = 0
     for episode in dataset.read(np.arange(len(lengths))):
-        rows = with_extras(views.rows(episode), extras)
+        rows = with_extras(rows_from_episode(episode), extras)
         stop = at + len(rows.first)
         for target, leaf in zip(jax.tree.leaves(everything), jax.tree.leaves(rows), strict=True):
             target[at:stop] = leaf
@@ -215,7 +216,7 @@ class BatchIterator(Iterator):
         try:
             found = next(self._batches)
         except BaseException:
-            self.close()  # Grain has gone on to the next; whoever asks again is to get this one
+            self.close()  # Grain has gone on to the next; the next caller is to get this one
             raise
         self.next_batch += 1
         return found
@@ -240,7 +241,7 @@ def _fitting_window(dataset, extras, cache_bytes):
     if not len(lengths):
         return None
     (first,) = dataset.read(np.arange(1))
-    example = with_extras(views.rows(first), extras)
+    example = with_extras(rows_from_episode(first), extras)
     episode = memory.size_of(example) / len(example.first) * (lengths.mean() + 1)
     return None if len(lengths) * episode <= cache_bytes else max(1, int(cache_bytes / (2 * episode)))
 

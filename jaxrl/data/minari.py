@@ -1,7 +1,7 @@
 """Minari datasets (https://minari.farama.org) written, for TorchRL, d3rlpy and others that read them.
 
 Minari has no word for episodes of which it is not known what came next: for other readers they are truncated, as where
-its own collector stops; the episode's metadata tell us the two apart.
+its own collector stops; the episode's metadata distinguish the two for us.
 """
 
 import os
@@ -13,15 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl import spaces
-from jaxrl.data.episodes import Episode, field_name
-from jaxrl.data.minari_reader import MinariReader, directory_of, implied_discount, package
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError, DatasetError, unknown
+from jaxrl.core.types import PyTree
+from jaxrl.data.episodes import Episode, field_name, implied_discount
+from jaxrl.data.metadata import DATA_FORMATS, DTYPES
+from jaxrl.data.minari_reader import MinariReader, directory_of, package
 from jaxrl.data.staging import Staging
-from jaxrl.errors import ConfigError, DatasetError, unknown
-from jaxrl.types import PyTree
 
-DATA_FORMATS = ("hdf5", "arrow", "parquet")
-_DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 _OWN = ("id", "total_steps")  # of an episode's metadata, those that Minari writes
 _AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # bytes, and how many, of the episodes that are handed over together
 _LONGEST = 131_071  # transitions; Minari takes more than that of an Arrow file for two episodes
@@ -166,7 +165,7 @@ class MinariWriter:
                 problems.append(f"steps/{name}: Minari gives such fields back only if flat, and from HDF5 files")
         for path, x in jax.tree.leaves_with_path(named):
             name, dtype = field_name("steps", path), np.asarray(x).dtype
-            if dtype.name not in _DTYPES or not dtype.isnative:
+            if dtype.name not in DTYPES or not dtype.isnative:
                 problems.append(_refused(name, dtype))
         if problems:
             return problems
@@ -225,7 +224,7 @@ def _to_gymnasium(space: spaces.Space, name: str) -> Any:
         if wrong := [key for key, _ in space.items if "/" in key or key in ("", ".", "..")]:
             raise ConfigError(f"steps/{name}/{wrong[0]}: Minari cannot have this name; rename it")
         return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}") for key, child in space.items})
-    if space.dtype.name not in _DTYPES or not space.dtype.isnative:
+    if space.dtype.name not in DTYPES or not space.dtype.isnative:
         raise ConfigError(_refused(f"steps/{name}", space.dtype))
     if 0 in space.shape:
         raise ConfigError(f"steps/{name} has shape {space.shape}: no values, which Minari cannot write")
@@ -237,7 +236,7 @@ def _to_gymnasium(space: spaces.Space, name: str) -> Any:
 
 
 def _refused(name, dtype):
-    return f"{name} has dtype {dtype}, which Minari cannot give back bit for bit; it can: {', '.join(sorted(_DTYPES))}"
+    return f"{name} has dtype {dtype}, which Minari cannot give back bit for bit; it can: {', '.join(sorted(DTYPES))}"
 
 
 def _find_spec(name):
@@ -246,7 +245,7 @@ def _find_spec(name):
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        raise ConfigError(f"env_spec={name!r} is no environment of Gymnasium: {error}") from error
+        raise ConfigError(f"env_spec={name!r} is not a Gymnasium environment: {error}") from error
 
 
 def _write_namespaces(path: Path, namespace: str | None) -> None:

@@ -4,7 +4,6 @@ Minari stores no last step's action and reward, no discount, and no word for epi
 next. The first come back as zeros, the second as the endings imply, and the third only where we wrote them.
 """
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode
-from jaxrl.errors import DatasetError, MissingExtraError
-from jaxrl.types import PyTree
+from jaxrl.core.errors import DatasetError, MissingExtraError
+from jaxrl.core.types import PyTree
+from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode, implied_discount
+from jaxrl.data.metadata import read_minari
 
 _AT_ONCE = 64  # episodes that are read while a file is open
 
@@ -52,7 +52,7 @@ class MinariReader:
       name: its id.
 
     Raises:
-      DatasetError: there is none, or Minari cannot open it.
+      DatasetError: there is none, its metadata would have Minari build an environment, or Minari cannot open it.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -61,11 +61,8 @@ class MinariReader:
         self.path = here if (here / "data").is_dir() else directory_of(os.fspath(where))
         about = self.path / "data" / "metadata.json"
         if not about.is_file():
-            raise DatasetError(f"{self.path} is no dataset of Minari: it has no data/metadata.json")
-        try:
-            data_format = json.loads(about.read_text())["data_format"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DatasetError(f"{about} cannot be read: {error!r}") from error
+            raise DatasetError(f"{self.path} is not a Minari dataset: it has no data/metadata.json")
+        data_format = read_minari(about)["data_format"]
         minari = package(data_format)
         try:
             self._dataset = minari.MinariDataset(self.path / "data")
@@ -163,11 +160,3 @@ def _with_last(x):
 def _as_long(x, steps):
     """Infos have an entry a step, or (those of some older datasets) one a transition."""
     return _with_last(x) if len(x) == steps - 1 else x
-
-
-def implied_discount(is_terminal: np.ndarray) -> np.ndarray:
-    """The discount of an episode that ends so: 0 where it terminates, and at the last step, which means nothing."""
-    discount = np.ones(len(is_terminal), np.float32)
-    discount[:-1] -= is_terminal[1:]
-    discount[-1] = 0
-    return discount

@@ -1,7 +1,7 @@
 """Orders: permutations of any size of which any part is computed at once, and stretches of what lies together.
 
 The permutations are the same on every machine and with every NumPy: `numpy.random` promises neither the same numbers
-in its next version nor a part of a permutation without the whole.
+in its next version nor a part of a permutation without the whole, and Grain's `index_shuffle` takes one index a call.
 """
 
 import functools
@@ -59,7 +59,7 @@ def _network(index, a, b, rounds):
 
 
 def _hash(x, key):
-    """Well-mixed 64 bits of uint64: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Well-mixed 64 bits of uint64: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
     x = x * np.uint64(_GOLDEN) + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

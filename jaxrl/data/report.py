@@ -30,7 +30,7 @@ class Report:
 
     Attributes:
       returns, lengths: one entry an episode that is sound.
-      endings: how many episodes were terminated, truncated, cut off; datasets of others do not tell the last two apart.
+      endings: how many episodes were terminated, truncated, cut off; other datasets do not distinguish the last two.
       fields: the arrays of the steps.
       faults: what is wrong, one line each.
     """
@@ -96,8 +96,8 @@ class Tally:
         self.faults += [f"episode {index}: {field} {what}" for field, what in rules.non_finite(episode)]
         self._returns.append(episode.episode_return)
         self._lengths.append(episode.length)
-        told = rules.TERMINATED if episode.is_terminal[-1] else "not terminated"
-        self._endings[str(episode.metadata.get("ending", told))] += 1
+        implied = rules.TERMINATED if episode.is_terminal[-1] else "not terminated"
+        self._endings[str(episode.metadata.get("ending", implied))] += 1
         for path, x in jax.tree.leaves_with_path(rules.meaningful(episode)):
             name = rules.field_name("", path)
             self._seen.setdefault(name, (x.dtype, x.shape[1:]))

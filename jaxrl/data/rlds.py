@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl.core.errors import ConfigError, DatasetError, unknown
 from jaxrl.data import episodes as rules
 from jaxrl.data import features, tfrecord
 from jaxrl.data.episodes import Episode
+from jaxrl.data.metadata import check_features
 from jaxrl.data.order import runs
 from jaxrl.data.staging import Staging
-from jaxrl.errors import ConfigError, DatasetError, unknown
 
 _VERSION = "1.0.0"
 _SPLIT = "train"
@@ -159,7 +160,8 @@ class RldsReader:
 
     Raises:
       ConfigError: its files are none that jaxrl reads, or it has no such split.
-      DatasetError: it is no such dataset, or its steps lack a field; says which.
+      DatasetError: it is no such dataset, its steps lack a field, or it names a feature that is not allowed; says
+        which.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
@@ -168,7 +170,8 @@ class RldsReader:
         self.path = Path(path)
         missing = [name for name in _NEEDED if not (self.path / name).is_file()]
         if missing:
-            raise DatasetError(f"{path} is no dataset of TFDS: it has no {' and no '.join(missing)}")
+            raise DatasetError(f"{path} is not a TFDS dataset: it has no {' and no '.join(missing)}")
+        check_features(self.path / "features.json")
         try:
             builder = tfds.builder_from_directory(os.fspath(self.path))
             info = builder.info
@@ -178,7 +181,7 @@ class RldsReader:
             raise DatasetError(f"{path} cannot be opened by TFDS: {error}") from error
         if file_format not in FILE_FORMATS:
             raise ConfigError(
-                f"{path} lies in {file_format} files, which are not read here; convert it with TFDS to "
+                f"{path} has {file_format} files, which jaxrl does not read; convert it with TFDS to "
                 + " or ".join(FILE_FORMATS)
             )
         self._open = tfrecord.records if file_format == "tfrecord" else features.records

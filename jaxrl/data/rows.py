@@ -1,180 +1,148 @@
-"""Episodes as rows: a dataset laid out as a replay's, so that whatever draws from a replay can draw from it."""
+"""Episodes as rows and back: the one way between RLDS episodes and jaxrl's row convention.
 
-import dataclasses
-import zlib
-from collections.abc import Iterable, Mapping
+Both have T + 1 entries for T transitions and put the action, and the reward that followed, beside the observation the
+action was taken at. They differ in where an ending stands: an episode marks its last observation, rows mark the
+transition that led there.
+"""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import chex
 import jax
 import numpy as np
 
-from jaxrl import spaces
-from jaxrl.buffers import fixed, memory
-from jaxrl.buffers.fixed import Rings
-from jaxrl.data.dataset import Dataset
-from jaxrl.data.episodes import Episode, field_name, non_finite
-from jaxrl.data.loading import Loader
-from jaxrl.errors import ConfigError, DatasetError
-from jaxrl.sources import Replay
-from jaxrl.types import EnvSpec, PyTree, Trajectory
-
-_HEADROOM = 0.9  # of what is free
-_OUTSIDE = 1e-3  # how far beyond its bounds an action may lie, in ranges: others round
+from jaxrl.core.types import Trajectory
+from jaxrl.data.episodes import CUT_OFF, TERMINATED, TRUNCATED, Episode, implied_discount, zero_where
 
 
-def rings(
-    episodes: Iterable[Episode], sources: Mapping[str, Replay], spec: EnvSpec, *, columns: int
-) -> tuple[Rings, int]:
-    """The rings of sources that draw from a dataset, as numpy, and a checksum of what is in them.
+def rows_from_episode(episode: Episode) -> Trajectory:
+    """The episode in the row convention: leaves `[T + 1, ...]`, no environment axis.
 
-    All rows, one episode after another, are cut into `columns` stretches of the same length. A stretch that begins or
-    ends within an episode has the neighbouring rows beside it, to look at and not to begin at.
-
-    Args:
-      episodes: those of the dataset.
-      sources: by name, see `jaxrl.buffers.fixed.source_of`.
-      spec: of the environment that the data is about.
-      columns: how many.
+    An episode that did not terminate is `truncated`, also where a recording cut it off: the task would have gone on, so
+    learners bootstrap from its last observation. The last row's action and reward are zero, whatever the dataset holds
+    there. Rewards are float32; the discount follows from the ending.
 
     Raises:
-      DatasetError: an array is of another shape or kind than the environment's, or an action not one of its own.
-      ConfigError: the rows do not fit in memory.
+      AssertionError: the arrays are not equally long, or a mark is no bool.
     """
-    rows = _joined([_rows(number, episode, spec) for number, episode in enumerate(_fitting(episodes))])
-    size = len(rows.reward)
-    if not rows.weight.any():
-        raise DatasetError("the dataset has no transition to learn from")
-    before, after = fixed.margins(sources)
-    each = -(-size // columns)
-    place = np.arange(columns)[:, None] * each + np.arange(-before, each + after)[None]
-    blank = (place < 0) | (place >= size)
-    body = np.zeros_like(blank)
-    body[:, before : before + each] = True
-    picked = np.clip(place, 0, size - 1)
-    begun = np.flatnonzero(rows.first)
-    step = (np.arange(size) - begun[np.searchsorted(begun, np.arange(size), side="right") - 1]).astype(np.int32)
-
-    def pick(x):
-        laid = x[picked]
-        laid[blank] = 0
-        return laid
-
-    laid = jax.tree.map(pick, rows)
-    laid = laid.replace(weight=laid.weight & body, first=laid.first | blank)
-    return fixed.rings(sources, laid, pick(step)), _checksum(rows)
-
-
-def fit(dataset: Dataset, spec: EnvSpec, devices: list[jax.Device]) -> bool:
-    """Whether the rows fit in memory: what is read, and what is laid out, which the devices share."""
-    example = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
-    needed = (int(dataset.lengths.sum()) + len(dataset)) * (memory.size_of(example) + 16)
-    on_cpu, host, device = devices[0].platform == "cpu", memory.free_on_host(), memory.free_on_device(devices[0])
-    # On a machine without other memory: what was read, in rows, and those laid out.
-    fits = host is None or (3 if on_cpu else 2) * needed <= _HEADROOM * host
-    return fits and (device is None or needed / len(devices) <= _HEADROOM * device)
-
-
-def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loader:
-    """Batches of the dataset as of an environment; an episode that does not fit it is refused by name when it is read.
-
-    Args:
-      dataset: of which.
-      source: what the items are, see `jaxrl.buffers.fixed.source_of`.
-      spec: of the environment that the data is about.
-      seed: of the order.
-    """
-
-    def as_of(episode):
-        number = episode.metadata.get("episode_id", "of the stream")
-        found = _rows(number, episode, spec)
-        return dataclasses.replace(
-            episode, observation=found.observation, action=found.action, reward=found.reward, extras={}
-        )
-
-    items = {"n_step": source.n_step, "sequence": source.sequence}
-    return dataset.map(as_of, same_length=True).loader(source.batch_size, seed=seed, window="fit", **items)
-
-
-def _fitting(episodes):
-    """The episodes, unless they take so much that the rows would not fit beside them."""
-    free, taken = memory.free_on_host(), 0
-    for episode in episodes:
-        taken += sum(x.nbytes for x in jax.tree.leaves(episode.steps))
-        # What was read, in rows, and those laid out.
-        if free is not None and 3 * taken > _HEADROOM * free:
-            raise ConfigError(
-                f"the dataset takes more than {taken / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free for it and "
-                "two copies; use a part of it, or more memory"
-            )
-        yield episode
-
-
-def _rows(number: int, episode: Episode, spec: EnvSpec) -> Trajectory:
-    """The rows of one episode: its steps, the last of which does not count."""
-    for field, what in non_finite(episode):
-        raise DatasetError(f"episode {number}: {field} {what}")
-    steps = len(episode.is_last)
-    ended = np.zeros(steps, bool)
-    if steps > 1:
-        ended[-2] = True
-    terminal = bool(episode.is_terminal[-1])
-    first, weight = np.zeros(steps, bool), np.ones(steps, bool)
-    first[0], weight[-1] = True, False
-    action = _as_space(episode.action, spec.action_space, f"episode {number}: action")
-    reward = np.where(weight, np.asarray(episode.reward, np.float32), np.float32(0.0))
+    last = episode.is_last
+    chex.assert_equal_shape_prefix(jax.tree.leaves(episode.steps), 1)
+    chex.assert_type([episode.is_first, last, episode.is_terminal], bool)
+    before_last, terminal = np.append(last[1:], False), bool(episode.is_terminal[-1])
     return Trajectory(
-        observation=_as_space(episode.observation, spec.observation_space, f"episode {number}: observation"),
-        action=_allowed(action, weight, spec.action_space, number),
-        reward=reward,
-        terminated=ended & terminal,
-        truncated=ended & (not terminal),
-        first=first,
-        weight=weight,
+        observation=episode.observation,
+        action=jax.tree.map(lambda x: zero_where(last, x), episode.action),
+        reward=zero_where(last, episode.reward.astype(np.float32)),
+        terminated=before_last & terminal,
+        truncated=before_last & (not terminal),
+        first=episode.is_first,
+        weight=~last,
+        extras=dict(episode.extras),
     )
 
 
-def _as_space(value: PyTree, space: spaces.Space, where: str) -> PyTree:
-    """Arrays `[steps, ...]` with the dtypes of a space."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping) or set(value) != set(space.spaces):
-            has = sorted(value) if isinstance(value, Mapping) else f"an array of shape {np.shape(value)[1:]}"
-            raise DatasetError(f"{where} has {has}; the environment's has {sorted(space.spaces)}")
-        return {name: _as_space(value[name], child, f"{where}/{name}") for name, child in space.items}
-    if isinstance(value, Mapping):
-        raise DatasetError(f"{where} has {sorted(value)}; the environment's is {space!r}")
-    x = np.asarray(value)
-    if x.shape[1:] != space.shape or not np.can_cast(x.dtype, space.dtype, "same_kind"):
-        raise DatasetError(f"{where} is {x.dtype} {x.shape[1:]}; the environment's is {space!r}")
-    return x.astype(space.dtype, copy=False)
+def episode_from_rows(rows: Trajectory, metadata: Mapping[str, Any] | None = None) -> Episode:
+    """The episode of these rows `[T + 1, ...]`: the inverse of `rows_from_episode`, given the episode's metadata.
+
+    Arrays that need no change are the rows' own, not copies.
+
+    Args:
+      rows: of one episode, its first to its last; the last one's action and reward are ignored.
+      metadata: of the episode. Its `ending` distinguishes "cut off" from "truncated", which rows do not; without one
+        the episode counts as cut off where no ending is marked.
+
+    Raises:
+      AssertionError: the arrays are not equally long.
+    """
+    chex.assert_equal_shape_prefix(jax.tree.leaves(rows), 1)
+    is_first, is_last, is_terminal = np.zeros((3, len(rows.reward)), np.bool_)
+    is_first[0] = is_last[-1] = True
+    is_terminal[1:] = (rows.terminated & ~is_last)[:-1]
+    ended = (rows.terminated | rows.truncated)[:-1].any()
+    ending = TERMINATED if is_terminal.any() else TRUNCATED if ended else CUT_OFF
+    return Episode(
+        observation=rows.observation,
+        action=jax.tree.map(lambda x: zero_where(is_last, x), rows.action),
+        reward=zero_where(is_last, rows.reward),
+        discount=implied_discount(is_terminal),
+        is_first=is_first,
+        is_last=is_last,
+        is_terminal=is_terminal,
+        metadata={"ending": ending} | dict(metadata or {}),
+        extras=dict(rows.extras),
+    )
 
 
-def _allowed(action: PyTree, weight: np.ndarray, space: spaces.Space, number: int) -> PyTree:
-    """The actions, those of a box within its bounds; they mean nothing where the weight is False."""
-    if isinstance(space, spaces.Dict):
-        return {name: _allowed(action[name], weight, child, number) for name, child in space.items}
-    if isinstance(space, spaces.Box):
-        slack = _OUTSIDE * np.maximum(np.where(np.isfinite(space.high - space.low), space.high - space.low, 1.0), 1e-6)
-        fine = (action >= space.low - slack) & (action <= space.high + slack)
-        clipped = np.clip(action, space.low, space.high)
-    else:
-        most = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-        fine, clipped = (action >= 0) & (action < most), np.clip(action, 0, most - 1).astype(action.dtype)
-    wrong = ~fine.reshape(len(weight), -1).all(axis=1) & weight
-    if wrong.any():
-        step = int(np.argmax(wrong))
-        raise DatasetError(
-            f"episode {number}: action is {action[step]} at step {step}; the environment's are {space!r}"
-        )
-    return clipped
+# What is kept of unfinished episodes: `first` and `weight` follow from where a row lies.
+_CUT = ("observation", "action", "reward", "terminated", "truncated")
 
 
-def _joined(parts):
-    if not parts:
-        raise DatasetError("the dataset has no episodes")
-    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+class EpisodeCutter:
+    """Cuts streams of rows `[T, B, ...]` into episodes, wherever one call's rows end and the next one's begin.
+
+    What is kept between calls are the unfinished episodes alone. An episode whose beginning was not seen is left out,
+    and so is one without a transition. Where rows break off (an environment was built again, rows were lost), the
+    last observation that was seen is the episode's last step, and it counts as cut off.
+
+    Args:
+      num_envs: B.
+      max_steps: an episode with more transitions is cut off there; None: it is never.
+    """
+
+    def __init__(self, num_envs: int, max_steps: int | None = None):
+        self._limit = None if max_steps is None else max_steps + 1  # in rows
+        self._open: list[list[list[np.ndarray]] | None] = [None] * num_envs  # pieces of leaves [n, ...]
+        self._metadata: list[dict[str, Any]] = [{}] * num_envs  # of those
+        self._structure: Any = None
+
+    def add(self, rows: Trajectory, versions: np.ndarray | None = None) -> Iterator[tuple[int, Episode]]:
+        """The episodes that end within these rows: the environment's index in the batch, and the episode.
+
+        Args:
+          rows: that follow those of the last call.
+          versions: of the policy that acted at each, `[T]`; the first row's becomes the episode's `policy_version`.
+        """
+        leaves, self._structure = jax.tree.flatten([getattr(rows, name) for name in _CUT])
+        leaves = [np.ascontiguousarray(np.swapaxes(np.asarray(x), 0, 1)) for x in leaves]  # [B, T, ...]
+        first, weight = np.asarray(rows.first), np.asarray(rows.weight)
+        for env in range(first.shape[1]):
+            yield from self._add_one(env, [x[env] for x in leaves], first[:, env], weight[:, env], versions)
+
+    def finish(self) -> Iterator[tuple[int, Episode]]:
+        """The episodes that are unfinished, cut off."""
+        for env, pieces in enumerate(self._open):
+            self._open[env] = None
+            yield from self._made(env, pieces)
+
+    def _add_one(self, env, leaves, first, weight, versions):
+        pieces, start = self._open[env], 0
+        for row in np.flatnonzero(first | ~weight).tolist():
+            if first[row]:
+                if pieces is not None:  # the rows broke off
+                    yield from self._made(env, [*pieces, _piece(leaves, start, row)])
+                pieces, start = [], row
+                self._metadata[env] = {} if versions is None else {"policy_version": int(versions[row])}
+            if pieces is not None and not weight[row]:
+                yield from self._made(env, [*pieces, _piece(leaves, start, row + 1)])
+                pieces = None
+        if pieces is not None:
+            pieces.append([x.copy() for x in _piece(leaves, start, len(first))])
+            if self._limit is not None and sum(len(piece[-1]) for piece in pieces) >= self._limit:
+                yield from self._made(env, pieces)
+                pieces = None
+        self._open[env] = pieces
+
+    def _made(self, env, pieces):
+        if not pieces:
+            return
+        leaves = [np.concatenate(parts)[: self._limit] for parts in zip(*pieces, strict=True)]
+        if len(leaves[-1]) >= 2:
+            number = np.arange(len(leaves[-1]))
+            fields = dict(zip(_CUT, jax.tree.unflatten(self._structure, leaves), strict=True))
+            rows = Trajectory(**fields, first=number == 0, weight=number < number[-1])
+            yield env, episode_from_rows(rows, self._metadata[env])
 
 
-def _checksum(rows: Trajectory) -> int:
-    found = 0
-    for path, x in jax.tree.leaves_with_path(rows):
-        found = zlib.crc32(np.ascontiguousarray(x).data.cast("B"), zlib.crc32(field_name("", path).encode(), found))
-    return found
+def _piece(leaves, start, stop):
+    return [x[start:stop] for x in leaves]

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from jaxrl.errors import ConfigError
+from jaxrl.core.errors import ConfigError
 
 
 class Staging:

@@ -1,4 +1,4 @@
-"""Mean, deviation and range of everything that the steps of a dataset hold, in one pass, and normalisation by them."""
+"""Mean, deviation and range of everything that the steps of a dataset hold, in one pass, and normalization by them."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.types import PyTree
 from jaxrl.data.episodes import Episode, meaningful
-from jaxrl.errors import ConfigError, unknown
-from jaxrl.types import PyTree
 
 Images = Literal["channel", "skip"]
 _MARKS = ("is_first", "is_last", "is_terminal")
@@ -31,7 +31,7 @@ class Moments:
     min: np.ndarray
     max: np.ndarray
 
-    def normalise(self, x: Any) -> Any:
+    def normalize(self, x: Any) -> Any:
         """(x - mean) / std for values `[..., *shape]`; what never varied is only shifted, to 0.
 
         Integers, bools and half precision become float32, other numbers keep their type; JAX arrays too.
@@ -39,8 +39,8 @@ class Moments:
         x, mean, scale = self._ready(x)
         return (x - mean) / scale
 
-    def denormalise(self, x: Any) -> Any:
-        """x * std + mean, what `normalise` undid; types as there."""
+    def denormalize(self, x: Any) -> Any:
+        """x * std + mean, what `normalize` undid; types as there."""
         x, mean, scale = self._ready(x)
         return x * scale + mean
 
@@ -67,13 +67,13 @@ class Statistics:
             raise unknown("field of the steps", name, self.fields)
         return self.fields[name]
 
-    def normalise(self, name: str, x: PyTree) -> PyTree:
+    def normalize(self, name: str, x: PyTree) -> PyTree:
         """A field's arrays, leaves `[..., *shape of one step]`, with mean 0 and deviation 1; others as they are."""
-        return _each(lambda moments, leaf: moments.normalise(leaf), self[name], x)
+        return _each(lambda moments, leaf: moments.normalize(leaf), self[name], x)
 
-    def denormalise(self, name: str, x: PyTree) -> PyTree:
-        """What `normalise` was given."""
-        return _each(lambda moments, leaf: moments.denormalise(leaf), self[name], x)
+    def denormalize(self, name: str, x: PyTree) -> PyTree:
+        """What `normalize` was given."""
+        return _each(lambda moments, leaf: moments.denormalize(leaf), self[name], x)
 
 
 def statistics(episodes: Iterable[Episode], *, images: Images = "channel") -> Statistics:

@@ -3,6 +3,8 @@
 A record is its length (64 bits), the checksum of those eight bytes, its bytes, and their checksum; all little-endian
 (https://www.tensorflow.org/tutorials/load_data/tfrecord). The checksum is CRC-32C (RFC 3720, appendix B.4), rotated by
 15 bits and with a constant added, so that the checksum of what contains checksums is sound.
+
+By hand, because TFDS reads and writes these files with TensorFlow alone, which is never a dependency here.
 """
 
 import contextlib
@@ -14,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from jaxrl.errors import DatasetError
+from jaxrl.core.errors import DatasetError
 
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, the lowest bit first
 _BLOCK = 64  # bytes that are looked up at once
@@ -72,8 +74,8 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
             data = file.read(int(starts[stop] - starts[start]))
             bounds = (starts[start : stop + 1] - starts[start]).tolist()
             found = [data[a + 12 : b - 4] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-            told = np.frombuffer(b"".join(data[b - 4 : b] for b in bounds[1:]), "<u4")
-            if (bad := np.flatnonzero(told != masked_crc32c(found))).size:
+            stored = np.frombuffer(b"".join(data[b - 4 : b] for b in bounds[1:]), "<u4")
+            if (bad := np.flatnonzero(stored != masked_crc32c(found))).size:
                 raise DatasetError(f"{path}: record {start + bad[0]} cannot be read: its checksum is another")
             return found
 
@@ -94,8 +96,8 @@ def _starts(path, size, _changed):
                 starts.append(at)
     if at != size:
         raise DatasetError(f"{path} cannot be read: record {max(len(starts) - 2, 0)} goes over its end")
-    told = np.frombuffer(b"".join(header[8:] for header in headers), "<u4")
-    if (bad := np.flatnonzero(told != masked_crc32c([header[:8] for header in headers]))).size:
+    stored = np.frombuffer(b"".join(header[8:] for header in headers), "<u4")
+    if (bad := np.flatnonzero(stored != masked_crc32c([header[:8] for header in headers]))).size:
         raise DatasetError(f"{path} cannot be read: the length of record {bad[0]} has another checksum")
     return np.asarray(starts)
 

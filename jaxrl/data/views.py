@@ -1,4 +1,4 @@
-"""Views of an episode: rows, n-step transitions, sequences, returns to go, other alignments, parts of it.
+"""Views of an episode: n-step transitions, sequences, returns to go, other alignments, parts of it.
 
 They are what a replay gives of the same rows (`jaxrl.buffers.transitions`, `jaxrl.buffers.sequences`), in numpy. The
 two that a loader needs over many episodes, `gather_transitions` and `gather_sequences`, know rows by their numbers
@@ -12,34 +12,14 @@ from typing import Literal
 import jax
 import numpy as np
 
-from jaxrl.data.episodes import TERMINATED, TRUNCATED, Episode
-from jaxrl.errors import ConfigError
-from jaxrl.sources import Sequence
-from jaxrl.types import PyTree, SequenceBatch, TimeStep, Trajectory, TransitionBatch
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.sources import Sequence
+from jaxrl.core.types import PyTree, SequenceBatch, TimeStep, Trajectory, TransitionBatch
+from jaxrl.data.episodes import TERMINATED, TRUNCATED, Episode, zero_where
+from jaxrl.data.rows import rows_from_episode
 
 Alignment = Literal["SAR", "RSA", "ARS"]
 Take = Callable[[str, np.ndarray], PyTree]  # a field of `Trajectory`, numbers of rows [...] -> leaves [..., ...]
-
-
-def rows(episode: Episode) -> Trajectory:
-    """The episode in jaxrl's row convention: leaves `[T + 1, ...]`, no environment axis.
-
-    The last row's action and reward are zero, whatever the dataset holds there. An episode that did not terminate and
-    does not say that it was cut off counts as truncated; learners bootstrap from the last observation of both.
-    """
-    last = episode.is_last
-    before_last, terminal = np.append(last[1:], False), bool(episode.is_terminal[-1])
-    told = episode.metadata.get("ending", TRUNCATED)
-    return Trajectory(
-        observation=episode.observation,
-        action=jax.tree.map(lambda x: _zero_where(last, x), episode.action),
-        reward=_zero_where(last, episode.reward.astype(np.float32)),
-        terminated=before_last & terminal,
-        truncated=before_last & (not terminal and told == TRUNCATED),
-        first=episode.is_first,
-        weight=~last,
-        extras=dict(episode.extras),
-    )
 
 
 # --- what learners take ----------------------------------------------------------------------------------------------
@@ -57,7 +37,7 @@ def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch:
     if n_step < 1:
         raise ConfigError(f"n_step={n_step} must be at least 1")
     start = np.arange(episode.length)
-    return gather_transitions(_taker(rows(episode)), start, episode.length - start, n_step)
+    return gather_transitions(_taker(rows_from_episode(episode)), start, episode.length - start, n_step)
 
 
 def sequences(episode: Episode, sequence: Sequence) -> SequenceBatch:
@@ -70,7 +50,7 @@ def sequences(episode: Episode, sequence: Sequence) -> SequenceBatch:
       ConfigError: the rules are out of range, or ask for stored carries: a dataset holds none.
     """
     check_sequence(sequence)
-    return gather_sequences(_taker(rows(episode)), *stretches(episode.length + 1, sequence), sequence)
+    return gather_sequences(_taker(rows_from_episode(episode)), *stretches(episode.length + 1, sequence), sequence)
 
 
 def stretches(count: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
@@ -150,13 +130,13 @@ def gather_sequences(take: Take, start: np.ndarray, kept: np.ndarray, sequence: 
     at = start + np.where(mask, offset, 0)
     fields = ("observation", "action", "reward", "terminated", "truncated", "first", "weight", "extras")
     stretch = Trajectory(
-        **{name: jax.tree.map(lambda x: _zero_where(~mask, x), take(name, at)) for name in fields}  # noqa: B023
+        **{name: jax.tree.map(lambda x: zero_where(~mask, x), take(name, at)) for name in fields}  # noqa: B023
     )
-    # A moment's reward, endings and previous action are of the row before it, unless it begins an episode.
+    # A time step's reward, endings and previous action are of the row before it, unless it begins an episode.
     began = stretch.first | ~mask
     before = np.where(began, at, at - 1)
     arrived = {
-        name: jax.tree.map(lambda x: _zero_where(began, x), take(name, before))
+        name: jax.tree.map(lambda x: zero_where(began, x), take(name, before))
         for name in ("reward", "terminated", "truncated", "action")
     }
     timesteps = TimeStep(
@@ -218,7 +198,7 @@ def aligned(episode: Episode, alignment: Alignment) -> dict[str, PyTree]:
     steps = episode.steps
     moved = {"SAR": (), "RSA": ("reward", "discount"), "ARS": ("action", "reward", "discount")}[alignment]
     for name in ("action", "reward", "discount"):
-        change = _one_later if name in moved else lambda x: _zero_where(episode.is_last, x)
+        change = _one_later if name in moved else lambda x: zero_where(episode.is_last, x)
         steps[name] = jax.tree.map(change, steps[name])
     if "discount" in moved:
         steps["discount"][0] = 1
@@ -242,7 +222,7 @@ def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, te
     holds = np.asarray(condition(episode))
     steps = len(episode.is_last)
     if holds.shape != (steps,) or holds.dtype != np.bool_:
-        raise ConfigError(f"the condition gave {holds.dtype} {holds.shape}; it is to give bool ({steps},), one a step")
+        raise ConfigError(f"the condition gave {holds.dtype} {holds.shape}; it must be bool ({steps},)")
     if not holds.any():
         return episode
     last = int(np.argmax(holds))
@@ -289,10 +269,3 @@ def batches(
 
 def _one_later(x):
     return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
-
-
-def _zero_where(condition, x):
-    """`x` [n.., ...], zero where the condition [n..] holds."""
-    if not condition.any():
-        return x
-    return np.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), np.zeros((), x.dtype), x)

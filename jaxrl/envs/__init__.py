@@ -2,7 +2,7 @@
 
 from jaxrl.envs.check import check_env
 from jaxrl.envs.prepare import prepared
-from jaxrl.envs.registry import environments, make, register
+from jaxrl.envs.registry import environments, make
 from jaxrl.envs.wrappers import (
     ActionRepeat,
     AutoReset,
@@ -36,6 +36,5 @@ __all__ = [
     "environments",
     "make",
     "prepared",
-    "register",
     "with_auto_reset",
 ]

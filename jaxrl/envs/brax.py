@@ -6,7 +6,7 @@ brax is imported when the first of them is made; it is an extra.
 import copy
 import functools
 import inspect
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl import spaces
+from jaxrl.core import registry, spaces
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.types import PyTree, TimeStep
+from jaxrl.envs import suite
+from jaxrl.envs.suite import Key
 from jaxrl.envs.timestep import restart, transition
-from jaxrl.errors import ConfigError, unknown
-from jaxrl.types import PyTree, TimeStep
-
-Key = tuple[str, tuple[tuple[str, Hashable], ...]]
 
 BACKENDS = ("generalized", "spring", "positional", "mjx")
 
@@ -47,16 +47,14 @@ BROKEN: dict[tuple[str, str], str] = {
 }
 
 
-@struct.dataclass
-class BraxState:
+class BraxState(struct.PyTreeNode):
     """brax's state, and what brax does not count."""
 
     brax: PyTree  # brax's own state
     steps: jax.Array  # int32, transitions so far
 
 
-@struct.dataclass
-class BraxEnvironment:
+class BraxEnvironment(struct.PyTreeNode):
     """One brax environment; it does not reset itself.
 
     Leaves: the time limit, and the parts of the physical system that were given to `make`.
@@ -73,27 +71,43 @@ class BraxEnvironment:
         return f"brax:{self.key[0]}"
 
     @property
+    def parameters(self) -> dict[str, Any]:
+        """What `make` takes to make it again."""
+        return dict(self.key[1]) | {"episode_length": self.episode_length, "system": dict(self.system)}
+
+    @classmethod
+    def restore(
+        cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
+    ) -> "BraxEnvironment":
+        """The environment of these `parameters`; its spaces follow from them."""
+        del observation_space, action_space
+        return make(name, **parameters)
+
+    @property
     def resets(self) -> bool:
         return False
 
     def reset(self, key: jax.Array) -> tuple[BraxState, TimeStep]:
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        with suite.foreign_rules():
             # brax takes keys of the old kind only.
             state = self._brax().reset(jax.random.key_data(key))
-        state = _cast(state, _blueprint(self.key).dtypes)
-        return BraxState(state, jnp.zeros((), jnp.int32)), restart(state.obs)
+        blueprint = _blueprint(self.key)
+        state = suite.cast(state, blueprint.dtypes)
+        return BraxState(state, jnp.zeros((), jnp.int32)), restart(state.obs, info=blueprint.info)
 
     def step(self, state: BraxState, action: PyTree, key: jax.Array) -> tuple[BraxState, TimeStep]:
         del key  # its randomness is in its state
         # A copy, because brax updates the dictionaries of the state that it is given.
         before = jax.tree.map(lambda x: x, state.brax)
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        with suite.foreign_rules():
             after = self._brax().step(before, action)
-        after = _cast(after, _blueprint(self.key).dtypes)
+        blueprint = _blueprint(self.key)
+        after = suite.cast(after, blueprint.dtypes)
         steps = state.steps + 1
         # `done` is without a time limit, which brax leaves to a wrapper. `info["time_out"]`, which the inverted
         # pendulum has, is set where it falls.
-        time_step = transition(after.obs, after.reward, after.done > 0, steps >= self.episode_length)
+        info = {name: after.metrics[name] for name in blueprint.info}
+        time_step = transition(after.obs, after.reward, after.done > 0, steps >= self.episode_length, info=info)
         return BraxState(after, steps), time_step
 
     def _brax(self) -> Any:
@@ -102,6 +116,9 @@ class BraxEnvironment:
             env = copy.copy(env)
             env.sys = env.sys.tree_replace(self.system)
         return env
+
+
+registry.add("suite", brax=BraxEnvironment)
 
 
 def names() -> tuple[str, ...]:
@@ -133,19 +150,12 @@ def make(
     if (name, backend) in BROKEN:
         raise ConfigError(f"brax:{name} does not run with backend={backend!r}: {BROKEN[name, backend]}")
     allowed = _arguments(name)
-    problems = [
-        line
-        for k in parameters
-        if k not in allowed
-        for line in unknown(f"parameter of brax:{name}", k, [*allowed, "episode_length", "system"]).problems
-    ]
-    if problems:
+    known = [*allowed, "episode_length", "system"]
+    if problems := suite.unknown_parameters(f"parameter of brax:{name}", parameters, known):
         raise ConfigError(problems)
-    try:
-        key = (name, tuple(sorted((k, _hashable(v)) for k, v in parameters.items())))
+    with suite.refusing(f"brax:{name}", parameters):
+        key = suite.key_of(name, parameters)
         blueprint = _blueprint(key)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"brax:{name} cannot be made with {parameters}: {error}") from error
     leaves = {}
     for path, value in (system or {}).items():
         try:
@@ -162,6 +172,7 @@ class _Blueprint(NamedTuple):
     dtypes: PyTree  # of the state after a step, in its tree
     observation_space: spaces.Space
     action_space: spaces.Space
+    info: tuple[str, ...]  # brax's metrics: the parts of the reward, positions, velocities
 
 
 @functools.lru_cache(maxsize=64)
@@ -170,28 +181,19 @@ def _blueprint(key: Key) -> _Blueprint:
     from brax import envs
 
     name, static = key
-    with (
-        jax.ensure_compile_time_eval(),
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-    ):
+    with suite.constructing():
         env = envs.get_environment(name, **dict(static))
         state = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), np.uint32))
         action_space = spaces.Box(-1.0, 1.0, (env.action_size,))
-        for _ in range(2):
-            before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-            state = jax.eval_shape(env.step, before, jax.ShapeDtypeStruct(action_space.shape, action_space.dtype))
-    return _Blueprint(env, jax.tree.map(lambda x: np.dtype(x.dtype), state), _space(state.obs), action_space)
+        action = jax.ShapeDtypeStruct(action_space.shape, action_space.dtype)
+        dtypes = suite.settled_dtypes(lambda state: jax.eval_shape(env.step, state, action), state)
+    return _Blueprint(env, dtypes, _space(state.obs), action_space, suite.scalar_names(state.metrics))
 
 
 def _space(observation: Any) -> spaces.Space:
     if isinstance(observation, Mapping):
         return spaces.Dict({name: _space(child) for name, child in observation.items()})
     return spaces.Box(-np.inf, np.inf, observation.shape, observation.dtype)
-
-
-def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
-    return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), state, dtypes)
 
 
 def _arguments(name: str) -> tuple[str, ...]:
@@ -211,9 +213,3 @@ def _replacement(env: Any, path: str, value: Any) -> jax.Array:
     if array.shape[array.ndim - len(shape) :] != shape:
         raise ValueError(f"shape {array.shape} is not {shape}")
     return array
-
-
-def _hashable(value: Any) -> Hashable:
-    value = tuple(_hashable(v) for v in value) if isinstance(value, list | tuple) else value
-    hash(value)
-    return value

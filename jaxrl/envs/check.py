@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl import spaces
+from jaxrl.core import spaces
+from jaxrl.core.errors import EnvironmentContractError
+from jaxrl.core.types import Environment, HostRecipe, PyTree, TimeStep
 from jaxrl.envs.host.check import check_recipe
 from jaxrl.envs.wrappers import with_auto_reset
-from jaxrl.errors import EnvironmentContractError
-from jaxrl.types import Environment, HostRecipe, PyTree, TimeStep
 
 _BATCH = 4
 
@@ -89,6 +89,9 @@ def _time_step_problems(env: Environment, method: str, time_step: TimeStep) -> l
         leaf = getattr(time_step, name)
         if not hasattr(leaf, "dtype") or leaf.shape != () or leaf.dtype != dtype:
             problems.append(f"{method}: TimeStep.{name} is {_describe(leaf)}; a scalar of {dtype} is required")
+    for name, leaf in (time_step.info or {}).items():
+        if not hasattr(leaf, "dtype") or leaf.shape != () or leaf.dtype != "float32":
+            problems.append(f"{method}: TimeStep.info[{name!r}] is {_describe(leaf)}; a scalar of float32 is required")
     expected = jax.eval_shape(lambda: spaces.zeros(env.observation_space))
     where = "TimeStep.observation"
     problems += _difference(where, "the space says", expected, f"{method} gives", time_step.observation)

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import gymnax
@@ -13,19 +13,17 @@ import numpy as np
 from flax import struct
 from gymnax.environments import spaces as gymnax_spaces
 
-from jaxrl import spaces
+from jaxrl.core import registry, spaces
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.types import PyTree, TimeStep
+from jaxrl.envs import suite
+from jaxrl.envs.suite import Key
 from jaxrl.envs.timestep import restart, transition
-from jaxrl.errors import ConfigError, unknown
-from jaxrl.types import PyTree, TimeStep
-
-# Key of what is static: the name, and the constructor's arguments in sorted order.
-Key = tuple[str, tuple[tuple[str, Hashable], ...]]
 
 NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
 
 
-@struct.dataclass
-class GymnaxEnvironment:
+class GymnaxEnvironment(struct.PyTreeNode):
     """One gymnax environment; it does not reset itself.
 
     The leaves are those of gymnax's `EnvParams`. The spaces were computed from the numbers given to `make`; they stay
@@ -42,27 +40,45 @@ class GymnaxEnvironment:
         return f"gymnax:{self.key[0]}"
 
     @property
+    def parameters(self) -> dict[str, Any]:
+        """What `make` takes to make it again."""
+        fields = self.params.__dataclass_fields__
+        return dict(self.key[1]) | {field: getattr(self.params, field) for field in fields}
+
+    @classmethod
+    def restore(
+        cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
+    ) -> "GymnaxEnvironment":
+        """The environment of these `parameters`; its spaces follow from them."""
+        del observation_space, action_space
+        return make(name, **parameters)
+
+    @property
     def resets(self) -> bool:
         return False
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         blueprint = _blueprint(self.key)
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        with suite.foreign_rules():
             observation, state = blueprint.env.reset_env(key, self.params)
-        return _cast(state, blueprint.dtypes), restart(self._observe(observation))
+        return suite.cast(state, blueprint.dtypes), restart(self._observe(observation), info=blueprint.info)
 
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         blueprint = _blueprint(self.key)
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        with suite.foreign_rules():
             # `step_env`, not `step`, which makes a new episode at every step and hides the last observation.
-            observation, state, reward, terminated, _ = blueprint.env.step_env(key, state, action, self.params)
+            observation, state, reward, terminated, info = blueprint.env.step_env(key, state, action, self.params)
             truncated = blueprint.env.is_truncated(state, self.params)
-        time_step = transition(self._observe(observation), reward, terminated, truncated)
-        return _cast(state, blueprint.dtypes), time_step
+        info = {name: info[name] for name in blueprint.info}
+        time_step = transition(self._observe(observation), reward, terminated, truncated, info=info)
+        return suite.cast(state, blueprint.dtypes), time_step
 
     def _observe(self, observation: Any) -> PyTree:
         space = self.observation_space
         return jnp.asarray(observation, space.dtype).reshape(space.shape)
+
+
+registry.add("suite", gymnax=GymnaxEnvironment)
 
 
 def make(name: str, **parameters: Any) -> GymnaxEnvironment:
@@ -81,18 +97,14 @@ def make(name: str, **parameters: Any) -> GymnaxEnvironment:
     if name not in names():
         raise unknown("gymnax environment", name, names(), "jaxrl.environments() lists all")
     allowed = constructor_arguments(name)
-    try:
-        static = tuple(sorted((k, _hashable(v)) for k, v in parameters.items() if k in allowed))
-        blueprint = _blueprint((name, static))
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"gymnax:{name} cannot be made with {parameters}: {error}") from error
+    with suite.refusing(f"gymnax:{name}", parameters):
+        key = suite.key_of(name, {k: v for k, v in parameters.items() if k in allowed})
+        blueprint = _blueprint(key)
     defaults = {k: getattr(blueprint.params, k) for k in blueprint.params.__dataclass_fields__}
-    problems, concrete, leaves = [], {}, {}
+    problems = suite.unknown_parameters(f"parameter of gymnax:{name}", parameters, [*defaults, *allowed])
+    concrete, leaves = {}, {}
     for k, value in parameters.items():
-        if k in allowed:
-            continue
-        if k not in defaults:
-            problems += unknown(f"parameter of gymnax:{name}", k, [*defaults, *allowed]).problems
+        if k not in defaults or k in allowed:
             continue
         try:
             leaves[k] = _like(defaults[k], value)
@@ -106,12 +118,11 @@ def make(name: str, **parameters: Any) -> GymnaxEnvironment:
     if problems:
         raise ConfigError(problems)
     observation_space, action_space = _spaces(name, blueprint, blueprint.params.replace(**concrete))
-    return GymnaxEnvironment(blueprint.params.replace(**leaves), (name, static), observation_space, action_space)
+    return GymnaxEnvironment(blueprint.params.replace(**leaves), key, observation_space, action_space)
 
 
-@functools.cache
 def names() -> tuple[str, ...]:
-    """gymnax's environments that need no download."""
+    """gymnax's environments that need no download, and those that were registered with it."""
     return tuple(n for n in gymnax.registered_envs if n not in NEEDS_DOWNLOAD)
 
 
@@ -124,32 +135,26 @@ class _Blueprint(NamedTuple):
     env: Any
     params: PyTree  # the defaults
     dtypes: PyTree  # of the state after a step, in its tree
+    info: tuple[str, ...]  # the scalars that a step reports; gymnax's own environments report their discount alone
 
 
 @functools.lru_cache(maxsize=256)
 def _blueprint(key: Key) -> _Blueprint:
     """What every environment of this key shares; cached, so that two of them share one compiled program."""
     name, static = key
-    # A first call may come from within a trace, where the constructor's arrays would otherwise be tracers.
-    with (
-        jax.ensure_compile_time_eval(),
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-    ):
+    with suite.constructing():
         env, params = gymnax.make(name, **dict(static))
         action_space = env.action_space(params)
         prng_key = jax.eval_shape(lambda: jax.random.key(0))
-        state = jax.eval_shape(env.reset_env, prng_key, params)[1]
         action = jax.ShapeDtypeStruct(action_space.shape, action_space.dtype)
-        # States start with Python's numbers and become arrays of another (or of no longer weak) type after a step.
-        for _ in range(3):
-            before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-            state = jax.eval_shape(env.step_env, prng_key, before, action, params)[1]
-    return _Blueprint(env, params, jax.tree.map(lambda x: np.dtype(x.dtype), state))
+        state = jax.eval_shape(env.reset_env, prng_key, params)[1]
 
+        def step(state):
+            return jax.eval_shape(env.step_env, prng_key, state, action, params)[1]
 
-def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
-    return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), state, dtypes)
+        reported = jax.eval_shape(env.step_env, prng_key, state, action, params)[4]
+        info = suite.scalar_names(reported, leave_out=("discount",))
+        return _Blueprint(env, params, suite.settled_dtypes(step, state), info)
 
 
 def _like(default: Any, value: Any) -> Any:
@@ -166,18 +171,12 @@ def _like(default: Any, value: Any) -> Any:
     return converted
 
 
-def _hashable(value: Any) -> Hashable:
-    value = tuple(_hashable(v) for v in value) if isinstance(value, list | tuple) else value
-    hash(value)
-    return value
-
-
 # --- spaces ------------------------------------------------------------------------------------------------------
 
 
 def _spaces(name: str, blueprint: _Blueprint, params: PyTree) -> tuple[spaces.Space, spaces.Space]:
     """The true spaces: those that gymnax declares, but for the exceptions."""
-    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with suite.constructing():
         observation = _convert(blueprint.env.observation_space(params))
         action = _convert(blueprint.env.action_space(params))
     if name in WRONG_OBSERVATION_SPACES:

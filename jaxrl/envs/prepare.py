@@ -2,9 +2,9 @@
 
 import jax
 
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, HostRecipe
 from jaxrl.envs.wrappers import EpisodeStatistics, with_auto_reset
-from jaxrl.errors import ConfigError
-from jaxrl.types import Environment, HostRecipe
 
 
 def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:

@@ -15,6 +15,7 @@ Action-dependent reward: discrete, 1 for action 0 and -1 for action 1; continuou
 1 - (action - 0.5)^2, best at 0.5.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,24 +23,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl import spaces
+from jaxrl.core import registry, spaces
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.types import PyTree, TimeStep
+from jaxrl.envs import suite
 from jaxrl.envs.timestep import restart, transition
-from jaxrl.errors import ConfigError, unknown
-from jaxrl.types import PyTree, TimeStep
 
 BEST_ACTION = 0.5  # of the continuous action-dependent probe
 
 
-@struct.dataclass
-class ProbeState:
+class ProbeState(struct.PyTreeNode):
     """Where a probe environment stands."""
 
     time: jax.Array  # int32, transitions so far
     observation: jax.Array  # float32, shape (1,)
 
 
-@struct.dataclass
-class Probe:
+class Probe(struct.PyTreeNode):
     """The probe environment; see the module's table. It does not reset itself.
 
     The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`, given on the
@@ -68,6 +68,20 @@ class Probe:
     def name(self) -> str:
         # One name for all: it is static where specifications are, and must not make another program of each probe.
         return "probe:Continuous" if self.continuous else "probe:Discrete"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Every field; what `make` takes to make it again."""
+        values = {field: np.asarray(getattr(self, field)) for field in self.__dataclass_fields__}
+        return {field: value if value.ndim else value.item() for field, value in values.items()}
+
+    @classmethod
+    def restore(
+        cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
+    ) -> "Probe":
+        """The probe of these `parameters`, which are all there is to one."""
+        del name, observation_space, action_space
+        return make("Constant", **parameters)
 
     @property
     def observation_space(self) -> spaces.Space:
@@ -104,6 +118,8 @@ class Probe:
         return ProbeState(time, observation), time_step
 
 
+registry.add("suite", probe=Probe)
+
 _PROBES: dict[str, dict[str, Any]] = {
     "Constant": {"reward": 1.0},
     "RewardIsObservation": {"observation_reward": 1.0, "random_observation": 1.0},
@@ -127,8 +143,7 @@ def make(name: str, **parameters: Any) -> Probe:
     if name not in _PROBES:
         raise unknown("probe environment", name, _PROBES)
     fields = Probe.__dataclass_fields__
-    problems = [p for k in parameters if k not in fields for p in unknown("parameter of probes", k, fields).problems]
-    if problems:
+    if problems := suite.unknown_parameters("parameter of probes", parameters, fields):
         raise ConfigError(problems)
     chosen = {**_PROBES[name], **parameters}
     types = {k: np.int32 if isinstance(field.default, int) else np.float32 for k, field in fields.items()}

@@ -5,21 +5,16 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
+from jaxrl.core.registry import SUITES
+from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
 from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, PooledReset
-from jaxrl.errors import ConfigError, MissingExtraError, unknown
-from jaxrl.types import Environment, EnvironmentFactory, HostRecipe
 
-# Each module has `names()` and `make(name, **parameters)`, which returns a raw episodic environment or a recipe of
-# host environments.
-_SUITES = {
-    "brax": "jaxrl.envs.brax",
-    "envpool": "jaxrl.envs.host.envpool",
-    "gymnasium": "jaxrl.envs.host.gymnasium",
-    "gymnax": "jaxrl.envs.gymnax",
-    "probe": "jaxrl.envs.probes",
-}
+# Each module of a suite has `names()` and `make(name, **parameters)`, which returns a raw episodic environment or a
+# recipe of host environments.
 _EXTRAS = {"brax": "brax", "envpool": "envpool"}  # suites whose package may be missing, and the extra that brings it
-_REGISTERED: dict[str, EnvironmentFactory] = {}
+_REGISTERED = registry.registered("environment")
 _AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {
     "exact": AutoReset,
     "pooled": PooledReset,
@@ -62,26 +57,12 @@ def make(
     return _AUTO_RESETS[auto_reset](env)
 
 
-def register(name: str, factory: EnvironmentFactory) -> None:
-    """Makes `make(name, **parameters)` call `factory(**parameters)`; `name` is "suite:name" and new.
-
-    Raises:
-      ConfigError: the name has no suite, or exists.
-    """
-    suite, _, rest = name.partition(":")
-    if not suite or not rest:
-        raise ConfigError(f"environment name {name!r} has no suite; register it as 'my:{name.strip(':')}'")
-    if suite in _SUITES or name in _REGISTERED:
-        raise ConfigError(f"environment name {name!r} is taken; choose another suite or name")
-    _REGISTERED[name] = factory
-
-
 def environments() -> list[str]:
     """Every name that `make` knows, sorted; suites that are not installed are left out."""
     known = list(_REGISTERED)
-    for suite in _SUITES:
+    for suite in SUITES:
         if _installed(suite):
-            known += [f"{suite}:{n}" for n in importlib.import_module(_SUITES[suite]).names()]
+            known += [f"{suite}:{n}" for n in importlib.import_module(SUITES[suite]).names()]
     return sorted(known)
 
 
@@ -94,14 +75,14 @@ def _factory(name: str) -> EnvironmentFactory:
         if homes:
             raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")
         raise unknown("environment", name, environments(), "names are 'suite:name'")
-    if suite not in _SUITES:
+    if suite not in SUITES:
         registered = {known.partition(":")[0] for known in _REGISTERED}
         if suite in registered:
             raise unknown(f"{suite} environment", name, _REGISTERED)
-        raise unknown("suite", suite, {*_SUITES, *registered}, f"asked for {name!r}")
+        raise unknown("suite", suite, {*SUITES, *registered}, f"asked for {name!r}")
     if not _installed(suite):
         raise MissingExtraError(f"{name}", _EXTRAS[suite])
-    module = importlib.import_module(_SUITES[suite])
+    module = importlib.import_module(SUITES[suite])
     return lambda **parameters: module.make(rest, **parameters)
 
 

@@ -1,13 +1,15 @@
 """The two time steps an episodic environment makes: the first of an episode, and every other."""
 
+from collections.abc import Iterable, Mapping
+
 import jax
 import jax.numpy as jnp
 
-from jaxrl.types import PyTree, TimeStep
+from jaxrl.core.types import PyTree, TimeStep
 
 
-def restart(observation: PyTree, action_mask: PyTree | None = None) -> TimeStep:
-    """The first time step of an episode."""
+def restart(observation: PyTree, action_mask: PyTree | None = None, info: Iterable[str] = ()) -> TimeStep:
+    """The first time step of an episode; `info` names the scalars of the others (`TimeStep.info`)."""
     return TimeStep(
         observation=observation,
         reward=jnp.zeros((), jnp.float32),
@@ -15,6 +17,7 @@ def restart(observation: PyTree, action_mask: PyTree | None = None) -> TimeStep:
         truncated=jnp.zeros((), jnp.bool_),
         first=jnp.ones((), jnp.bool_),
         action_mask=action_mask,
+        info={name: jnp.zeros((), jnp.float32) for name in info} or None,
     )
 
 
@@ -24,8 +27,12 @@ def transition(
     terminated: jax.Array,
     truncated: jax.Array,
     action_mask: PyTree | None = None,
+    info: Mapping[str, jax.Array] | None = None,
 ) -> TimeStep:
-    """What followed an action. Where an episode both terminated and was cut off, it terminated."""
+    """What followed an action. Where an episode both terminated and was cut off, it terminated.
+
+    `info` is what else the environment reports, scalars by name, always the same ones; None or empty: nothing.
+    """
     terminated = jnp.asarray(terminated, jnp.bool_).reshape(())
     return TimeStep(
         observation=observation,
@@ -34,4 +41,5 @@ def transition(
         truncated=jnp.asarray(truncated, jnp.bool_).reshape(()) & ~terminated,
         first=jnp.zeros((), jnp.bool_),
         action_mask=action_mask,
+        info={name: jnp.asarray(x, jnp.float32).reshape(()) for name, x in (info or {}).items()} or None,
     )

@@ -1,17 +1,16 @@
 """Networks: descriptions of torsos, recurrent cores and heads, and the distributions they end in."""
 
+import dataclasses
+from typing import Any
+
+from jaxrl.core import registry
+from jaxrl.core.types import EnvSpec
 from jaxrl.networks.actor import Actor
 from jaxrl.networks.actor_critic import ActorCritic, PolicyValue
 from jaxrl.networks.cores import GRU, LSTM, Core
-from jaxrl.networks.critic import Critic, from_unit, to_unit
-from jaxrl.networks.distributions import (
-    Categorical,
-    DiagonalGaussian,
-    Distribution,
-    MultiCategorical,
-    TanhGaussian,
-)
-from jaxrl.networks.foreign import ForeignNetwork, from_equinox, from_linen, from_nnx
+from jaxrl.networks.critic import Critic, encoder, from_unit, to_unit
+from jaxrl.networks.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical, TanhGaussian
+from jaxrl.networks.foreign import LIBRARIES, ForeignNetwork, from_equinox, from_linen, from_nnx
 from jaxrl.networks.heads import to_distribution
 from jaxrl.networks.q_heads import (
     ActionValues,
@@ -22,16 +21,7 @@ from jaxrl.networks.q_heads import (
     QuantileValues,
 )
 from jaxrl.networks.q_network import QNetwork
-from jaxrl.networks.torsos import (
-    MLP,
-    DictEncoder,
-    ImpalaCNN,
-    ImpalaResNet,
-    MinAtarCNN,
-    NatureCNN,
-    Torso,
-    default_torso,
-)
+from jaxrl.networks.torsos import MLP, DictEncoder, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN, Torso, default_torso
 
 __all__ = [
     "GRU",
@@ -66,6 +56,32 @@ __all__ = [
     "from_linen",
     "from_nnx",
     "from_unit",
+    "resolve_torso",
     "to_distribution",
     "to_unit",
 ]
+
+
+def resolve_torso(network: Any, spec: EnvSpec) -> Any:
+    """`network` with the torso that suits the observation space, if it is one of jaxrl's that has none yet.
+
+    One that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body.
+    """
+    if isinstance(network, ActorCritic):
+        keys = network.policy_observation_keys or network.value_observation_keys
+        choose = default_torso
+    elif isinstance(network, (QNetwork, Actor, Critic)):
+        keys = network.observation_keys
+        choose = default_torso if isinstance(network, QNetwork) else encoder
+    else:
+        return network
+    if network.torso is not None or keys is not None:
+        return network
+    return dataclasses.replace(network, torso=choose(spec.observation_space))
+
+
+registry.add("network", Actor, ActorCritic, Critic, QNetwork, ForeignNetwork)
+registry.add("torso", MLP, DictEncoder, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN)
+registry.add("core", GRU, LSTM)
+registry.add("head", ActionValues, CategoricalValues, QuantileValues)
+registry.add("library", **LIBRARIES)

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError
-from jaxrl.networks.body import Body, bind, init_params
-from jaxrl.networks.critic import bounded_size, encoder, from_unit
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
+from jaxrl.networks.body import init_variables, required_inputs, run_module
+from jaxrl.networks.critic import bounded_size, encoding_body, from_unit
 from jaxrl.networks.distributions import Categorical, TanhGaussian
 from jaxrl.networks.heads import PolicyHead
 from jaxrl.networks.layers import DenseStack, dense, freeze
 from jaxrl.networks.torsos import Torso
-from jaxrl.types import Carry, EnvSpec, Params, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,50 +26,63 @@ class Actor:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
       widths: of the dense layers over the features.
       activation: by name, after each of these.
-      layer_norm: whether to normalise before each of these.
+      normalization: before each of these, "layer" or "batch"; None: none.
       stochastic: whether the output is a distribution: a `TanhGaussian` whose mean and deviation depend on the
         observation (Haarnoja et al., 2018), or a `Categorical`; else an action `[..., n]` (Lillicrap et al., 2016).
-      gain: of the outputs' orthogonal initialisation; small, so that no action is at its bounds at first, and none
+      gain: of the outputs' orthogonal initialization; small, so that no action is at its bounds at first, and none
         preferred.
       initial_log_std: logarithm of the Gaussian's deviation at the start, in units of half the box's range.
+      observation_keys: of a dictionary observation, what it reads; None: everything.
     """
 
     torso: Torso | None = None
     widths: tuple[int, ...] = (256, 256)
     activation: str = "relu"
-    layer_norm: bool = False
+    normalization: str | None = None
     stochastic: bool = True
     gain: float = 0.01
     initial_log_std: float = 0.0
+    observation_keys: tuple[str, ...] | None = None
 
     def __post_init__(self):
         freeze(self, "widths")
+        freeze(self, "observation_keys")
 
     @property
     def recurrent(self) -> bool:
         """Whether there is a carry: no."""
         return False
 
+    @property
+    def requires(self) -> frozenset[str]:
+        """The fields of `NetworkInputs` that it cannot do without."""
+        return required_inputs(recurrent=False, previous_action=False, previous_reward=False)
+
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _ActorModule(self, spec, rngs)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> Params:
-        """Fresh parameters.
-
-        Raises:
-          ConfigError: if the network does not fit the spaces.
-        """
-        return init_params(self, key, spec)
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+        """Fresh parameters and model state; see `types.Network`."""
+        return init_variables(self, key, spec)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
         """`()`: it is feed-forward."""
         return ()
 
     def apply(
-        self, params: Params, timesteps: TimeStep, carry: Carry, *, spec: EnvSpec, key: jax.Array | None = None
-    ) -> tuple[Any, Carry]:
-        """A distribution, or actions `[T, B, n]`, for moments `[T, B, ...]`; see `types.Network`."""
-        return bind(self, params, spec)(timesteps), carry
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        carry: Carry,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+        key: jax.Array | None = None,
+    ) -> tuple[Any, Carry, ModelState]:
+        """A distribution, or actions `[T, B, n]`, for time steps `[T, B, ...]`; see `types.Network`."""
+        output, model_state = run_module(self, params, model_state, spec, lambda module: module(inputs), train=train)
+        return output, carry, model_state
 
 
 class _ActorModule(nnx.Module):
@@ -78,11 +91,10 @@ class _ActorModule(nnx.Module):
         if discrete and not network.stochastic:
             raise ConfigError(f"Actor(stochastic=False) gives actions of a Box, not of {spec.action_space}")
         size = None if discrete else bounded_size(spec.action_space)
-        torso = encoder(spec.observation_space) if network.torso is None else network.torso
         self.space = spec.action_space
         self.stochastic = network.stochastic
-        self.body = Body(torso, None, False, False, spec, rngs)
-        self.hidden = DenseStack(self.body.features, network.widths, network.activation, network.layer_norm, rngs)
+        self.body = encoding_body(network.torso, network.observation_keys, spec, rngs)
+        self.hidden = DenseStack(self.body.features, network.widths, network.activation, network.normalization, rngs)
         if network.stochastic:
             self.distribution = PolicyHead(
                 self.hidden.features,
@@ -96,8 +108,8 @@ class _ActorModule(nnx.Module):
         else:
             self.action = dense(self.hidden.features, size, network.gain, rngs)
 
-    def __call__(self, timesteps: TimeStep) -> TanhGaussian | Categorical | jax.Array:
-        features = self.hidden(self.body(timesteps, ())[0])
+    def __call__(self, inputs: NetworkInputs) -> TanhGaussian | Categorical | jax.Array:
+        features = self.hidden(self.body(inputs, ())[0])
         if self.stochastic:
-            return self.distribution(features, timesteps.action_mask)
+            return self.distribution(features, inputs.action_mask)
         return from_unit(jnp.tanh(self.action(features)), self.space)

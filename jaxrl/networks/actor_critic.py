@@ -5,17 +5,18 @@ import dataclasses
 import jax
 from flax import nnx, struct
 
-from jaxrl.networks.body import Body, bind, init_params
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
+from jaxrl.networks.body import Body, init_variables, required_inputs, run_module
 from jaxrl.networks.cores import Core
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead, ValueHead
+from jaxrl.networks.layers import freeze
 from jaxrl.networks.torsos import Torso
-from jaxrl.types import Carry, EnvSpec, Params, TimeStep
 
 
-@struct.dataclass
-class PolicyValue:
-    """What an actor-critic says of moments `[T, B]`."""
+class PolicyValue(struct.PyTreeNode):
+    """What an actor-critic gives at time steps `[T, B]`."""
 
     distribution: Distribution  # over actions, leaves [T, B, ...]
     value: jax.Array  # [T, B]
@@ -35,7 +36,9 @@ class ActorCritic:
       continuous: over boxes, "gaussian" (unbounded) or "tanh" (squashed into the bounds).
       initial_log_std: logarithm of the Gaussian's standard deviation at the start.
       state_dependent_std: whether it is an output of the network rather than a parameter for each dimension.
-      policy_gain, value_gain: of the heads' orthogonal initialisation.
+      policy_gain, value_gain: of the heads' orthogonal initialization.
+      policy_observation_keys, value_observation_keys: of a dictionary observation, what each reads, so that the value
+        may know more than the policy will (Pinto et al., 2018, arXiv:1710.06542); None: everything.
     """
 
     torso: Torso | None = None
@@ -48,22 +51,31 @@ class ActorCritic:
     state_dependent_std: bool = False
     policy_gain: float = 0.01
     value_gain: float = 1.0
+    policy_observation_keys: tuple[str, ...] | None = None
+    value_observation_keys: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        freeze(self, "policy_observation_keys")
+        freeze(self, "value_observation_keys")
 
     @property
     def recurrent(self) -> bool:
         """Whether there is a carry."""
         return self.core is not None
 
+    @property
+    def requires(self) -> frozenset[str]:
+        """The fields of `NetworkInputs` that it cannot do without."""
+        return required_inputs(
+            recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
+        )
+
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Shared(self, spec, rngs) if self.shared else _Separate(self, spec, rngs)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> Params:
-        """Fresh parameters.
-
-        Raises:
-          ConfigError: if the network does not fit the spaces.
-        """
-        return init_params(self, key, spec)
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+        """Fresh parameters and model state; see `types.Network`."""
+        return init_variables(self, key, spec)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
         """The recurrent state of one environment; `()` if feed-forward, one for each body if separate."""
@@ -74,18 +86,41 @@ class ActorCritic:
         return {"policy": self.core.initial_carry(), "value": self.core.initial_carry()}
 
     def apply(
-        self, params: Params, timesteps: TimeStep, carry: Carry, *, spec: EnvSpec, key: jax.Array | None = None
-    ) -> tuple[PolicyValue, Carry]:
-        """Distribution and value of moments `[T, B, ...]`, and the carry after the last. See `types.Network`."""
-        return bind(self, params, spec)(timesteps, carry)
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        carry: Carry,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+        key: jax.Array | None = None,
+    ) -> tuple[PolicyValue, Carry, ModelState]:
+        """Distribution and value at time steps `[T, B, ...]`, and the carry after the last. See `types.Network`."""
+        (output, carry), model_state = run_module(
+            self, params, model_state, spec, lambda module: module(inputs, carry), train=train
+        )
+        return output, carry, model_state
 
-    def value(self, params: Params, timesteps: TimeStep, carry: Carry, *, spec: EnvSpec) -> jax.Array:
-        """Only the values `[T, B]`; the policy is not computed."""
-        return bind(self, params, spec).value_of(timesteps, carry)
+    def value(
+        self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
+    ) -> jax.Array:
+        """Only the values `[T, B]`, not as in training; the policy is not computed."""
+        return run_module(self, params, model_state, spec, lambda module: module.value_of(inputs, carry), train=False)[
+            0
+        ]
 
 
-def _body(network: ActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
-    return Body(network.torso, network.core, network.previous_action, network.previous_reward, spec, rngs)
+def _body(network: ActorCritic, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
+    return Body(
+        network.torso,
+        spec,
+        rngs,
+        core=network.core,
+        previous_action=network.previous_action,
+        previous_reward=network.previous_reward,
+        observation_keys=observation_keys,
+    )
 
 
 def _policy_head(network: ActorCritic, inputs: int, spec: EnvSpec, rngs: nnx.Rngs) -> PolicyHead:
@@ -108,34 +143,40 @@ class _Branch(nnx.Module):
 
 class _Separate(nnx.Module):
     def __init__(self, network: ActorCritic, spec: EnvSpec, rngs: nnx.Rngs):
-        body = _body(network, spec, rngs)
+        body = _body(network, network.policy_observation_keys, spec, rngs)
         self.policy = _Branch(body, _policy_head(network, body.features, spec, rngs))
-        body = _body(network, spec, rngs)
+        body = _body(network, network.value_observation_keys, spec, rngs)
         self.value = _Branch(body, ValueHead(body.features, network.value_gain, rngs))
         self.recurrent = network.recurrent
 
-    def __call__(self, timesteps: TimeStep, carry: Carry) -> tuple[PolicyValue, Carry]:
+    def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[PolicyValue, Carry]:
         before = carry if self.recurrent else {"policy": (), "value": ()}
-        features, policy_carry = self.policy.body(timesteps, before["policy"])
-        distribution = self.policy.head(features, timesteps.action_mask)
-        features, value_carry = self.value.body(timesteps, before["value"])
+        features, policy_carry = self.policy.body(inputs, before["policy"])
+        distribution = self.policy.head(features, inputs.action_mask)
+        features, value_carry = self.value.body(inputs, before["value"])
         output = PolicyValue(distribution, self.value.head(features))
         return output, {"policy": policy_carry, "value": value_carry} if self.recurrent else carry
 
-    def value_of(self, timesteps: TimeStep, carry: Carry) -> jax.Array:
-        features, _ = self.value.body(timesteps, carry["value"] if self.recurrent else ())
+    def value_of(self, inputs: NetworkInputs, carry: Carry) -> jax.Array:
+        features, _ = self.value.body(inputs, carry["value"] if self.recurrent else ())
         return self.value.head(features)
 
 
 class _Shared(nnx.Module):
     def __init__(self, network: ActorCritic, spec: EnvSpec, rngs: nnx.Rngs):
-        self.torso = _body(network, spec, rngs)
+        keys = network.policy_observation_keys
+        if keys != network.value_observation_keys:
+            raise ConfigError(
+                f"policy_observation_keys={keys!r} and value_observation_keys={network.value_observation_keys!r} "
+                "differ, but shared=True has one body for both; use shared=False"
+            )
+        self.torso = _body(network, keys, spec, rngs)
         self.policy = _policy_head(network, self.torso.features, spec, rngs)
         self.value = ValueHead(self.torso.features, network.value_gain, rngs)
 
-    def __call__(self, timesteps: TimeStep, carry: Carry) -> tuple[PolicyValue, Carry]:
-        features, carry = self.torso(timesteps, carry)
-        return PolicyValue(self.policy(features, timesteps.action_mask), self.value(features)), carry
+    def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[PolicyValue, Carry]:
+        features, carry = self.torso(inputs, carry)
+        return PolicyValue(self.policy(features, inputs.action_mask), self.value(features)), carry
 
-    def value_of(self, timesteps: TimeStep, carry: Carry) -> jax.Array:
-        return self.value(self.torso(timesteps, carry)[0])
+    def value_of(self, inputs: NetworkInputs, carry: Carry) -> jax.Array:
+        return self.value(self.torso(inputs, carry)[0])

@@ -1,21 +1,22 @@
 """What stands before every head: a torso, the previous action and reward if wanted, and a core if recurrent.
 
-Also how a network's modules become pure functions: parameters are a plain nested dict, and the structure around them
-is rebuilt without computing anything, once for each network and spec.
+Also how a network's modules become pure functions: parameters and model state are plain nested dicts, and the
+structure around them is rebuilt without computing anything, once for each network and spec.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree
 from jaxrl.networks.cores import Core
 from jaxrl.networks.torsos import Torso, default_torso, flat_size, flatten
-from jaxrl.types import Carry, EnvSpec, Params, TimeStep
 
 
 class Buildable(Protocol):
@@ -25,19 +26,33 @@ class Buildable(Protocol):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def init_params(network: Buildable, key: jax.Array, spec: EnvSpec) -> Params:
-    """Fresh parameters, a nested dict of arrays with string keys."""
-    return _split(network, key, spec)[1]
+def init_variables(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+    """Fresh parameters and model state: nested dicts of arrays with string keys; `()` for no model state."""
+    return _split(network, key, spec)[1:]
 
 
-def bind(network: Buildable, params: Params, spec: EnvSpec) -> Any:
-    """The network's module holding `params`."""
-    return nnx.merge(_structure(network, spec), params)
+def run_module[Output](
+    network: Buildable,
+    params: Params,
+    model_state: ModelState,
+    spec: EnvSpec,
+    call: Callable[[Any], Output],
+    *,
+    train: bool,
+) -> tuple[Output, ModelState]:
+    """What `call` gives of the network's module, and the model state after it, which only training moves."""
+    structure = _structure(network, spec)
+    if not jax.tree.leaves(model_state):
+        return call(nnx.merge(structure, params)), model_state
+    module = nnx.merge(structure, params, model_state)
+    module.train() if train else module.eval()
+    output = call(module)
+    return output, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat)) if train else model_state
 
 
 def _split(network, key, spec):
-    structure, state = nnx.split(network.build(spec, nnx.Rngs(params=key)), nnx.Param)
-    return structure, nnx.to_pure_dict(state)
+    structure, params, model_state = nnx.split(network.build(spec, nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat)
+    return structure, nnx.to_pure_dict(params), nnx.to_pure_dict(model_state) or ()
 
 
 @functools.lru_cache(maxsize=256)
@@ -45,16 +60,51 @@ def _structure(network: Buildable, spec: EnvSpec) -> Any:
     found = []
 
     def build(key):
-        structure, params = _split(network, key, spec)
+        structure, *variables = _split(network, key, spec)
         found.append(structure)
-        return params
+        return variables
 
     jax.eval_shape(build, jax.random.key(0))
     return found[0]
 
 
+def select_space(space: spaces.Space, keys: tuple[str, ...] | None) -> spaces.Space:
+    """The part of a dictionary space under `keys`: the entry itself of one key, a dictionary of several.
+
+    Raises:
+      ConfigError: there is no such key, or the space is no dictionary.
+    """
+    if keys is None:
+        return space
+    if not isinstance(space, spaces.Dict):
+        raise ConfigError(f"observation_keys={keys!r} needs a dictionary observation, not {space}; use None")
+    if not keys:
+        raise ConfigError(f"observation_keys=() reads nothing; name some of {', '.join(space.spaces)}, or use None")
+    problems = [str(unknown("observation key", key, space.spaces)) for key in keys if key not in space.spaces]
+    if problems:
+        raise ConfigError(problems)
+    return space.spaces[keys[0]] if len(keys) == 1 else spaces.Dict({key: space.spaces[key] for key in keys})
+
+
+def select_observation(observation: PyTree, keys: tuple[str, ...] | None) -> PyTree:
+    """The part of an observation that `select_space` describes."""
+    if keys is None:
+        return observation
+    return observation[keys[0]] if len(keys) == 1 else {key: observation[key] for key in keys}
+
+
+def required_inputs(*, recurrent: bool, previous_action: bool, previous_reward: bool) -> frozenset[str]:
+    """The fields of `NetworkInputs` that a `Body` of these settings reads."""
+    wanted = {
+        "first": recurrent or previous_action,
+        "previous_action": previous_action,
+        "previous_reward": previous_reward,
+    }
+    return frozenset({"observation"} | {name for name, needed in wanted.items() if needed})
+
+
 class Body(nnx.Module):
-    """Maps time steps `[T, B, ...]` and a carry `[B, ...]` to features `[T, B, features]` and the carry after.
+    """Maps inputs `[T, B, ...]` and a carry `[B, ...]` to features `[T, B, features]` and the carry after.
 
     The previous action (one-hot where discrete, zeros where an episode begins) and the reward that arrived with the
     observation join the torso's features before the core, as in IMPALA and R2D2.
@@ -63,14 +113,17 @@ class Body(nnx.Module):
     def __init__(
         self,
         torso: Torso | None,
-        core: Core | None,
-        previous_action: bool,
-        previous_reward: bool,
         spec: EnvSpec,
         rngs: nnx.Rngs,
+        *,
+        core: Core | None = None,
+        previous_action: bool = False,
+        previous_reward: bool = False,
+        observation_keys: tuple[str, ...] | None = None,
     ):
-        torso = default_torso(spec.observation_space) if torso is None else torso
-        self.torso = torso.build(spec.observation_space, rngs)
+        space = select_space(spec.observation_space, observation_keys)
+        self.torso = (default_torso(space) if torso is None else torso).build(space, rngs)
+        self.observation_keys = observation_keys
         self.action_space = spec.action_space
         self.previous_action = previous_action
         self.previous_reward = previous_reward
@@ -86,16 +139,21 @@ class Body(nnx.Module):
             self.core = core.build(self.features, rngs)
             self.features = core.width
 
-    def __call__(self, timesteps: TimeStep, carry: Carry) -> tuple[jax.Array, Carry]:
-        features = [self.torso(timesteps.observation)]
+    def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[jax.Array, Carry]:
+        features = [self.torso(select_observation(inputs.observation, self.observation_keys))]
         if self.previous_action:
-            if timesteps.previous_action is None:
-                raise ConfigError("previous_action=True, but the time steps carry none; fill TimeStep.previous_action")
-            action = flatten(timesteps.previous_action, self.action_space)
-            features.append(jnp.where(timesteps.first[..., None], 0.0, action))
+            action = flatten(_known(inputs, "previous_action"), self.action_space)
+            features.append(jnp.where(_known(inputs, "first")[..., None], 0.0, action))
         if self.previous_reward:
-            features.append(timesteps.reward.astype(jnp.float32)[..., None])
+            features.append(_known(inputs, "previous_reward").astype(jnp.float32)[..., None])
         joined = features[0] if len(features) == 1 else jnp.concatenate(features, axis=-1)
         if self.recurrent:
-            return self.core(joined, timesteps.first, carry)
+            return self.core(joined, _known(inputs, "first"), carry)
         return joined, carry
+
+
+def _known(inputs: NetworkInputs, name: str) -> Any:
+    value = getattr(inputs, name)
+    if value is None:
+        raise ConfigError(f"the network reads {name}, but these inputs do not have it; see Network.requires")
+    return value

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxrl.core.types import Carry, PyTree, where_first
 from jaxrl.networks.layers import check_positive
-from jaxrl.types import Carry, PyTree, where_first
 
 
 class Core(Protocol):
@@ -52,25 +52,32 @@ def unroll(
     """Steps over time, with the carry reset wherever an episode begins.
 
     Args:
-      step: from a carry and one moment's inputs to the next carry and this moment's outputs, all `[B, ...]`.
-      carry: before the first moment, `[B, ...]`.
-      inputs: of every moment, `[T, B, ...]`.
+      step: from a carry and one time step's inputs to the next carry and this step's outputs, all `[B, ...]`.
+      carry: before the first time step, `[B, ...]`.
+      inputs: of every time step, `[T, B, ...]`.
       first: bool, `[T, B]`: the carry is reset before the step.
       initial: the carry of an episode's beginning, no batch axis.
 
     Returns:
-      Outputs `[T, B, ...]` and the carry after the last moment.
+      Outputs `[T, B, ...]` and the carry after the last time step.
     """
 
-    def reset_and_step(carry, moment):
-        x, is_first = moment
+    def reset_and_step(carry, time_step):
+        x, is_first = time_step
         return step(where_first(is_first, initial, carry), x)
 
-    if first.shape[0] == 1:  # acting: a scan of one step would only cost
-        carry, output = reset_and_step(carry, jax.tree.map(lambda x: x[0], (inputs, first)))
-        return jax.tree.map(lambda x: x[None], output), carry
-    carry, outputs = jax.lax.scan(reset_and_step, carry, (inputs, first))
-    return outputs, carry
+    return scan_time(reset_and_step, carry, (inputs, first))
+
+
+def scan_time[State](
+    step: Callable[[State, PyTree], tuple[State, PyTree]], carried: State, inputs: PyTree
+) -> tuple[PyTree, State]:
+    """`jax.lax.scan` over inputs `[T, ...]`: outputs `[T, ...]`, and what is carried after the last."""
+    if jax.tree.leaves(inputs)[0].shape[0] == 1:  # acting: a scan of one step would only cost
+        carried, output = step(carried, jax.tree.map(lambda x: x[0], inputs))
+        return jax.tree.map(lambda x: x[None], output), carried
+    carried, outputs = jax.lax.scan(step, carried, inputs)
+    return outputs, carried
 
 
 class _GRUModule(nnx.Module):
@@ -96,7 +103,7 @@ class _GRUModule(nnx.Module):
             hidden = candidate + update * (hidden - candidate)
             return hidden, hidden
 
-        # The projection of the inputs needs no carry: one product for all moments instead of one inside the scan.
+        # The projection of the inputs needs no carry: one product for all time steps instead of one inside the scan.
         return unroll(step, carry, self.input(x), first, self.core.initial_carry())
 
 

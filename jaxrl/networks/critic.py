@@ -7,20 +7,27 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError
-from jaxrl.networks.body import Body, bind, init_params
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import EnvSpec, ModelState, NetworkInputs, Params
+from jaxrl.networks.body import Body, init_variables, required_inputs, run_module, select_space
 from jaxrl.networks.heads import action_size
 from jaxrl.networks.layers import DenseStack, check_positive, freeze
 from jaxrl.networks.q_heads import ActionValues, QHead
 from jaxrl.networks.torsos import MLP, Torso, default_torso
-from jaxrl.types import EnvSpec, Params, TimeStep
 
 
 def encoder(space: spaces.Space) -> Torso:
     """The torso that suits a space, where dense layers follow anyway: a vector is left as it is."""
     torso = default_torso(space)
     return MLP(()) if isinstance(torso, MLP) else torso
+
+
+def encoding_body(torso: Torso | None, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
+    """A feed-forward body of the observation alone, with `encoder`'s torso unless another is given."""
+    if torso is None:
+        torso = encoder(select_space(spec.observation_space, observation_keys))
+    return Body(torso, spec, rngs, observation_keys=observation_keys)
 
 
 def bounded_size(space: spaces.Space) -> int:
@@ -58,57 +65,78 @@ class Critic:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
       widths: of the dense layers over features and action.
       activation: by name, after each of these.
-      layer_norm: whether to normalise before each of these.
+      normalization: before each of these, "layer" or "batch"; None: none.
       ensemble: how many members.
       head: what the features become: values, or `CategoricalValues()` and `QuantileValues()` for distributions of
         returns; without noise.
+      observation_keys: of a dictionary observation, what it reads; None: everything.
     """
 
     torso: Torso | None = None
     widths: tuple[int, ...] = (256, 256)
     activation: str = "relu"
-    layer_norm: bool = False
+    normalization: str | None = None
     ensemble: int = 2
     head: QHead = dataclasses.field(default_factory=ActionValues)
+    observation_keys: tuple[str, ...] | None = None
 
     def __post_init__(self):
         freeze(self, "widths")
+        freeze(self, "observation_keys")
         check_positive("ensemble", self.ensemble)
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """The fields of `NetworkInputs` that it cannot do without."""
+        return required_inputs(recurrent=False, previous_action=False, previous_reward=False)
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Member(self, spec, rngs)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> Params:
-        """Fresh parameters, every leaf with a leading axis of `ensemble`.
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+        """Fresh parameters and model state, every leaf with a leading axis of `ensemble`.
 
         Raises:
           ConfigError: if the network does not fit the spaces.
         """
-        return jax.vmap(lambda member: init_params(self, member, spec))(jax.random.split(key, self.ensemble))
+        return jax.vmap(lambda member: init_variables(self, member, spec))(jax.random.split(key, self.ensemble))
 
-    def apply(self, params: Params, timesteps: TimeStep, action: jax.Array | None, *, spec: EnvSpec) -> Any:
-        """The head's output, leaves `[ensemble, T, B, actions, ...]`, for moments `[T, B, ...]`.
+    def apply(
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        action: jax.Array | None,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+    ) -> tuple[Any, ModelState]:
+        """The head's output, leaves `[ensemble, T, B, actions, ...]`, for inputs `[T, B, ...]`, and the model state.
 
         Of a box it is that of the actions `[T, B, n]` taken there, and `actions` is 1; of a discrete space that of
         all actions, and `action` None. Values of actions that the mask forbids are the most negative finite number.
+        `model_state` and `train` are as of `types.Network`.
         """
-        return jax.vmap(lambda member: bind(self, member, spec)(timesteps, action))(params)
+
+        def member(params, model_state):
+            return run_module(self, params, model_state, spec, lambda module: module(inputs, action), train=train)
+
+        return jax.vmap(member)(params, model_state)
 
 
 class _Member(nnx.Module):
     def __init__(self, network: Critic, spec: EnvSpec, rngs: nnx.Rngs):
         self.discrete = isinstance(spec.action_space, spaces.Discrete)
-        inputs, actions = (0, spec.action_space.n) if self.discrete else (bounded_size(spec.action_space), 1)
-        torso = encoder(spec.observation_space) if network.torso is None else network.torso
+        size, actions = (0, spec.action_space.n) if self.discrete else (bounded_size(spec.action_space), 1)
         self.space = spec.action_space
-        self.body = Body(torso, None, False, False, spec, rngs)
+        self.body = encoding_body(network.torso, network.observation_keys, spec, rngs)
         self.hidden = DenseStack(
-            self.body.features + inputs, network.widths, network.activation, network.layer_norm, rngs
+            self.body.features + size, network.widths, network.activation, network.normalization, rngs
         )
         self.head = network.head.build(self.hidden.features, actions, rngs)
 
-    def __call__(self, timesteps: TimeStep, action: jax.Array | None) -> Any:
-        features, _ = self.body(timesteps, ())
+    def __call__(self, inputs: NetworkInputs, action: jax.Array | None) -> Any:
+        features, _ = self.body(inputs, ())
         if self.discrete:
-            return self.head(self.hidden(features), timesteps.action_mask, None)
+            return self.head(self.hidden(features), inputs.action_mask, None)
         return self.head(self.hidden(jnp.concatenate([features, to_unit(action, self.space)], axis=-1)), None, None)

@@ -55,12 +55,11 @@ def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     return chosen
 
 
-@struct.dataclass
-class Categorical:
+class Categorical(struct.PyTreeNode):
     """One of n classes; actions int32 `[...]`.
 
     Attributes:
-      logits: unnormalised log-probabilities, `[..., n]`, finite.
+      logits: unnormalized log-probabilities, `[..., n]`, finite.
     """
 
     logits: jax.Array
@@ -84,7 +83,7 @@ class Categorical:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def log_probs(self) -> jax.Array:
-        """Normalised log-probabilities `[..., n]`."""
+        """Normalized log-probabilities `[..., n]`."""
         return jax.nn.log_softmax(self.logits, axis=-1)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
@@ -105,8 +104,7 @@ class Categorical:
         return jnp.sum(jnp.exp(log_probs) * (log_probs - other.log_probs()), axis=-1)
 
 
-@struct.dataclass
-class MultiCategorical:
+class MultiCategorical(struct.PyTreeNode):
     """Several independent categoricals; actions int32 `[..., len(nvec)]`.
 
     Attributes:
@@ -151,8 +149,7 @@ class MultiCategorical:
         return sum(mine.kl(theirs) for mine, theirs in zip(self.components, other.components, strict=True))
 
 
-@struct.dataclass
-class DiagonalGaussian:
+class DiagonalGaussian(struct.PyTreeNode):
     """Independent Gaussians over R^n; actions float32 `[..., n]`, unbounded.
 
     Attributes:
@@ -197,8 +194,7 @@ def _log_tanh_slope(x: jax.Array) -> jax.Array:
     return 2.0 * (_LOG_2 - x - jax.nn.softplus(-2.0 * x))
 
 
-@struct.dataclass
-class TanhGaussian:
+class TanhGaussian(struct.PyTreeNode):
     """Independent Gaussians squashed by tanh into a box; actions float32 `[..., n]` (Haarnoja et al., 2018).
 
     Densities are those of the actions in the box's own units.

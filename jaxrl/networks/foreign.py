@@ -8,6 +8,11 @@ Outputs are action values `[N, n]` with `outputs="q"`, else a pair of what the p
 or `[N, 1]`. The policy needs logits for discrete actions, `[N, n]`, or `[N, sum(nvec)]`; for boxes a pair of mean
 `[N, n]` and logarithm of the standard deviation, `[N, n]` or `[n]`.
 
+State besides parameters, which batch normalization has, is kept as the network's model state: batch statistics of
+NNX, every collection but `params` of Linen, `equinox.nn.State`. A Linen module that has any takes the argument `train`;
+NNX modules are put into training or evaluation mode by `train()` and `eval()`, Equinox's by `inference_mode`. Random
+state, such as dropout's, is refused.
+
 Observations arrive as the environment gives them: uint8 pixels are not scaled. Foreign code runs under JAX's standard
 promotion rules.
 """
@@ -15,6 +20,7 @@ promotion rules.
 import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -23,12 +29,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError, unknown
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, PyTree, where_first
 from jaxrl.networks.actor_critic import PolicyValue
-from jaxrl.networks.cores import unroll
+from jaxrl.networks.body import required_inputs
+from jaxrl.networks.cores import scan_time
 from jaxrl.networks.heads import action_size, mask_values, to_distribution
-from jaxrl.types import Carry, EnvSpec, Params, PyTree, TimeStep
 
 OUTPUTS = ("actor_critic", "q")
 
@@ -36,8 +43,10 @@ OUTPUTS = ("actor_critic", "q")
 class Library(Protocol):
     """How one library makes parameters and calls a module with them; frozen and hashable."""
 
-    def init(self, key: jax.Array, spec: EnvSpec, example: tuple) -> PyTree: ...
-    def call(self, params: PyTree, spec: EnvSpec, arguments: tuple) -> Any: ...
+    def init(self, key: jax.Array, spec: EnvSpec, example: tuple) -> tuple[PyTree, ModelState]: ...
+    def call(
+        self, params: PyTree, model_state: ModelState, spec: EnvSpec, arguments: tuple, *, train: bool
+    ) -> tuple[Any, ModelState]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +72,16 @@ class ForeignNetwork:
         """Whether there is a carry."""
         return self.carry is not None
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> Params:
-        """Fresh parameters.
+    @property
+    def requires(self) -> frozenset[str]:
+        """The fields of `NetworkInputs` that it cannot do without."""
+        return required_inputs(recurrent=self.recurrent, previous_action=False, previous_reward=False)
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+        """Fresh parameters and model state.
 
         Raises:
-          ConfigError: if the module's outputs do not fit the action space, or it holds state besides parameters.
+          ConfigError: if the module's outputs do not fit the action space, or it holds state that is random.
         """
         if self.outputs not in OUTPUTS:
             raise unknown("kind of outputs", str(self.outputs), OUTPUTS)
@@ -76,51 +90,74 @@ class ForeignNetwork:
             raise ConfigError(f"outputs='q' needs a Discrete action space, not {spec.action_space}")
         example = jax.tree.map(lambda x: x[None], (spaces.zeros(spec.observation_space), self.initial_carry(spec)))
         with _standard_rules():
-            params = {"policy": self.library.init(key, spec, example if self.recurrent else example[:1])}
-        jax.eval_shape(lambda params: self._outputs(params, *example, None, spec), params)  # checks the shapes
-        return params
+            params, model_state = self.library.init(key, spec, example if self.recurrent else example[:1])
+        params = {"policy": params}
+
+        def check_shapes(params, model_state):
+            return self._outputs(params, model_state, *example, None, spec, train=False)
+
+        jax.eval_shape(check_shapes, params, model_state)
+        return params, model_state
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
         """The recurrent state of one environment; `()` if feed-forward."""
         return () if self.carry is None else self.carry()
 
     def apply(
-        self, params: Params, timesteps: TimeStep, carry: Carry, *, spec: EnvSpec, key: jax.Array | None = None
-    ) -> tuple[Any, Carry]:
-        """`PolicyValue`, or action values `[T, B, n]`, of moments `[T, B, ...]`, and the carry after the last."""
-        observation, mask, first = timesteps.observation, timesteps.action_mask, timesteps.first
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        carry: Carry,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+        key: jax.Array | None = None,
+    ) -> tuple[Any, Carry, ModelState]:
+        """`PolicyValue`, or action values `[T, B, n]`, at time steps `[T, B, ...]`; see `types.Network`."""
+        observed = (inputs.observation, inputs.action_mask)
         if not self.recurrent:
-            merged = jax.tree.map(_merge_time, (observation, mask))
-            output, _ = self._outputs(params, merged[0], carry, merged[1], spec)
-            return jax.tree.map(lambda x: x.reshape(first.shape + x.shape[1:]), output), carry
+            leading = jax.tree.leaves(inputs.observation)[0].shape[:2]
+            observation, mask = jax.tree.map(_merge_time, observed)
+            output, _, model_state = self._outputs(params, model_state, observation, carry, mask, spec, train=train)
+            return jax.tree.map(lambda x: x.reshape(leading + x.shape[1:]), output), carry, model_state
+        if inputs.first is None:
+            raise ConfigError("a recurrent module needs to know where episodes begin; NetworkInputs.first is None")
 
-        def step(carry, moment):
-            observation, mask = moment
-            output, carry = self._outputs(params, observation, carry, mask, spec)
-            return carry, output
+        initial = self.initial_carry(spec)
 
-        return unroll(step, carry, (observation, mask), first, self.initial_carry(spec))
+        def step(carried, time_step):
+            # An episode's beginning resets the carry, and leaves the model state as it is.
+            (carry, model_state), (observation, mask, first) = carried, time_step
+            carry = where_first(first, initial, carry)
+            output, *carried = self._outputs(params, model_state, observation, carry, mask, spec, train=train)
+            return tuple(carried), output
 
-    def value(self, params: Params, timesteps: TimeStep, carry: Carry, *, spec: EnvSpec) -> jax.Array:
-        """Only the values `[T, B]`."""
-        return self.apply(params, timesteps, carry, spec=spec)[0].value
+        output, (carry, model_state) = scan_time(step, (carry, model_state), (*observed, inputs.first))
+        return output, carry, model_state
 
-    def _outputs(self, params, observation, carry, mask, spec):
-        """Of one batch `[N, ...]`: the outputs as algorithms know them, and the next carry."""
+    def value(
+        self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
+    ) -> jax.Array:
+        """Only the values `[T, B]`, not as in training."""
+        return self.apply(params, inputs, carry, spec=spec, model_state=model_state, train=False)[0].value
+
+    def _outputs(self, params, model_state, observation, carry, mask, spec, *, train):
+        """Of one batch `[N, ...]`: the outputs as algorithms know them, the next carry and the model state."""
         arguments = (observation, carry) if self.recurrent else (observation,)
         with _standard_rules():
-            output = self.library.call(params["policy"], spec, arguments)
+            output, model_state = self.library.call(params["policy"], model_state, spec, arguments, train=train)
         if self.recurrent:
             output, carry = output
         if self.outputs == "q":
-            return mask_values(_checked("action values", output, spec.action_space.n), mask), carry
+            return mask_values(_checked("action values", output, spec.action_space.n), mask), carry, model_state
         policy, value = _pair("the given module must return a pair of the policy's output and the value", output)
         log_std = None
         if isinstance(spec.action_space, spaces.Box):
             policy, log_std = _pair("over boxes the policy's output must be a pair of mean and log_std", policy)
         policy = _checked("the policy's output", policy, action_size(spec.action_space, self.continuous))
         distribution = to_distribution(spec.action_space, policy, log_std, mask, self.continuous)
-        return PolicyValue(distribution, value.reshape(policy.shape[:-1])), carry
+        return PolicyValue(distribution, value.reshape(policy.shape[:-1])), carry, model_state
 
 
 def from_nnx(build: Callable[[EnvSpec, nnx.Rngs], nnx.Module], **options: Any) -> ForeignNetwork:
@@ -137,7 +174,8 @@ def from_linen(module: Any, **options: Any) -> ForeignNetwork:
     """A network of a Flax Linen module.
 
     Args:
-      module: called with a batch of observations, and of carries if recurrent; it may hold nothing but parameters.
+      module: called with a batch of observations, and of carries if recurrent; with `train=` too if it has state
+        besides parameters.
       **options: `outputs`, `carry`, `continuous`, see `ForeignNetwork`.
     """
     return ForeignNetwork(_Linen(module), **options)
@@ -148,6 +186,8 @@ def from_equinox(build: Callable[[EnvSpec, jax.Array], Any], **options: Any) -> 
 
     Args:
       build: makes the module from the spec and a key; it is called with one observation, and one carry if recurrent.
+        With state, `build` returns what `equinox.nn.make_with_state` does, and the module is called with the state
+        last and returns a pair of its output and the new state; batches are mapped over the axis "batch".
       **options: `outputs`, `carry`, `continuous`, see `ForeignNetwork`.
     """
     return ForeignNetwork(_Equinox(build), **options)
@@ -161,35 +201,43 @@ class _NNX:
     build: Callable
 
     def init(self, key, spec, example):
-        return _named(self._split(key, spec)[1])
+        _, params, model_state = self._split(key, spec)
+        return _named(params), _named(model_state) or ()
 
-    def call(self, params, spec, arguments):
-        structure, example = _nnx_structure(self, spec)
-        return nnx.merge(structure, _unnamed(example, params))(*arguments)
+    def call(self, params, model_state, spec, arguments, *, train):
+        structure, *examples = _nnx_structure(self, spec)
+        if not model_state:
+            return nnx.merge(structure, _unnamed(examples[0], params))(*arguments), model_state
+        module = nnx.merge(structure, *map(_unnamed, examples, (params, model_state)))
+        module.train() if train else module.eval()
+        output = module(*arguments)
+        return output, _named(nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))) if train else model_state
 
     def _split(self, key, spec):
-        structure, params, rest = nnx.split(self.build(spec, nnx.Rngs(params=key)), nnx.Param, ...)
+        structure, params, statistics, rest = nnx.split(
+            self.build(spec, nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat, ...
+        )
         kept = {path[-1] if path else "": type(leaf).__name__ for path, leaf in nnx.to_flat_state(rest)}
         if kept:
             raise ConfigError(
-                f"the NNX module holds state besides parameters ({kept}), which nothing would carry; "
-                "use layers without it (no batch statistics, no dropout)"
+                f"the NNX module holds state besides parameters and batch statistics ({kept}), which nothing would "
+                "carry; use layers without it (no dropout)"
             )
-        return structure, nnx.to_pure_dict(params)
+        return structure, nnx.to_pure_dict(params), nnx.to_pure_dict(statistics)
 
 
 @functools.lru_cache(maxsize=64)
-def _nnx_structure(library: _NNX, spec: EnvSpec) -> tuple[Any, PyTree]:
+def _nnx_structure(library: _NNX, spec: EnvSpec) -> tuple[Any, PyTree, PyTree]:
     found = []
 
     def split(key):
-        structure, params = library._split(key, spec)
+        structure, *variables = library._split(key, spec)
         found.append(structure)
-        return params
+        return variables
 
     with _standard_rules():
-        params = jax.eval_shape(split, jax.random.key(0))
-    return found[0], params
+        params, model_state = jax.eval_shape(split, jax.random.key(0))
+    return found[0], params, model_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,17 +245,19 @@ class _Linen:
     module: Any
 
     def init(self, key, spec, example):
-        variables = self.module.init(key, *example)
-        others = [name for name in variables if name != "params"]
-        if others:
-            raise ConfigError(
-                f"the Linen module has collections besides 'params' ({', '.join(others)}), which nothing would carry; "
-                "use layers without them"
-            )
-        return variables["params"]
+        options = {"train": False} if "train" in inspect.signature(self.module.__call__).parameters else {}
+        variables = dict(self.module.init(key, *example, **options))
+        params = variables.pop("params")
+        return params, variables or ()
 
-    def call(self, params, spec, arguments):
-        return self.module.apply({"params": params}, *arguments)
+    def call(self, params, model_state, spec, arguments, *, train):
+        variables = {"params": params}
+        if not model_state:
+            return self.module.apply(variables, *arguments), model_state
+        variables |= model_state
+        if not train:
+            return self.module.apply(variables, *arguments, train=False), model_state
+        return self.module.apply(variables, *arguments, train=True, mutable=list(model_state))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,21 +267,38 @@ class _Equinox:
     def init(self, key, spec, example):
         import equinox as eqx  # not a dependency: only who brings such a module needs it
 
-        return _named(eqx.filter(self.build(spec, key), eqx.is_inexact_array))
+        module, state = _equinox_parts(self.build(spec, key))
+        state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), state)  # its counter is of a weak type
+        return _named(eqx.filter(module, eqx.is_inexact_array)), _named(state) or ()
 
-    def call(self, params, spec, arguments):
+    def call(self, params, model_state, spec, arguments, *, train):
         import equinox as eqx
 
-        example, static = _equinox_structure(self, spec)
-        return jax.vmap(eqx.combine(_unnamed(example, params), static))(*arguments)
+        example, static, state = _equinox_structure(self, spec)
+        module = eqx.combine(_unnamed(example, params), static)
+        if not model_state:
+            return jax.vmap(module)(*arguments), model_state
+        module = eqx.nn.inference_mode(module, not train)
+        mapped = jax.vmap(module, axis_name="batch", in_axes=(*(0 for _ in arguments), None), out_axes=(0, None))
+        output, state = mapped(*arguments, _unnamed(state, model_state))
+        return output, _named(state)
 
 
 @functools.lru_cache(maxsize=64)
-def _equinox_structure(library: _Equinox, spec: EnvSpec) -> tuple[PyTree, PyTree]:
+def _equinox_structure(library: _Equinox, spec: EnvSpec) -> tuple[PyTree, PyTree, PyTree]:
     import equinox as eqx
 
     with _standard_rules(), jax.ensure_compile_time_eval():
-        return eqx.partition(library.build(spec, jax.random.key(0)), eqx.is_inexact_array)
+        module, state = _equinox_parts(library.build(spec, jax.random.key(0)))
+        return *eqx.partition(module, eqx.is_inexact_array), state
+
+
+def _equinox_parts(built: Any) -> tuple[Any, Any]:
+    """The module and its state, `()` if `build` returned a module alone."""
+    return built if isinstance(built, tuple) and len(built) == 2 else (built, ())
+
+
+LIBRARIES = {"nnx": _NNX, "linen": _Linen, "equinox": _Equinox}
 
 
 # --- small things --------------------------------------------------------------------------------------------------

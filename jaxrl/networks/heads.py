@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError, unknown
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical, TanhGaussian
 from jaxrl.networks.layers import dense
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl.errors import ConfigError, unknown
+from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.networks.convolution import convolution
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -92,28 +92,53 @@ def _convolve(x, kernel, strides, padding, **others):
     return convolution(x, kernel, strides, padding)
 
 
+NORMALIZATIONS = ("layer", "batch")
+
+
+def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
+    """A normalization of the last axis, with a scale and an offset that are learned.
+
+    Args:
+      name: "layer" (Ba et al., 2016), of each vector by itself; "batch" (Ioffe and Szegedy, 2015), of each feature
+        over all leading axes while training, and by running statistics otherwise. Every device normalizes with the
+        statistics of its own part of a batch; the running ones are averaged over devices.
+      features: how many there are.
+      rngs: for the initial parameters.
+
+    Raises:
+      ConfigError: there is no normalization of that name.
+    """
+    if name == "layer":
+        return nnx.LayerNorm(features, rngs=rngs)
+    if name == "batch":
+        return nnx.BatchNorm(features, rngs=rngs)
+    raise unknown("normalization", str(name), NORMALIZATIONS)
+
+
 class DenseStack(nnx.Module):
-    """Dense layers, each followed by layer normalisation if asked for, and the activation.
+    """Dense layers, each followed by a normalization if asked for, and the activation.
 
     Maps `[..., inputs]` to `[..., features]`.
     """
 
-    def __init__(self, inputs: int, widths: tuple[int, ...], activation_name: str, layer_norm: bool, rngs: nnx.Rngs):
+    def __init__(
+        self, inputs: int, widths: tuple[int, ...], activation_name: str, normalization_name: str | None, rngs: nnx.Rngs
+    ):
         check_positive("widths", widths)
         self.activation = activation(activation_name)
         self.depth = len(widths)
-        self.layer_norm = layer_norm
+        self.normalized = normalization_name is not None
         for i, width in enumerate(widths):
             setattr(self, f"layer_{i}", dense(inputs, width, HIDDEN_GAIN, rngs))
-            if layer_norm:
-                setattr(self, f"norm_{i}", nnx.LayerNorm(width, rngs=rngs))
+            if normalization_name is not None:
+                setattr(self, f"norm_{i}", normalization(normalization_name, width, rngs))
             inputs = width
         self.features = inputs
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for i in range(self.depth):
             x = getattr(self, f"layer_{i}")(x)
-            if self.layer_norm:
+            if self.normalized:
                 x = getattr(self, f"norm_{i}")(x)
             x = self.activation(x)
         return x

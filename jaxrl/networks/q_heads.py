@@ -1,6 +1,6 @@
 """Heads of the DQN family: from features to action values, or to distributions of returns; dueling and noisy by choice.
 
-Noise is factorised and drawn for each element of a batch, which costs two products more and no more memory: with the
+Noise is factorized and drawn for each element of a batch, which costs two products more and no more memory: with the
 noise of a kernel an outer product, x (S * (e_in e_out^T)) = ((x * e_in) S) * e_out.
 """
 
@@ -17,16 +17,14 @@ from jaxrl.networks.heads import mask_values
 from jaxrl.networks.layers import HIDDEN_GAIN, check_positive, dense, freeze
 
 
-@struct.dataclass
-class CategoricalReturns:
+class CategoricalReturns(struct.PyTreeNode):
     """A distribution of returns over fixed atoms for every action; the algorithm knows where the atoms lie."""
 
     logits: jax.Array  # [..., actions, atoms]
     mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
 
 
-@struct.dataclass
-class QuantileReturns:
+class QuantileReturns(struct.PyTreeNode):
     """The quantiles of the returns of every action, at (2 i + 1) / 2 N for i = 0 .. N-1."""
 
     quantiles: jax.Array  # [..., actions, N]
@@ -48,8 +46,8 @@ class ActionValues:
     Args:
       dueling: whether they are V + A - mean A, with an output each (Wang et al., 2016, equation 9).
       widths: of ReLU layers before each output, of its own (512 in the dueling paper).
-      gain: of the outputs' orthogonal initialisation.
-      noisy: whether these layers' parameters have noise that is learnt (Fortunato et al., 2018, arXiv:1706.10295).
+      gain: of the outputs' orthogonal initialization.
+      noisy: whether these layers' parameters have noise that is learned (Fortunato et al., 2018, arXiv:1706.10295).
       sigma: its first scale, sigma_0 of the paper.
     """
 
@@ -118,7 +116,7 @@ class QuantileValues:
 
 
 class NoisyDense(nnx.Module):
-    """An affine map of the last axis whose parameters are noisy: factorised Gaussian noise (Fortunato et al., 2018).
+    """An affine map of the last axis whose parameters are noisy: factorized Gaussian noise (Fortunato et al., 2018).
 
     Maps features `[T, B, inputs]` and keys `[B]`, or None for no noise, to `[T, B, outputs]`. The means begin
     orthogonal, as in the dense layers here, and the scales at sigma / sqrt(inputs), equation 11's.

@@ -6,13 +6,14 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError
-from jaxrl.networks.body import Body, bind, init_params
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
+from jaxrl.networks.body import Body, init_variables, required_inputs, run_module
 from jaxrl.networks.cores import Core
+from jaxrl.networks.layers import freeze
 from jaxrl.networks.q_heads import ActionValues, QHead
 from jaxrl.networks.torsos import Torso
-from jaxrl.types import Carry, EnvSpec, Params, TimeStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class QNetwork:
       head: what the features become: `ActionValues(dueling=True)` for a dueling network, `CategoricalValues()` and
         `QuantileValues()` for distributions of returns; each may be noisy.
       previous_action, previous_reward: whether they join the features.
+      observation_keys: of a dictionary observation, what it reads; None: everything.
     """
 
     torso: Torso | None = None
@@ -32,45 +34,75 @@ class QNetwork:
     head: QHead = dataclasses.field(default_factory=ActionValues)
     previous_action: bool = False
     previous_reward: bool = False
+    observation_keys: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        freeze(self, "observation_keys")
 
     @property
     def recurrent(self) -> bool:
         """Whether there is a carry."""
         return self.core is not None
 
+    @property
+    def requires(self) -> frozenset[str]:
+        """The fields of `NetworkInputs` that it cannot do without."""
+        return required_inputs(
+            recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
+        )
+
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _QModule(self, spec, rngs)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> Params:
-        """Fresh parameters, a dict with the keys "torso" (torso and core) and "head".
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+        """Fresh parameters, a dict with the keys "torso" (torso and core) and "head", and model state.
 
         Raises:
           ConfigError: if the network does not fit the spaces.
         """
-        return init_params(self, key, spec)
+        return init_variables(self, key, spec)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
         """The recurrent state of one environment; `()` if feed-forward."""
         return () if self.core is None else self.core.initial_carry()
 
     def apply(
-        self, params: Params, timesteps: TimeStep, carry: Carry, *, spec: EnvSpec, key: jax.Array | None = None
-    ) -> tuple[Any, Carry]:
-        """The head's output for moments `[T, B, ...]`, and the carry after the last; see `types.Network`.
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        carry: Carry,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+        key: jax.Array | None = None,
+    ) -> tuple[Any, Carry, ModelState]:
+        """The head's output for time steps `[T, B, ...]`, and the carry after the last; see `types.Network`.
 
         Of `ActionValues`: values `[T, B, n]`, the most negative finite number where the action mask forbids. `key` is
-        of noisy heads: keys `[B]`, one noise for each element of the batch at all moments; None: no noise.
+        of noisy heads: keys `[B]`, one noise for each element of the batch at all time steps; None: no noise.
         """
-        return bind(self, params, spec)(timesteps, carry, key)
+        (output, carry), model_state = run_module(
+            self, params, model_state, spec, lambda module: module(inputs, carry, key), train=train
+        )
+        return output, carry, model_state
 
 
 class _QModule(nnx.Module):
     def __init__(self, network: QNetwork, spec: EnvSpec, rngs: nnx.Rngs):
         if not isinstance(spec.action_space, spaces.Discrete):
             raise ConfigError(f"QNetwork needs a Discrete action space, not {spec.action_space}; use an actor-critic")
-        self.torso = Body(network.torso, network.core, network.previous_action, network.previous_reward, spec, rngs)
+        self.torso = Body(
+            network.torso,
+            spec,
+            rngs,
+            core=network.core,
+            previous_action=network.previous_action,
+            previous_reward=network.previous_reward,
+            observation_keys=network.observation_keys,
+        )
         self.head = network.head.build(self.torso.features, spec.action_space.n, rngs)
 
-    def __call__(self, timesteps: TimeStep, carry: Carry, key: jax.Array | None) -> tuple[Any, Carry]:
-        features, carry = self.torso(timesteps, carry)
-        return self.head(features, timesteps.action_mask, key), carry
+    def __call__(self, inputs: NetworkInputs, carry: Carry, key: jax.Array | None) -> tuple[Any, Carry]:
+        features, carry = self.torso(inputs, carry)
+        return self.head(features, inputs.action_mask, key), carry

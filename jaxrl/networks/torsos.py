@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError, unknown
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.networks.layers import DenseStack, activation, check_positive, conv, freeze
 
 
@@ -37,7 +37,7 @@ class Torso(Protocol):
 def to_float(x: jax.Array, space: spaces.Box) -> jax.Array:
     """float32; uint8 divided by the space's largest bound (255 for pixels), so that it lies in [0, 1].
 
-    What arrives as another dtype than the space's uint8 was normalised already, and is only cast.
+    What arrives as another dtype than the space's uint8 was normalized already, and is only cast.
     """
     if x.dtype == jnp.uint8:
         return x.astype(jnp.float32) * jnp.float32(1.0 / max(int(space.high.max(initial=1)), 1))
@@ -84,12 +84,12 @@ class MLP:
     Args:
       widths: of the layers; none makes the features the observation itself.
       activation: by name, after every layer.
-      layer_norm: whether to normalise before every activation (Ba et al., 2016).
+      normalization: before every activation, "layer" or "batch"; None: none.
     """
 
     widths: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
-    layer_norm: bool = False
+    normalization: str | None = None
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -102,7 +102,7 @@ class MLP:
         size = flat_size(space)
         if size == 0:
             raise ConfigError(f"MLP cannot read the empty observation {space}; leave it out with DictEncoder")
-        return _FlatTorso(space, DenseStack(size, self.widths, self.activation, self.layer_norm, rngs))
+        return _FlatTorso(space, DenseStack(size, self.widths, self.activation, self.normalization, rngs))
 
 
 # --- images --------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class _ConvStack(nnx.Module):
 def _build_cnn(name: str, space: spaces.Space, layers, widths, activation_name: str, rngs: nnx.Rngs) -> nnx.Module:
     shape, channels_first = _image_shape(name, space)
     trunk = _ConvStack(name, shape, layers, activation_name, rngs)
-    return _ImageTorso(space, channels_first, trunk, DenseStack(trunk.size, widths, activation_name, False, rngs))
+    return _ImageTorso(space, channels_first, trunk, DenseStack(trunk.size, widths, activation_name, None, rngs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +274,7 @@ class ImpalaResNet:
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
         shape, channels_first = _image_shape("ImpalaResNet", space)
         trunk = _ResidualStack(shape, self.channels, rngs)
-        return _ImageTorso(space, channels_first, trunk, DenseStack(trunk.size, (self.width,), "relu", False, rngs))
+        return _ImageTorso(space, channels_first, trunk, DenseStack(trunk.size, (self.width,), "relu", None, rngs))
 
 
 # --- dictionaries --------------------------------------------------------------------------------------------------

@@ -5,69 +5,21 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl import keys
-from jaxrl.buffers import fixed, index, memory, replay
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.parallel import experience
-from jaxrl.parallel.report import Report, reported
-from jaxrl.parallel.rollout import EpisodeSums, RunState, rollout_length
-from jaxrl.types import (
+from jaxrl.core import keys
+from jaxrl.core.report import EpisodeSums, Report, reported
+from jaxrl.core.run_state import RunState
+from jaxrl.core.types import (
     Algorithm,
-    EnvSpec,
     Episodes,
     Metrics,
-    PyTree,
     Replay,
-    Replicas,
     Rollout,
-    RolloutBatch,
-    Trajectory,
+    Rollouts,
 )
-
-
-def empty_buffers(
-    algo: Algorithm,
-    rows: Trajectory,
-    carry: PyTree,
-    *,
-    num_envs: int,
-    shards: int,
-    share: float = 0.0,
-    dataset: Rings | None = None,
-) -> dict[str, PyTree]:
-    """A replay for each source that keeps one, and an index for each that draws from a dataset.
-
-    Args:
-      algo: gives the sources.
-      rows: example rows `[T, num_envs, ...]` or their shapes.
-      carry: `[num_envs, ...]` or its shapes.
-      num_envs, shards: over all devices.
-      share: of every batch that the dataset gives.
-      dataset: its rings, by name.
-    """
-    own = experience.own(algo, shards, share)
-    states = replay.init(own, rows, carry, num_envs=num_envs, rollout=rollout_length(algo), shards=shards)
-    return states | given_indices(algo, dataset or {}, shards=shards, share=share)
-
-
-def given_indices(algo: Algorithm, dataset: Rings, *, shards: int, share: float) -> dict[str, ReplayState]:
-    """An index for each source that draws from a dataset; pure."""
-    given = experience.given(algo, shards, share)
-    return {
-        experience.of_dataset(name): ReplayState(
-            None, fixed.index_of(given, name, dataset[experience.of_dataset(source.over or name)], shards)
-        )
-        for name, source in given.items()
-    }
-
-
-def partition(algo: Algorithm, axis: str, shards: int, share: float) -> dict[str, ReplayState]:
-    """How buffers lie on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
-    specs = replay.partition(experience.own(algo, shards, share), axis)
-    for name in experience.given(algo, shards, share):
-        specs[experience.of_dataset(name)] = ReplayState(None, index.partition(axis))
-    return specs
+from jaxrl.parallel import memory
+from jaxrl.parallel.experience import Experience
 
 
 def check_memory(
@@ -85,147 +37,137 @@ def check_memory(
     Raises:
       ConfigError: with the capacity that would fit.
     """
-    memory.check(state.buffers, experience.own(algo), devices=devices, runs=runs, saved=saved)
+    sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay)}
+    memory.check(state.buffers, sources, devices=devices, runs=runs, saved=saved)
 
 
-def learn(
-    algo: Algorithm,
+def store_and_update(
+    experience: Experience,
     state: RunState,
-    collected: RolloutBatch,
+    collected: Rollout | None,
     episodes: EpisodeSums,
     *,
     tick: jax.Array,
-    spec: EnvSpec,
-    num_envs: int,
-    replicas: Replicas,
-    share: float = 0.0,
     dataset: Rings | None = None,
 ) -> tuple[RunState, Report]:
     """Stores what was collected and updates the learner. Pure.
 
     Args:
-      algo: with its schedules resolved.
+      experience: of the algorithm with its schedules resolved, on this device.
       state: after collecting, so that its ticks count the new rows.
-      collected: this device's rows.
+      collected: this device's rows; None where nothing acts.
       episodes: what ended in them.
       tick: the one at which the rows begin, uint32; it names this iteration's keys.
-      spec, num_envs: of all devices together.
-      replicas: what the update is averaged over.
-      share: of every batch that a dataset gives.
       dataset: its rings, by name.
 
     Returns:
       The state, and this iteration's report on this device.
     """
-    own = experience.own(algo, replicas.shards * replicas.devices, share)
-    stored = replay.add({name: state.buffers[name] for name in own}, own, collected.rows, collected.carry, replicas)
-    state = state.replace(buffers=state.buffers | stored)
+    rollouts, finite = {}, {}
+    if collected is not None:
+        rows = collected.rows
+        state = state.replace(buffers=experience.store(state.buffers, rows, collected.carry))
+        finite = _finite(rows)
+        # What the environments count is no part of what is learned from.
+        learned = collected.replace(timesteps=collected.timesteps.replace(episode=None, info=None))
+        sources = experience.algo.experience.items()
+        rollouts = {name: learned for name, source in sources if isinstance(source, Rollouts | Episodes)}
     # The counters are one for all runs of a mapped batch, hence this stays a branch under vmap.
-    rows = state.ticks.since(state.empty_at) * num_envs
-    enough = rows >= max((source.min_size for source in own.values()), default=0)
-    rollouts = {name: collected for name, source in algo.experience.items() if isinstance(source, Rollout | Episodes)}
-    state, metrics, updated = improve(
-        algo,
+    held = state.steps_per_env.since(state.empty_at) * experience.num_envs
+    online = experience.online_sources.values()
+    enough = held >= max((source.min_size for source in online), default=0)
+    state, metrics, made = run_updates(
+        experience,
         state,
         rollouts,
-        enough if own else True,
+        enough if online else True,
+        # Without environments there are no steps that a ratio could count.
+        updates=1 if collected is None else experience.updates_now(state.steps_per_env),
         tick=tick,
-        spec=spec,
-        num_envs=num_envs,
-        replicas=replicas,
-        share=share,
         dataset=dataset,
     )
-    finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
-    finite["reward"] = jnp.all(jnp.isfinite(collected.rows.reward))
-    observations = [x for x in jax.tree.leaves(collected.rows.observation) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    finite |= {name: jnp.isfinite(value) for name, value in metrics.items()}
+    return state, reported(episodes, metrics, made, finite)
+
+
+def _finite(rows):
+    """Whether rewards and observations are."""
+    finite = {"reward": jnp.all(jnp.isfinite(rows.reward))}
+    observations = [x for x in jax.tree.leaves(rows.observation) if jnp.issubdtype(x.dtype, jnp.inexact)]
     if observations:
         finite["observation"] = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in observations]))
-    return state, reported(episodes, metrics, updated, finite)
+    return finite
 
 
-def improve(
-    algo: Algorithm,
+def run_updates(
+    experience: Experience,
     state: RunState,
-    rollouts: Mapping[str, RolloutBatch],
+    rollouts: Mapping[str, Rollout],
     enough: jax.Array | bool,
     *,
+    updates: int | jax.Array = 1,
     tick: jax.Array,
-    spec: EnvSpec,
-    num_envs: int,
-    replicas: Replicas,
-    share: float = 0.0,
     dataset: Rings | None = None,
 ) -> tuple[RunState, Metrics, jax.Array]:
     """One round of updates of the learner. Pure.
 
     Args:
-      algo: with its schedules resolved.
+      experience: of the algorithm with its schedules resolved, on this device.
       state: with everything stored that there is to draw from.
       rollouts: batches of the sources that are no replay.
       enough: whether there is enough to learn from; else nothing changes.
+      updates: how many, int32 where iterations differ; one for all runs of a mapped batch.
       tick: names the keys of this round, uint32.
-      spec, num_envs, replicas, share, dataset: as of `learn`.
+      dataset: its rings, by name.
 
     Returns:
-      The state, the metrics, and whether there was an update, float32.
+      The state, the means of the metrics, and the number of updates that were made, float32.
     """
-    shards = replicas.shards * replicas.devices
-    draws = experience.draws(algo, shards, share)
-    rings = {name: buffer.ring for name, buffer in state.buffers.items() if buffer.ring is not None} | dict(
-        dataset or {}
-    )
+    algo, spec, replicas = experience.algo, experience.spec, experience.replicas
+    rings = experience.rings(state.buffers, dataset)
     update_key, sample_key = keys.update_key(state.key, tick), keys.sample_key(state.key, tick)
-    initial_carry = algo.initial_carry(spec, jnp.int32(0), num_envs)
 
     def update(carried, number):
         learner, indices = carried
-        parts, drawn = {}, {}
-        for place, (name, draw) in enumerate(draws.items()):
-            key = jax.random.fold_in(sample_key, number * len(draws) + place)
-            indices[name], part = replay.sample(
-                rings[draw.ring], indices[name], draw.source, draw.stored, key, replicas, initial_carry
-            )
-            drawn[name] = part.drawn
-            parts.setdefault(draw.name, []).append(part)
-        batch = dict(rollouts) | {name: replay.joined(found, replicas.shards) for name, found in parts.items()}
+        replays = {name: ReplayState(rings[name], index) for name, index in indices.items()}
+        replays, batches = experience.sample(replays, sample_key, number)
         key = jax.random.fold_in(update_key, number)
-        learner, info = algo.update(learner, batch, spec=spec, key=key, replicas=replicas)
-        metrics = dict(info.metrics)
-        for source, priorities in info.priorities.items():
-            names = [name for name, draw in draws.items() if draw.name == source]
-            sizes = [drawn[name].place.shape[0] for name in names]
-            for name, new in zip(names, replay.parted(priorities, sizes, replicas.shards), strict=True):
-                draw = draws[name]
-                indices[name] = replay.update_priorities(rings[draw.ring], indices[name], draw.source, drawn[name], new)
-        for name in draws:
-            figures = replay.statistics(indices[name], drawn[name], replicas)
-            metrics |= {f"{name}_{figure}": value for figure, value in figures.items()}
+        learner, info = algo.update(learner, dict(rollouts) | batches, spec=spec, key=key, replicas=replicas)
+        replays = experience.update_priorities(replays, batches, info.priorities)
+        metrics = dict(info.metrics) | experience.statistics(replays, batches)
+        indices = {name: replay.index for name, replay in replays.items()}
         return (learner, indices), jax.tree.map(jnp.float32, metrics)
 
-    def updates(carried):
-        numbers = jnp.arange(updates_of(algo), dtype=jnp.int32)
-        carried, metrics = jax.lax.scan(update, carried, numbers)
+    def all_updates(carried):
+        carried, metrics = jax.lax.scan(update, carried, jnp.arange(updates, dtype=jnp.int32))
         return carried, jax.tree.map(jnp.mean, metrics)
 
+    def one_more(number, carried):
+        carried, sums = carried
+        carried, metrics = update(carried, jnp.asarray(number, jnp.int32))
+        return carried, jax.tree.map(jnp.add, sums, metrics)
+
     # Only what an update changes goes round: the learner and the indices, and not the rows.
-    carried = (state.learner, {name: state.buffers[name].index for name in draws})
-    if enough is True:
-        carried, metrics = updates(carried) if draws else update(carried, jnp.int32(0))
-        updated = jnp.float32(1.0)
+    carried = (state.learner, {name: state.buffers[name].index for name in rings})
+    if not isinstance(updates, int):
+        # A loop of so many turns, not a branch: the number is the same for all runs of a mapped batch.
+        made = jnp.where(enough, updates, 0)
+        shapes = jax.eval_shape(update, carried, jnp.int32(0))[1]
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        carried, sums = jax.lax.fori_loop(0, made, one_more, (carried, zeros))
+        made = made.astype(jnp.float32)
+        metrics = jax.tree.map(lambda x: x / jnp.maximum(made, 1.0), sums)
+    elif isinstance(enough, bool):
+        carried, metrics = all_updates(carried) if rings else update(carried, jnp.int32(0))
+        made = jnp.float32(updates)
     else:
-        shapes = jax.eval_shape(updates, carried)[1]
+        shapes = jax.eval_shape(all_updates, carried)[1]
 
         def wait(carried):
             return carried, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        carried, metrics = jax.lax.cond(enough, updates, wait, carried)
-        updated = enough.astype(jnp.float32)
+        carried, metrics = jax.lax.cond(enough, all_updates, wait, carried)
+        made = enough.astype(jnp.float32) * updates
     learner, indices = carried
-    buffers = {name: state.buffers[name].replace(index=indices[name]) for name in draws}
-    return state.replace(learner=learner, buffers=buffers), metrics, updated
-
-
-def updates_of(algo: Algorithm) -> int:
-    """How many updates a round has."""
-    return max((source.updates for source in algo.experience.values() if isinstance(source, Replay)), default=1)
+    buffers = {name: state.buffers[name].replace(index=indices[name]) for name in rings}
+    return state.replace(learner=learner, buffers=buffers), metrics, made

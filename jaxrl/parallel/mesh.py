@@ -10,10 +10,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl.errors import ConfigError
-from jaxrl.parallel import experience
-from jaxrl.parallel.rollout import rollout_length
-from jaxrl.types import Algorithm, EnvSpec, PyTree
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Algorithm, EnvSpec, PyTree
+from jaxrl.parallel.experience import Experience
 
 _DEFAULT_SHARDS = (8, 4, 2, 1)
 
@@ -101,7 +100,7 @@ def checked_layout(
     num_envs: int,
     devices: int,
     shards: int | None,
-    share: float = 0.0,
+    dataset_fraction: float = 0.0,
     processes: int | None = None,
 ) -> int:
     """The number of logical shards, after checking that everything divides.
@@ -111,7 +110,7 @@ def checked_layout(
       num_envs: environments over all devices.
       devices: devices asked for, of all processes together.
       shards: asked for, or None for the largest of 8, 4, 2, 1 that works.
-      share: of every batch that a dataset gives.
+      dataset_fraction: of every batch that comes from a dataset.
       processes: that the devices are of; None: all there are.
 
     Raises:
@@ -146,7 +145,7 @@ def checked_layout(
         if num_envs % candidate or candidate % devices:
             continue
         found = algo.validate(spec, num_envs, candidate)
-        found += experience.problems(algo, num_envs, rollout_length(algo), candidate, share)
+        found += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
         if not found:
             return candidate
         first_problems = found

@@ -1,66 +1,10 @@
-"""Which environments of a run are recorded, and how much of their rows leaves the devices at once."""
-
-import dataclasses
-from collections.abc import Callable
+"""The rows of recorded environments, from the devices to the host."""
 
 import jax
 import numpy as np
 
-from jaxrl.types import Trajectory
-
-CHUNK_BYTES = 1 << 26  # of rows that a chunk gives
-
-# Gives the rows of a chunk on the host, numpy `[T, E, ...]` of the environments `Recorded.here`, and the version of the
-# policy that acted at each, `[T]`: how many iterations it had learnt from. May be called in any thread.
-Fetch = Callable[[], tuple[Trajectory, np.ndarray]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """What leaves the devices with every chunk. Static: a key of the compilation cache.
-
-    Attributes:
-      num_envs: over all devices and processes.
-      env_index: those that are recorded, ascending.
-      iterations: that a chunk has at most, so that its rows take bounded memory.
-    """
-
-    num_envs: int
-    env_index: tuple[int, ...]
-    iterations: int
-
-    @classmethod
-    def every(cls, every: int, num_envs: int, iteration_bytes: int) -> "Recorded":
-        """About one in `every` environments, evenly spaced, one of each process at least; all where there are fewer.
-
-        Args:
-          every: which share of the episodes is wanted.
-          num_envs: over all devices and processes.
-          iteration_bytes: that the rows of one environment take in one iteration.
-        """
-        count = max(jax.process_count(), round(num_envs / every)) if num_envs >= every else num_envs
-        env_index = tuple(number * num_envs // count for number in range(count))
-        return cls(num_envs, env_index, max(1, CHUNK_BYTES // (iteration_bytes * count)))
-
-    @property
-    def here(self) -> tuple[int, ...]:
-        """Those of this process."""
-        block, process = self.num_envs // jax.process_count(), jax.process_index()
-        return tuple(index for index in self.env_index if index // block == process)
-
-    def within(self, first: int, count: int) -> list[int]:
-        """The places of those among `count` environments from `first` on."""
-        return [index - first for index in self.env_index if first <= index < first + count]
-
-    def columns(self, devices: int) -> tuple[np.ndarray, np.ndarray]:
-        """The places of those on each device, int32 `[devices, m]`, and which of them are some and no padding, bool."""
-        block = self.num_envs // devices
-        each = [self.within(device * block, block) for device in range(devices)]
-        columns = np.zeros((devices, max(map(len, each))), np.int32)
-        real = np.zeros(columns.shape, np.bool_)
-        for device, places in enumerate(each):
-            columns[device, : len(places)], real[device, : len(places)] = places, True
-        return columns, real
+from jaxrl.core.recorded import Recorded
+from jaxrl.core.types import Trajectory
 
 
 def from_mesh(kept: Trajectory, recorded: Recorded, devices: int, length: int) -> Trajectory:
@@ -78,8 +22,7 @@ def from_mesh(kept: Trajectory, recorded: Recorded, devices: int, length: int) -
     return jax.tree.map(one, kept)
 
 
-def from_rollouts(kept: list[list[tuple[Trajectory, list[int]]]]) -> Trajectory:
-    """Rollouts one after another, of each the rows of every group and which of its environments are recorded."""
-    picked = [[jax.tree.map(lambda x, at=at: np.asarray(x)[:, at], rows) for rows, at in groups] for groups in kept]
-    wide = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *groups) for groups in picked]
+def from_rollouts(kept: list[list[Trajectory]]) -> Trajectory:
+    """Rollouts one after another, of each the rows of every group's recorded environments."""
+    wide = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *groups) for groups in jax.device_get(kept)]
     return jax.tree.map(lambda *x: np.concatenate(x), *wide)

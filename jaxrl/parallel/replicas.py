@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxrl.types import PyTree
+from jaxrl.core.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,40 +1,29 @@
-"""What every topology does alike while acting: the state of a run, turning moments into rows, and counting."""
+"""Acting, alike in every topology: the one loop that acts, and counting the episodes that ended."""
 
 import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
-from jaxrl import spaces
-from jaxrl.types import (
+from jaxrl.core import spaces
+from jaxrl.core.keys import reset_keys
+from jaxrl.core.report import EpisodeSums
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
     Algorithm,
-    Counter,
+    Carry,
+    Environment,
     EnvSpec,
     Episodes,
-    Metrics,
     PyTree,
     Replay,
     Rollout,
-    RolloutBatch,
+    Rollouts,
     TimeStep,
     Trajectory,
 )
-
-
-@struct.dataclass
-class RunState:
-    """Everything a run is; a checkpoint holds all of it."""
-
-    learner: PyTree
-    env_state: PyTree  # [B, ...]; () where environments are on the host
-    timestep: TimeStep  # [B, ...] the moment to act at
-    carry: PyTree  # [B, ...]
-    buffers: dict[str, PyTree]
-    key: jax.Array  # the run's root key, constant
-    ticks: Counter  # rows of one environment so far
-    empty_at: Counter  # the ticks at which the replays were empty: 0, unless they were lost on the way
 
 
 def rollout_length(algo: Algorithm) -> int:
@@ -43,7 +32,7 @@ def rollout_length(algo: Algorithm) -> int:
     for source in algo.experience.values():
         if isinstance(source, Episodes):
             lengths.append(source.max_length)
-        elif isinstance(source, Rollout):
+        elif isinstance(source, Rollouts):
             lengths.append(source.length)
         elif isinstance(source, Replay):
             lengths.append(source.rollout_length)
@@ -51,7 +40,7 @@ def rollout_length(algo: Algorithm) -> int:
 
 
 def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
-    """The moment after `action` [B, ...], which it remembers unless it begins an episode."""
+    """The time step that followed `action` [B, ...], which it holds unless it begins an episode."""
 
     def zero_where_first(x):
         mask = timestep.first.reshape(timestep.first.shape + (1,) * (x.ndim - timestep.first.ndim))
@@ -77,113 +66,143 @@ def no_action(spec: EnvSpec, batch: int) -> PyTree:
 
 
 def first_timestep(timestep: TimeStep, spec: EnvSpec) -> TimeStep:
-    """A run's first moment [B, ...], with a previous action of zeros."""
+    """A run's first time step [B, ...], with a previous action of zeros."""
     return timestep.replace(previous_action=no_action(spec, timestep.first.shape[0]))
 
 
-def assemble(
-    timesteps: TimeStep,
-    final: TimeStep,
-    action: PyTree,
-    extras: dict[str, PyTree],
-    *,
-    carry: PyTree,
-    final_carry: PyTree,
-    statistics: PyTree,
-    whole_episodes: bool,
-) -> RolloutBatch:
-    """Rows from the moments they were taken at `[T, B]`, the actions taken there, and the moment after the last.
+class Acting(struct.PyTreeNode):
+    """Where the environments stand, and who acts in them."""
 
-    With `whole_episodes` every environment began an episode at the first row, and what follows its end is masked.
+    env_state: PyTree  # [B, ...]
+    timestep: TimeStep  # [B, ...] to act at
+    carry: Carry  # [B, ...]
+
+
+def nothing_acts() -> Acting:
+    """Of runs without environments."""
+    parts: dict[str, PyTree] = {"env_state": (), "timestep": (), "carry": ()}
+    return Acting(**parts)
+
+
+def begin(
+    algo: Algorithm, env: Environment, roots: jax.Array, env_index: jax.Array, *, spec: EnvSpec, num_envs: int
+) -> Acting:
+    """The first time step of every environment; pure.
+
+    Args:
+      algo, env, spec: as of `unroll`.
+      roots: the root keys of the environments, `[B]`.
+      env_index: their indices `[B]` among `num_envs`.
     """
+    env_state, timestep = jax.vmap(env.reset)(reset_keys(roots))
+    carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)
+    return Acting(env_state, first_timestep(timestep, spec), carry)
 
-    def following(x, x_final):
-        return jnp.concatenate([x[1:], x_final[None]])
 
-    # A first moment where the one before was not the last: the environment broke in between, and was built again.
-    broken = following(timesteps.first, final.first) & ~timesteps.last
-    weight = ~timesteps.last & ~broken
-    if whole_episodes:
-        weight = jnp.cumsum(timesteps.last.astype(jnp.int32), axis=0) == 0
-    rows = Trajectory(
-        observation=timesteps.observation,
+def act(
+    algo: Algorithm,
+    actor: ActorState,
+    shown: TimeStep,
+    previous_action: PyTree,
+    carry: Carry,
+    keys: jax.Array,
+    *,
+    spec: EnvSpec,
+    explore: bool,
+) -> tuple[TimeStep, ActorOutput]:
+    """One step of acting: what the environments show `[B, ...]`, with the action that came before, and what is done."""
+    timestep = with_previous_action(shown, previous_action)
+    return timestep, algo.act(actor, timestep, carry, keys, spec=spec, explore=explore)
+
+
+def write(storage: PyTree, step: PyTree, number: jax.Array | int) -> PyTree:
+    """`storage` [T, ...] with `step` [...] at `number`."""
+    return jax.tree.map(lambda all, x: jax.lax.dynamic_update_index_in_dim(all, x, number, 0), storage, step)
+
+
+def unroll(
+    algo: Algorithm,
+    actor: ActorState,
+    env: Environment,
+    acting: Acting,
+    keys: tuple[jax.Array, jax.Array],
+    *,
+    spec: EnvSpec,
+    explore: bool,
+    whole_episodes: bool = False,
+) -> tuple[Acting, Rollout]:
+    """Acts for T steps in each of B environments; pure, and compiled by whoever calls it.
+
+    Args:
+      algo: with its schedules resolved.
+      actor: what acting needs.
+      env: one environment; it resets by itself.
+      acting: where they stand.
+      keys: of the environments' steps and of the actions, each `[T, B]`.
+      spec: of `env`.
+      explore: sample as in training, else the best action.
+      whole_episodes: every environment is at the beginning of an episode, and what follows its end does not count.
+
+    Returns:
+      Where they stand then, and the rollout.
+    """
+    length = keys[0].shape[0]
+    # One array from the beginning: to append the last time step afterwards would copy all observations.
+    room = jax.tree.map(lambda x: jnp.empty((length + 1, *x.shape), x.dtype), acting.timestep)
+
+    def step(carried, inputs):
+        env_state, shown, previous_action, carry, timesteps = carried
+        number, env_keys, act_keys = inputs
+        timestep, output = act(algo, actor, shown, previous_action, carry, act_keys, spec=spec, explore=explore)
+        env_state, shown = jax.vmap(env.step)(env_state, output.action, env_keys)
+        timesteps = write(timesteps, timestep, number)
+        return (env_state, shown, output.action, output.carry, timesteps), (output.action, output.extras)
+
+    shown = acting.timestep.replace(previous_action=None)
+    carried = acting.env_state, shown, acting.timestep.previous_action, acting.carry, room
+    carried, (action, extras) = jax.lax.scan(step, carried, (jnp.arange(length), *keys))
+    env_state, shown, previous_action, carry, timesteps = carried
+    final = with_previous_action(shown, previous_action)
+    rollout = Rollout(
+        timesteps=write(timesteps, final, length),
         action=action,
-        reward=jnp.where(weight, following(timesteps.reward, final.reward), 0.0),
-        terminated=weight & following(timesteps.terminated, final.terminated),
-        truncated=weight & following(timesteps.truncated, final.truncated),
-        first=timesteps.first,
-        weight=weight,
-        action_mask=timesteps.action_mask,
         extras=extras,
+        carry=acting.carry,
+        final_carry=carry,
+        statistics=actor.statistics,
+        whole_episodes=whole_episodes,
     )
-    return RolloutBatch(
-        rows=rows,
-        timesteps=timesteps.replace(episode=None),
-        final=final.replace(episode=None),
-        carry=carry,
-        final_carry=final_carry,
-        statistics=statistics,
-    )
+    return Acting(env_state, final, carry), rollout
 
 
-@struct.dataclass
-class EpisodeSums:
-    """Sums over the episodes that ended, so that they can be added over ticks, devices and chunks."""
+def episode_sums(rollout: Rollout) -> EpisodeSums:
+    """What ended within a rollout, whose time steps hold the episodes' statistics."""
+    rows, last = rollout.rows, rollout.timesteps.last[:-1]
+    steps, lost = (jnp.sum(x.astype(jnp.float32)) for x in (rows.weight, ~rows.weight & ~last))
 
-    count: jax.Array
-    returns: jax.Array
-    squares: jax.Array
-    length: jax.Array
-    steps: jax.Array  # real environment steps: rows that count
-    lost: jax.Array  # rows that do not, though no episode ended: host environments broke there
-    lives: "EpisodeSums | None" = None  # the same over lives, where a game has several
+    def sums(episode, ended, lives=None):
+        returns = episode.returns[1:].astype(jnp.float32) * ended
+        length = episode.length[1:].astype(jnp.float32)
 
-    @classmethod
-    def zero(cls) -> "EpisodeSums":
-        return cls(*(jnp.float32(0.0) for _ in range(6)))
+        def over_steps(total):  # an episode's mean
+            return jnp.sum(total[1:].astype(jnp.float32) / jnp.maximum(length, 1.0) * ended)
 
-    def __add__(self, other: "EpisodeSums") -> "EpisodeSums":
-        return jax.tree.map(jnp.add, self, other)
-
-    def metrics(self) -> Metrics:
-        """Means over the episodes that ended; NaN where none did. Where they are lives: over games, and over lives."""
-        lives = {} if self.lives is None else {f"life_{name}": x for name, x in self.lives.means().items()}
-        lives |= {} if self.lives is None else {"lives": self.lives.count}
-        return {"episodes": self.count, **self.means(), "environment_steps": self.steps, **lives}
-
-    def means(self) -> Metrics:
-        """Of returns and lengths."""
-        with np.errstate(divide="ignore", invalid="ignore"):  # numpy arrays come here too, and warn of 0 / 0
-            mean = self.returns / self.count
-            variance = self.squares / self.count - mean**2
-            length = self.length / self.count
-        return {"return_mean": mean, "return_std": abs(variance) ** 0.5, "length_mean": length}
-
-
-def episode_sums(rows: Trajectory, timesteps: TimeStep, final: TimeStep) -> EpisodeSums:
-    """What ended within these rows."""
-
-    def following(x, x_final):
-        return jnp.concatenate([x[1:], x_final[None]]).astype(jnp.float32)
-
-    steps, lost = (jnp.sum(x.astype(jnp.float32)) for x in (rows.weight, ~rows.weight & ~timesteps.last))
-
-    def sums(episode, episode_then, ended, lives=None):
-        returns = following(episode.returns, episode_then.returns) * ended
         return EpisodeSums(
             count=jnp.sum(ended),
             returns=jnp.sum(returns),
             squares=jnp.sum(jnp.square(returns)),
-            length=jnp.sum(following(episode.length, episode_then.length) * ended),
+            length=jnp.sum(length * ended),
             steps=steps,
             lost=lost,
             lives=lives,
+            info=jax.tree.map(over_steps, episode.info),
         )
 
-    episode, lives = timesteps.episode, None
+    episode, lives = rollout.timesteps.episode, None
+    assert episode is not None  # prepared environments count
     ended = (rows.terminated | rows.truncated).astype(jnp.float32)
     if episode.life is not None:
-        lives = sums(episode.life, final.episode.life, ended)
+        lives = sums(episode.life, ended)
     if episode.complete is not None:
-        ended *= following(episode.complete, final.episode.complete)
-    return sums(episode, final.episode, ended, lives)
+        ended *= episode.complete[1:].astype(jnp.float32)
+    return sums(episode, ended, lives)

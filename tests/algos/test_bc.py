@@ -1,11 +1,11 @@
-"""Behavioural cloning's update against its losses, written out once more."""
+"""Behavioral cloning's update against its losses, written out once more."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BATCH, BOX, DETERMINISTIC, SPEC, assert_stepped, transitions
-from offline import (
+from helpers.continuous import BATCH, BOX, DETERMINISTIC, SPEC, assert_stepped, transitions
+from helpers.offline import (
     BC,
     BEST,
     CHOICE,
@@ -14,17 +14,17 @@ from offline import (
     choices,
     density,
     initial,
-    learnt,
+    learned,
     policy_output,
     updated,
 )
 from scipy import stats
 
-import jaxrl
-from jaxrl import spaces
 from jaxrl.algos import regression
+from jaxrl.core import spaces
+from jaxrl.core.sources import Dataset
+from jaxrl.core.types import EnvSpec, TimeStep
 from jaxrl.networks import Actor
-from jaxrl.types import EnvSpec, TimeStep
 
 KEY = jax.random.key(0)
 
@@ -105,7 +105,7 @@ def test_it_acts_by_its_best_action_and_samples_if_asked():
 
 
 def test_it_asks_for_a_dataset_alone():
-    assert BC.experience == {"replay": jaxrl.sources.Dataset(BATCH)}
+    assert BC.experience == {"replay": Dataset(BATCH)}
     assert BC.replace(batch_size=8).experience != BC.experience
 
 
@@ -122,10 +122,10 @@ def test_what_does_not_fit_is_said():
 
 def test_it_does_what_was_done_most_whatever_came_of_it():
     algo = BC.replace(learning_rate=1e-2)
-    cloned = learnt(algo)[0]
+    cloned = learned(algo)[0]
     np.testing.assert_allclose(cloned, 0.75 * MOST + 0.25 * BEST, atol=0.1)
     assert np.linalg.norm(cloned - BEST) > 0.9
-    assert (learnt(algo, CHOICE) == 0).all()
+    assert (learned(algo, CHOICE) == 0).all()
 
 
 def test_rows_of_no_weight_teach_nothing():

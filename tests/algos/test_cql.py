@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from continuous import BATCH, BOX, NETWORKS, SAC, SMALL, SPEC, assert_stepped, critic_values, transitions
-from offline import (
+from helpers.continuous import BATCH, BOX, NETWORKS, SAC, SMALL, SPEC, assert_stepped, critic_values, transitions
+from helpers.offline import (
     CHOICE,
     CQL,
     QUICK,
@@ -15,7 +16,7 @@ from offline import (
     from_best,
     from_tanh,
     initial,
-    learnt,
+    learned,
     likelihood,
     policy_output,
     same,
@@ -25,13 +26,14 @@ from offline import (
 from scipy.special import logsumexp
 
 import jaxrl
-from jaxrl.algos import off_policy
+from jaxrl.algos import cql, off_policy
+from jaxrl.algos.train_state import Variables
+from jaxrl.core.schedules import resolve_schedules
 from jaxrl.networks import Critic
-from jaxrl.schedules import at
 
 KEY = jax.random.key(0)
 ALGO = CQL.replace(gamma=0.9, coefficient=2.0, policy_learning_rate=1e-3)
-# What is fixed above is learnt here, and what is left out counted.
+# What is fixed above is learned here, and what is left out counted.
 DISCRETE = CQL.replace(gamma=0.9, coefficient=2.0, entropy_in_target=True, lagrange_threshold=1.0)
 
 
@@ -126,7 +128,9 @@ def test_the_first_updates_clone_if_asked():
 def test_discrete_soft_maxima_are_exact_and_without_a_coefficient_it_is_sac():
     state, batch = initial(DISCRETE, CHOICE), choices()
     new, info = updated(DISCRETE, state, batch, KEY, CHOICE)
-    values = np.asarray(off_policy.evaluate_critic(DISCRETE, state.critic.params, batch.observation, None, CHOICE))
+    values = np.asarray(
+        off_policy.evaluate_critic(DISCRETE.critic, Variables(state.critic.params), batch.observation, None, CHOICE)
+    )
     allowed = np.where(np.asarray(batch.action_mask)[None], values, -np.inf)
     taken = values[:, np.arange(BATCH), np.asarray(batch.action)]
     gap = (logsumexp(allowed, axis=-1) - taken)[:, : BATCH - 1]
@@ -140,13 +144,14 @@ def test_discrete_soft_maxima_are_exact_and_without_a_coefficient_it_is_sac():
     same({name: told.metrics[name] for name in metrics.metrics}, metrics.metrics)
 
     def conservative(params):
-        values = off_policy.evaluate_critic(DISCRETE, params, batch.observation, None, CHOICE)
+        values = off_policy.evaluate_critic(DISCRETE.critic, Variables(params), batch.observation, None, CHOICE)
         values = jnp.where(batch.action_mask[None], values, -jnp.inf)
         gaps = jax.nn.logsumexp(values, axis=-1) - values[:, jnp.arange(BATCH), batch.action]
         return jnp.sum(jnp.mean(gaps[:, : BATCH - 1], axis=1))
 
     # After one step of Adam its first moment is the gradient: what the coefficient adds is that of the gaps.
-    added = jax.tree.map(lambda a, b: (a - b) / 0.1 / 2.0, new.critic.optimiser.mu, free.critic.optimiser.mu)
+    moments = (optax.tree.get(learned.critic.optimizer_state, "mu") for learned in (new, free))
+    added = jax.tree.map(lambda a, b: (a - b) / 0.1 / 2.0, *moments)
     same(added, jax.jit(jax.grad(conservative))(state.critic.params), 1e-5)
 
 
@@ -172,7 +177,7 @@ def test_where_only_the_datas_action_is_allowed_there_is_no_gap():
 
 def test_the_estimate_over_a_box_is_the_integral():
     """Against a sum over a fine grid, for a critic that varies over the box."""
-    algo = at(
+    algo = resolve_schedules(
         jaxrl.CQL(**(NETWORKS | {"critic": Critic(widths=(8,), ensemble=2)}), **SMALL, samples=4000), jnp.float32(0)
     )
     state, batch = algo.init(jax.random.key(0), SPEC), jax.tree.map(lambda x: x[:2], transitions())
@@ -180,8 +185,9 @@ def test_the_estimate_over_a_box_is_the_integral():
 
     @jax.jit
     def estimate(key):
-        soft_maximum = algo._soft_maximum(state.policy.params, batch, jax.random.split(key, 2), SPEC)
-        return soft_maximum(params, None)
+        keys, policy = jax.random.split(key, 2), state.policy.variables
+        drawn = cql.proposals(algo.policy, policy, batch, keys, algo.samples, SPEC)
+        return cql.soft_maximum(algo.critic, Variables(params), batch, *drawn, SPEC)
 
     unit = (np.arange(60) + 0.5) / 30 - 1
     grid = np.stack(np.meshgrid(unit, unit), axis=-1).reshape(-1, 1, 2)
@@ -209,7 +215,7 @@ def test_the_best_of_bad_data_is_found():
 
 @pytest.mark.long
 def test_of_discrete_actions_too():
-    assert (learnt(CQL.replace(**BANDIT), CHOICE) == 1).all()
+    assert (learned(CQL.replace(**BANDIT), CHOICE) == 1).all()
 
 
 def test_rows_of_no_weight_teach_nothing():

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BATCH, SPEC, assert_stepped, critic_values, transitions
-from offline import (
+from helpers.continuous import BATCH, SPEC, assert_stepped, critic_values, transitions
+from helpers.offline import (
     BC,
     CHOICE,
     CRR,
@@ -17,7 +17,7 @@ from offline import (
     from_best,
     from_tanh,
     initial,
-    learnt,
+    learned,
     policy_output,
     same,
     transition_keys,
@@ -25,7 +25,7 @@ from offline import (
 )
 
 from jaxrl.algos import off_policy, regression
-from jaxrl.schedules import at
+from jaxrl.core.schedules import resolve_schedules
 
 KEY = jax.random.key(0)
 ALGO = CRR.replace(gamma=0.9, target_period=3, temperature=0.5, max_weight=1.5, policy_learning_rate=1e-3)
@@ -34,8 +34,8 @@ ALGO = CRR.replace(gamma=0.9, target_period=3, temperature=0.5, max_weight=1.5, 
 def away(state):
     """With targets that are not the parameters, as between two target updates."""
 
-    def other(learnt, by):
-        return learnt.replace(target_params=jax.tree.map(lambda x: by * x, learnt.params))
+    def other(learned, by):
+        return learned.replace(target_params=jax.tree.map(lambda x: by * x, learned.params))
 
     return state.replace(policy=other(state.policy, 1.3), critic=other(state.critic, 1.5))
 
@@ -102,7 +102,9 @@ def test_discrete_weights_are_exact(baseline):
     """Equations 2 to 4, with sums over the actions that are allowed."""
     state, batch = initial(ALGO, CHOICE), choices()
     mask, action, rows = np.asarray(batch.action_mask), np.asarray(batch.action), np.arange(BATCH)
-    values = np.asarray(off_policy.evaluate_critic(ALGO, state.critic.params, batch.observation, None, CHOICE)[0])
+    values = np.asarray(
+        off_policy.evaluate_critic(ALGO.critic, state.critic.variables, batch.observation, None, CHOICE)[0]
+    )
     policy = policy_output(ALGO, state.policy.params, batch.observation, CHOICE)
     probability = np.where(mask, np.exp(policy.logits), 0.0)
     probability /= probability.sum(axis=1, keepdims=True)
@@ -110,8 +112,10 @@ def test_discrete_weights_are_exact(baseline):
     advantage = values[rows, action] - (mean if baseline == "mean" else best)
 
     def weights(weighting):
-        algo = at(ALGO.replace(weighting=weighting, baseline=baseline), jnp.float32(0))
-        found = jax.jit(lambda state: algo._weights(state.policy.params, state.critic.params, batch, None, CHOICE))
+        algo = resolve_schedules(ALGO.replace(weighting=weighting, baseline=baseline), jnp.float32(0))
+        found = jax.jit(
+            lambda state: algo._weights(state.policy.variables, state.critic.variables, batch, None, CHOICE)
+        )
         return np.asarray(found(state))
 
     np.testing.assert_allclose(weights("exp"), np.minimum(np.exp(advantage / 0.5), 1.5), rtol=1e-4)
@@ -137,7 +141,7 @@ def test_the_best_of_bad_data_is_found():
 
 @pytest.mark.long
 def test_of_discrete_actions_too():
-    assert (learnt(ALGO.replace(**BANDIT), CHOICE) == 1).all()
+    assert (learned(ALGO.replace(**BANDIT), CHOICE) == 1).all()
 
 
 def test_rows_of_no_weight_teach_nothing():

@@ -6,14 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.programs import ENV, SMALL
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import ENV, SMALL
 
 import jaxrl
-from jaxrl import networks, spaces
+from jaxrl import networks
 from jaxrl.algos import q_learning, q_views
 from jaxrl.algos.q_learning import Returns
+from jaxrl.algos.train_state import Variables
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.sources import FrameStack as Stacked
+from jaxrl.core.types import EnvSpec, SampleInfo, TransitionBatch
 from jaxrl.envs import FrameStack
 from jaxrl.networks import (
     ActionValues,
@@ -24,9 +29,6 @@ from jaxrl.networks import (
     QuantileValues,
 )
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.schedules import at
-from jaxrl.sources import FrameStack as Stacked
-from jaxrl.types import Drawn, EnvSpec, TransitionBatch
 
 ONE = SingleReplica(1)
 SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
@@ -123,10 +125,12 @@ def test_munchausen_is_finite_where_actions_are_forbidden():
 
 
 def test_the_ladder_is_horgans():
-    places = jax.vmap(lambda i: q_learning.rung(i, 8))(jnp.arange(8))
-    got = q_learning.ladder_epsilon(0.4, places, 7.0)
+    positions = jax.vmap(lambda i: q_learning.ladder_position(i, 8))(jnp.arange(8))
+    got = q_learning.epsilon_ladder(0.4, positions, 7.0)
     np.testing.assert_allclose(got, [0.4 ** (1 + 7 * i / 7) for i in range(8)], rtol=1e-5)
-    np.testing.assert_allclose(q_learning.ladder_epsilon(0.3, q_learning.rung(jnp.int32(0), 1), 7.0), 0.3, rtol=1e-6)
+    np.testing.assert_allclose(
+        q_learning.epsilon_ladder(0.3, q_learning.ladder_position(jnp.int32(0), 1), 7.0), 0.3, rtol=1e-6
+    )
 
 
 def test_losses_by_head():
@@ -177,24 +181,24 @@ def batch_of(size, importance=None):
         bootstrap=jnp.arange(size) % 3 > 0,
         next_observation=jnp.asarray(random(size, 3, seed=2)),
         weight=jnp.ones(size, bool),
-        drawn=Drawn(zero, zero.astype(jnp.uint32), ones / size, importance, ones, zero, zero, zero),
+        sample_info=SampleInfo(zero, zero.astype(jnp.uint32), ones / size, importance, ones, zero, zero, zero),
     )
 
 
 def updated(algo, batch):
-    algo = at(algo, jnp.float32(0.0))
+    algo = resolve_schedules(algo, jnp.float32(0.0))
     state = algo.init(jax.random.key(0), SPEC)
     return algo.update(state, {"replay": batch}, spec=SPEC, key=jax.random.key(1), replicas=ONE)
 
 
 def test_priorities_are_errors_and_importance_scales_the_loss():
-    algo = jaxrl.DQN(network=QNetwork(SMALL), prioritised=True)
+    algo = jaxrl.DQN(network=QNetwork(SMALL), prioritized=True)
     _, info = updated(algo, batch_of(6))
-    params = algo.network.init(jax.random.key(0), SPEC)
+    params, _ = algo.network.init(jax.random.key(0), SPEC)
 
     def values(observation):
         view = q_views.view(batch_of(6).replace(observation=observation), algo.network, SPEC, 1)
-        return np.asarray(view.output(params, None))
+        return np.asarray(view.output(Variables(params), None, train=True)[0])
 
     batch = batch_of(6)
     following = values(batch.next_observation).max(-1)
@@ -204,7 +208,7 @@ def test_priorities_are_errors_and_importance_scales_the_loss():
     _, weighted = updated(algo, batch_of(6, [1.0, 0.5, 0.0, 1.0, 0.25, 0.5]))
     expected = np.mean(0.5 * error**2 * [1.0, 0.5, 0.0, 1.0, 0.25, 0.5])
     np.testing.assert_allclose(weighted.metrics["loss"], expected, rtol=1e-4)
-    assert updated(algo.replace(prioritised=False), batch_of(6))[1].priorities == {}
+    assert updated(algo.replace(prioritized=False), batch_of(6))[1].priorities == {}
 
 
 def test_the_noise_of_a_transition_is_its_own_whatever_the_devices():
@@ -220,8 +224,8 @@ def test_the_noise_of_a_transition_is_its_own_whatever_the_devices():
 @pytest.mark.parametrize(
     "fields",
     [
-        {"network": QNetwork(SMALL, head=ActionValues(dueling=True, noisy=True)), "epsilon": 0.0, "prioritised": True},
-        {"network": QNetwork(SMALL, head=CategoricalValues(5)), "prioritised": True, "n_step": 3, "double": False},
+        {"network": QNetwork(SMALL, head=ActionValues(dueling=True, noisy=True)), "epsilon": 0.0, "prioritized": True},
+        {"network": QNetwork(SMALL, head=CategoricalValues(5)), "prioritized": True, "n_step": 3, "double": False},
         {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": True, "ladder": True},
     ],
     ids=["noisy", "categorical", "quantile"],
@@ -230,14 +234,20 @@ def test_the_noise_of_a_transition_is_its_own_whatever_the_devices():
 def test_variants_train_and_stay_finite(fields):
     algo = jaxrl.DQN(capacity=512, min_size=64, batch_size=32, **fields)
     result = jaxrl.train(algo, ENV, total_steps=1024, num_envs=8, evaluate_every=0, progress=False)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.params))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.network.params))
     assert result.state.learner.updates > 10
 
 
 def test_a_frame_of_stacked_observations_is_kept_once():
     env = jaxrl.make("gymnax:CartPole-v1", wrappers=[lambda env: FrameStack(env, 3)])
     algo = jaxrl.DQN(
-        capacity=512, min_size=64, batch_size=32, rollout_length=8, frame_stack=Stacked(3), network=QNetwork(SMALL)
+        capacity=512,
+        min_size=64,
+        batch_size=32,
+        rollout_length=8,
+        frame_stack=Stacked(3),
+        network=QNetwork(SMALL),
+        replay_ratio=1 / 64,
     )
     result = jaxrl.train(
         algo, env, total_steps=256, num_envs=8, evaluate_every=0, evaluation_episodes=4, progress=False
@@ -255,6 +265,8 @@ def test_a_frame_of_stacked_observations_is_kept_once():
     [
         ({"munchausen": True, "n_step": 3}, ["munchausen", "n_step=1"]),
         ({"munchausen": True, "network": QNetwork(head=CategoricalValues())}, ["munchausen", "values or quantiles"]),
+        ({"network": QNetwork(previous_reward=True)}, ["DQN.network reads previous_reward", "core=GRU()"]),
+        ({"network": QNetwork(previous_action=True)}, ["first and previous_action", "previous_action=False"]),
         ({"v_min": 3.0, "v_max": 2.0, "network": QNetwork(head=CategoricalValues())}, ["v_min=3.0", "v_max=2.0"]),
         ({"munchausen": True, "value_rescaling": True}, ["munchausen", "value_rescaling=False"]),
         ({"value_rescaling": True, "network": QNetwork(head=QuantileValues(3))}, ["value_rescaling", "ActionValues()"]),

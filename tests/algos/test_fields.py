@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxrl
-from jaxrl.algos.optimisers import Adam, RMSProp
+from jaxrl.algos.base import field_problems, has_effect
+from jaxrl.algos.optimizers import Adam, RMSProp
+from jaxrl.core.schedules import Constant, resolve_schedules
+from jaxrl.core.sources import FrameStack
 from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, QNetwork, QuantileValues
-from jaxrl.schedules import Constant, at
-from jaxrl.sources import FrameStack
 
 TINY = ActorCritic(MLP((4,)))
 DQN = jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16)
@@ -22,11 +23,11 @@ BASES = {
     "impala": jaxrl.IMPALA(rollout_length=8, network=TINY, normalize_observation=True, normalize_reward=True),
     "dqn": DQN,
     "dqn-categorical": DQN.replace(
-        network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritised=True, ladder=True
+        network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritized=True, ladder=True
     ),
     "dqn-munchausen": DQN.replace(network=QNetwork(MLP((4,)), head=QuantileValues(3)), munchausen=True),
     "dqn-recurrent": DQN.replace(
-        network=QNetwork(MLP((4,)), core=GRU(4)), prioritised=True, sequence_length=4, value_rescaling=True
+        network=QNetwork(MLP((4,)), core=GRU(4)), prioritized=True, sequence_length=4, value_rescaling=True
     ),
     "pqn": PQN,
     "pqn-ladder": PQN.replace(ladder=True),
@@ -38,7 +39,7 @@ STATIC = {
     "rollout_length": 16,
     "epochs": 3,
     "minibatches": 2,
-    "optimiser": None,
+    "optimizer": None,
     "network": None,
     "target_period": 7,
     "frame_stack": FrameStack(2),
@@ -46,20 +47,12 @@ STATIC = {
     "capacity": 512,
     "min_size": 64,
     "batch_size": 8,
-    "updates": 2,
+    "replay_ratio": 0.5,
+    "storage": "flashbax",
     "ladder": True,
     "sequence_length": 6,
     "burn_in": 4,
 }
-# Numbers that only one of the objectives looks at.
-ONLY = dict.fromkeys(("kl_target", "kl_cutoff_cost", "initial_penalty"), ("ppo-kl",))
-ONLY |= dict.fromkeys(("munchausen_scale", "munchausen_temperature", "munchausen_clip"), ("dqn-munchausen",))
-ONLY |= {"quantile_huber": ("dqn-munchausen",), "priority_eta": ("dqn-recurrent",)}
-ONLY |= dict.fromkeys(("v_min", "v_max"), ("dqn-categorical",))
-ONLY |= dict.fromkeys(("priority_exponent", "importance_exponent"), ("dqn-categorical", "dqn-recurrent"))
-RECURRENT = {"sequence_length", "burn_in"}
-LADDERS = {"dqn-categorical", "pqn-ladder"}
-NOT = {"ppo-kl": {"observation_clip", "reward_clip"}}
 
 
 def fields(name):
@@ -100,20 +93,20 @@ def test_every_number_reaches_the_program(name, traced_programs):
         for (path, _), is_used in zip(leaves, used[: len(leaves)], strict=True)
         if not is_used
     }
-    elsewhere = {f".{field}" for field, bases in ONLY.items() if name not in bases} | {
-        f".{f}" for f in NOT.get(name, ())
-    }
-    elsewhere |= {".ladder_exponent"} - ({".ladder_exponent"} if name in LADDERS else set())
-    unused = {leaf for leaf in unused if "." + leaf.split(".")[1] not in elsewhere}  # a schedule has several leaves
+    # Exactly what says so of itself: a field without effect must not be used, one with an effect must be.
+    idle = {name for name in fields(name)[0] if not has_effect(algo, name)}
+    unused = {leaf.split(".")[1] for leaf in unused}  # a schedule has several leaves
     # The penalty's initial value is made elsewhere.
-    assert unused - {".initial_penalty"} == set()
+    assert unused - {"initial_penalty"} == idle - {"initial_penalty"}
 
 
 def test_the_initial_penalty_is_in_the_initial_state():
     env = jaxrl.make("gymnax:CartPole-v1")
     for penalty in (1.0, 3.0):
         algo = BASES["ppo-kl"].replace(initial_penalty=penalty)
-        state = at(algo, jnp.float32(0)).init(jax.random.key(0), jaxrl.Anakin(4, devices=1).bind(algo, env).spec)
+        state = resolve_schedules(algo, jnp.float32(0)).init(
+            jax.random.key(0), jaxrl.Anakin(4, devices=1).bind(algo, env).spec
+        )
         assert state.penalty == penalty
 
 
@@ -121,7 +114,9 @@ def test_the_initial_penalty_is_in_the_initial_state():
 def test_every_static_field_changes_the_program(name, traced_programs):
     algo = BASES[name]
     same = []
-    names = set(fields(name)[1]) - RECURRENT if name != "dqn-recurrent" else RECURRENT | {"n_step", "prioritised"}
+    names = {field for field in fields(name)[1] if has_effect(algo, field)}
+    if name == "dqn-recurrent":
+        names = {"sequence_length", "burn_in", "n_step", "prioritized"}
     for field in names:
         value = getattr(algo, field)
         if isinstance(value, bool):
@@ -138,9 +133,9 @@ def test_every_static_field_changes_the_program(name, traced_programs):
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "dqn", "pqn"])
-def test_the_optimiser_changes_the_program(name, traced_programs):
-    other = RMSProp() if isinstance(BASES[name].optimiser, Adam) else Adam()
-    assert str(program(BASES[name].replace(optimiser=other))) != str(traced_programs[name])
+def test_the_optimizer_changes_the_program(name, traced_programs):
+    other = RMSProp() if isinstance(BASES[name].optimizer, Adam) else Adam()
+    assert str(program(BASES[name].replace(optimizer=other))) != str(traced_programs[name])
 
 
 def test_optional_numbers_change_the_program(traced_programs):
@@ -150,7 +145,38 @@ def test_optional_numbers_change_the_program(traced_programs):
 
 def test_any_number_can_be_a_schedule():
     algo = BASES["ppo"]
-    names = [f for f in fields("ppo")[0] if f != "optimiser" and getattr(algo, f) is not None]
-    scheduled = at(algo.replace(**{f: Constant(getattr(algo, f)) for f in names}), jnp.float32(0.5))
-    plain = at(algo, jnp.float32(0.5))
+    names = [f for f in fields("ppo")[0] if f != "optimizer" and getattr(algo, f) is not None]
+    scheduled = resolve_schedules(algo.replace(**{f: Constant(getattr(algo, f)) for f in names}), jnp.float32(0.5))
+    plain = resolve_schedules(algo, jnp.float32(0.5))
     assert all(getattr(scheduled, f) == getattr(plain, f) for f in names)
+
+
+@pytest.mark.parametrize(
+    ("algo", "said"),
+    [
+        (jaxrl.PPO(observation_clip=5.0), "PPO.observation_clip=5.0 has no effect unless normalize_observation"),
+        (jaxrl.PPO(reward_clip=Constant(5.0)), "has no effect unless normalize_reward"),
+        (jaxrl.PPO(objective="kl", clip_value=False, clip=0.1), "unless objective=clip or clip_value"),
+        (jaxrl.PPO(kl_target=0.1), "unless objective=kl"),
+        (jaxrl.DQN(ladder_exponent=3.0), "unless ladder"),
+        (jaxrl.DQN(importance_exponent=0.4), "unless prioritized"),
+        (jaxrl.DQN(prioritized=True, priority_eta=0.5), "unless prioritized and network.recurrent"),
+        (jaxrl.DQN(v_max=5.0), "unless network.head=categoricalvalues"),
+        (jaxrl.DQN(quantile_huber=2.0), "unless network.head=quantilevalues"),
+        (jaxrl.DQN(munchausen_clip=-2.0), "unless munchausen"),
+        (jaxrl.DQN(sequence_length=8), "unless network.recurrent"),
+        (jaxrl.D4PG(quantile_huber=2.0), "unless critic.head=quantilevalues"),
+        (jaxrl.CRR(weighting="constant", max_weight=5.0), "unless weighting=exp"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_field_that_does_nothing_says_so_when_it_is_set(algo, said):
+    (problem,) = field_problems(algo)
+    assert said in problem
+
+
+def test_a_field_with_its_switch_or_at_its_default_is_fine():
+    assert field_problems(jaxrl.PPO(observation_clip=5.0, normalize_observation=True)) == []
+    assert field_problems(jaxrl.PPO(observation_clip=jnp.float32(10.0))) == []
+    head = QNetwork(MLP((4,)), head=CategoricalValues(3))
+    assert field_problems(jaxrl.DQN(v_max=5.0, network=head)) == []

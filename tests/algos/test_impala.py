@@ -9,14 +9,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxrl
-from jaxrl import spaces
 from jaxrl.algos.impala import clipped_reward
-from jaxrl.algos.optimisers import RMSProp
+from jaxrl.algos.optimizers import RMSProp
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec, NetworkInputs, Rollout, TimeStep
 from jaxrl.networks import GRU, MLP, ActorCritic
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
-from jaxrl.parallel.rollout import assemble, first_timestep, with_previous_action
-from jaxrl.schedules import at
-from jaxrl.types import EnvSpec, TimeStep
+from jaxrl.parallel.rollout import first_timestep, with_previous_action
 
 T, B, ACTIONS = 9, 8, 3
 SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(ACTIONS))
@@ -33,14 +33,14 @@ BASE = jaxrl.IMPALA(
     max_grad_norm=None,
     rollout_length=T,
     reduction="mean",
-    optimiser=RULE,
+    optimizer=RULE,
     network=SEPARATE,
 )
 FAR = {"clip_rho": 1e6, "clip_c": 1e6, "clip_pg_rho": 1e6}
 
 
 def learner(algo, seed=0):
-    return at(algo, jnp.float32(0)).init(jax.random.key(seed), SPEC)
+    return resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(seed), SPEC)
 
 
 def moments(seed=0, shape=(T + 1, B)):
@@ -64,7 +64,7 @@ def moments(seed=0, shape=(T + 1, B)):
 @functools.partial(jax.jit, static_argnames="spec")
 def collect(algo, actor, timesteps, key, spec=SPEC):
     """What a topology would collect, acting with `actor`, in environments that show `timesteps` whatever is done."""
-    algo = at(algo, jnp.float32(0))
+    algo = resolve_schedules(algo, jnp.float32(0))
     time, envs = timesteps.reward.shape
     start = jax.vmap(lambda index: algo.initial_carry(spec, index, envs))(jnp.arange(envs))
     first = first_timestep(jax.tree.map(lambda x: x[0], timesteps), spec)
@@ -76,16 +76,8 @@ def collect(algo, actor, timesteps, key, spec=SPEC):
 
     inputs = jax.tree.map(lambda x: x[1:], timesteps), jax.random.split(key, (time - 1, envs))
     (final, final_carry), (seen, actions, extras) = jax.lax.scan(step, (first, start), inputs)
-    return assemble(
-        seen,
-        final,
-        actions,
-        extras,
-        carry=start,
-        final_carry=final_carry,
-        statistics=actor.statistics,
-        whole_episodes=False,
-    )
+    seen = jax.tree.map(lambda x, last: jnp.concatenate([x, last[None]]), seen, final)
+    return Rollout(seen, actions, extras, carry=start, final_carry=final_carry, statistics=actor.statistics)
 
 
 def rollout_of(algo, seed, timesteps=None):
@@ -97,13 +89,17 @@ def rollout_of(algo, seed, timesteps=None):
 @functools.partial(jax.jit, static_argnames="spec")
 def updated(algo, state, rollout, spec=SPEC):
     """One update; compiled once for all numbers of an algorithm."""
-    algo = at(algo, jnp.float32(0))
+    algo = resolve_schedules(algo, jnp.float32(0))
     batch = {"rollout": rollout}
     return algo.update(state, batch, spec=spec, key=jax.random.key(0), replicas=SingleReplica())
 
 
 def difference(one, other):
-    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), one.params, other.params)))
+    return max(
+        jax.tree.leaves(
+            jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), one.network.params, other.network.params)
+        )
+    )
 
 
 # --- the update, written out ---------------------------------------------------------------------------------------
@@ -139,12 +135,12 @@ def double_sum(algo, rewards, values, rhos, terminated, truncated, weight):
 
 def expected(algo, params, rollout, clip=lambda reward: reward):
     """Losses and the step that follows from them, in float64 from the network's outputs on."""
-    with_final = jax.tree.map(lambda x, last: jnp.concatenate([x, last[None]]), rollout.timesteps, rollout.final)
-    with_final = with_final.replace(reward=clip(with_final.reward))
+    timesteps = rollout.timesteps.replace(reward=clip(rollout.timesteps.reward))
 
     @jax.jit
     def outputs(params):
-        output, _ = algo.network.apply(params, with_final, rollout.carry.network, spec=SPEC)
+        inputs = NetworkInputs.of_timesteps(timesteps)
+        output, _, _ = algo.network.apply(params, inputs, rollout.carry.network, spec=SPEC, model_state=(), train=True)
         return output.distribution.logits, output.value
 
     (logits, values), pull_back = jax.vjp(outputs, params)
@@ -196,12 +192,12 @@ def test_an_update_is_its_formulas_on_stale_data(name):
     algo = BASE.replace(**ONE_BY_ONE[name])
     state, rollout = learner(algo, 0), rollout_of(algo, 1)
     clip = (lambda reward: jnp.clip(reward, -1, 1)) if name == "reward" else (lambda reward: reward)
-    stepped, metrics, rhos = expected(algo, state.params, rollout, clip)
+    stepped, metrics, rhos = expected(algo, state.network.params, rollout, clip)
     assert (rhos > 1.2).mean() > 0.1 and (rhos < 0.8).mean() > 0.1, "the data should be stale"
     new, info = updated(algo, state, rollout)
     for key, value in metrics.items():
         np.testing.assert_allclose(info.metrics[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), new.params, stepped)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), new.network.params, stepped)
     assert new.updates == 1
 
 
@@ -224,18 +220,21 @@ def test_four_devices_make_the_step_of_one(reduction):
     mesh = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
     over_time, flat = P(None, "devices"), P("devices")
     specs = jax.tree.map(lambda _: over_time, rollout).replace(
-        final=jax.tree.map(lambda _: flat, rollout.final),
         carry=jax.tree.map(lambda _: flat, rollout.carry),
         final_carry=jax.tree.map(lambda _: flat, rollout.final_carry),
     )
 
     def update(state, rollout):
-        numbers, replicas = at(algo, jnp.float32(0)), MeshReplicas("devices")
+        numbers, replicas = resolve_schedules(algo, jnp.float32(0)), MeshReplicas("devices")
         return numbers.update(state, {"rollout": rollout}, spec=SPEC, key=jax.random.key(0), replicas=replicas)
 
     split = jax.jit(jax.shard_map(update, mesh=mesh, in_specs=(P(), specs), out_specs=P(), check_vma=False))
     many, one = split(state, rollout), updated(algo, state, rollout)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), many[0].params, one[0].params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        many[0].network.params,
+        one[0].network.params,
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), many[1].metrics, one[1].metrics)
 
 
@@ -245,7 +244,7 @@ def test_four_devices_make_the_step_of_one(reduction):
 @pytest.mark.parametrize("network", [SEPARATE, RECURRENT])
 def test_on_policy_it_is_a2c_with_the_monte_carlo_advantage(network):
     algo = BASE.replace(network=network)
-    a2c = jaxrl.A2C(learning_rate=1.0, gamma=0.9, max_grad_norm=None, rollout_length=T, optimiser=RULE, network=network)
+    a2c = jaxrl.A2C(learning_rate=1.0, gamma=0.9, max_grad_norm=None, rollout_length=T, optimizer=RULE, network=network)
     state, rollout = learner(algo, 1), rollout_of(algo, 1)
     ours, info = updated(algo, state, rollout)
     theirs, _ = updated(a2c, state, rollout)
@@ -278,13 +277,14 @@ def test_values_learnt_from_stale_data_are_of_the_learners_policy():
         truncated=jnp.zeros(shape, bool),
         first=jnp.asarray(np.broadcast_to(~ends[:, None], shape)),
     )
-    algo = BASE.replace(learning_rate=1e-12, value_learning_rate=0.1, entropy_cost=0.0, optimiser=RMSProp(), **FAR)
+    algo = BASE.replace(learning_rate=1e-12, value_learning_rate=0.1, entropy_cost=0.0, optimizer=RMSProp(), **FAR)
     rollout = rollout_of(algo, 2, always)
     weight = rollout.rows.weight
     rewards = jnp.where(weight, rollout.rows.action.astype(jnp.float32), 0.0)
-    rollout = rollout.replace(rows=rollout.rows.replace(reward=rewards))
+    arrived = jnp.concatenate([jnp.zeros_like(rewards[:1]), rewards])
+    rollout = rollout.replace(timesteps=rollout.timesteps.replace(reward=arrived))
 
-    def learnt(rollout):
+    def learned(rollout):
         state = learner(algo, 7)
         for rate in (*[0.03] * 150, *[0.001] * 100):
             state, _ = updated(algo.replace(value_learning_rate=rate), state, rollout)
@@ -292,19 +292,20 @@ def test_values_learnt_from_stale_data_are_of_the_learners_policy():
 
     def value_and_policy(state):
         one = jax.tree.map(lambda x: x[:1, :1], rollout.timesteps)
-        output, _ = algo.network.apply(state.params, one, (), spec=SPEC)
+        inputs = NetworkInputs.of_timesteps(one)
+        output, _, _ = algo.network.apply(state.network.params, inputs, (), spec=SPEC, model_state=(), train=False)
         return float(output.value[0, 0]), np.asarray(jax.nn.softmax(output.distribution.logits[0, 0]))
 
-    (_, target), (_, behaviour) = (value_and_policy(learner(algo, seed)) for seed in (7, 2))
-    earned, acted = target @ np.arange(ACTIONS), behaviour @ np.arange(ACTIONS)
+    (_, target), (_, behavior) = (value_and_policy(learner(algo, seed)) for seed in (7, 2))
+    earned, acted = target @ np.arange(ACTIONS), behavior @ np.arange(ACTIONS)
     assert abs(earned - acted) > 1.0, "policies of like worth tell nothing"
-    value, after = learnt(rollout)
+    value, after = learned(rollout)
     np.testing.assert_allclose(after, target, atol=1e-6)
     assert value == pytest.approx(earned, abs=0.08)
     # The same data, said to be the learner's own.
     own = jnp.log(jnp.asarray(target))[rollout.rows.action]
-    claimed = rollout.rows.replace(extras=rollout.rows.extras | {"log_prob": own})
-    assert learnt(rollout.replace(rows=claimed))[0] == pytest.approx(acted, abs=0.08)
+    claimed = rollout.replace(extras=rollout.extras | {"log_prob": own})
+    assert learned(claimed)[0] == pytest.approx(acted, abs=0.08)
 
 
 @pytest.mark.parametrize("which", ["observation", "reward"])

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BATCH, SPEC, assert_stepped, critic_values, transitions
-from offline import (
+from helpers.continuous import BATCH, SPEC, assert_stepped, critic_values, transitions
+from helpers.offline import (
     CHOICE,
     IQL,
     QUICK,
@@ -13,7 +13,7 @@ from offline import (
     choices,
     from_best,
     initial,
-    learnt,
+    learned,
     likelihood,
     policy_output,
     updated,
@@ -21,8 +21,8 @@ from offline import (
 from scipy import optimize
 
 from jaxrl.algos import iql, off_policy, regression
+from jaxrl.algos.train_state import Variables
 from jaxrl.networks import ActionValues, CategoricalValues, Critic
-from jaxrl.schedules import at
 
 KEY = jax.random.key(0)
 ALGO = IQL.replace(
@@ -45,11 +45,11 @@ def test_an_update_is_the_papers(spec):
     def values(params):  # [ensemble, batch], of what was taken
         if spec is SPEC:
             return critic_values(ALGO, params, batch.observation, batch.action, SPEC)
-        output = off_policy.evaluate_critic(ALGO, params, batch.observation, None, CHOICE)
+        output = off_policy.evaluate_critic(ALGO.critic, Variables(params), batch.observation, None, CHOICE)
         return output[:, jnp.arange(BATCH), batch.action]
 
     def value(params, observation):
-        return at(ALGO, jnp.float32(0)).state_value(params, observation, spec)
+        return iql.state_value(ALGO.value, Variables(params), observation, spec, train=False)[0]
 
     taken = jax.jit(values)(slow).min(axis=0)
 
@@ -151,7 +151,7 @@ def test_the_best_of_bad_data_is_found():
 
 
 def test_of_discrete_actions_too():
-    assert (learnt(ALGO.replace(**BANDIT), CHOICE) == 1).all()
+    assert (learned(ALGO.replace(**BANDIT), CHOICE) == 1).all()
 
 
 def test_rows_of_no_weight_teach_nothing():

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.algos.optimisers import Adam, RMSProp, descend, weighted_mean
-from jaxrl.algos.policy_gradient import explained_variance, standardised
+from jaxrl.algos.on_policy import explained_variance, standardized
 from jaxrl.algos.ppo import adapted_penalty, clipped_surrogate, kl_penalty, squared_value_error
 from jaxrl.algos.q_learning import epsilon_greedy, n_step_target
 from jaxrl.parallel.replicas import SingleReplica
@@ -54,16 +53,10 @@ def test_the_penalty_adapts_at_the_published_cutoffs(kl, factor):
     np.testing.assert_allclose(adapted_penalty(jnp.float32(3.0), jnp.float32(kl), 0.01), 3.0 * factor, rtol=1e-6)
 
 
-def test_weighted_mean_leaves_out_what_does_not_count():
-    x = jnp.asarray([1.0, 2.0, jnp.float32(1e9), 3.0])
-    assert weighted_mean(x, jnp.asarray([True, True, False, True]), ONE) == pytest.approx(2.0)
-    assert weighted_mean(x, jnp.zeros(4, bool), ONE) == 0.0
-
-
-def test_standardised_counts_only_what_counts():
+def test_standardized_counts_only_what_counts():
     x, weight = np.asarray([[1.0, 5.0, 100.0], [3.0, 7.0, -50.0]], np.float32), np.ones((2, 3), bool)
     weight[:, 2] = False
-    got = np.asarray(standardised(jnp.asarray(x), jnp.asarray(weight), ONE))
+    got = np.asarray(standardized(jnp.asarray(x), jnp.asarray(weight), ONE))
     kept = x[weight]
     np.testing.assert_allclose(got[weight], (kept - kept.mean()) / kept.std(), rtol=1e-5)
 
@@ -96,54 +89,3 @@ def test_epsilon_greedy_explores_uniformly_among_allowed_actions():
     np.testing.assert_allclose(counts[[0, 2, 3]], [0.4 + 0.2, 0.2, 0.2], atol=0.02)
     greedy = epsilon_greedy(keys, jnp.full(n, 2, jnp.int32), None, jnp.float32(0.0), 4)
     assert (np.asarray(greedy) == 2).all()
-
-
-def test_descend_clips_by_the_global_norm_and_takes_the_values_own_rate():
-    params = {"policy": {"w": jnp.zeros(2)}, "value": {"w": jnp.zeros(2)}}
-    gradients = {"policy": {"w": jnp.asarray([3.0, 0.0])}, "value": {"w": jnp.asarray([0.0, 4.0])}}
-    rule = RMSProp(decay=0.0, eps=1.0)  # g / sqrt(g^2 + 1)
-    new, _, norm = descend(
-        rule,
-        params,
-        gradients,
-        rule.rule().init(params),
-        learning_rate={"policy": 0.1, "value": 1.0},
-        max_grad_norm=1.0,
-        replicas=ONE,
-    )
-    assert norm == pytest.approx(5.0)
-    np.testing.assert_allclose(new["policy"]["w"], [-0.1 * 0.6 / np.sqrt(0.36 + 1), 0.0], rtol=1e-5)
-    np.testing.assert_allclose(new["value"]["w"], [0.0, -0.8 / np.sqrt(0.64 + 1)], rtol=1e-5)
-
-
-def test_rmsprop_has_its_eps_where_it_is_told():
-    """In the root as tensorflow has it, or outside as torch has it."""
-    g = np.asarray([0.01, -2.0])
-    for in_root, divisor in ((True, lambda v: np.sqrt(v + 0.1)), (False, lambda v: np.sqrt(v) + 0.1)):
-        rule, params, average = RMSProp(decay=0.9, eps=0.1, eps_in_root=in_root), {"policy": jnp.zeros(2)}, 0.0
-        state, expected = rule.rule().init(params), np.zeros(2)
-        for _ in range(2):
-            params, state, _ = descend(
-                rule,
-                params,
-                {"policy": jnp.asarray(g, jnp.float32)},
-                state,
-                learning_rate=0.5,
-                max_grad_norm=None,
-                replicas=ONE,
-            )
-            average = 0.9 * average + 0.1 * g**2
-            expected -= 0.5 * g / divisor(average)
-        np.testing.assert_allclose(params["policy"], expected, rtol=1e-5)
-
-
-def test_adam_takes_the_textbook_step():
-    rule, params = Adam(b1=0.9, b2=0.99, eps=1e-8), {"policy": jnp.asarray([1.0])}
-    state, m, v, x = rule.rule().init(params), 0.0, 0.0, 1.0
-    for t, g in enumerate([0.5, -2.0, 1.0], 1):
-        params, state, _ = descend(
-            rule, params, {"policy": jnp.asarray([g])}, state, learning_rate=0.1, max_grad_norm=None, replicas=ONE
-        )
-        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
-        x -= 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.99**t)) + 1e-8)
-        np.testing.assert_allclose(params["policy"], [x], rtol=1e-5)

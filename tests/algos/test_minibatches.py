@@ -99,7 +99,7 @@ def test_distances_of_pairs_are_uniform_over_keys(n):
 
 
 def test_keys_are_independent():
-    """Two keys, even neighbouring ones, agree at as many places as two random permutations: about one."""
+    """Two keys, even neighboring ones, agree at as many places as two random permutations: about one."""
     n, keys = 512, 2000
     shuffled = np.asarray(MANY(jax.vmap(lambda i: jax.random.fold_in(jax.random.key(3), i))(jnp.arange(keys)), n))
     agree = np.sum(shuffled[1:] == shuffled[:-1], axis=1)

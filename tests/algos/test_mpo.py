@@ -4,16 +4,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BATCH, BOX, MPO, SPEC, assert_stepped, counted, critic_values, initial, transitions, updated
+from helpers.continuous import (
+    BATCH,
+    BOX,
+    MPO,
+    SPEC,
+    assert_stepped,
+    counted,
+    critic_values,
+    initial,
+    transitions,
+    updated,
+)
 from scipy import optimize
 
-from jaxrl import spaces
 from jaxrl.algos import mpo, off_policy, q_learning
+from jaxrl.algos.train_state import Variables
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec, TimeStep
 from jaxrl.networks import Actor, Critic
 from jaxrl.networks.distributions import DiagonalGaussian
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.schedules import at
-from jaxrl.types import EnvSpec, TimeStep
 
 KEY = jax.random.key(7)
 K = MPO.samples
@@ -36,12 +48,12 @@ def as_jax(*arrays):
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 20.0])
 def test_the_improved_policy_and_its_dual_are_the_papers(temperature):
     values, prior = random_values()
-    unnormalised = prior * np.exp(values / temperature)
-    wanted = unnormalised / unnormalised.sum(axis=1, keepdims=True)
+    unnormalized = prior * np.exp(values / temperature)
+    wanted = unnormalized / unnormalized.sum(axis=1, keepdims=True)
     arguments = *as_jax(values, np.log(prior)), jnp.float32(temperature)
     found = mpo.improved(*arguments)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    dual = temperature * (0.1 + np.log(unnormalised.sum(axis=1)))
+    dual = temperature * (0.1 + np.log(unnormalized.sum(axis=1)))
     np.testing.assert_allclose(mpo.temperature_loss(*arguments, jnp.float32(0.1)), dual, rtol=1e-5, atol=1e-5)
     kl = (wanted * np.log(wanted / prior)).sum(axis=1)
     np.testing.assert_allclose(mpo.divergence(found, arguments[1]), kl, rtol=1e-4, atol=1e-6)
@@ -102,15 +114,15 @@ def test_the_softplus_is_undone(x):
 def away(state):
     """With targets that are not the parameters, as between two target updates."""
 
-    def other(learnt, by):
-        return learnt.replace(target_params=jax.tree.map(lambda x: by * x, learnt.params))
+    def other(learned, by):
+        return learned.replace(target_params=jax.tree.map(lambda x: by * x, learned.params))
 
     return state.replace(policy=other(state.policy, 1.3), critic=other(state.critic, 1.5))
 
 
 def sampled(algo, state, observation, key):
     """The target policy's mean and deviation [batch, n], its samples before the tanh and values [batch, K] of them."""
-    distribution = off_policy.evaluate_policy(algo, state.policy.target_params, observation, SPEC)
+    distribution = off_policy.evaluate_policy(algo.policy, Variables(state.policy.target_params), observation, SPEC)
     mean, std = np.asarray(distribution.mean), np.exp(distribution.log_std)
     keys = q_learning.transition_keys(key, BATCH, SingleReplica())
     noise = [[jax.random.normal(k, (2,)) for k in jax.random.split(key, K)] for key in keys]
@@ -154,7 +166,7 @@ def test_an_update_is_the_papers(per_dimension):
 
     def parts(params):
         """The loss of fitting, and the divergences by mean and by deviation [n]."""
-        now = off_policy.evaluate_policy(algo, params, batch.observation, SPEC)
+        now = off_policy.evaluate_policy(algo.policy, Variables(params), batch.observation, SPEC)
         now_mean, now_std = now.mean, jnp.exp(now.log_std)
         logpdf = jax.scipy.stats.norm.logpdf
         by_mean = jnp.sum(logpdf(jnp.asarray(x), now_mean[:, None], jnp.asarray(std)[:, None]), axis=-1)
@@ -215,7 +227,7 @@ def test_duals_settle_where_the_limits_are_kept():
 
         def run(state, chosen=chosen, batch=batch):
             def body(state, _):
-                new, info = at(chosen, jnp.float32(0)).update(
+                new, info = resolve_schedules(chosen, jnp.float32(0)).update(
                     state, {"replay": batch}, spec=SPEC, key=KEY, replicas=SingleReplica()
                 )
                 return new, info.metrics
@@ -263,15 +275,15 @@ def choices():
 
 def choosing(algo=MPO):
     algo = algo.replace(gamma=0.9, temperature=0.5, alpha_mean=2.0, epsilon_mean=1e-2)
-    state = at(algo, jnp.float32(0)).init(jax.random.key(0), CHOICES)
+    state = resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(0), CHOICES)
     return algo, away(state)
 
 
 def whole(algo, state, observation, mask):
     """The target policy's probabilities and the target critic's values [batch, 4], from networks without a mask."""
-    logits = off_policy.evaluate_policy(algo, state.policy.target_params, observation, CHOICES).logits
+    logits = off_policy.evaluate_policy(algo.policy, Variables(state.policy.target_params), observation, CHOICES).logits
     chances = np.where(mask, np.exp(logits), 0.0)
-    values = off_policy.evaluate_critic(algo, state.critic.target_params, observation, None, CHOICES)
+    values = off_policy.evaluate_critic(algo.critic, Variables(state.critic.target_params), observation, None, CHOICES)
     return chances / np.maximum(chances.sum(axis=1, keepdims=True), 1e-30), np.min(values, axis=0)
 
 
@@ -283,18 +295,20 @@ def test_an_update_of_discrete_actions_is_exact():
 
     chances, values = whole(algo, state, batch.next_observation, np.asarray(batch.next_action_mask))
     target = np.asarray(batch.rewards[:, 0]) + 0.9 * np.where(batch.bootstrap, (chances * values).sum(axis=1), 0.0)
-    output = off_policy.evaluate_critic(algo, state.critic.params, batch.observation, None, CHOICES)
+    output = off_policy.evaluate_critic(algo.critic, Variables(state.critic.params), batch.observation, None, CHOICES)
     errors = np.square(target - np.asarray(output)[..., 0])
     assert metrics["critic_loss"] == pytest.approx(0.5 * counted(errors).sum(), rel=1e-4)
 
     chances, values = whole(algo, state, batch.observation, np.asarray(batch.action_mask))
-    unnormalised = (chances * np.exp(values / 0.5))[: BATCH - 1]
-    weights, chances = unnormalised / unnormalised.sum(axis=1, keepdims=True), chances[: BATCH - 1]
+    unnormalized = (chances * np.exp(values / 0.5))[: BATCH - 1]
+    weights, chances = unnormalized / unnormalized.sum(axis=1, keepdims=True), chances[: BATCH - 1]
     divergence = np.where(weights > 0, weights * np.log(np.maximum(weights, 1e-30) / np.maximum(chances, 1e-30)), 0)
     assert metrics["kl_improved"] == pytest.approx(divergence.sum(axis=1).mean(), rel=1e-3)
 
     def parts(params):
-        logits = off_policy.evaluate_policy(algo, params, batch.observation, CHOICES).logits[: BATCH - 1]
+        logits = off_policy.evaluate_policy(algo.policy, Variables(params), batch.observation, CHOICES).logits[
+            : BATCH - 1
+        ]
         allowed = jnp.asarray(chances > 0)
         log_probs = logits - jnp.log(jnp.sum(jnp.where(allowed, jnp.exp(logits), 0.0), axis=1, keepdims=True))
         fit = -jnp.mean(jnp.sum(jnp.where(allowed, jnp.asarray(weights) * log_probs, 0.0), axis=1))
@@ -333,7 +347,7 @@ def test_what_critics_say_of_forbidden_actions_makes_no_difference():
 @pytest.mark.parametrize("updates", [0, 1])
 def test_forbidden_actions_are_never_taken(updates):
     algo, state = choosing()
-    actor = at(algo, jnp.float32(0)).actor(state.replace(updates=jnp.int32(updates)))
+    actor = resolve_schedules(algo, jnp.float32(0)).actor(state.replace(updates=jnp.int32(updates)))
     flags = jnp.zeros(512, bool)
     mask = jnp.arange(4)[None] // 2 == jnp.arange(512)[:, None] % 2  # actions 0 and 1, or 2 and 3
     moments = TimeStep(jnp.ones((512, 3)), jnp.zeros(512), flags, flags, flags, action_mask=mask)

@@ -6,32 +6,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BATCH, SAC, SPEC, TD3, transitions
-from offline import ALGORITHMS, CHOICE, QUICK, from_best, initial, learnt
+from helpers.continuous import BATCH, SAC, SPEC, TD3, transitions
+from helpers.offline import ALGORITHMS, CHOICE, QUICK, from_best, initial, learned
 
-from jaxrl import spaces
-from jaxrl.algos.optimisers import RMSProp
+from jaxrl.algos.optimizers import RMSProp
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec
 from jaxrl.networks import Actor, CategoricalValues, Critic
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.schedules import at
-from jaxrl.types import EnvSpec
 
 KEY = jax.random.key(0)
-STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "updates": 2}
-STATIC |= {"target_period": 3, "samples": 5, "policy_delay": 3, "learn_temperature": False, "optimiser": RMSProp()}
+STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "replay_ratio": 0.5}
+STATIC |= {"storage": "flashbax"}
+STATIC |= {"target_period": 3, "samples": 5, "policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp()}
 STATIC |= {"temperature_learning_rate": 1e-3}
 STATIC |= {"entropy_in_target": True, "normalize_observation": False, "weighting": "indicator", "baseline": "max"}
-STATIC |= {"critic": Critic(widths=(5,)), "value": Critic(widths=(5,), ensemble=1)}
+STATIC |= {"storage": "flashbax", "critic": Critic(widths=(5,)), "value": Critic(widths=(5,), ensemble=1)}
 # Of no use to these settings: to discrete actions, to the first state, to actors, to a head of quantiles.
 ELSEWHERE = {".target_entropy_share", ".temperature", ".exploration_noise", ".quantile_huber"}
 
 
 def program(algo):
     """The traced update, whose inputs begin with the algorithm's numbers."""
-    state = jax.eval_shape(lambda algo: at(algo, jnp.float32(0)).init(KEY, SPEC), algo)
+    state = jax.eval_shape(lambda algo: resolve_schedules(algo, jnp.float32(0)).init(KEY, SPEC), algo)
 
     def update(algo, state):
-        algo = at(algo, jnp.float32(0))
+        algo = resolve_schedules(algo, jnp.float32(0))
         return algo.update(state, {"replay": transitions()}, spec=SPEC, key=KEY, replicas=SingleReplica())
 
     return jax.make_jaxpr(update)(algo, state)
@@ -41,7 +42,7 @@ def program(algo):
 def test_every_field_changes_something(name):
     from jax.interpreters import partial_eval as pe
 
-    algo = ALGORITHMS[name]
+    algo = ALGORITHMS[name].replace(normalize_observation=True, observation_clip=10.0)
     if name == "cql":
         algo = algo.replace(lagrange_threshold=1.0)  # its start is in the first state
     closed = program(algo)
@@ -104,4 +105,4 @@ def test_td3_leaves_the_data_for_a_corner():
 
 @pytest.mark.long
 def test_sac_does_what_was_never_done():
-    assert (learnt(SAC.replace(**QUICK), CHOICE) == 2).all()
+    assert (learned(SAC.replace(**QUICK), CHOICE) == 2).all()

@@ -3,12 +3,13 @@
 import jax
 import numpy as np
 import pytest
-from programs import ENV, SMALL
+from helpers.programs import ENV, SMALL
 
 import jaxrl
-from jaxrl import networks, spaces
+from jaxrl import networks
+from jaxrl.core import spaces
+from jaxrl.core.types import EnvSpec
 from jaxrl.networks import GRU, ActionValues, CategoricalValues, QNetwork
-from jaxrl.types import EnvSpec
 
 SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 
@@ -17,15 +18,15 @@ SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 def test_pqn_trains_and_stays_finite(core):
     algo = jaxrl.PQN(rollout_length=8, epochs=2, minibatches=2, ladder=True, network=QNetwork(SMALL, core=core))
     result = jaxrl.train(algo, ENV, total_steps=512, num_envs=8, evaluate_every=0, progress=False)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.params))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.learner.network.params))
     assert result.state.learner.updates == 8
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"network": QNetwork(head=CategoricalValues())}, ["expected values", "use DQN"]),
-        ({"network": QNetwork(head=ActionValues(noisy=True))}, ["noise", "use DQN"]),
+        ({"network": QNetwork(head=CategoricalValues())}, ["expected values", "or DQN"]),
+        ({"network": QNetwork(head=ActionValues(noisy=True))}, ["noise", "or DQN"]),
         ({"minibatches": 3}, ["minibatches=3"]),
     ],
 )

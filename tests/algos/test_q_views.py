@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl
-from jaxrl import spaces
 from jaxrl.algos import q_learning, q_views
+from jaxrl.algos.train_state import Variables
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec, NetworkInputs, SampleInfo, SequenceBatch, TimeStep, Trajectory
 from jaxrl.networks import GRU, MLP, ActionValues, QNetwork
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.schedules import at
-from jaxrl.types import Drawn, EnvSpec, SequenceBatch, TimeStep, Trajectory
 
 SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 NETWORK = QNetwork(MLP((4,)), core=GRU(4), previous_action=True, previous_reward=True)
@@ -53,7 +54,9 @@ def sequences(seed, importance=1.0):
         ),
         mask=jnp.ones(shape, bool),
         carry=q_learning.QCarry(jnp.asarray(rng.normal(size=(batch, 4)), jnp.float32), jnp.zeros(batch)),
-        drawn=Drawn(*([jnp.zeros(batch, jnp.int32)] * 2), ones, importance * ones, ones, *([jnp.zeros(batch)] * 3)),
+        sample_info=SampleInfo(
+            *([jnp.zeros(batch, jnp.int32)] * 2), ones, importance * ones, ones, *([jnp.zeros(batch)] * 3)
+        ),
         burn_in=BURN_IN,
     )
 
@@ -94,31 +97,33 @@ def test_the_transitions_of_sequences_are_those_of_loops(seed, n):
 
 def test_outputs_are_those_of_the_network_stepped_by_hand():
     batch = sequences(3)
-    params = NETWORK.init(jax.random.key(0), SPEC)
+    params, _ = NETWORK.init(jax.random.key(0), SPEC)
     view = q_views.view(batch, NETWORK, SPEC, 2)
-    output = view.output(params, None)
-    now, after = view.now(output), view.after(output, params, None)
+    output, model_state = view.output(Variables(params), None, train=True)
+    assert model_state == ()
+    current, following = view.current(output), view.next(output, Variables(params), None)
     carry, values = batch.carry.network, []
     for row in range(BURN_IN + LENGTH):
         moment = jax.tree.map(lambda x, row=row: x[row : row + 1], batch.timesteps)
-        step, carry = NETWORK.apply(params, moment, carry, spec=SPEC)
+        inputs = NetworkInputs.of_timesteps(moment)
+        step, carry, _ = NETWORK.apply(params, inputs, carry, spec=SPEC, model_state=(), train=False)
         values.append(step[0])
     values = np.stack(values)[BURN_IN:]
-    np.testing.assert_allclose(now, values.reshape(-1, 4), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(current, values.reshape(-1, 4), rtol=1e-4, atol=1e-6)
     for (row, column), (_, steps, _) in moves(batch, 2).items():
-        np.testing.assert_allclose(after[row * BATCH + column], values[row + steps, column], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(following[row * BATCH + column], values[row + steps, column], rtol=1e-4, atol=1e-6)
 
 
 def test_no_gradient_goes_into_the_burn_in():
     batch = sequences(3)
-    params = NETWORK.init(jax.random.key(0), SPEC)
+    params, _ = NETWORK.init(jax.random.key(0), SPEC)
 
     def total(observation, carry):
         changed = batch.replace(
             timesteps=batch.timesteps.replace(observation=observation, first=jnp.zeros_like(batch.rows.first)),
             carry=batch.carry.replace(network=carry),
         )
-        return jnp.sum(q_views.view(changed, NETWORK, SPEC, 1).output(params, None))
+        return jnp.sum(q_views.view(changed, NETWORK, SPEC, 1).output(Variables(params), None, train=True)[0])
 
     value = total(batch.timesteps.observation, batch.carry.network)
     assert value != total(batch.timesteps.observation, batch.carry.network + 1.0), "but the carry is used"
@@ -152,19 +157,20 @@ def test_an_update_of_r2d2_is_the_papers():
     network = QNetwork(MLP((4,)), core=GRU(4), head=ActionValues(dueling=True), previous_action=True)
     algo = jaxrl.R2D2(network=network, gamma=0.9, n_step=3, burn_in=BURN_IN, sequence_length=LENGTH)
     batch = sequences(11)
-    batch = batch.replace(drawn=batch.drawn.replace(importance=jnp.float32([1.0, 0.25])))
-    resolved = at(algo, jnp.float32(0))
+    batch = batch.replace(sample_info=batch.sample_info.replace(importance=jnp.float32([1.0, 0.25])))
+    resolved = resolve_schedules(algo, jnp.float32(0))
     state = resolved.init(jax.random.key(0), SPEC)
-    state = state.replace(target_params=network.init(jax.random.key(1), SPEC))
+    state = state.replace(network=state.network.replace(target_params=network.init(jax.random.key(1), SPEC)[0]))
     _, info = resolved.update(state, {"replay": batch}, spec=SPEC, key=jax.random.key(2), replicas=ONE)
 
     def values(params):
-        burnt = jax.tree.map(lambda x: x[:BURN_IN], batch.timesteps)
-        _, carry = network.apply(params, burnt, batch.carry.network, spec=SPEC)
-        rest = jax.tree.map(lambda x: x[BURN_IN:], batch.timesteps)
-        return np.asarray(network.apply(params, rest, carry, spec=SPEC)[0], np.float64)
+        inputs, carry = NetworkInputs.of_timesteps(batch.timesteps), batch.carry.network
+        for part in (slice(BURN_IN), slice(BURN_IN, None)):
+            read = jax.tree.map(lambda x, part=part: x[part], inputs)
+            output, carry, _ = network.apply(params, read, carry, spec=SPEC, model_state=(), train=True)
+        return np.asarray(output, np.float64)
 
-    online, slow = values(state.params), values(state.target_params)
+    online, slow = values(state.network.params), values(state.network.target_params)
     h = lambda x: np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + 1e-3 * x  # noqa: E731
 
     def inverse(y):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BOX, SPEC
+from helpers.continuous import BOX, SPEC
 from scipy import stats
 
 from jaxrl.algos import regression

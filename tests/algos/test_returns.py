@@ -1,5 +1,6 @@
 """Returns against sums written out from their definitions, and by their properties. `test_returns_golden.py`: rlax."""
 
+import dataclasses
 import functools
 
 import jax
@@ -17,10 +18,7 @@ DISCOUNTS = st.floats(0.0, 1.0, width=32)
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
 quick = settings(max_examples=30)
 
-jitted = {
-    name: jax.jit(getattr(returns, name), static_argnames="n" if name == "n_step_returns" else ())
-    for name in ("gae", "lambda_returns", "discounted_returns", "n_step_returns", "vtrace", "retrace", "q_lambda")
-}
+FUNCTIONS = {name: jax.jit(getattr(returns, name)) for name in ("gae", "lambda_returns", "vtrace")}
 
 
 def rows(seed, time=T, masked=True):
@@ -45,24 +43,20 @@ def rows(seed, time=T, masked=True):
         "terminated": terminated,
         "truncated": truncated,
         "weight": weight,
-        "q_values": normal(time, B),
-        "all_q": normal(time, B, ACTIONS),
-        "bootstrap_q": normal(B, ACTIONS),
+        "q_values": normal(time, B, ACTIONS),
+        "bootstrap_q_values": normal(B, ACTIONS),
         "rhos": np.exp(normal(time, B)),
     }
 
 
-COMMON = ("rewards", "values", "bootstrap_value", "terminated", "truncated", "weight")
+def segment(data):
+    return returns.Segment(*(jnp.asarray(data[field.name]) for field in dataclasses.fields(returns.Segment)))
 
 
 def call(name, data, *arguments, **keywords):
-    """One of the functions, on jnp arrays of `data`, in the order of its signature."""
-    order = {
-        "vtrace": ("rewards", "values", "bootstrap_value", "rhos", "terminated", "truncated", "weight"),
-        "retrace": ("rewards", "q_values", "values", "bootstrap_value", "rhos", "terminated", "truncated", "weight"),
-        "q_lambda": ("rewards", "all_q", "bootstrap_q", "terminated", "truncated", "weight"),
-    }.get(name, COMMON)
-    return jitted[name](*(jnp.asarray(data[field]) for field in order), *arguments, **keywords)
+    """One of the functions on `data`."""
+    others = [jnp.asarray(data["rhos"])] if name == "vtrace" else []
+    return FUNCTIONS[name](segment(data), *others, *arguments, **keywords)
 
 
 # --- the definitions, written out ----------------------------------------------------------------------------------
@@ -124,13 +118,6 @@ class Definition:
         target = float(self.data["rewards"][s, b]) + self.gamma * after
         return min(clip_pg, float(self.data["rhos"][s, b])) * (target - float(self.data["values"][s, b]))
 
-    def retrace(self, t, b, lam):
-        total, steps = float(self.data["q_values"][t, b]), self.steps(t, b)
-        for k, s in enumerate(steps):
-            traces = np.prod([lam * min(1.0, float(self.data["rhos"][i, b])) for i in steps[1 : k + 1]])
-            total += self.gamma**k * traces * self.td_error(s, b, "q_values")
-        return total
-
     def everywhere(self, function, elsewhere):
         """`function(t, b)` where weight is True, `elsewhere` where it is False."""
         result = np.array(np.broadcast_to(elsewhere, self.data["rewards"].shape), np.float64)
@@ -149,14 +136,6 @@ def test_gae_and_lambda_returns_are_their_sums(seed, gamma, lam):
         call("lambda_returns", data, gamma, lam),
         truth.everywhere(lambda t, b: truth.lambda_return(t, b, lam), data["values"]),
     )
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, T, 3 * T])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_n_step_returns_are_their_sums(n, seed):
-    data = rows(seed)
-    truth = Definition(data, 0.9)
-    close(call("n_step_returns", data, 0.9, n=n), truth.everywhere(lambda t, b: truth.n_step(t, b, n), data["values"]))
 
 
 @quick
@@ -179,22 +158,14 @@ def test_vtrace_is_its_sum(seed, gamma, lam, clip_rho, clip_c):
 
 @quick
 @given(SEEDS, DISCOUNTS, DISCOUNTS)
-def test_retrace_is_its_sum(seed, gamma, lam):
+def test_the_lambda_return_of_the_greedy_value_may_have_forbidden_actions(seed, gamma, lam):
     data = rows(seed)
-    truth = Definition(data, gamma)
-    close(call("retrace", data, gamma, lam), truth.everywhere(lambda t, b: truth.retrace(t, b, lam), data["q_values"]))
-
-
-@quick
-@given(SEEDS, DISCOUNTS, DISCOUNTS)
-def test_q_lambda_is_the_lambda_return_of_the_greedy_value(seed, gamma, lam):
-    data = rows(seed)
-    data["all_q"][..., 1] = -np.inf  # an action that is never allowed
-    data["bootstrap_q"][..., 1] = -np.inf
-    greedy = data | {"values": data["all_q"].max(-1), "bootstrap_value": data["bootstrap_q"].max(-1)}
+    data["q_values"][..., 1] = -np.inf  # an action that is never allowed
+    data["bootstrap_q_values"][..., 1] = -np.inf
+    greedy = data | {"values": data["q_values"].max(-1), "bootstrap_value": data["bootstrap_q_values"].max(-1)}
     truth = Definition(greedy, gamma)
     close(
-        call("q_lambda", data, gamma, lam),
+        call("lambda_returns", greedy, gamma, lam),
         truth.everywhere(lambda t, b: truth.lambda_return(t, b, lam), greedy["values"]),
     )
 
@@ -206,13 +177,11 @@ def test_q_lambda_is_the_lambda_return_of_the_greedy_value(seed, gamma, lam):
 @given(SEEDS, DISCOUNTS)
 def test_ends_of_lambda(seed, gamma):
     data = rows(seed)
-    monte_carlo = call("discounted_returns", data, gamma)
-    close(call("lambda_returns", data, gamma, 1.0), monte_carlo)
-    close(call("gae", data, gamma, 1.0) + data["values"], monte_carlo)
-    close(call("n_step_returns", data, gamma, n=T), monte_carlo)
-    one_step = call("n_step_returns", data, gamma, n=1)
-    close(call("lambda_returns", data, gamma, 0.0), one_step)
-    close(call("gae", data, gamma, 0.0) + data["values"], one_step)
+    truth = Definition(data, gamma)
+    for lam, steps in ((1.0, T), (0.0, 1)):
+        wanted = truth.everywhere(lambda t, b, steps=steps: truth.n_step(t, b, steps), data["values"])
+        close(call("lambda_returns", data, gamma, lam), wanted)
+        close(call("gae", data, gamma, lam) + data["values"], wanted)
 
 
 @quick
@@ -222,7 +191,6 @@ def test_on_policy_corrections_are_the_lambda_return(seed, gamma, lam):
     target = call("lambda_returns", data, gamma, lam)
     corrected = call("vtrace", data, gamma, trace_lambda=lam)
     close(corrected.values, target)
-    close(call("retrace", data | {"q_values": data["values"]}, gamma, lam), target)
     close(call("vtrace", data, gamma).advantages, call("gae", data, gamma, 1.0))
 
 
@@ -231,14 +199,12 @@ def test_on_policy_corrections_are_the_lambda_return(seed, gamma, lam):
 def test_linear_in_rewards_and_values(seed, gamma, lam, factor):
     first, other = rows(seed), rows(seed + 1)
     factor = np.float32(factor)
-    linear = ("rewards", "values", "bootstrap_value", "q_values")
+    linear = ("rewards", "values", "bootstrap_value")
     second = first | {name: other[name] for name in linear}
     mixed = first | {name: first[name] + factor * second[name] for name in linear}
     for name, arguments in {
         "gae": (gamma, lam),
         "lambda_returns": (gamma, lam),
-        "discounted_returns": (gamma,),
-        "retrace": (gamma, lam),
         "vtrace": (gamma,),
     }.items():
         parts = [call(name, data, *arguments) for data in (first, second, mixed)]
@@ -258,34 +224,18 @@ def test_nothing_leaks_over_an_end(seed, end, by_time):
     data["truncated"] &= data["weight"]
     last = end + 1 if by_time else end  # the last row whose value counts
     other = {name: np.array(x) for name, x in data.items()}
-    for name in ("rewards", "values", "q_values", "rhos", "all_q"):
+    for name in ("rewards", "values", "rhos"):
         other[name][last + 1 :] = np.nan
-    other["rewards"][end + 1], other["rhos"][end + 1], other["q_values"][end + 1] = np.nan, np.nan, np.nan
+    other["rewards"][end + 1], other["rhos"][end + 1] = np.nan, np.nan
     other["weight"][end + 2 :] = False
-    for name in ("bootstrap_value", "bootstrap_q"):
-        other[name][:] = np.inf
+    other["bootstrap_value"][:] = np.inf
     for name, arguments in {
         "gae": (0.9, 0.8),
         "lambda_returns": (0.9, 0.8),
-        "discounted_returns": (0.9,),
         "vtrace": (0.9,),
-        "retrace": (0.9, 0.8),
-        "q_lambda": (0.9, 0.8),
     }.items():
         ours, changed = call(name, data, *arguments), call(name, other, *arguments)
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[: end + 1], b[: end + 1]), ours, changed)
-
-
-def test_n_step_returns_do_not_leak_over_an_end():
-    data = rows(3, masked=False)
-    for name in ("terminated", "truncated"):
-        data[name][5:7] = False
-    data["terminated"][5], data["weight"][5], data["weight"][6] = True, True, False
-    other = {name: np.array(x) for name, x in data.items()}
-    other["values"][6:], other["rewards"][6:] = np.nan, np.nan
-    ours, changed = (call("n_step_returns", each, 0.9, n=4)[:6] for each in (data, other))
-    np.testing.assert_array_equal(ours, changed)
-    assert np.isfinite(ours).all()
 
 
 @pytest.mark.parametrize("name", ["gae", "vtrace"])
@@ -310,17 +260,15 @@ def test_a_constant_reward_truncated_for_ever_is_worth_r_over_one_minus_gamma(ga
         "rewards": np.where(weight, np.float32(reward), np.float32(0))[:, None] * np.ones((1, B), np.float32),
         "values": np.full((T, B), worth, np.float32),
         "bootstrap_value": np.full(B, worth, np.float32),
-        "q_values": np.full((T, B), worth, np.float32),
         "terminated": np.zeros((T, B), bool),
         "truncated": np.repeat(ends[:, None], B, 1),
         "weight": np.repeat(weight[:, None], B, 1),
     }
     near = functools.partial(close, atol=2e-5 * max(1.0, abs(worth)))
     near(call("gae", data, gamma, lam), np.zeros((T, B)))
-    near(call("discounted_returns", data, gamma), data["values"])
+    near(call("lambda_returns", data, gamma, lam), data["values"])
+    near(call("lambda_returns", data, gamma, 1.0), data["values"])
     near(call("vtrace", data, gamma).values, data["values"])
-    near(call("retrace", data, gamma, lam), data["values"])
-    near(call("n_step_returns", data, gamma, n=5), data["values"])
 
 
 def test_fitting_values_to_returns_finds_the_value_behind_a_time_limit():
@@ -342,12 +290,12 @@ def test_fitting_values_to_returns_finds_the_value_behind_a_time_limit():
 def test_gamma_and_lambda_may_be_traced_and_mapped():
     data = rows(7)
     gammas = jnp.float32([0.0, 0.5, 0.99])
-    common = [jnp.asarray(data[name]) for name in COMMON]
-    mapped = jax.jit(jax.vmap(lambda gamma: returns.gae(*common, gamma, gamma)))(gammas)
+    common = segment(data)
+    mapped = jax.jit(jax.vmap(lambda gamma: returns.gae(common, gamma, gamma)))(gammas)
     for i, gamma in enumerate(gammas):
-        close(mapped[i], returns.gae(*common, gamma, gamma))
-    slope = jax.grad(lambda gamma: jnp.sum(returns.discounted_returns(*common, gamma)))(jnp.float32(0.9))
-    change = [np.sum(np.float64(call("discounted_returns", data, g)), dtype=np.float64) for g in (0.901, 0.899)]
+        close(mapped[i], returns.gae(common, gamma, gamma))
+    slope = jax.grad(lambda gamma: jnp.sum(returns.lambda_returns(common, gamma, 1.0)))(jnp.float32(0.9))
+    change = [np.sum(np.float64(call("lambda_returns", data, g, 1.0)), dtype=np.float64) for g in (0.901, 0.899)]
     close(slope, (change[0] - change[1]) / 0.002, rtol=1e-2)
 
 
@@ -358,21 +306,14 @@ def test_the_result_has_the_type_of_the_values():
 
 
 def test_wrong_shapes_and_types_are_told_at_once():
-    data = {name: jnp.asarray(x) for name, x in rows(9).items()}
-    good = [data[name] for name in COMMON]
-
-    def wrong(position, value):
-        return [*good[:position], value, *good[position + 1 :], 0.9, 0.8]
-
-    for position, value in [
-        (0, good[0][:-1]),  # one reward too few
-        (1, jnp.concatenate([good[1], good[2][None]])),  # values with the bootstrap value at their end
-        (2, good[2][None]),  # a bootstrap value with a time axis
-        (3, good[3].astype(jnp.float32)),  # a float for a flag
-        (0, good[0].astype(jnp.int32)),  # whole rewards
-        (5, good[5][:, :1]),  # a weight that would broadcast
-    ]:
+    good = segment(rows(9))
+    for wrong in (
+        {"rewards": good.rewards[:-1]},  # one reward too few
+        {"values": jnp.concatenate([good.values, good.bootstrap_value[None]])},  # the bootstrap value at their end
+        {"bootstrap_value": good.bootstrap_value[None]},  # a time axis
+        {"terminated": good.terminated.astype(jnp.float32)},  # a float for a flag
+        {"rewards": good.rewards.astype(jnp.int32)},  # whole rewards
+        {"weight": good.weight[:, :1]},  # would broadcast
+    ):
         with pytest.raises(AssertionError):
-            returns.gae(*wrong(position, value))
-    with pytest.raises(ValueError, match="n=0"):
-        returns.n_step_returns(*good, 0.9, 0)
+            returns.gae(good.replace(**wrong), 0.9, 0.8)

@@ -17,29 +17,24 @@ INPUTS = {name: jnp.asarray(x.astype(NARROW[x.dtype.kind])) for name, x in INPUT
 GAMMA, LAMBDA = GOLDEN["settings"]["gamma"], GOLDEN["settings"]["lambda"]
 CLIPS = {name: GOLDEN["settings"][name] for name in ("clip_rho", "clip_pg_rho")}
 
-RHOS, Q_TAKEN = (
-    jnp.take_along_axis(x, INPUTS["actions"][..., None], -1)[:-1, :, 0]
-    for x in (INPUTS["policy"] / INPUTS["behaviour"], INPUTS["q_values"])
-)
-EXPECTED_Q = jnp.sum(INPUTS["policy"] * INPUTS["q_values"], axis=-1)
+RHOS = INPUTS["policy"] / INPUTS["behavior"]
+RHOS = jnp.take_along_axis(RHOS, INPUTS["actions"][..., None], -1)[:-1, :, 0]
 ROWS = {name: INPUTS[name] for name in ("rewards", "terminated", "truncated", "weight")}
-VALUES = ROWS | {"values": INPUTS["values"][:-1], "bootstrap_value": INPUTS["values"][-1]}
-EXPECTED = ROWS | {"q_values": Q_TAKEN, "values": EXPECTED_Q[:-1], "bootstrap_value": EXPECTED_Q[-1], "rhos": RHOS}
-GREEDY = ROWS | {"q_values": INPUTS["q_values"][:-1], "bootstrap_q_values": INPUTS["q_values"][-1]}
+VALUES = returns.Segment(**ROWS, values=INPUTS["values"][:-1], bootstrap_value=INPUTS["values"][-1])
+BEST = jnp.max(INPUTS["q_values"], axis=-1)
+GREEDY = returns.Segment(**ROWS, values=BEST[:-1], bootstrap_value=BEST[-1])
 
 OURS = {
-    "gae": (VALUES, lambda x, gamma: returns.gae(**x, gamma=gamma, gae_lambda=LAMBDA)),
-    "lambda_returns": (VALUES, lambda x, gamma: returns.lambda_returns(**x, gamma=gamma, return_lambda=LAMBDA)),
-    "discounted_returns": (VALUES, lambda x, gamma: returns.discounted_returns(**x, gamma=gamma)),
-    "n_step_returns": (VALUES, lambda x, gamma: returns.n_step_returns(**x, gamma=gamma, n=GOLDEN["settings"]["n"])),
-    "retrace": (EXPECTED, lambda x, gamma: returns.retrace(**x, gamma=gamma, trace_lambda=LAMBDA)),
-    "q_lambda": (GREEDY, lambda x, gamma: returns.q_lambda(**x, gamma=gamma, return_lambda=LAMBDA)),
+    "gae": (VALUES, lambda x, gamma: returns.gae(x, gamma, LAMBDA)),
+    "lambda_returns": (VALUES, lambda x, gamma: returns.lambda_returns(x, gamma, LAMBDA)),
+    "discounted_returns": (VALUES, lambda x, gamma: returns.lambda_returns(x, gamma, 1.0)),
+    "q_lambda": (GREEDY, lambda x, gamma: returns.lambda_returns(x, gamma, LAMBDA)),
 }
 for prefix, settings in {"": {}, "clipped_": CLIPS, "lambda_": {"trace_lambda": LAMBDA}}.items():
     for part in ("values", "advantages"):
         OURS[f"vtrace_{prefix}{part}"] = (
-            VALUES | {"rhos": RHOS},
-            lambda x, gamma, s=settings, part=part: getattr(returns.vtrace(**x, gamma=gamma, **s), part),
+            (VALUES, RHOS),
+            lambda x, gamma, s=settings, part=part: getattr(returns.vtrace(*x, gamma, **s), part),
         )
 
 

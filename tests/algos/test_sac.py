@@ -4,22 +4,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BATCH, BOX, SAC, SPEC, assert_stepped, counted, critic_values, initial, transitions, updated
+from helpers.continuous import (
+    BATCH,
+    BOX,
+    SAC,
+    SPEC,
+    assert_stepped,
+    counted,
+    critic_values,
+    initial,
+    transitions,
+    updated,
+)
 
 import jaxrl
-from jaxrl import spaces
 from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.sac import log_half_range
+from jaxrl.algos.train_state import Variables
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec, TimeStep
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.schedules import at
-from jaxrl.types import EnvSpec, TimeStep
 
 KEY = jax.random.key(7)
 
 
 def samples(algo, params, observation, key):
     """Actions, and log-densities of actions in [-1, 1], from the density's definition by a change of variables."""
-    distribution = off_policy.evaluate_policy(algo, params, observation, SPEC)
+    distribution = off_policy.evaluate_policy(algo.policy, Variables(params), observation, SPEC)
     keys = q_learning.transition_keys(key, BATCH, SingleReplica())
     x = distribution.base.sample(keys)
     squashed = jnp.tanh(x)
@@ -29,9 +41,9 @@ def samples(algo, params, observation, key):
     return low + (high - low) * (squashed + 1) / 2, log_prob
 
 
-@pytest.mark.parametrize("learnt", [True, False])
-def test_an_update_is_the_papers(learnt):
-    algo = SAC.replace(temperature=0.3, learn_temperature=learnt, gamma=0.9, tau=0.1)
+@pytest.mark.parametrize("learned", [True, False])
+def test_an_update_is_the_papers(learned):
+    algo = SAC.replace(temperature=0.3, learn_temperature=learned, gamma=0.9, tau=0.1)
     state, batch = initial(algo), transitions()
     new, info = updated(algo, state, batch, KEY)
     metrics = jax.tree.map(float, info.metrics)
@@ -80,7 +92,7 @@ def test_a_fixed_temperature_is_no_parameter_and_follows_its_schedule():
     algo = SAC.replace(learn_temperature=False, temperature=jaxrl.schedules.Linear(1.0, 0.0))
     assert initial(algo).log_temperature.params == ()
     assert algo.validate(SPEC, 4, 1) == []
-    later = at(algo, jnp.float32(0.75))
+    later = resolve_schedules(algo, jnp.float32(0.75))
     info = updated(later, initial(algo), transitions(), KEY)[1]
     assert float(info.metrics["temperature"]) == pytest.approx(0.25)
 
@@ -112,15 +124,17 @@ def choices(masked):
 def test_discrete_expectations_are_exact(masked):
     """Christodoulou (2019), equations 10 to 12, with sums over the actions that are allowed."""
     algo = SAC.replace(temperature=0.3, gamma=0.9, target_entropy_share=0.5)
-    state, batch = at(algo, jnp.float32(0)).init(jax.random.key(0), CHOICE), choices(masked)
+    state, batch = resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(0), CHOICE), choices(masked)
     new, info = updated(algo, state, batch, KEY, CHOICE)
     metrics = jax.tree.map(float, info.metrics)
     everything = np.ones((BATCH, 3), bool)
     now, later = (everything if x is None else np.asarray(x) for x in (batch.action_mask, batch.next_action_mask))
 
     def followed(policy, critic, observation, mask):
-        probability = jnp.exp(off_policy.evaluate_policy(algo, policy, observation, CHOICE, mask).log_probs())
-        values = off_policy.evaluate_critic(algo, critic, observation, None, CHOICE).min(axis=0)
+        probability = jnp.exp(
+            off_policy.evaluate_policy(algo.policy, Variables(policy), observation, CHOICE, mask).log_probs()
+        )
+        values = off_policy.evaluate_critic(algo.critic, Variables(critic), observation, None, CHOICE).min(axis=0)
         value, entropy = jnp.zeros(BATCH), jnp.zeros(BATCH)
         for action in range(3):
             p = jnp.where(mask[:, action], probability[:, action], 1.0)
@@ -132,7 +146,7 @@ def test_discrete_expectations_are_exact(masked):
     target = np.asarray(batch.rewards[:, 0]) + 0.9 * np.where(batch.bootstrap, value + 0.3 * entropy, 0.0)
 
     def critic_loss(params):
-        values = off_policy.evaluate_critic(algo, params, batch.observation, None, CHOICE)[..., 0]
+        values = off_policy.evaluate_critic(algo.critic, Variables(params), batch.observation, None, CHOICE)[..., 0]
         return 0.5 * jnp.sum(jnp.mean(jnp.square(jnp.asarray(target)[None] - values)[:, : BATCH - 1], axis=1))
 
     assert metrics["critic_loss"] == pytest.approx(float(critic_loss(state.critic.params)), rel=1e-4)
@@ -154,7 +168,7 @@ def test_discrete_expectations_are_exact(masked):
 
 
 def test_until_the_first_update_discrete_actions_are_uniform_over_what_is_allowed():
-    algo = at(SAC, jnp.float32(0))
+    algo = resolve_schedules(SAC, jnp.float32(0))
     state, keys = algo.init(jax.random.key(0), CHOICE), jax.random.split(jax.random.key(1), 4096)
     flags = jnp.zeros(4096, bool)
     mask = jnp.broadcast_to(jnp.asarray([True, False, True]), (4096, 3))

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from continuous import BATCH, DDPG, SPEC, TD3, assert_stepped, critic_values, initial, transitions, updated
+from helpers.continuous import BATCH, DDPG, SPEC, TD3, assert_stepped, critic_values, initial, transitions, updated
 
 from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos.train_state import Variables
+from jaxrl.core.schedules import resolve_schedules
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.schedules import at
 
 KEY = jax.random.key(0)
 ALGORITHMS = {"td3": TD3.replace(policy_delay=1), "ddpg": DDPG}
@@ -26,7 +27,9 @@ def test_an_update_is_the_papers(name):
     state, batch = initial(algo), transitions()
     new, info = updated(algo, state, batch, KEY)
 
-    action = off_policy.evaluate_policy(algo, state.policy.target_params, batch.next_observation, SPEC)
+    action = off_policy.evaluate_policy(
+        algo.policy, Variables(state.policy.target_params), batch.next_observation, SPEC
+    )
     if name == "td3":
         half = np.float32([2.0, 5.0])
         keys = q_learning.transition_keys(KEY, BATCH, SingleReplica())
@@ -46,7 +49,7 @@ def test_an_update_is_the_papers(name):
     assert_stepped(state.critic.params, new.critic.params, jax.grad(critic_loss)(state.critic.params), 3e-4)
 
     def policy_loss(params):  # by the first critic, after its step
-        action = off_policy.evaluate_policy(algo, params, batch.observation, SPEC)
+        action = off_policy.evaluate_policy(algo.policy, Variables(params), batch.observation, SPEC)
         values = critic_values(algo, new.critic.params, batch.observation, action, SPEC)
         return -jnp.mean(values[0, : BATCH - 1])
 
@@ -75,7 +78,7 @@ def test_policy_and_targets_move_at_every_other_update_only():
 def test_runs_side_by_side_are_the_runs():
     batch = transitions()
     states = [initial(TD3), updated(TD3, initial(TD3), batch, KEY)[0]]  # one is due to move its policy, one is not
-    algo = at(TD3, jnp.float32(0))
+    algo = resolve_schedules(TD3, jnp.float32(0))
 
     def update(state):
         return algo.update(state, {"replay": batch}, spec=SPEC, key=KEY, replicas=SingleReplica())[0]

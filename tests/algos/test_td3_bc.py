@@ -1,11 +1,12 @@
-"""TD3+BC's policy step and normalisation against the paper's formulas; all else is TD3's."""
+"""TD3+BC's policy step and normalization against the paper's formulas; all else is TD3's."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from continuous import BATCH, BOX, SPEC, TD3, assert_stepped, critic_values, transitions
-from offline import (
+from helpers.continuous import BATCH, BOX, SPEC, TD3, assert_stepped, critic_values, transitions
+from helpers.offline import (
     QUICK,
     TD3BC,
     assert_weights_count,
@@ -18,7 +19,8 @@ from offline import (
 )
 
 from jaxrl.algos import off_policy
-from jaxrl.types import TimeStep
+from jaxrl.algos.train_state import Variables
+from jaxrl.core.types import TimeStep
 
 KEY = jax.random.key(0)
 # Moves its policy at every update, with the critics all but still.
@@ -26,11 +28,11 @@ ALGO = TD3BC.replace(policy_delay=1, learning_rate=1e-8, policy_learning_rate=1e
 
 
 def wide(batch):
-    """Observations that are not normalised yet."""
+    """Observations that are not normalized yet."""
     return batch.replace(observation=5 + 3 * batch.observation, next_observation=5 + 3 * batch.next_observation)
 
 
-def normalised(batch):
+def normalized(batch):
     counted = np.asarray(batch.observation)[: BATCH - 1]
     mean, std = counted.mean(axis=0), counted.std(axis=0)
     return [jnp.asarray((np.asarray(x) - mean) / std) for x in (batch.observation, batch.next_observation)]
@@ -52,7 +54,7 @@ def policy_loss(params, critic, observation, batch, alpha):
 def test_an_update_is_the_papers():
     state, batch = initial(ALGO), wide(transitions())
     new, info = updated(ALGO, state, batch, KEY)
-    observation, following = normalised(batch)
+    observation, following = normalized(batch)
 
     noise = 0.2 * jax.vmap(lambda k: jax.random.normal(k, (2,)))(transition_keys(KEY))
 
@@ -75,11 +77,12 @@ def test_an_update_is_the_papers():
 
 def test_a_heavy_critic_is_td3s_direction_and_a_light_one_cloning():
     state, batch = initial(ALGO), wide(transitions())
-    observation = normalised(batch)[0]
+    observation = normalized(batch)[0]
 
     def direction(alpha):
         new = updated(ALGO.replace(alpha=alpha), state, batch, KEY)[0]
-        first = jax.tree.map(lambda x: x / 0.1, new.policy.optimiser.mu)  # Adam's, after one step: the gradient
+        moment = optax.tree.get(new.policy.optimizer_state, "mu")
+        first = jax.tree.map(lambda x: x / 0.1, moment)  # Adam's, after one step: the gradient
         return np.concatenate([x.ravel() for x in jax.tree.leaves(first)])
 
     def cosine(a, b):
@@ -134,7 +137,7 @@ def test_statistics_are_of_the_data_and_the_policy_acts_with_them():
     state = initial(plain)
     assert state.statistics == () and plain.actor(state).statistics == ()
     action = plain.act(plain.actor(state), moment, (), keys, spec=SPEC, explore=False).action
-    output = off_policy.evaluate_policy(plain, state.policy.params, moment.observation, SPEC)
+    output = off_policy.evaluate_policy(plain.policy, Variables(state.policy.params), moment.observation, SPEC)
     np.testing.assert_array_equal(action, output)
 
 

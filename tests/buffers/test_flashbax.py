@@ -1,30 +1,37 @@
-"""The adapter: flashbax's buffers give transitions of the episodes, and refuse what they cannot do."""
+"""Flashbax's buffers as a replay: transitions of the episodes, the same on any device; what they lack is refused."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from buffers.streams import rows_of
+from helpers.programs import DQN, ENV, anakin
+from helpers.streams import rows_of
 
-from jaxrl.errors import ConfigError
-from jaxrl.sources import Fifo, Prioritised, Replay, Uniform
-
-pytest.importorskip("flashbax")
-from jaxrl.buffers.flashbax import FlashbaxReplay  # noqa: E402
+from jaxrl.buffers import checks
+from jaxrl.buffers.flashbax import FlashbaxReplay
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.sources import Fifo, Prioritized, Replay, Uniform
+from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 
 ROWS = rows_of([[5, 3, 8], [16], [2, 14], [4, 4, 4, 4]], ("terminated", "truncated"))
+SOURCE = Replay(48, 32, 8, rollout_length=4, storage="flashbax")
+SAMPLERS = pytest.mark.parametrize("sampler", [Uniform(), Prioritized(0.6)], ids=["uniform", "prioritized"])
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritised(0.6)], ids=["uniform", "prioritised"])
-@pytest.mark.filterwarnings("ignore")
-def test_transitions_are_those_of_the_episodes(sampler):
-    buffer = FlashbaxReplay(Replay(48, 32, 8, sampler=sampler), 4)
-    state = buffer.init(ROWS)
-    add = jax.jit(buffer.add)
+def bound(sampler, replicas, shards):
+    return FlashbaxReplay("replay", dataclasses.replace(SOURCE, sampler=sampler), 4, 4, shards, replicas)
+
+
+@SAMPLERS
+@pytest.mark.parametrize("shards", [1, 2])
+def test_transitions_are_those_of_the_episodes(sampler, shards):
+    buffer = bound(sampler, SingleReplica(shards), shards)
+    state, add, sample = buffer.init(ROWS, ()), jax.jit(buffer.add), jax.jit(buffer.sample)
     for start in range(0, 16, 4):
-        state = add(state, jax.tree.map(lambda x: jnp.asarray(x[start : start + 4]), ROWS))  # noqa: B023
-    assert bool(buffer.can_sample(state))
-    batch, indices = jax.jit(buffer.sample)(state, jax.random.key(0))
+        state = add(state, jax.tree.map(lambda x: jnp.asarray(x[start : start + 4]), ROWS), ())  # noqa: B023
+    state, batch = sample(state, jax.random.key(0))
     weights = np.asarray(batch.weight)
     assert weights.any()
     for i in np.flatnonzero(weights):
@@ -32,15 +39,69 @@ def test_transitions_are_those_of_the_episodes(sampler):
         assert ROWS.weight[tick, column] and float(batch.next_observation[i]) == tick + 1 + 1000 * column
         assert float(batch.rewards[i, 0]) == ROWS.reward[tick, column]
         assert bool(batch.bootstrap[i]) != bool(ROWS.terminated[tick, column])
-    if isinstance(sampler, Prioritised):
+    # A ring of 12 rows of each of 4 environments, and so 11 pairs of each.
+    items = 4 * 11
+    np.testing.assert_allclose(batch.sample_info.probability, 1 / items, rtol=1e-5)
+    np.testing.assert_allclose(batch.sample_info.importance, 1.0, rtol=1e-5)
+    figures = buffer.statistics(state, batch.sample_info)
+    assert (figures["items"], figures["inserted"], figures["sampled"]) == (items, 64, 32)
+    if isinstance(sampler, Prioritized):
         # A priority far above the rest is drawn nearly always.
-        first = np.asarray(indices) == int(indices[0])
-        state = jax.jit(buffer.update_priorities)(state, indices, jnp.where(first, 1e9, 1e-3))
-        again, _ = jax.jit(buffer.sample)(state, jax.random.key(1))
-        assert (np.asarray(again.observation) == float(batch.observation[0])).mean() > 0.9
+        info = batch.sample_info
+        first = np.asarray(info.position) == int(info.position[0])
+        state = jax.jit(buffer.update_priorities)(state, info, jnp.where(first, 1e9, 1e-3))
+        _, again = sample(state, jax.random.key(1))
+        mine = np.asarray(again.observation).reshape(shards, -1)[0]
+        assert (mine == float(batch.observation[0])).mean() > 0.9
+        assert float(again.sample_info.importance.max()) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("source", [Replay(48, 8, 8, n_step=2), Replay(48, 8, 8, sampler=Fifo())])
-def test_what_flashbax_has_not_is_refused(source):
-    with pytest.raises(ConfigError, match="flashbax"):
-        FlashbaxReplay(source, 4)
+@SAMPLERS
+def test_two_devices_draw_what_one_does(sampler):
+    one, two = bound(sampler, SingleReplica(2), 2), bound(sampler, MeshReplicas("data", 1), 2)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec
+
+    def step(buffer, state, rows, key):
+        state, batch = buffer.sample(buffer.add(state, rows, ()), key)
+        if isinstance(sampler, Prioritized):
+            state = buffer.update_priorities(state, batch.sample_info, batch.rewards[:, 0])
+        return state, batch
+
+    alone = jax.jit(lambda *given: step(one, *given))
+    both = jax.jit(
+        jax.shard_map(
+            lambda *given: step(two, *given),
+            mesh=mesh,
+            in_specs=(two.partition("data"), spec(None, "data"), spec()),
+            out_specs=(two.partition("data"), spec("data")),
+            check_vma=False,
+        )
+    )
+    first = second = one.init(ROWS, ())
+    for start in (0, 4, 8):
+        rows, key = jax.tree.map(lambda x: jnp.asarray(x[start : start + 4]), ROWS), jax.random.key(start)  # noqa: B023
+        first, expected = alone(first, rows, key)
+        second, batch = both(second, rows, key)
+        for a, b in zip(jax.tree.leaves((first, expected)), jax.tree.leaves((second, batch)), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"n_step": 2}, "one-step transitions only"),
+        ({"sampler": Fifo()}, "no sampler Fifo()"),
+        ({"extras": ("log_prob",)}, "keeps no extras"),
+        ({"capacity": 50}, "capacity=50, use 48"),
+        ({"storage": "elsewhere"}, "must be 'ring' or 'flashbax'"),
+    ],
+)
+def test_what_flashbax_has_not_is_refused(changes, said):
+    source = dataclasses.replace(SOURCE, **changes)
+    assert any(said in line for line in checks.source_problems({"replay": source}, 4, 4, 1))
+
+
+def test_an_algorithm_says_so_before_anything_is_compiled():
+    with pytest.raises(ConfigError, match="one-step transitions only"):
+        anakin().bind(DQN.replace(storage="flashbax"), ENV)

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl.buffers import replay
+from jaxrl.core.sources import FrameStack, Prioritized, Replay, Sequence, Uniform
+from jaxrl.core.types import Trajectory
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.sources import FrameStack, Prioritised, Replay, Sequence, Uniform
-from jaxrl.types import Trajectory
 
 ENVS, SLOTS = 8, 4096
 SOURCES = {
     "uniform": {"replay": Replay(ENVS * SLOTS, 32, 1, n_step=2)},
     "uniform_stacks": {"replay": Replay(ENVS * SLOTS, 32, 1, frame_stack=FrameStack(3))},
-    "prioritised": {"replay": Replay(ENVS * SLOTS, 32, 1, n_step=2, sampler=Prioritised())},
-    "sequences": {"replay": Replay(ENVS * SLOTS, 32, 1, sequence=Sequence(6, 3, "truncate"), sampler=Prioritised())},
+    "prioritized": {"replay": Replay(ENVS * SLOTS, 32, 1, n_step=2, sampler=Prioritized())},
+    "sequences": {"replay": Replay(ENVS * SLOTS, 32, 1, sequence=Sequence(6, 3, "truncate"), sampler=Prioritized())},
     "two_views": {
-        "replay": Replay(ENVS * SLOTS, 32, 1, sampler=Prioritised()),
+        "replay": Replay(ENVS * SLOTS, 32, 1, sampler=Prioritized()),
         "other": Replay(ENVS * SLOTS, 32, 1, sequence=Sequence(4), sampler=Uniform(), over="replay"),
     },
 }
@@ -28,7 +28,8 @@ SOURCES = {
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_nothing_large_is_copied(name):
-    sources, replicas, rollout = SOURCES[name], SingleReplica(2), 4
+    rollout = 4
+    buffers = replay.bind(SOURCES[name], num_envs=ENVS, rollout_length=rollout, shards=2, replicas=SingleReplica(2))
     zeros = functools.partial(jnp.zeros, (rollout, ENVS))
     flags = [zeros(dtype=bool)] * 4
     rows = Trajectory(jnp.zeros((rollout, ENVS, 3)), zeros(dtype=jnp.int32), zeros(dtype=jnp.float32), *flags)
@@ -37,22 +38,22 @@ def test_nothing_large_is_copied(name):
     def loop(states, key):
         def body(i, carried):
             states, total = carried
-            states = replay.add(states, sources, rows, (), replicas)
-            for name, source in sources.items():
-                ring, stored = states[source.over or name].ring, replay.storage(sources, name)
+            states = replay.add(buffers, states, rows, ())
+            for name, buffer in buffers.items():
+                state = states[name].replace(ring=states[buffer.source.over or name].ring)
                 key_i = jax.random.fold_in(key, i)
-                index, batch = replay.sample(ring, states[name].index, source, stored, key_i, replicas)
-                if isinstance(source.sampler, Prioritised):
+                state, batch = buffer.sample(state, key_i)
+                if isinstance(buffer.source.sampler, Prioritized):
                     # Priorities that do not depend on the weights, as an algorithm's do not.
-                    priorities = jax.random.uniform(key_i, (source.batch_size,))
-                    index = replay.update_priorities(ring, index, source, batch.drawn, priorities)
-                states = states | {name: states[name].replace(index=index)}
+                    priorities = jax.random.uniform(key_i, (buffer.source.batch_size,))
+                    state = buffer.update_priorities(state, batch.sample_info, priorities)
+                states = states | {name: states[name].replace(index=state.index)}
                 total = total + sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(batch))
             return states, total
 
         return jax.lax.fori_loop(0, 10, body, (states, jnp.float32(0.0)))
 
-    states = jax.eval_shape(lambda: replay.init(sources, rows, (), num_envs=ENVS, rollout=rollout, shards=2))
+    states = jax.eval_shape(lambda: {name: buffer.init(rows, ()) for name, buffer in buffers.items()})
     compiled = loop.lower(states, jax.random.key(0)).compile()
     sizes = re.findall(r"= \w+\[([\d,]+)\]\S* copy\(", compiled.as_text())
     largest = max((math.prod(int(n) for n in size.split(",")) for size in sizes), default=0)

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jaxrl.buffers import limiter
-from jaxrl.errors import ConfigError
+from jaxrl.core.errors import ConfigError
 
 
 class Compiled:

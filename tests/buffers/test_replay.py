@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from buffers.streams import Fed, rows_of
+from helpers.streams import Fed, rows_of
 from scipy import stats
 
 from jaxrl.buffers import replay
+from jaxrl.core.sources import Fifo, FrameStack, Lifo, MaxHeap, MinHeap, Prioritized, Replay, Uniform
 from jaxrl.parallel.replicas import MeshReplicas
-from jaxrl.sources import Fifo, FrameStack, Lifo, MaxHeap, MinHeap, Prioritised, Replay, Uniform
 
 # Four environments; the second ends every episode at once but one, the third never.
 COLUMNS = [[5, 3, 9, 4, 6, 5], [2, 2, 2, 2, 24], [32], [4, 4, 4, 4, 4, 4, 4, 4]]
@@ -42,13 +42,13 @@ def oracle(tick, column, n):
 
 
 def begins(n, upto, slots=16, back=0):
-    """Every (tick, column) that a transition may begin at after `upto` ticks."""
+    """Every (tick, column) that a transition may begin at after `upto` steps_per_env."""
     oldest = max(upto - slots, 0) + (back if upto >= slots else 0)
     return {(t, c) for t in range(oldest, upto - n) for c in range(4) if ROWS.weight[t, c]}
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritised()], ids=["uniform", "prioritised"])
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()], ids=["uniform", "prioritized"])
 def test_transitions_are_those_of_the_episodes(sampler, n):
     fed = Fed({"replay": source(sampler, n_step=n)}, ROWS, rollout=2, poison=True)
     for upto in range(2, TICKS + 1, 2):
@@ -65,8 +65,8 @@ def test_transitions_are_those_of_the_episodes(sampler, n):
             np.testing.assert_array_equal(batch.rewards[i], rewards)
             assert int(batch.steps[i]) == steps and bool(batch.bootstrap[i]) == bootstrap
             assert float(batch.next_observation[i]) == following
-            assert int(batch.drawn.age_steps[i]) == upto - 1 - tick
-            assert int(batch.drawn.tick[i]) == tick
+            assert int(batch.sample_info.age_steps[i]) == upto - 1 - tick
+            assert int(batch.sample_info.step[i]) == tick
         if not expected:
             assert not np.asarray(batch.weight).any()
 
@@ -74,10 +74,10 @@ def test_transitions_are_those_of_the_episodes(sampler, n):
 def test_a_run_resumed_with_new_host_environments_loses_the_row_before():
     cut = jax.tree.map(lambda x: x[:8], ROWS)
     again = rows_of([[8], [8], [8], [8]])
-    fed = Fed({"replay": source(Prioritised(), n_step=3)}, ROWS, rollout=8).feed(cut).feed(again)
+    fed = Fed({"replay": source(Prioritized(), n_step=3)}, ROWS, rollout=8).feed(cut).feed(again)
     assert not {(7, c) for c in range(4)} & fed.starts()
     batch = fed.sample(0)
-    tick = np.asarray(batch.drawn.tick)
+    tick = np.asarray(batch.sample_info.step)
     running = np.asarray(batch.observation) // 1000 == 2
     for i in np.flatnonzero((tick >= 5) & (tick < 8) & running):
         # The stretch stops at the last row before the gap, and that row's observation is bootstrapped from.
@@ -101,22 +101,24 @@ def test_uniform_draws_every_item_alike():
     sizes = [sum(c // 2 == half for _, c in items) for half in (0, 1)]
     shard = (np.asarray(batch.observation) // 2000).astype(int)
     ok = np.asarray(batch.weight)
-    np.testing.assert_allclose(np.asarray(batch.drawn.probability)[ok], 0.5 / np.take(sizes, shard[ok]), rtol=1e-6)
-    np.testing.assert_array_equal(batch.drawn.importance, 1.0)
+    np.testing.assert_allclose(
+        np.asarray(batch.sample_info.probability)[ok], 0.5 / np.take(sizes, shard[ok]), rtol=1e-6
+    )
+    np.testing.assert_array_equal(batch.sample_info.importance, 1.0)
 
 
 def given_priorities(fed, function):
     """Draws until every item was drawn, and gives each the priority that `function` makes of its observation."""
     for seed in range(40):
         batch = fed.sample(1000 + seed)
-        fed.update(batch.drawn, function(batch.observation))
+        fed.update(batch.sample_info, function(batch.observation))
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_prioritised_frequencies_and_weights(exponent, shards):
+def test_prioritized_frequencies_and_weights(exponent, shards):
     priority_of = lambda obs: jnp.where(obs % 5 == 0, 0.0, (obs % 1000 % 7 + 1.0) ** 2)  # noqa: E731
-    sampler = Prioritised(exponent=exponent, beta=0.7)
+    sampler = Prioritized(exponent=exponent, beta=0.7)
     fed = Fed({"replay": source(sampler, batch_size=1024)}, ROWS, rollout=2, shards=shards).feed(ROWS)
     given_priorities(fed, priority_of)
     items = sorted(begins(1, TICKS))
@@ -135,93 +137,93 @@ def test_prioritised_frequencies_and_weights(exponent, shards):
     drawn = mass > 0
     assert stats.chisquare(counts[drawn], chance[drawn] * counts.sum()).pvalue > 1e-3
     where = [place[value] for value in np.asarray(batch.observation)]
-    np.testing.assert_allclose(batch.drawn.probability, chance[where], rtol=1e-5)
+    np.testing.assert_allclose(batch.sample_info.probability, chance[where], rtol=1e-5)
     weight = (len(items) * chance[where]) ** -0.7
-    np.testing.assert_allclose(batch.drawn.importance, weight / weight.max(), rtol=1e-5)
-    np.testing.assert_allclose(batch.drawn.priority, priority_of(batch.observation), rtol=1e-6)
+    np.testing.assert_allclose(batch.sample_info.importance, weight / weight.max(), rtol=1e-5)
+    np.testing.assert_allclose(batch.sample_info.priority, priority_of(batch.observation), rtol=1e-6)
 
 
 def test_all_zero_falls_back_to_uniform():
-    fed = Fed({"replay": source(Prioritised(), batch_size=1000)}, ROWS, rollout=2).feed(ROWS)
+    fed = Fed({"replay": source(Prioritized(), batch_size=1000)}, ROWS, rollout=2).feed(ROWS)
     given_priorities(fed, jnp.zeros_like)
     batch = fed.sample(0)
     counts = np.unique(np.asarray(batch.observation), return_counts=True)[1]
     assert len(counts) == len(begins(1, TICKS)) and stats.chisquare(counts).pvalue > 1e-3
-    np.testing.assert_allclose(batch.drawn.probability, 1.0 / len(counts), rtol=1e-6)
-    np.testing.assert_allclose(batch.drawn.importance, 1.0, rtol=1e-6)
+    np.testing.assert_allclose(batch.sample_info.probability, 1.0 / len(counts), rtol=1e-6)
+    np.testing.assert_allclose(batch.sample_info.importance, 1.0, rtol=1e-6)
 
 
 def test_bad_priorities_are_refused_and_counted():
-    fed = Fed({"replay": source(Prioritised(), batch_size=4)}, ROWS, rollout=2).feed(ROWS)
+    fed = Fed({"replay": source(Prioritized(), batch_size=4)}, ROWS, rollout=2).feed(ROWS)
     batch = fed.sample(0)
     before = fed.states["replay"].index
-    fed.update(batch.drawn, jnp.array([jnp.nan, -1.0, jnp.inf, 3.0]))
+    fed.update(batch.sample_info, jnp.array([jnp.nan, -1.0, jnp.inf, 3.0]))
     after = fed.states["replay"].index
     changed = np.flatnonzero(np.asarray(before.priority != after.priority))
-    assert list(changed) == [int(batch.drawn.place[3])]
+    assert list(changed) == [int(batch.sample_info.position[3])]
     assert int(after.refused.sum()) == 3 and float(after.largest[0]) == 3.0
 
 
 def test_the_larger_priority_of_an_item_drawn_twice_counts():
-    fed = Fed({"replay": source(Prioritised(), batch_size=4)}, ROWS, rollout=2).feed(ROWS)
-    drawn = jax.tree.map(lambda x: jnp.repeat(x[:1], 4, axis=0), fed.sample(0).drawn)
+    fed = Fed({"replay": source(Prioritized(), batch_size=4)}, ROWS, rollout=2).feed(ROWS)
+    drawn = jax.tree.map(lambda x: jnp.repeat(x[:1], 4, axis=0), fed.sample(0).sample_info)
     for given in ([1.0, 5.0, 2.0, 3.0], [0.5, 0.1, 0.2, 0.0]):
         fed.update(drawn, jnp.array(given))
         index = fed.states["replay"].index
-        place = int(drawn.place[0])
+        place = int(drawn.position[0])
         assert float(index.priority[0, place]) == max(given)
         np.testing.assert_allclose(index.levels[0][0, place], max(given) ** 0.6, rtol=1e-6)
 
 
 def test_priorities_for_overwritten_rows_are_dropped():
-    fed = Fed({"replay": source(Prioritised(), batch_size=16)}, ROWS, rollout=2)
+    fed = Fed({"replay": source(Prioritized(), batch_size=16)}, ROWS, rollout=2)
     fed.feed(jax.tree.map(lambda x: x[:16], ROWS))
     batch = fed.sample(0)
     fed.feed(jax.tree.map(lambda x: x[16:20], ROWS))
     before = fed.states["replay"].index.priority
-    fed.update(batch.drawn, jnp.full(16, 50.0))
+    fed.update(batch.sample_info, jnp.full(16, 50.0))
     after = fed.states["replay"].index.priority
     ring = fed.ring()
-    expected = {int(t) for t in batch.drawn.tick if t >= 4}
-    assert {int(ring.tick(jnp.int32(p // 4))) for p in np.flatnonzero(np.asarray(before != after)[0])} == expected
-    assert any(t < 4 for t in np.asarray(batch.drawn.tick))
+    expected = {int(t) for t in batch.sample_info.step if t >= 4}
+    assert {int(ring.step_at(jnp.int32(p // 4))) for p in np.flatnonzero(np.asarray(before != after)[0])} == expected
+    assert any(t < 4 for t in np.asarray(batch.sample_info.step))
 
 
 def test_priorities_at_insertion():
     rows = ROWS.replace(extras={"error": jnp.abs(ROWS.reward)})
-    fed = Fed({"replay": source(Prioritised(insertion="error"), n_step=2)}, rows, rollout=4).feed(rows)
+    fed = Fed({"replay": source(Prioritized(insertion="error"), n_step=2)}, rows, rollout=4).feed(rows)
     batch = fed.sample(0)
-    np.testing.assert_allclose(batch.drawn.priority, batch.rewards[:, 0])
+    np.testing.assert_allclose(batch.sample_info.priority, batch.rewards[:, 0])
     assert fed.starts() == begins(2, TICKS)
 
 
 def test_new_items_get_the_largest_priority_so_far():
-    fed = Fed({"replay": source(Prioritised(), batch_size=2)}, ROWS, rollout=2)
+    fed = Fed({"replay": source(Prioritized(), batch_size=2)}, ROWS, rollout=2)
     fed.feed(jax.tree.map(lambda x: x[:8], ROWS))
-    fed.update(fed.sample(0).drawn, jnp.array([9.0, 4.0]))
+    fed.update(fed.sample(0).sample_info, jnp.array([9.0, 4.0]))
     fed.feed(jax.tree.map(lambda x: x[8:12], ROWS))
     index, ring = fed.states["replay"].index, fed.ring()
     priority = np.asarray(index.priority)[0].reshape(16, 4)
-    new = [int(s) for s in range(16) if 7 <= int(ring.tick(jnp.int32(s))) < 11]
+    new = [int(s) for s in range(16) if 7 <= int(ring.step_at(jnp.int32(s))) < 11]
     assert set(priority[new].ravel()) == {-1.0, 9.0}
 
 
 def test_ages_and_times_sampled():
-    fed = Fed({"replay": source(Prioritised(), batch_size=64)}, ROWS, rollout=2)
+    fed = Fed({"replay": source(Prioritized(), batch_size=64)}, ROWS, rollout=2)
     fed.feed(jax.tree.map(lambda x: x[:8], ROWS))
     seen = {}
     for number in range(3):
         batch = fed.sample(number)
-        now = [(int(p)) for p in batch.drawn.place]
+        now = [(int(p)) for p in batch.sample_info.position]
         for p in now:
             seen[p] = seen.get(p, 0) + 1
-        np.testing.assert_array_equal(batch.drawn.times_sampled, [seen[p] for p in now])
-        np.testing.assert_array_equal(batch.drawn.age_updates, number)
+        np.testing.assert_array_equal(batch.sample_info.times_sampled, [seen[p] for p in now])
+        np.testing.assert_array_equal(batch.sample_info.age_updates, number)
     fed.feed(jax.tree.map(lambda x: x[8:24], ROWS))
     batch = fed.sample(9)
-    np.testing.assert_array_equal(batch.drawn.age_updates, 0)
-    assert int(batch.drawn.times_sampled.max()) <= 64
-    statistics = replay.statistics(fed.states["replay"].index, batch.drawn, fed.replicas)
+    np.testing.assert_array_equal(batch.sample_info.age_updates, 0)
+    assert int(batch.sample_info.times_sampled.max()) <= 64
+    statistics = fed.buffers["replay"].statistics(fed.states["replay"], batch.sample_info)
     assert float(statistics["sampled"]) == 256 and float(statistics["inserted"]) == 96
     assert float(statistics["samples_per_insert"]) == pytest.approx(256 / 96)
 
@@ -232,12 +234,14 @@ def test_ordered_samplers_and_max_times_sampled(sampler):
     fed = Fed({"replay": source(sampler, batch_size=6, max_times_sampled=2)}, rows, rollout=2).feed(rows)
     items = sorted(begins(1, 12))
     if isinstance(sampler, MinHeap | MaxHeap):
-        # Drawn once, each item gets its priority; equal ones are avoided.
+        # SampleInfo once, each item gets its priority; equal ones are avoided.
         fed = Fed({"replay": source(sampler, batch_size=1)}, rows, rollout=2).feed(rows)
         place = {(t, c): (t % 16) * 4 + c for t, c in items}
-        drawn = fed.sample(0).drawn
+        drawn = fed.sample(0).sample_info
         for tick, column in items:
-            one = drawn.replace(place=jnp.array([place[tick, column]], jnp.int32), tick=jnp.array([tick], jnp.uint32))
+            one = drawn.replace(
+                position=jnp.array([place[tick, column]], jnp.int32), step=jnp.array([tick], jnp.uint32)
+            )
             fed.update(one.replace(probability=jnp.ones(1)), jnp.array([float((tick * 7 + column * 3) % 31 + column)]))
         key = lambda item: (item[0] * 7 + item[1] * 3) % 31 + item[1]  # noqa: E731
         best = (min if isinstance(sampler, MinHeap) else max)(items, key=key)
@@ -254,8 +258,8 @@ def test_ordered_samplers_and_max_times_sampled(sampler):
     assert fed.starts() == set()
 
 
-def test_prioritised_items_go_after_max_times_sampled():
-    fed = Fed({"replay": source(Prioritised(), batch_size=16, max_times_sampled=3)}, ROWS, rollout=2).feed(ROWS)
+def test_prioritized_items_go_after_max_times_sampled():
+    fed = Fed({"replay": source(Prioritized(), batch_size=16, max_times_sampled=3)}, ROWS, rollout=2).feed(ROWS)
     counts = {}
     for number in range(12):
         batch = fed.sample(number)
@@ -267,7 +271,7 @@ def test_prioritised_items_go_after_max_times_sampled():
 
 
 @pytest.mark.parametrize("fill", ["repeat", "zeros"])
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritised()], ids=["uniform", "prioritised"])
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()], ids=["uniform", "prioritized"])
 def test_frame_sharing_gives_the_stacks(sampler, fill):
     frames = 3
     picture = (np.arange(TICKS)[:, None] * 4 + np.arange(4)[None] + 1)[..., None, None] + np.zeros((1, 1, 2, 1))
@@ -299,24 +303,23 @@ def test_frame_sharing_gives_the_stacks(sampler, fill):
             np.testing.assert_array_equal(batch.next_observation["stack"][i], stacks[after, column])
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritised()], ids=["uniform", "prioritised"])
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()], ids=["uniform", "prioritized"])
 def test_two_devices_draw_what_one_does(sampler):
     sources = {"replay": source(sampler, batch_size=32)}
     one = Fed(sources, ROWS, rollout=4, shards=4)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     replicas = MeshReplicas("data", 2)
     spec, columns = jax.sharding.PartitionSpec, jax.sharding.PartitionSpec(None, "data")
-    layout = replay.partition(sources, "data")
+    buffer = replay.bind(sources, num_envs=4, rollout_length=4, shards=4, replicas=replicas)["replay"]
+    layout = buffer.partition("data")
 
     @jax.jit
-    def both(states, rows, key):
-        def local(states, rows, key):
-            states = replay.add(states, sources, rows, (), replicas)
-            ring, stored = states["replay"].ring, sources["replay"]
-            index, batch = replay.sample(ring, states["replay"].index, stored, stored, key, replicas)
+    def both(state, rows, key):
+        def local(state, rows, key):
+            state, batch = buffer.sample(buffer.add(state, rows, ()), key)
             if not isinstance(sampler, Uniform):
-                index = replay.update_priorities(ring, index, stored, batch.drawn, batch.rewards[:, 0])
-            return {"replay": states["replay"].replace(index=index)}, batch
+                state = buffer.update_priorities(state, batch.sample_info, batch.rewards[:, 0])
+            return state, batch
 
         return jax.shard_map(
             local,
@@ -324,15 +327,17 @@ def test_two_devices_draw_what_one_does(sampler):
             in_specs=(layout, columns, spec()),
             out_specs=(layout, spec("data")),
             check_vma=False,
-        )(states, rows, key)
+        )(state, rows, key)
 
-    states = replay.init(sources, ROWS, (), num_envs=4, rollout=4, shards=4)
+    state = buffer.init(ROWS, ())
     for start in range(0, TICKS, 4):
         part = jax.tree.map(lambda x: x[start : start + 4], ROWS)  # noqa: B023
         one.feed(part)
         expected = one.sample(start)
         if not isinstance(sampler, Uniform):
-            one.update(expected.drawn, expected.rewards[:, 0])
-        states, batch = both(states, part, jax.random.key(start))
-        for a, b in zip(jax.tree.leaves((expected, one.states)), jax.tree.leaves((batch, states)), strict=True):
+            one.update(expected.sample_info, expected.rewards[:, 0])
+        state, batch = both(state, part, jax.random.key(start))
+        for a, b in zip(
+            jax.tree.leaves((expected, one.states["replay"])), jax.tree.leaves((batch, state)), strict=True
+        ):
             np.testing.assert_array_equal(a, b)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from buffers.streams import Fed, rows_of
+from helpers.streams import Fed, rows_of
 
-from jaxrl.sources import Fifo, FrameStack, Prioritised, Replay, Sequence, Uniform
+from jaxrl.core.sources import Fifo, FrameStack, Prioritized, Replay, Sequence, Uniform
 
 COLUMNS = [[5, 3, 9, 4, 6, 5, 8], [2, 2, 2, 2, 24, 8], [40], [4] * 10]
 ROWS = rows_of(COLUMNS, ("terminated", "truncated"))
@@ -71,7 +71,7 @@ def test_reverbs_cases(what, rows, length, period, end, expected):
     assert inside == {first for first, _ in expected}
     batch = fed.sample(0)
     for i in range(8):
-        first = int(batch.drawn.tick[i]) - before
+        first = int(batch.sample_info.step[i]) - before
         if first in inside and first >= 0:
             kept = dict(expected)[first]
             belongs = length if end == "zero_pad" else kept
@@ -105,15 +105,15 @@ def test_sequences_are_the_adders_at_every_moment(end, length, period):
                 if kept > 0:
                     expected[start + first, column] = kept
             start += rows
-    fed = Fed({"replay": source(Sequence(length, period, end), sampler=Prioritised())}, ROWS, rollout=2, poison=True)
+    fed = Fed({"replay": source(Sequence(length, period, end), sampler=Prioritized())}, ROWS, rollout=2, poison=True)
     for upto in range(2, TICKS + 1, 2):
         fed.feed(jax.tree.map(lambda x: x[upto - 2 : upto], ROWS))  # noqa: B023
         # Decided once the rows after are there; gone with the row before, whose reward is its first moment's.
         oldest = 0 if upto < 24 else upto - 24 + 1
         assert fed.starts() == {(t, c) for t, c in expected if oldest <= t <= upto - length}
         batch = fed.sample(upto)
-        for i in np.flatnonzero(np.asarray(batch.drawn.probability) > 0):
-            tick, column = int(batch.drawn.tick[i]), int(batch.rows.observation[0, i]) // 1000
+        for i in np.flatnonzero(np.asarray(batch.sample_info.probability) > 0):
+            tick, column = int(batch.sample_info.step[i]), int(batch.rows.observation[0, i]) // 1000
             kept = expected[tick, column]
             part = slice(tick, tick + kept)
             for name in ("observation", "action", "reward", "terminated", "truncated", "first", "weight"):
@@ -147,12 +147,12 @@ def test_a_carry_that_is_not_stored_is_the_initial_one():
 
 def test_priorities_at_insertion_are_mixed_over_the_rows():
     rows = ROWS.replace(extras={"error": jnp.abs(ROWS.reward)})
-    sampler = Prioritised(insertion="error", eta=0.9)
+    sampler = Prioritized(insertion="error", eta=0.9)
     fed = Fed({"replay": source(Sequence(4, 2, "truncate"), sampler=sampler)}, rows, rollout=2).feed(rows)
     batch = fed.sample(0)
     mask, error = np.asarray(batch.mask), np.abs(np.asarray(batch.rows.reward))
     expected = 0.9 * error.max(0) + 0.1 * error.sum(0) / mask.sum(0)
-    np.testing.assert_allclose(batch.drawn.priority, expected, rtol=1e-6)
+    np.testing.assert_allclose(batch.sample_info.priority, expected, rtol=1e-6)
 
 
 def test_a_lost_successor_is_not_learned_from():
@@ -160,14 +160,14 @@ def test_a_lost_successor_is_not_learned_from():
     fed = Fed({"replay": source(Sequence(4), batch_size=64)}, ROWS, rollout=8)
     fed.feed(jax.tree.map(lambda x: x[:8], ROWS)).feed(again)
     batch = fed.sample(0)
-    tick = np.asarray(batch.drawn.tick)[None] + np.arange(4)[:, None]
+    tick = np.asarray(batch.sample_info.step)[None] + np.arange(4)[:, None]
     assert (tick == 7)[:-1].any()
     assert not np.asarray(batch.rows.weight)[:-1][(tick == 7)[:-1]].any()
 
 
 def test_views_over_one_storage():
     sources = {
-        "replay": source(None, sampler=Prioritised(), n_step=3),
+        "replay": source(None, sampler=Prioritized(), n_step=3),
         "recent": source(Sequence(4, 4, "continue"), sampler=Fifo(), max_times_sampled=1, over="replay", batch_size=4),
         "demonstrations": source(None, sampler=Uniform(), capacity=32, batch_size=4),
     }
@@ -179,7 +179,7 @@ def test_views_over_one_storage():
     # The oldest are at tick 16, whose row before is gone: so 20 it is, column by column, each drawn once.
     np.testing.assert_array_equal(sequences.rows.observation[0], [20, 1020, 2020, 3020])
     np.testing.assert_array_equal(fed.sample(0, "recent").rows.observation[0], [24, 1024, 2024, 3024])
-    fed.update(transitions.drawn, jnp.ones(32) * 5)
+    fed.update(transitions.sample_info, jnp.ones(32) * 5)
     assert float(fed.states["replay"].index.largest[0]) == 5.0
 
 

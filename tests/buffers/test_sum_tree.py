@@ -68,7 +68,7 @@ def test_frequencies_are_in_proportion(size):
 
 
 def test_a_million_equal_weights_are_drawn_evenly():
-    """One number of 24 bits for all levels would favour some of a million items by 12 %."""
+    """One number of 24 bits for all levels would favor some of a million items by 12 %."""
     size = 2**20
     levels = put_range(sum_tree.zeros(size), jnp.int32(0), np.ones(size, np.float32), size)
     uniform = jax.random.uniform(jax.random.key(2), (len(levels), 400_000))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxrl.buffers import limiter, table
-from jaxrl.errors import ConfigError
-from jaxrl.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritised, Uniform
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
 
-SAMPLERS = [Uniform(), Prioritised(exponent=0.5), Fifo(), Lifo(), MinHeap(), MaxHeap()]
+SAMPLERS = [Uniform(), Prioritized(exponent=0.5), Fifo(), Lifo(), MinHeap(), MaxHeap()]
 REMOVERS = [Fifo(), Lifo(), MinHeap(), MaxHeap()]
 LIMITS = limiter.sample_to_insert_ratio(2.0, 2, 6.0)
 COUNT = 2  # of every call, so that each is compiled once
@@ -37,9 +37,9 @@ class Model:
 
     def pick(self, sampler):
         """The items that the sampler may choose, with their chances."""
-        if isinstance(sampler, Uniform | Prioritised):
+        if isinstance(sampler, Uniform | Prioritized):
             weights = np.ones(len(self.items))
-            if isinstance(sampler, Prioritised):
+            if isinstance(sampler, Prioritized):
                 raised = [i["priority"] ** sampler.exponent if i["priority"] > 0 else 0.0 for i in self.items]
                 weights = np.array(raised) if sum(raised) > 0 else weights
             return {i["value"]: w for i, w in zip(self.items, weights / weights.sum(), strict=True) if w > 0}
@@ -93,7 +93,7 @@ class Machine(stateful.RuleBasedStateMachine):
         self.state, keys = self.do["insert"](self.state, np.array(values, np.int32), np.array(priorities, np.float32))
         for i, (value, priority) in enumerate(zip(values, priorities, strict=True)):
             self.model.insert(value, priority)
-            self.keys[value] = (int(keys.place[i]), int(keys.generation[i]))
+            self.keys[value] = (int(keys.position[i]), int(keys.generation[i]))
 
     @stateful.rule(seed=st.integers(0, 2**16))
     def sample(self, seed):
@@ -111,7 +111,7 @@ class Machine(stateful.RuleBasedStateMachine):
             self.model.sampled += 1
             np.testing.assert_allclose(drawn.probability[i], possible[value], rtol=1e-5)
             assert (drawn.times_sampled[i], drawn.priority[i]) == (item["times"], item["priority"])
-            assert (int(drawn.key.place[i]), int(drawn.key.generation[i])) == self.keys[value]
+            assert (int(drawn.key.position[i]), int(drawn.key.generation[i])) == self.keys[value]
             if self.rules.max_times_sampled and item["times"] >= self.rules.max_times_sampled:
                 self.model.remove(value)
 
@@ -162,7 +162,7 @@ Machine.TestCase.settings = hypothesis.settings(max_examples=25, stateful_step_c
 test_the_table_is_the_plain_one = Machine.TestCase
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritised(exponent=0.5)])
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized(exponent=0.5)])
 def test_frequencies(sampler):
     rules = table.Table(40, sampler)
     priority = np.arange(40, dtype=np.float32) ** 2

@@ -7,13 +7,13 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from programs import ENV, PPO
-from recorded import assert_bitwise, episode, spoil
+from helpers.programs import ENV, PPO
+from helpers.recorded import assert_bitwise, episode, spoil
 
 import jaxrl
-from jaxrl import cli
+from jaxrl.cli import main
+from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.data import RldsWriter
-from jaxrl.errors import ConfigError, DatasetError
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -204,7 +204,7 @@ def test_damage_is_told_and_never_read_as_something_else(tmp_path):
 def test_sources_that_are_none(tmp_path):
     with pytest.raises(ConfigError, match="rlds:DIR"):
         jaxrl.load_dataset(os.fspath(tmp_path))
-    with pytest.raises(DatasetError, match="is no dataset of TFDS"):
+    with pytest.raises(DatasetError, match="is not a TFDS dataset"):
         jaxrl.load_dataset(f"rlds:{tmp_path}")
     path = write(tmp_path / "data", [plain(0)])
     with pytest.raises(ConfigError, match="no split 'test'.*train"):
@@ -224,21 +224,21 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, capsys):
     options = {"evaluation_episodes": 2, "num_envs": 8, "progress": False}
     jaxrl.train(PPO, ENV, total_steps=64, run_dir=run, **options)
     command = ["export-rlds", str(run), "--out", str(out), "--episodes", "9", "--seed", "4", "--no-progress"]
-    assert cli.main(command) == 0
-    assert cli.main(["dataset", "info", str(out)]) == 0
+    assert main.main(command) == 0
+    assert main.main(["dataset", "info", str(out)]) == 0
     printed = capsys.readouterr().out
     assert str(out) in printed and "9 episodes" in printed and "no faults found" in printed
     read = list(jaxrl.load_dataset(f"rlds:{out}"))
     assert {one.metadata["policy_version"] for one in read} == {64} and {one.metadata["seed"] for one in read} == {4}
-    assert cli.main(command) == 2
+    assert main.main(command) == 2
     assert "exists already" in capsys.readouterr().err
-    assert cli.main(["dataset", "info", str(run)]) == 1
-    assert "is no dataset of TFDS" in capsys.readouterr().err
-    assert cli.main(["export-rlds"]) == 2
+    assert main.main(["dataset", "info", str(run)]) == 1
+    assert "is not a TFDS dataset" in capsys.readouterr().err
+    assert main.main(["export-rlds"]) == 2
     assert "no run directory" in capsys.readouterr().err
 
 
 def test_faults_are_an_exit_code(tmp_path, capsys):
     path = write(tmp_path / "data", [dataclasses.replace(plain(0), is_last=marked(5, 3))])
-    assert cli.main(["dataset", "info", f"rlds:{path}"]) == 1
+    assert main.main(["dataset", "info", f"rlds:{path}"]) == 1
     assert "fault: episode 0: is_last is true at step 3" in capsys.readouterr().out

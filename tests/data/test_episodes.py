@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.data.episodes import EpisodeCutter, broken_rules
-from jaxrl.types import Trajectory
+from jaxrl.core.types import Trajectory
+from jaxrl.data.episodes import broken_rules
+from jaxrl.data.rows import EpisodeCutter
 
 # What ends an episode, and what the dataset says of it. "broken": the environment failed, so that the last row does
 # not count; "lost": rows are missing, the next that follows is a first one.
@@ -108,7 +109,7 @@ def test_any_ends_any_boundaries_any_number_of_environments(stream):
 
 
 def test_only_unfinished_episodes_are_kept():
-    """A long episode beside short ones holds its own rows, and not those of its neighbours."""
+    """A long episode beside short ones holds its own rows, and not those of its neighbors."""
     long, short = rows_of([(10_000, "terminated")], 0), rows_of([(1, "truncated")] * 5000, 1)
     cutter, ended = EpisodeCutter(2), 0
     for start in range(0, 8000, 100):

@@ -7,16 +7,17 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from data.made import ENDINGS, made
+from helpers.made import ENDINGS, made
+from helpers.recorded import assert_bitwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import assert_bitwise
 
-from jaxrl.buffers import memory
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.sources import Sequence
 from jaxrl.data import views
 from jaxrl.data.loading import Loader, arrays
-from jaxrl.errors import ConfigError
-from jaxrl.sources import Sequence
+from jaxrl.data.rows import rows_from_episode
+from jaxrl.parallel import memory
 
 pytest.importorskip("grain")
 
@@ -59,7 +60,7 @@ def expected(dataset, n_step, sequence):
         found = [item for one in dataset for item in columns(views.transitions(one, n_step), 0)]
         return {int(item.observation["number"][0]): item for item in found}
     if sequence.end == "continue":
-        rows = jax.tree.map(lambda *x: np.concatenate(x), *(views.rows(one) for one in dataset))
+        rows = jax.tree.map(lambda *x: np.concatenate(x), *(rows_from_episode(one) for one in dataset))
         take = lambda name, at: jax.tree.map(lambda x: x[at], getattr(rows, name))  # noqa: E731
         start = np.arange(0, len(rows.first) - sequence.rows + 1, sequence.period)
         batch = views.gather_sequences(take, start, np.full_like(start, sequence.rows), sequence)
@@ -138,7 +139,7 @@ def test_a_window_reads_each_episode_once_an_epoch_and_holds_few():
 
 def test_a_window_that_fits_is_of_episodes_that_are_kept_twice():
     dataset = InMemory([6] * 30)
-    rows = memory.size_of(views.rows(next(iter(dataset))).replace(extras={}))
+    rows = memory.size_of(rows_from_episode(next(iter(dataset))).replace(extras={}))
     for cache_bytes, window in ((30 * rows, None), (29 * rows, 14), (9 * rows, 4), (rows, 1)):
         fitted, wanted = (Loader(dataset, 16, window=size, cache_bytes=cache_bytes) for size in ("fit", window))
         np.testing.assert_array_equal(order_of(fitted, 30), order_of(wanted, 30))
@@ -146,7 +147,7 @@ def test_a_window_that_fits_is_of_episodes_that_are_kept_twice():
 
 def test_what_is_kept_is_bounded():
     dataset = InMemory([20] * 40)
-    rows = memory.size_of(views.rows(next(iter(dataset))).replace(extras={}))
+    rows = memory.size_of(rows_from_episode(next(iter(dataset))).replace(extras={}))
     loader = Loader(dataset, 64, cache_bytes=5 * rows)
     for number in range(10):
         loader.batch(number)
@@ -210,7 +211,7 @@ def test_what_fails_while_reading_ahead_is_raised_and_can_be_tried_again():
 def test_all_rows_are_those_of_the_episodes():
     dataset = InMemory([5, 9, 1])
     everything = arrays(dataset, extras=("value",))
-    assert_bitwise(everything, jax.tree.map(lambda *x: np.concatenate(x), *(views.rows(one) for one in dataset)))
+    assert_bitwise(everything, jax.tree.map(lambda *x: np.concatenate(x), *(rows_from_episode(one) for one in dataset)))
     assert arrays(dataset).extras == {}
 
 
@@ -234,7 +235,7 @@ def test_settings_out_of_range_are_told_together():
     assert named == ["batch_size", "n_step", "seed", "workers", "window"]
     with pytest.raises(ConfigError, match="stored_carry"):
         Loader(InMemory([3]), 1, sequence=Sequence(2, stored_carry=True))
-    with pytest.raises(ConfigError, match="none of 2 episodes has a stretch of 9 rows; the longest has 3 transitions"):
+    with pytest.raises(ConfigError, match="has a sequence of 9 steps; the longest has 3 transitions"):
         Loader(InMemory([3, 2]), 1, sequence=Sequence(9, end="write"))
     with pytest.raises(ConfigError, match="none of 0 episodes has a transition"):
         Loader(InMemory([]), 1)

@@ -8,14 +8,15 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from programs import ENV, PPO
-from recorded import Clock, assert_bitwise, episode, killed, spaces_of, untrained
+from helpers.programs import ENV, PPO
+from helpers.recorded import Clock, assert_bitwise, episode, killed, spaces_of, untrained
 
 import jaxrl
-from jaxrl import cli, spaces
+from jaxrl.cli import main
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.data import MinariWriter, minari
 from jaxrl.envs.wrappers import TimeLimit
-from jaxrl.errors import ConfigError, DatasetError
 
 theirs = pytest.importorskip("minari")
 pytest.importorskip("h5py")
@@ -159,7 +160,7 @@ def test_episodes_unlike_their_spaces_are_refused(tmp_path):
             MinariWriter(dataset_id, *good, data_dir=tmp_path)
     with pytest.raises(ConfigError, match="unknown data format 'hdf'; did you mean 'hdf5'"):
         MinariWriter("bad-v0", *good, data_dir=tmp_path, data_format="hdf")
-    with pytest.raises(ConfigError, match="env_spec='Cartpole-v1' is no environment of Gymnasium"):
+    with pytest.raises(ConfigError, match="env_spec='Cartpole-v1' is not a Gymnasium environment"):
         MinariWriter("bad-v0", *good, data_dir=tmp_path, env_spec="Cartpole-v1")
     assert list(tmp_path.iterdir()) == []
 
@@ -226,7 +227,7 @@ def test_both_exports_are_the_same_episodes(tmp_path, env, algo, ends):
 
 def test_one_process_alone_writes_for_minari(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match="2 processes: a Minari dataset is of one"):
+    with pytest.raises(ConfigError, match="2 processes: a Minari dataset is written by one"):
         jaxrl.export_minari(untrained(ENV, PPO), ENV, "a-v0", episodes=4, data_dir=tmp_path)
 
 
@@ -235,20 +236,20 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, c
     run = tmp_path / "run"
     jaxrl.train(PPO, ENV, total_steps=64, run_dir=run, evaluation_episodes=2, num_envs=8, progress=False)
     command = ["export-minari", str(run), "--id", "cartpole-v0", "--episodes", "9", "--no-progress"]
-    assert cli.main([*command, "--env-spec", "CartPole-v1"]) == 0
-    assert cli.main(["dataset", "info", "minari:cartpole-v0"]) == 0
+    assert main.main([*command, "--env-spec", "CartPole-v1"]) == 0
+    assert main.main(["dataset", "info", "minari:cartpole-v0"]) == 0
     printed = capsys.readouterr().out
     assert str(tmp_path / "minari" / "cartpole-v0") in printed
     assert "9 episodes" in printed and "no faults found" in printed
     (metadata,) = {one.metadata["policy_version"] for one in jaxrl.load_dataset("minari:cartpole-v0")}
     assert metadata == 64
     assert theirs.load_dataset("cartpole-v0").recover_environment().spec.id == "CartPole-v1"
-    assert cli.main(command) == 2
+    assert main.main(command) == 2
     assert "exists already" in capsys.readouterr().err
-    assert cli.main(["export-minari", str(run)]) == 2
+    assert main.main(["export-minari", str(run)]) == 2
     assert "--id ID" in capsys.readouterr().err
-    assert cli.main(["dataset", "info", "minari:other-v0"]) == 1
-    assert "is no dataset of Minari" in capsys.readouterr().err
+    assert main.main(["dataset", "info", "minari:other-v0"]) == 1
+    assert "is not a Minari dataset" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="have no splits"):
         jaxrl.load_dataset("minari:cartpole-v0", split="test")
 

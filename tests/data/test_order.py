@@ -29,7 +29,7 @@ def test_they_are_the_same_on_every_machine_and_with_every_numpy():
 
 @pytest.mark.parametrize("n", [5, 64, 65, 1000])
 def test_they_are_spread_as_those_of_chance(n):
-    """The place of one index and the distance of neighbours, over many keys."""
+    """The place of one index and the distance of neighbors, over many keys."""
     bins, keys = 4, 2000
     found = np.stack([permuted(np.asarray([0, n // 2, n // 2 + 1]), n, key) for key in range(keys)])
     places = np.bincount(found[:, 0] * bins // n, minlength=bins)

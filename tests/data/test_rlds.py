@@ -11,13 +11,14 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from programs import PPO
-from recorded import TYPES, Clock, assert_bitwise, episode, killed, untrained
+from helpers.programs import PPO
+from helpers.recorded import TYPES, Clock, assert_bitwise, episode, killed, untrained
 
 import jaxrl
-from jaxrl.data import RldsWriter, recording
+from jaxrl.core.errors import ConfigError, DatasetError
+from jaxrl.data import RldsWriter
 from jaxrl.envs.wrappers import TimeLimit
-from jaxrl.errors import ConfigError, DatasetError
+from jaxrl.run import recording
 
 tfds = pytest.importorskip("tensorflow_datasets")
 HERE = Path(__file__).parent
@@ -185,7 +186,7 @@ def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
             assert left == (whole if moment in (*lived, "after renaming") else "nothing"), moment
     assert sum(left == "nothing" for left in by_chance.values()) >= 10
     complete = [moment for moment, _, left in told if left == whole]
-    for moment in complete:  # and what the killed ones left beside it was no hindrance
+    for moment in complete:  # and what the killed ones left beside it was no diagnose_connection
         episodes = list(jaxrl.load_dataset(f"rlds:{tmp_path / moment.replace(' ', '_')}"))
         for seed, read in enumerate(episodes):
             assert_bitwise(read.steps, episode(seed, 3).steps)

@@ -1,180 +1,99 @@
-"""Datasets as rows: every transition of every episode is there once, whatever the columns, and nothing else."""
+"""Episodes to rows and back: exact, and the same whoever asks."""
 
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers.made import ENDINGS, episodes, made
+from helpers.recorded import assert_bitwise
+from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl import spaces
-from jaxrl.buffers import fixed, memory, transitions
-from jaxrl.data import rows
-from jaxrl.data.episodes import Episode
-from jaxrl.errors import ConfigError, DatasetError
-from jaxrl.sources import Dataset, FrameStack, Prioritised, Replay, Sequence
-from jaxrl.types import EnvSpec
-
-SPEC = EnvSpec("test", spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(-1.0, 1.0, (1,)))
+from jaxrl.buffers import fixed
+from jaxrl.core import spaces
+from jaxrl.core.sources import Dataset, Sequence
+from jaxrl.core.types import EnvSpec, Trajectory
+from jaxrl.data import rings, views
+from jaxrl.data.rows import EpisodeCutter, episode_from_rows, rows_from_episode
 
 
-def episode(number, length, ending):
-    """Whose every number tells which step it is of which episode."""
-    step = np.arange(length + 1)
-    flags = np.zeros((3, length + 1), bool)
-    flags[0, 0] = flags[1, -1] = True
-    flags[2, -1] = ending == "terminated"
-    return Episode(
-        observation=np.stack([np.full(length + 1, number), step], axis=1).astype(np.float32),
-        action=(step[:, None] / 1000).astype(np.float32),
-        reward=(100 * number + step).astype(np.float32),
-        discount=np.ones(length + 1, np.float32),
-        is_first=flags[0],
-        is_last=flags[1],
-        is_terminal=flags[2],
-        metadata={"ending": ending},
+@given(episodes())
+def test_an_episode_comes_back_exactly_from_its_rows(episode):
+    again = episode_from_rows(rows_from_episode(episode), episode.metadata)
+    assert again.metadata == episode.metadata
+    # What the last action, reward and discount were means nothing: they are zero.
+    last = {name: jax.tree.map(np.copy, episode.steps[name]) for name in ("action", "reward", "discount")}
+    for leaf in jax.tree.leaves(last):
+        leaf[-1] = 0
+    assert_bitwise(again.steps, episode.steps | last)
+
+
+@st.composite
+def rows_of_an_episode(draw):
+    steps, ending = draw(st.integers(2, 10)), draw(st.sampled_from(["terminated", "truncated"]))
+    number = draw(st.integers(0, 99)) + np.arange(steps)
+    before_last, last = number == number[-2], number == number[-1]
+    return Trajectory(
+        observation={"number": number.astype(np.int16), "picture": np.ones((steps, 2, 3), np.uint8)},
+        action=np.where(last, 0, number).astype(np.int64),
+        reward=np.where(last, 0, number / 3).astype(np.float32),
+        terminated=before_last & (ending == "terminated"),
+        truncated=before_last & (ending == "truncated"),
+        first=number == number[0],
+        weight=~last,
+        extras={"log_prob": -number.astype(np.float32)},
     )
 
 
-def expected(episodes, n):
-    """Every n-step transition: (episode, step) -> what it is, by plain loops."""
-    found = {}
-    for e in episodes:
-        number = int(e.observation[0, 0])
-        for start in range(e.length):
-            steps = min(n, e.length - start)
-            rewards = [float(e.reward[start + k]) if k < steps else 0.0 for k in range(n)]
-            ends = start + steps == e.length
-            found[number, start] = (steps, rewards, not (ends and e.is_terminal[-1]), start + steps)
-    return found
+@given(rows_of_an_episode())
+def test_rows_come_back_exactly_from_their_episode(rows):
+    assert_bitwise(rows_from_episode(episode_from_rows(rows)), rows)
 
 
-ENDINGS = st.sampled_from(["terminated", "truncated", "cut off"])
+@given(episodes())
+def test_the_rows_of_an_episode_are_cut_into_that_episode(episode):
+    rows = rows_from_episode(episode)
+    assert rows.weight.tolist() == [True] * episode.length + [False]
+    ((_, again),) = EpisodeCutter(1).add(jax.tree.map(lambda x: x[:, None], rows))
+    assert again.metadata["ending"] == ("terminated" if episode.is_terminal[-1] else "truncated")
+    assert_bitwise(again.steps, episode_from_rows(rows.replace(extras={})).steps)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    shapes=st.lists(st.tuples(st.integers(1, 9), ENDINGS), min_size=1, max_size=7),
-    columns=st.sampled_from([1, 2, 4, 8]),
-    n=st.integers(1, 3),
-)
-def test_every_transition_is_there_once(shapes, columns, n):
-    episodes = [episode(number, *shape) for number, shape in enumerate(shapes)]
-    source = fixed.source_of(Dataset(8, n_step=n))
-    (ring,) = rows.rings(episodes, {"replay": source}, SPEC, columns=columns)[0].values()
-    column, slot = np.nonzero(ring.rows.weight)
-    assert slot.max() + n < ring.slots, "a transition begins where its future is not stored"
-    wanted, seen = expected(episodes, n), set()
-    for place in zip(column.tolist(), slot.tolist(), strict=True):
-        number, start = (int(x) for x in ring.rows.observation[place])
-        steps, rewards, bootstrap, end = wanted[number, start]
-        short, found, terminated = gathered(ring.rows, *place, n)
-        # Where a column ends within an episode, a transition of several steps ends there too.
-        assert short == steps or (short < steps and place[1] + short == ring.slots - n)
-        seen.add((number, start))
-        np.testing.assert_array_equal(ring.rows.observation[place[0], place[1] + short], [number, start + short])
-        assert found == rewards[:short] and terminated == (short == steps and not bootstrap)
-        assert ring.rows.action[place][0] == np.float32(start / 1000)
-    assert seen == set(wanted) and len(slot) == len(wanted)
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("told", [True, False])
+def test_whatever_did_not_terminate_is_truncated_at_its_last_transition(ending, told):
+    episode = made(3, ending)
+    rows = rows_from_episode(episode if told else dataclasses.replace(episode, metadata={}))
+    end = [False, False, True, False]
+    assert rows.terminated.tolist() == (end if ending == "terminated" else [False] * 4)
+    assert rows.truncated.tolist() == (end if ending != "terminated" else [False] * 4)
 
 
-def gathered(kept, column, slot, n):
-    """A transition as `jaxrl.buffers.transitions` reads it: its steps, their rewards, whether it terminated."""
-    rewards, terminated = [], False
-    for at in range(slot, slot + n):
-        if not kept.weight[column, at]:
-            break
-        rewards.append(float(kept.reward[column, at]))
-        terminated = bool(kept.terminated[column, at])
-        if terminated or kept.truncated[column, at]:
-            break
-    return len(rewards), rewards, terminated
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_ring_and_a_view_of_one_episode_say_the_same_of_its_ending(ending):
+    """What is in memory and what is streamed once disagreed whether an episode that was cut off is truncated."""
+    episode = dataclasses.replace(made(5, ending), extras={})
+    spec = EnvSpec(
+        "test",
+        spaces.Dict(
+            {
+                "number": spaces.Box(0, 9, (), np.int32),
+                "vector": spaces.Box(-9, 9, (2,)),
+                "picture": spaces.Box(0, 255, (2, 3, 2), np.uint8),
+            }
+        ),
+        spaces.Dict({"which": spaces.Discrete(9, np.int64), "how": spaces.Box(-9, 9, (1,), np.float64)}),
+    )
+    (ring,) = rings.rings([episode], {"replay": fixed.source_of(Dataset(1))}, spec, columns=1)[0].values()
+    view = views.sequences(episode, Sequence(6, 6, "continue")).rows
+    for name in ("terminated", "truncated", "first", "weight", "reward"):
+        assert_bitwise(getattr(ring.rows, name)[0, :6], getattr(view, name)[:, 0])
 
 
-def test_an_index_holds_what_may_be_drawn():
-    episodes = [episode(0, 7, "terminated"), episode(1, 4, "truncated"), episode(2, 9, "cut off")]
-    asked = {
-        "uniform": Replay(100, 8, 50),
-        "prioritised": Replay(100, 8, 50, n_step=2, sampler=Prioritised(), over="uniform"),
-        "sequences": Replay(100, 8, 50, sequence=Sequence(4, period=2, end="write"), over="uniform"),
-        "running on": Replay(100, 8, 50, sequence=Sequence(4, burn_in=2, stored_carry=True), over="uniform"),
-    }
-    sources = {name: fixed.source_of(source) for name, source in asked.items()}
-    ring = jax.tree.map(jnp.asarray, rows.rings(episodes, sources, SPEC, columns=2)[0]["uniform"])
-    found = {name: fixed.index_of(sources, name, ring, 2) for name in sources}
-    assert found["uniform"].drawable.sum() == found["prioritised"].drawable.sum() == 20
-    assert found["prioritised"].inserted.as_float() == 20
-    before, after = fixed.margins(sources)
-    assert (before, after) == (1, 5)
-    each = ring.slots - before - after
-    # Every other row of a column begins a stretch that runs on, every row here: the period is 1.
-    assert found["running on"].drawable.sum() == 2 * each
-    starts = found["sequences"].priority.reshape(2, ring.slots) >= 0
-    slots = np.asarray(ring.rows.first | ~ring.rows.weight)
-    for shard, slot in np.argwhere(np.asarray(starts)):
-        inside = np.asarray(ring.rows.first)[shard, slot + 1 : slot + 4]
-        assert not inside.any(), f"a stretch runs into another episode {slots[shard]}"
-
-
-def test_frames_are_stored_once():
-    spec = dataclasses.replace(SPEC, observation_space=spaces.Box(0, 255, (1, 3), np.uint8))
-    steps = np.arange(1, 7, dtype=np.uint8)
-    stacked = np.stack([np.where(steps > back, steps - back, steps[0]) for back in (2, 1, 0)], axis=-1)
-    stacked = np.maximum(stacked, 1)[:, None].astype(np.uint8)
-    e = dataclasses.replace(episode(0, 5, "truncated"), observation=stacked)
-    source = fixed.source_of(Replay(100, 4, 1, frame_stack=FrameStack(3)))
-    (ring,) = rows.rings([e], {"replay": source}, spec, columns=2)[0].values()
-    assert ring.rows.observation.shape == (2, ring.slots, 1, 1)
-    column, slot = np.nonzero(ring.rows.weight)
-    ring = jax.tree.map(jnp.asarray, ring)
-    batch = transitions.gather(ring, jnp.asarray(slot), jnp.asarray(column), source, source)
-    np.testing.assert_array_equal(batch.observation, stacked[:5])
-    np.testing.assert_array_equal(batch.next_observation, stacked[1:])
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"observation": np.zeros((4, 3), np.float32)}, r"episode 1: observation is float32 \(3,\)"),
-        ({"observation": {"x": np.zeros((4, 2), np.float32)}}, r"episode 1: observation has \['x'\]"),
-        ({"action": np.full((4, 1), 1.5, np.float32)}, r"episode 1: action is \[1.5\] at step 0"),
-        ({"action": np.zeros((4, 1), np.int32)}, None),
-        ({"action": np.full((4, 1), np.nan, np.float32)}, "episode 1: action is not finite at step 0"),
-        ({"reward": np.array([0, np.inf, 0, 0], np.float32)}, "episode 1: reward is not finite at step 1"),
-    ],
-)
-def test_what_is_not_of_the_environment_is_refused_by_name(change, said):
-    episodes = [episode(0, 3, "truncated"), dataclasses.replace(episode(1, 3, "truncated"), **change)]
-    sources = {"replay": fixed.source_of(Dataset(8))}
-    if said is None:  # whole numbers are numbers
-        rows.rings(episodes, sources, SPEC, columns=1)
-        return
-    with pytest.raises(DatasetError, match=said):
-        rows.rings(episodes, sources, SPEC, columns=1)
-
-
-def test_discrete_actions_are_checked_and_the_last_ones_are_not():
-    spec = dataclasses.replace(SPEC, action_space=spaces.Discrete(3))
-    good = dataclasses.replace(episode(0, 3, "truncated"), action=np.array([0, 2, 1, 99], np.int64))
-    sources = {"replay": fixed.source_of(Dataset(8))}
-    (ring,) = rows.rings([good], sources, spec, columns=1)[0].values()
-    assert ring.rows.action.dtype == spec.action_space.dtype and ring.rows.action.max() == 2
-    bad = dataclasses.replace(good, action=np.array([0, 3, 1, 0], np.int64))
-    with pytest.raises(DatasetError, match=r"episode 0: action is 3 at step 1"):
-        rows.rings([bad], sources, spec, columns=1)
-
-
-def test_a_dataset_that_does_not_fit_is_refused_before_it_is_laid_out(monkeypatch):
-    monkeypatch.setattr(memory, "free_on_host", lambda: 2_000)
-    with pytest.raises(ConfigError, match="GiB are free"):
-        rows.rings([episode(0, 30, "truncated")], {"replay": fixed.source_of(Dataset(8))}, SPEC, columns=1)
-
-
-def test_nothing_to_learn_from():
-    sources = {"replay": fixed.source_of(Dataset(8))}
-    with pytest.raises(DatasetError, match="no episodes"):
-        rows.rings([], sources, SPEC, columns=1)
-    with pytest.raises(DatasetError, match="no transition"):
-        rows.rings([episode(0, 0, "cut off")], sources, SPEC, columns=1)
+def test_rows_of_different_lengths_are_no_episode():
+    rows = rows_from_episode(made(3, "truncated"))
+    with pytest.raises(AssertionError, match="shape"):
+        episode_from_rows(rows.replace(reward=rows.reward[1:]))
+    with pytest.raises(AssertionError, match="shape"):
+        rows_from_episode(dataclasses.replace(made(3, "truncated"), action=np.zeros(3)))

@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from data.made import ENDINGS, made
-from recorded import assert_bitwise
+from helpers.made import ENDINGS, made
+from helpers.recorded import assert_bitwise
 
 import jaxrl
+from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.data import RldsWriter, views
 from jaxrl.data.statistics import statistics
-from jaxrl.errors import ConfigError, DatasetError
 
 pytest.importorskip("tensorflow_datasets")
 LENGTHS = [5, 1, 9, 3, 7, 2, 8, 4, 6, 5]

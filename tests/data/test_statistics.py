@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from data.made import episodes, made
+from helpers.made import episodes, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl.core.errors import ConfigError
 from jaxrl.data.statistics import Moments, statistics
-from jaxrl.errors import ConfigError
 
 
 def values(found, name, key=None):
@@ -62,34 +62,34 @@ def test_digits_are_not_lost_to_a_large_mean_or_to_many_episodes():
     assert abs(naive - float(exact.var())) > 1e-3 * float(exact.var())  # the formula that would lose them
 
 
-def test_normalised_values_have_mean_zero_and_deviation_one_and_come_back():
+def test_normalized_values_have_mean_zero_and_deviation_one_and_come_back():
     found = [made(9, "terminated", seed) for seed in range(5)]
     of = statistics(found)
     observation = jax.tree.map(lambda *x: np.concatenate(x), *(one.observation for one in found))
-    normal = of.normalise("observation", observation)
+    normal = of.normalize("observation", observation)
     assert {leaf.dtype for leaf in jax.tree.leaves(normal)} == {np.dtype(np.float32)}
     np.testing.assert_allclose(normal["vector"].mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(normal["vector"].std(axis=0), 1, atol=1e-6)
     np.testing.assert_allclose(normal["picture"].std(axis=(0, 1, 2)), 1, atol=1e-5)
-    back = of.denormalise("observation", normal)
+    back = of.denormalize("observation", normal)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), back, observation)
     action = {"which": found[0].action["which"], "how": found[0].action["how"]}
-    assert of.normalise("action", action)["how"].dtype == np.float64
+    assert of.normalize("action", action)["how"].dtype == np.float64
 
 
 def test_they_act_on_jax_arrays_in_a_compiled_program():
     of = statistics([made(9, "terminated", seed) for seed in range(5)])
     vector = np.float32([[1, 2], [3, 4]])
-    compiled = jax.jit(lambda x: of.normalise("observation", {"number": x[:, 0], "vector": x, "picture": x})["vector"])
-    np.testing.assert_allclose(compiled(jnp.asarray(vector)), of["observation"]["vector"].normalise(vector), rtol=1e-6)
+    compiled = jax.jit(lambda x: of.normalize("observation", {"number": x[:, 0], "vector": x, "picture": x})["vector"])
+    np.testing.assert_allclose(compiled(jnp.asarray(vector)), of["observation"]["vector"].normalize(vector), rtol=1e-6)
 
 
 def test_what_never_varies_is_shifted_and_not_blown_up():
     found = [dataclasses.replace(made(6, "truncated", seed), reward=np.full(7, np.float32(0.1))) for seed in range(9)]
     moments = statistics(found)["reward"]
     assert moments.std == 0.0 and moments.mean == np.float32(0.1)
-    assert not moments.normalise(found[0].reward).any()
-    assert moments.denormalise(np.zeros(3, np.float32)).tolist() == [np.float32(0.1)] * 3
+    assert not moments.normalize(found[0].reward).any()
+    assert moments.denormalize(np.zeros(3, np.float32)).tolist() == [np.float32(0.1)] * 3
 
 
 def test_text_and_images_to_skip_have_none_and_stay_as_they_are():
@@ -98,9 +98,9 @@ def test_text_and_images_to_skip_have_none_and_stay_as_they_are():
     of = statistics([one], images="skip")
     assert of["instruction"] is None and of["observation"]["picture"] is None
     assert isinstance(of["observation"]["vector"], Moments)
-    same = of.normalise("observation", one.observation)
+    same = of.normalize("observation", one.observation)
     assert same["picture"] is one.observation["picture"]
-    assert of.normalise("instruction", one.extras["instruction"]) is one.extras["instruction"]
+    assert of.normalize("instruction", one.extras["instruction"]) is one.extras["instruction"]
 
 
 def test_what_is_asked_wrongly():

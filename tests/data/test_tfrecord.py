@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboardX.record_writer import RecordWriter
 
+from jaxrl.core.errors import DatasetError
 from jaxrl.data import tfrecord
-from jaxrl.errors import DatasetError
 
 
 def bit_by_bit(text):

@@ -5,15 +5,16 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from data.made import episodes, made
+from helpers.made import episodes, made
+from helpers.recorded import assert_bitwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import assert_bitwise
 
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.sources import Sequence
 from jaxrl.data import views
-from jaxrl.data.episodes import EpisodeCutter, broken_rules
-from jaxrl.errors import ConfigError
-from jaxrl.sources import Sequence
+from jaxrl.data.episodes import broken_rules
+from jaxrl.data.rows import rows_from_episode
 
 
 def at(tree, *index):
@@ -22,28 +23,6 @@ def at(tree, *index):
 
 def stack(items):
     return jax.tree.map(lambda *x: np.stack(x), *items)
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
-@given(episodes())
-def test_rows_are_what_an_episode_is_cut_from(episode):
-    rows = views.rows(episode)
-    assert rows.weight.tolist() == [True] * episode.length + [False]
-    ((_, again),) = [*(cutter := EpisodeCutter(1)).add(jax.tree.map(lambda x: x[:, None], rows)), *cutter.finish()]
-    assert again.metadata["ending"] == episode.metadata["ending"]
-    for name in ("observation", "is_first", "is_last", "is_terminal"):
-        assert_bitwise(getattr(again, name), getattr(episode, name))
-    for name in ("action", "reward", "discount"):
-        assert_bitwise(*(jax.tree.map(lambda x: x[:-1], getattr(one, name)) for one in (again, episode)))
-
-
-def test_an_ending_that_is_not_told_counts_as_truncated():
-    told = made(3, "cut off")
-    rows = views.rows(dataclasses.replace(told, metadata={}))
-    assert rows.truncated.tolist() == [False, False, True, False]
-    assert not views.rows(told).truncated.any()
 
 
 # --- transitions -----------------------------------------------------------------------------------------------------
@@ -76,7 +55,7 @@ def test_transitions_are_right_at_both_ends(episode, n):
         assert_bitwise(at(batch.next_observation, i), at(episode.observation, t + steps))
         assert_bitwise(at(batch.action, i), at(episode.action, t))
         assert_bitwise(at(batch.extras, i), at(dict(episode.extras), t))
-    assert batch.drawn is None and batch.action_mask is None
+    assert batch.sample_info is None and batch.action_mask is None
 
 
 def test_an_episode_without_a_transition_has_no_transitions():
@@ -149,10 +128,10 @@ def zeros(tree):
     ),
 )
 def test_sequences_hold_their_rows_and_the_moments_they_were_taken_at(episode, sequence):
-    batch, rows = views.sequences(episode, sequence), views.rows(episode)
+    batch, rows = views.sequences(episode, sequence), rows_from_episode(episode)
     starts = list(zip(*views.stretches(episode.length + 1, sequence), strict=True))
     assert batch.mask.shape == (sequence.rows, len(starts)) and batch.burn_in == sequence.burn_in
-    assert batch.drawn is None and batch.carry == ()
+    assert batch.sample_info is None and batch.carry == ()
     for column, (start, kept) in enumerate(starts):
         for place in range(sequence.rows):
             row, within = at(batch.rows, place, column), place < kept
@@ -240,7 +219,7 @@ def test_an_episode_is_cut_where_a_condition_first_holds(episode, where, termina
 
 def test_a_condition_gives_one_answer_a_step():
     for wrong in (lambda e: e.reward, lambda e: True, lambda e: e.is_last[:-1]):
-        with pytest.raises(ConfigError, match=r"it is to give bool \(4,\)"):
+        with pytest.raises(ConfigError, match=r"it must be bool \(4,\)"):
             views.truncate(made(3, "truncated"), wrong)
 
 

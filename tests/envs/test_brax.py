@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl import envs
+from jaxrl.core.errors import ConfigError
 from jaxrl.envs import brax as adapter
-from jaxrl.errors import ConfigError
 
 pytest.importorskip("brax")
 

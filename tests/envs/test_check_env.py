@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from flax import struct
 
-from jaxrl import envs, spaces
+from jaxrl import envs
+from jaxrl.core import spaces
+from jaxrl.core.errors import EnvironmentContractError
 from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.timestep import restart, transition
-from jaxrl.errors import EnvironmentContractError
 
 
 @struct.dataclass

@@ -7,15 +7,16 @@ import envpool
 import jax
 import numpy as np
 import pytest
-from programs import NUM_ENVS, PPO, ROWS, all_finite
+from helpers.programs import NUM_ENVS, PPO, ROWS, all_finite
 
 import jaxrl
-from jaxrl import config, evaluation, spaces
+from jaxrl.core import config, spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import AsyncEnvironment, EnvSpec, Rollout, WatchedEnvironment
 from jaxrl.envs.host import envpool as adapter
 from jaxrl.envs.host.episodes import Episodes, environment_seeds
-from jaxrl.errors import ConfigError
 from jaxrl.parallel import rollout as ro
-from jaxrl.types import AsyncEnvironment, EnvSpec, WatchedEnvironment
+from jaxrl.run import evaluation
 
 
 def make(name, **parameters):
@@ -294,9 +295,7 @@ def test_frames_are_stacked_as_a_replay_that_keeps_each_once_makes_them_again():
 
 def test_returns_are_counted_where_games_end():
     _, shown, _ = invaders("classic")
-    timesteps, final = jax.tree.map(lambda x: x[:-1], shown), jax.tree.map(lambda x: x[-1], shown)
-    rows = ro.assemble(timesteps, final, None, {}, carry=(), final_carry=(), statistics=(), whole_episodes=False).rows
-    sums = ro.episode_sums(rows, timesteps, final)
+    sums = ro.episode_sums(Rollout(shown, None, {}, carry=(), final_carry=()))
     complete = shown.episode.complete[1:]
     assert int(sums.count) == complete.sum() < shown.last[1:].sum()
     np.testing.assert_allclose(sums.returns, shown.episode.returns[1:][complete].sum())

@@ -7,14 +7,14 @@ import host_probes
 import numpy as np
 import pytest
 from gymnasium import spaces as foreign
-from programs import DQN, NUM_ENVS, ROWS, all_finite
+from helpers.programs import DQN, NUM_ENVS, ROWS, all_finite
 
 import jaxrl
-from jaxrl import config, spaces
+from jaxrl.core import config, spaces
+from jaxrl.core.errors import ConfigError, EnvironmentContractError
+from jaxrl.core.types import WatchedEnvironment
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host import gymnasium as adapter
-from jaxrl.errors import ConfigError, EnvironmentContractError
-from jaxrl.types import WatchedEnvironment
 
 NAME = "gymnasium:host_probes:Counting-v0"
 

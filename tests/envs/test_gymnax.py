@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl import envs
+from jaxrl.core.errors import ConfigError
 from jaxrl.envs import gymnax as adapter
-from jaxrl.errors import ConfigError
 
 
 @functools.cache

@@ -4,11 +4,13 @@ import subprocess
 import sys
 
 import pytest
+from helpers.registered import nothing_registered_for_good
 
+import jaxrl
 from jaxrl import envs
+from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.envs import AutoReset, EpisodeStatistics, FrameStack, TimeLimit, registry
 from jaxrl.envs.probes import Probe
-from jaxrl.errors import ConfigError, MissingExtraError
 
 
 def test_make_wraps_in_order_under_the_auto_reset():
@@ -42,18 +44,19 @@ def test_unknown_auto_reset():
         envs.make("gymnax:CartPole-v1", auto_reset="poled")
 
 
-def test_register(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTERED", {})
-    envs.register("my:Probe-v0", lambda reward=1.0: Probe(reward=reward))
-    assert "my:Probe-v0" in envs.environments()
-    assert envs.make("my:Probe-v0", reward=3.0, auto_reset=None).env.reward == 3.0
-    with pytest.raises(ConfigError, match="did you mean 'my:Probe-v0'"):
-        envs.make("my:Prob-v0")
-    for taken in ("my:Probe-v0", "gymnax:Mine-v0", "envpool:Mine-v0"):
-        with pytest.raises(ConfigError, match="taken"):
-            envs.register(taken, Probe)
-    with pytest.raises(ConfigError, match="'my:Mine-v0'"):
-        envs.register("Mine-v0", Probe)
+def test_register():
+    with nothing_registered_for_good():
+        jaxrl.register("my:Probe-v0", lambda reward=1.0: Probe(reward=reward))
+        assert "my:Probe-v0" in envs.environments()
+        assert envs.make("my:Probe-v0", reward=3.0, auto_reset=None).env.reward == 3.0
+        with pytest.raises(ConfigError, match="did you mean 'my:Probe-v0'"):
+            envs.make("my:Prob-v0")
+        for taken in ("my:Probe-v0", "gymnax:Mine-v0", "envpool:Mine-v0"):
+            with pytest.raises(ConfigError, match="taken"):
+                jaxrl.register(taken, Probe)
+        with pytest.raises(ConfigError, match="'my:Mine-v0'"):
+            jaxrl.register(":Mine-v0", Probe)
+    assert "my:Probe-v0" not in envs.environments()
 
 
 def test_every_name_is_listed_once_and_sorted():

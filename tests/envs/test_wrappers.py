@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from flax import struct
 
-from jaxrl import spaces
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
 from jaxrl.envs import (
     ActionRepeat,
     AutoReset,
@@ -26,7 +27,6 @@ from jaxrl.envs import (
     with_auto_reset,
 )
 from jaxrl.envs.timestep import restart, transition
-from jaxrl.errors import ConfigError
 
 COUNTER_SPACE = spaces.Box(0.0, 1000.0, (3,))
 

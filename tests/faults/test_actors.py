@@ -7,18 +7,20 @@ import time
 import jax
 import numpy as np
 import pytest
-from faults.spoiled import Spoiled, SpoiledEnvironment
-from programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
+from helpers.spoiled import Spoiled, SpoiledEnvironment
 
 import jaxrl
+from jaxrl.core.errors import EnvironmentFailedError
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.errors import EnvironmentFailedError
-from jaxrl.parallel import remote_policy, sebulba
-from jaxrl.parallel.actors import ActorThreads
-from jaxrl.parallel.collector import Published, Steps
-from jaxrl.parallel.host_learning import HostLearning
-from jaxrl.schedules import at
-from jaxrl.types import env_spec
+from jaxrl.parallel.host_rollout import HostSteps
+from jaxrl.parallel.ray import policy as remote_policy
+from jaxrl.parallel.sebulba import topology as sebulba
+from jaxrl.parallel.sebulba.actors import ActorThreads
+from jaxrl.parallel.sebulba.collector import Published
+from jaxrl.parallel.sebulba.learning import HostLearning
 
 SOON = 10.0  # seconds that everything here may take at most, once compiled
 
@@ -164,8 +166,8 @@ def test_an_actor_elsewhere_that_has_the_policy_has_a_limit_on_each_step(monkeyp
     monkeypatch.setattr(remote_policy, "faulthandler", Clock())
     seen = []
     env = Spoiled(ENV, at=3, then=lambda host: seen.append(list(armed)))
-    spec, algo = env_spec(env), at(PPO, np.float32(0.0))
-    steps = Steps(spec, NUM_ENVS, NUM_ENVS, 8)
+    spec, algo = env_spec(env), resolve_schedules(PPO, np.float32(0.0))
+    steps = HostSteps(spec, NUM_ENVS, NUM_ENVS, 8)
     actor = remote_policy.RolloutActor(NUM_ENVS, 0, 0, env, steps, 0, 7.0)
     actor.rollout(Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np.int32(0)), 0)
     assert seen == [[(7.0, True)]] and armed == []
@@ -217,7 +219,7 @@ def test_rows_where_an_environment_was_built_again_do_not_count():
         program.close()
     assert report.metrics()["actors/lost_rows"] == 1
     (collected,) = seen[0]
-    rows = collected.batch.rows
-    broken = (~np.asarray(rows.weight)) & ~np.asarray(collected.batch.timesteps.last)
+    rows = collected.rollout.rows
+    broken = (~np.asarray(rows.weight)) & ~np.asarray(collected.rollout.timesteps[:-1].last)
     assert np.argwhere(broken).tolist() == [[3, 2]]
     assert not rows.weight[3, 2] and rows.reward[3, 2] == 0 and not rows.terminated[3, 2] and rows.first[4, 2]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl import checkpoint
-from jaxrl.loggers import read_metrics
+from jaxrl.run import checkpoint
+from jaxrl.run.loggers import read_metrics
 
 pytestmark = pytest.mark.faults
 
@@ -91,7 +91,7 @@ STUCK = """
 import jax
 from jaxrl.envs.host.envpool import EnvPoolEnvironment
 import jaxrl
-from programs import PPO
+from helpers.programs import PPO
 
 class Deaf:
     def __init__(self, pool):
@@ -116,16 +116,17 @@ jaxrl.train(PPO, "envpool:CartPole-v1", total_steps=10_000, topology=topology, p
 ACTOR = """
 import threading
 import jax, numpy as np
-from faults.spoiled import Spoiled
-from jaxrl.parallel.collector import Published, Steps
-from jaxrl.parallel.remote_policy import RolloutActor
-from jaxrl.schedules import at
-from jaxrl.types import env_spec
-from programs import ENV, NUM_ENVS, PPO
+from helpers.spoiled import Spoiled
+from jaxrl.parallel.sebulba.collector import Published
+from jaxrl.parallel.host_rollout import HostSteps
+from jaxrl.parallel.ray.policy import RolloutActor
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import env_spec
+from helpers.programs import ENV, NUM_ENVS, PPO
 
 env = Spoiled(ENV, at=3, then=lambda host: threading.Event().wait(600))
-spec, algo = env_spec(env), at(PPO, np.float32(0.0))
-actor = RolloutActor(NUM_ENVS, 0, 0, env, Steps(spec, NUM_ENVS, NUM_ENVS, 8), 0, 2.0)
+spec, algo = env_spec(env), resolve_schedules(PPO, np.float32(0.0))
+actor = RolloutActor(NUM_ENVS, 0, 0, env, HostSteps(spec, NUM_ENVS, NUM_ENVS, 8), 0, 2.0)
 actor.rollout(Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np.int32(0)), 0)
 """
 
@@ -134,7 +135,7 @@ actor.rollout(Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np
     ("program", "where", "words"),
     [
         pytest.param(STUCK, "in recv", "have been at envpool:CartPole-v1 is stepping environments [", id="EnvPool"),
-        pytest.param(ACTOR, "in step_now", "Timeout (0:00:02)!", id="an actor with the policy", marks=pytest.mark.long),
+        pytest.param(ACTOR, "in _step", "Timeout (0:00:02)!", id="an actor with the policy", marks=pytest.mark.long),
     ],
 )
 def test_what_hangs_ends_its_process_with_the_stacks_shown(program, where, words, tmp_path):

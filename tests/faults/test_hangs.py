@@ -7,18 +7,20 @@ import time
 import jax
 import numpy as np
 import pytest
-from faults.spoiled import Spoiled
-from programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
+from helpers.spoiled import Spoiled
 
 import jaxrl
-from jaxrl import cli, cli_eval, watchdog
-from jaxrl.data import recording
+from jaxrl.cli import evaluate as cli_evaluate
+from jaxrl.cli import main
+from jaxrl.core.errors import EnvironmentFailedError
+from jaxrl.core.types import env_spec
+from jaxrl.envs.host import watchdog
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.errors import EnvironmentFailedError
-from jaxrl.evaluation import evaluate
-from jaxrl.parallel import actors
-from jaxrl.policy import Policy
-from jaxrl.types import env_spec
+from jaxrl.parallel.sebulba import actors
+from jaxrl.run import recording
+from jaxrl.run.evaluation import evaluate
+from jaxrl.run.policy import Policy
 
 pytestmark = pytest.mark.faults
 
@@ -95,18 +97,18 @@ def test_of_two_groups_one_raises_while_the_other_hangs(hang):
 def test_an_evaluation(hang, beside, at):
     env = Spoiled(ENV, at=at, then=hang)
     with named():
-        train(HOST, eval_env=env, evaluate_beside=beside, topology={"step_timeout": 1.0})
+        train(HOST, eval_env=env, async_evaluation=beside, topology={"step_timeout": 1.0})
     assert [host.closed for host in env.built] == [0], "it is not closed under a step"
 
 
 def test_the_command_line_says_how_long_a_step_of_an_evaluation_may_take(hang, tmp_path, monkeypatch, capsys):
     train(HOST, run_dir=tmp_path / "run")
     env = Spoiled(ENV, at=3, then=hang)
-    monkeypatch.setattr(cli_eval, "make_environment", lambda *_: env)
+    monkeypatch.setattr(cli_evaluate, "make_environment", lambda *_: env)
     words = ["--env", "gymnasium:CartPole-v1", "--episodes", "8", "--step-timeout", "0.5"]
     for more in ([], ["--follow"]):
         env.built.clear()
-        assert cli.main(["eval", str(tmp_path / "run"), *words, *more]) == 1
+        assert main.main(["eval", str(tmp_path / "run"), *words, *more]) == 1
         assert "step_timeout is 0.5 s" in capsys.readouterr().err and env.built
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl import cli
+from jaxrl.cli import main
+from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.envs.host import workers
 from jaxrl.envs.host.episodes import environment_seeds
-from jaxrl.errors import EnvironmentFailedError
 
 pytestmark = pytest.mark.faults
 
@@ -121,7 +121,7 @@ def test_environments_of_a_later_group_are_named_by_their_own_index(count):
 
 def test_the_command_line_shows_the_traceback(tmp_path, capsys):
     words = ["train", "ppo", "--env", NAME, "--env-params", "fault=raise", "--total-steps", "512", "--num-envs", "4"]
-    assert cli.main([*words, "--rollout-length", "8", "--run-dir", str(tmp_path / "run")]) == 1
+    assert main.main([*words, "--rollout-length", "8", "--run-dir", str(tmp_path / "run")]) == 1
     said = capsys.readouterr().err
     assert "in _strike" in said and "host_probes.py" in said
     assert f"error: {NAME}: environment 0" in said and said.rstrip().endswith("the simulator is out of cheese")
@@ -129,7 +129,7 @@ def test_the_command_line_shows_the_traceback(tmp_path, capsys):
 
 def test_training_stops_with_the_exception():
     env = jaxrl.make(NAME, workers=1, fault="raise", at=(3, 1))
-    from programs import DQN
+    from helpers.programs import DQN
 
     with pytest.raises(EnvironmentFailedError, match="out of cheese"):
         jaxrl.train(DQN, env, total_steps=512, num_envs=4, progress=False, evaluate_every=0)
@@ -173,7 +173,7 @@ def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault
 @pytest.mark.parametrize("fault", ["kill", "hang"])
 def test_training_goes_on_where_a_worker_is_lost(fault):
     """Though the topology's own limit for a step is less than what it takes to find that out and start another one."""
-    from programs import DQN
+    from helpers.programs import DQN
 
     env = jaxrl.make(NAME, workers=2, step_timeout=1.5, fault=fault, at=(3, 1), seeds=[SEEDS[2]])
     settings = {"topology": jaxrl.Sebulba(num_envs=4, step_timeout=0.1), "progress": False}

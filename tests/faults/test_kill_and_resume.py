@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import kills
-from faults.kills import INTERVAL, ITERATIONS
-from programs import ROWS, assert_equal
+from helpers import kills
+from helpers.kills import INTERVAL, ITERATIONS
+from helpers.programs import ROWS, assert_equal
 
-from jaxrl import checkpoint, loop
-from jaxrl.errors import CheckpointError
-from jaxrl.loggers import read_metrics
+from jaxrl.core.errors import CheckpointError
+from jaxrl.run import checkpoint, loop
+from jaxrl.run.loggers import read_metrics
 
 pytestmark = pytest.mark.faults
 

@@ -6,15 +6,15 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-import programs
 import pytest
-from programs import ENV, NUM_ENVS, ROWS, Spoiled, all_finite, anakin, assert_equal
+from helpers import programs
+from helpers.programs import ENV, NUM_ENVS, ROWS, Spoiled, all_finite, anakin, assert_equal
 
 import jaxrl
-from jaxrl import checkpoint, loop
+from jaxrl.core.schedules import PiecewiseConstant
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.parallel.anakin import AnakinProgram
-from jaxrl.schedules import PiecewiseConstant
+from jaxrl.parallel.program import CompiledProgram
+from jaxrl.run import checkpoint, loop
 
 ITERATIONS = 10
 TICKS = ROWS // NUM_ENVS  # of one iteration
@@ -43,13 +43,13 @@ def chunks(monkeypatch):
     """Chunks of one iteration; how many were dispatched."""
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
     dispatched = []
-    chunk = AnakinProgram.chunk
+    chunk = CompiledProgram.chunk
 
     def counted(self, algo, env, state, length, *others):
         dispatched.append(length)
         return chunk(self, algo, env, state, length, *others)
 
-    monkeypatch.setattr(AnakinProgram, "chunk", counted)
+    monkeypatch.setattr(CompiledProgram, "chunk", counted)
     return dispatched
 
 
@@ -91,7 +91,7 @@ def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
     assert result.stopped == "non_finite" and result.total_steps == 5 * ROWS
     assert f"not finite in the iteration that ended at step {6 * ROWS}: " in result.problem
     assert "reward" in result.problem and "observation" not in result.problem
-    assert "learner.params" in result.problem, "the leaves that the chunk left are named"
+    assert "learner.network.params" in result.problem, "the leaves that the chunk left are named"
     assert len(chunks) <= 7, "the sixth iteration failed: at most one more was under way"
     assert all_finite(result.state) and all_finite(result.metrics)
     assert_equal(state_after(PPO, env, 5), result.state, 0.0 if devices == 1 else 1e-5)
@@ -128,7 +128,7 @@ def test_parameters_that_explode(name, tmp_path):
     with pytest.warns(RuntimeWarning, match="is kept"):
         result = train(ALGORITHMS[name].replace(learning_rate=EXPLODING), run_dir=tmp_path / "run")
     assert result.stopped == "non_finite" and 5 * ROWS <= result.total_steps <= 7 * ROWS
-    assert "loss" in result.problem and "gradient_norm" in result.problem and "learner.params" in result.problem
+    assert "loss" in result.problem and "gradient_norm" in result.problem and "learner.network.params" in result.problem
     assert "reward" not in result.problem
     assert all_finite(result.state) and all_finite(result.policy.actor)
     saved = checkpoints(tmp_path / "run", result.state)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: what was learnt is kept, and everything is as before."""
+"""Ctrl-C and SIGTERM: what was learned is kept, and everything is as before."""
 
 import json
 import os
@@ -9,11 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from programs import ENV, PPO, ROWS, anakin, assert_equal
+from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
-from jaxrl import checkpoint, loop
-from jaxrl.parallel.anakin import AnakinProgram
+from jaxrl.parallel.program import CompiledProgram
+from jaxrl.run import checkpoint, loop
 
 TOTAL = 12 * ROWS
 
@@ -118,7 +118,7 @@ def test_handlers_come_back_after_an_error(handlers, monkeypatch):
     def fail(*_):
         raise RuntimeError("from the program")
 
-    monkeypatch.setattr(AnakinProgram, "chunk", fail)
+    monkeypatch.setattr(CompiledProgram, "chunk", fail)
     with pytest.raises(RuntimeError, match="from the program"):
         train()
     assert handlers()

@@ -17,7 +17,7 @@ import numpy as np
 import rlax
 
 T, B, ACTIONS, SEED = 24, 3, 4, 20240607
-GAMMA, LAMBDA, STEPS = 0.97, 0.9, 5
+GAMMA, LAMBDA = 0.97, 0.9
 CLIPS = {"clip_rho": 1.3, "clip_pg_rho": 1.1}  # rlax has no c-bar: it is 1
 
 
@@ -34,13 +34,13 @@ def rollout():
         return rng.normal(size=shape).astype(np.float32)
 
     q_values = normal(T + 1, B, ACTIONS)
-    policy, behaviour = (np.asarray(jax.nn.softmax(normal(T + 1, B, ACTIONS))) for _ in range(2))
+    policy, behavior = (np.asarray(jax.nn.softmax(normal(T + 1, B, ACTIONS))) for _ in range(2))
     return {
         "rewards": normal(T, B) * weight,
         "values": normal(T + 1, B),
         "q_values": q_values,
         "policy": policy,
-        "behaviour": behaviour,
+        "behavior": behavior,
         "actions": rng.integers(0, ACTIONS, (T + 1, B)),
         "terminated": terminated,
         "truncated": truncated,
@@ -62,40 +62,33 @@ def stretches(data):
 
 def answers(data, first, last, b):
     """rlax's results for one stretch, each of its length."""
-    now, after = slice(first, last + 1), slice(first + 1, last + 2)
+    now, next_rows = slice(first, last + 1), slice(first + 1, last + 2)
     rewards = jnp.asarray(data["rewards"][now, b])
     discounts = jnp.asarray(GAMMA * ~data["terminated"][now, b], jnp.float32)
     values = jnp.asarray(data["values"][first : last + 2, b])
     taken = data["actions"][:, b, None]
     probability, old_probability = (
-        np.take_along_axis(data[name][:, b], taken, -1)[:, 0] for name in ("policy", "behaviour")
+        np.take_along_axis(data[name][:, b], taken, -1)[:, 0] for name in ("policy", "behavior")
     )
     rhos = jnp.asarray(probability / old_probability)[now]
-    q, actions = jnp.asarray(data["q_values"][:, b]), jnp.asarray(data["actions"][:, b])
+    q = jnp.asarray(data["q_values"][:, b])
 
     def vtrace(**settings):
         return rlax.vtrace_td_error_and_advantage(values[:-1], values[1:], rewards, discounts, rhos, **settings)
 
     plain = vtrace()
     clipped = vtrace(clip_rho_threshold=CLIPS["clip_rho"], clip_pg_rho_threshold=CLIPS["clip_pg_rho"])
-    errors = rlax.retrace(
-        q[now], q[after], actions[now], actions[after], rewards, discounts,
-        jnp.asarray(data["policy"][after, b]), jnp.asarray(old_probability[after]), LAMBDA, eps=0.0,
-    )  # fmt: skip
-    q_now = jnp.take_along_axis(q[now], actions[now][:, None], -1)[:, 0]
     return {
         "gae": rlax.truncated_generalized_advantage_estimation(rewards, discounts, LAMBDA, values),
         "lambda_returns": rlax.lambda_returns(rewards, discounts, values[1:], LAMBDA),
         "discounted_returns": rlax.discounted_returns(rewards, discounts, values[1:]),
-        "n_step_returns": rlax.n_step_bootstrapped_returns(rewards, discounts, values[1:], STEPS),
         "vtrace_values": plain.errors + values[:-1],
         "vtrace_advantages": plain.pg_advantage,
         "vtrace_clipped_values": clipped.errors + values[:-1],
         "vtrace_clipped_advantages": clipped.pg_advantage,
         # rlax also mixes lambda into the advantage; the paper does not, so only the values are held against it.
         "vtrace_lambda_values": vtrace(lambda_=LAMBDA).errors + values[:-1],
-        "retrace": errors + q_now,
-        "q_lambda": rlax.lambda_returns(rewards, discounts, jnp.max(q[after], axis=-1), LAMBDA),
+        "q_lambda": rlax.lambda_returns(rewards, discounts, jnp.max(q[next_rows], axis=-1), LAMBDA),
     }
 
 
@@ -107,7 +100,7 @@ def main():
             results.setdefault(name, np.zeros((T, B), np.float32))[first : last + 1, b] = answer
     golden = {
         "made_with": {"rlax": rlax.__version__, "jax": jax.__version__, "numpy": np.__version__},
-        "settings": {"gamma": GAMMA, "lambda": LAMBDA, "n": STEPS, **CLIPS},
+        "settings": {"gamma": GAMMA, "lambda": LAMBDA, **CLIPS},
         "inputs": {name: array.tolist() for name, array in data.items()},
         "results": {name: array.tolist() for name, array in results.items()},
     }

@@ -1,8 +1,8 @@
 """A short real training in brax."""
 
 import jaxrl
+from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, ActorCritic
-from jaxrl.schedules import Linear
 
 
 def test_ppo_balances_braxs_inverted_pendulum():

@@ -3,7 +3,7 @@
 import pytest
 
 import jaxrl
-from jaxrl.schedules import Linear
+from jaxrl.core.schedules import Linear
 
 
 def test_ppo_solves_cartpole_with_purejaxrls_settings():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jaxrl
+from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, QuantileValues
-from jaxrl.schedules import Linear
 
 TORSO = MLP((64, 64), activation="relu")
 # CleanRL's settings: an update every 10 rows, a new target every 500. Larger rates and replays, and a rate that falls
@@ -17,7 +17,7 @@ DQN = jaxrl.DQN(
     learning_rate=2.5e-4,
     epsilon=Linear(1.0, 0.05, 0.5),
     rollout_length=5,
-    updates=4,
+    replay_ratio=0.1,
     target_period=50,
     capacity=10_000,
     min_size=10_000,
@@ -32,7 +32,7 @@ RUNS = {
     "double-dueling": (DQN.replace(network=QNetwork(TORSO, head=ActionValues(dueling=True))), 8),
     "c51": (DQN.replace(network=QNetwork(TORSO, head=CategoricalValues())), 8),
     "qr-dqn": (DQN.replace(network=QNetwork(TORSO, head=QuantileValues(16))), 8),
-    "pqn": (jaxrl.PQN(network=QNetwork(MLP((120, 84), activation="relu", layer_norm=True))), 4),
+    "pqn": (jaxrl.PQN(network=QNetwork(MLP((120, 84), activation="relu", normalization="layer"))), 4),
 }
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 import jaxrl
+from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, Actor, Critic, QNetwork
-from jaxrl.schedules import Linear
 
 PPO = jaxrl.PPO(learning_rate=Linear(1e-3, 0.0), rollout_length=64)
 SMALL = {"learning_rate": 1e-3, "capacity": 20_000}
@@ -33,7 +33,7 @@ def test_impala_in_envpool():
 def test_sac_in_gymnasium():
     """Issue 4: the mark of Anakin, -165, here after 10k rows, with networks of 64 and four updates every four rows."""
     algo = jaxrl.SAC(
-        policy=Actor(widths=(64, 64)), critic=Critic(widths=(64, 64)), rollout_length=4, updates=4, **SMALL
+        policy=Actor(widths=(64, 64)), critic=Critic(widths=(64, 64)), rollout_length=4, replay_ratio=1, **SMALL
     )
     topology = jaxrl.Sebulba(num_envs=1, lockstep=True)
     assert trained(algo, "gymnasium:Pendulum-v1", 10_000, topology) >= -165
@@ -47,7 +47,7 @@ def test_dqn_in_envpool():
         double=False,
         epsilon=Linear(1.0, 0.05, 0.5),
         rollout_length=5,
-        updates=4,
+        replay_ratio=0.1,
         target_period=50,
         capacity=10_000,
         min_size=10_000,
@@ -61,7 +61,11 @@ def test_dqn_in_envpool():
 @pytest.mark.learning
 def test_td3_in_gymnasium():
     algo = jaxrl.TD3(
-        policy=Actor(widths=(64, 64), stochastic=False), critic=Critic(widths=(64, 64)), exploration_noise=0.2, **SMALL
+        policy=Actor(widths=(64, 64), stochastic=False),
+        critic=Critic(widths=(64, 64)),
+        exploration_noise=0.2,
+        replay_ratio=1,
+        **SMALL,
     )
     assert trained(algo, "gymnasium:Pendulum-v1", 20_000, jaxrl.Sebulba(num_envs=1)) >= -165
 

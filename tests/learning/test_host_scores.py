@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.algos.presets import PRESETS
+from jaxrl.core.schedules import Linear
 from jaxrl.networks import ActorCritic, NatureCNN
-from jaxrl.schedules import Linear
+from jaxrl.run.presets import PRESETS
 
 CLEANRL = "CleanRL's documentation"
 
@@ -70,8 +70,8 @@ def test_ppo_in_halfcheetah(record):
     ("algo", "reference"),
     [
         # CleanRL's settings: an update a row, from the 5,000th on.
-        (jaxrl.SAC(learning_rate=1e-3, policy_learning_rate=3e-4, min_size=5_000, updates=8), 9635),
-        (jaxrl.TD3(learning_rate=3e-4, min_size=25_000, updates=8), 9583),
+        (jaxrl.SAC(learning_rate=1e-3, policy_learning_rate=3e-4, min_size=5_000, replay_ratio=1), 9635),
+        (jaxrl.TD3(learning_rate=3e-4, min_size=25_000, replay_ratio=1), 9583),
     ],
     ids=["sac", "td3"],
 )

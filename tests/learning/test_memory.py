@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.algos.optimisers import Adam
+from jaxrl.algos.optimizers import Adam
+from jaxrl.core.schedules import Linear
 from jaxrl.networks import GRU, MLP, ActorCritic, QNetwork
-from jaxrl.schedules import Linear
 
 
 def memory(algo, total_steps):
@@ -27,7 +27,7 @@ def ppo(network):
 
 def a2c(network):
     return jaxrl.A2C(
-        learning_rate=Linear(3e-3, 0.0), gae_lambda=0.95, rollout_length=24, optimiser=Adam(), network=network
+        learning_rate=Linear(3e-3, 0.0), gae_lambda=0.95, rollout_length=24, optimizer=Adam(), network=network
     )
 
 
@@ -48,7 +48,7 @@ def test_feed_forward_policies_cannot():
 
 def q_learning(algorithm, core, **fields):
     """Q-learning with a small network; a stretch of 25 rows holds at least one whole episode of 12."""
-    settings = {"capacity": 16_384, "min_size": 2_048, "batch_size": 64, "rollout_length": 8, "updates": 4}
+    settings = {"capacity": 16_384, "min_size": 2_048, "batch_size": 64, "rollout_length": 8, "replay_ratio": 4 / 512}
     settings |= {"target_period": 50, "learning_rate": Linear(3e-3, 0.0), "network": QNetwork(MLP((32,)), core=core)}
     return algorithm(**(settings | fields))
 
@@ -64,5 +64,5 @@ def test_recurrent_dqn_remembers():
 
 
 def test_feed_forward_dqn_cannot():
-    scores = memory(q_learning(jaxrl.DQN, None, rollout_length=1, updates=1), 20_000)
+    scores = memory(q_learning(jaxrl.DQN, None, rollout_length=1, replay_ratio=1 / 64), 20_000)
     assert np.abs(scores).max() <= 0.2, scores

@@ -3,10 +3,10 @@
 import pytest
 
 import jaxrl
-from jaxrl.algos.optimisers import Adam
-from jaxrl.algos.presets import PRESETS
+from jaxrl.algos.optimizers import Adam
+from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, ActorCritic
-from jaxrl.schedules import Linear
+from jaxrl.run.presets import PRESETS
 
 SOURCE = "gymnax README, column 'Ckpt (Return)'"
 PUBLISHED = {"Breakout": 28, "Asterix": 15, "SpaceInvaders": 131, "Freeway": 58}
@@ -50,8 +50,8 @@ def test_ppo_in_minatar(game, record):
         assert result.scores.mean() >= 28, result.scores
 
 
-BESIDE = {"optimiser": Adam(eps=1.5e-4), "capacity": 100_000, "min_size": 5_000, "batch_size": 32}
-BESIDE |= {"rollout_length": 4, "updates": 2, "learning_rate": 2.5e-4, "target_period": 250}
+BESIDE = {"optimizer": Adam(eps=1.5e-4), "capacity": 100_000, "min_size": 5_000, "batch_size": 32}
+BESIDE |= {"rollout_length": 4, "replay_ratio": 1 / 16, "learning_rate": 2.5e-4, "target_period": 250}
 
 
 @pytest.mark.learning

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import jaxrl
+from jaxrl.core.schedules import Cosine, resolve_schedules
 from jaxrl.networks import Actor, Critic
-from jaxrl.policy import Policy
-from jaxrl.schedules import Cosine, at
+from jaxrl.run.policy import Policy
 
 ENV, SEEDS, UPDATES = "gymnax:Pendulum-v1", 5, 20_000
 UPDATES_OF_CQL = 6_000  # each takes as long as ten of the others
 ACTOR, CERTAIN = Actor(widths=(64, 64)), Actor(widths=(64, 64), stochastic=False)
 TWO, ONE = Critic(widths=(64, 64)), Critic(widths=(64, 64), ensemble=1)
 COMMON = {"learning_rate": 1e-3, "batch_size": 128}
-EXPERT = jaxrl.SAC(**COMMON, capacity=20_000, policy=ACTOR, critic=TWO)
+EXPERT = jaxrl.SAC(**COMMON, capacity=20_000, replay_ratio=1, policy=ACTOR, critic=TWO)
 BC = jaxrl.BC(**COMMON, policy=ACTOR)
 ON_MIXED = {
     "bc": BC,
@@ -63,7 +63,7 @@ def data(tmp_path_factory):
     """40 episodes of an expert, and 10 others of it with 30 of uniform actions."""
     folder = tmp_path_factory.mktemp("data")
     result = jaxrl.train(EXPERT, ENV, total_steps=15_000, num_envs=1, evaluate_every=0, progress=False)
-    untrained = at(EXPERT, jnp.float32(0))  # and so it acts at random where it explores
+    untrained = resolve_schedules(EXPERT, jnp.float32(0))  # and so it acts at random where it explores
     random = Policy(untrained, untrained.actor(untrained.init(jax.random.key(0), result.spec)), result.spec)
     jaxrl.export_rlds(result.policy, ENV, folder / "expert", episodes=40, seed=1, progress=False)
     jaxrl.export_rlds(result.policy, ENV, folder / "mixed" / "expert", episodes=10, seed=2, progress=False)

@@ -10,7 +10,9 @@ import pytest
 import jaxrl
 from jaxrl import envs, networks
 from jaxrl.algos import off_policy, q_learning
-from jaxrl.parallel import anakin
+from jaxrl.algos.train_state import Variables
+from jaxrl.core.types import NetworkInputs
+from jaxrl.parallel import program as compiled
 
 GAMMA = 0.9
 TOPOLOGY = jaxrl.Anakin(num_envs=16, devices=1)
@@ -38,7 +40,7 @@ ALGORITHMS = {
             gamma=GAMMA,
             learning_rate=jaxrl.schedules.Linear(3e-3, 0.0),
             network=networks.QNetwork(torso=SMALL),
-            updates=4,
+            replay_ratio=1 / 16,
             target_period=20,
             max_grad_norm=None,
             **REPLAY,
@@ -56,7 +58,7 @@ ALGORITHMS = {
             policy=networks.Actor(widths=(32,)),
             critic=networks.Critic(widths=(32,)),
             **REPLAY,
-            updates=8,
+            replay_ratio=0.125,
         ),
         150,
     ),
@@ -71,7 +73,7 @@ ALGORITHMS = {
             policy=networks.Actor(widths=(32,)),
             critic=networks.Critic(widths=(32,), ensemble=1),
             **REPLAY,
-            updates=8,
+            replay_ratio=0.125,
         ),
         150,
     ),
@@ -81,6 +83,7 @@ ANOTHER = networks.QNetwork(SMALL, head=networks.CategoricalValues(41))
 LIMITED = {
     "c51": (ALGORITHMS["dqn"][0].replace(network=ANOTHER, v_min=0.0, v_max=12.0), 400),
     "qr-dqn": (ALGORITHMS["dqn"][0].replace(network=networks.QNetwork(SMALL, head=networks.QuantileValues(8))), 400),
+    "dqn-flashbax": (ALGORITHMS["dqn"][0].replace(storage="flashbax"), 400),
     "r2d2": (
         jaxrl.R2D2(
             gamma=GAMMA,
@@ -90,7 +93,7 @@ LIMITED = {
             burn_in=4,
             target_period=5,
             **REPLAY,
-            updates=4,
+            replay_ratio=1 / 16,
         ),
         400,
     ),
@@ -99,7 +102,7 @@ LIMITED = {
             gamma=GAMMA,
             learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
             rollout_length=16,
-            network=networks.QNetwork(networks.MLP((32,), layer_norm=True)),
+            network=networks.QNetwork(networks.MLP((32,), normalization="layer")),
         ),
         150,
     ),
@@ -124,7 +127,7 @@ def marked(names):
 @pytest.mark.parametrize("name", marked(ALGORITHMS))
 def test_values(name):
     algo, iterations = ALGORITHMS[name]
-    before = anakin._chunk._cache_size()
+    before = compiled._chunk._cache_size()
     for probe, truth in TRUTH.items():
         observation, value, action = trained(algo, iterations, probe)
         wanted = truth(observation)
@@ -135,7 +138,7 @@ def test_values(name):
         }.get(probe, {0.0})
         if probe == "ActionReward":
             assert (action == 0).mean() > 0.9
-    assert anakin._chunk._cache_size() == before + 1, "the probes must share one program"
+    assert compiled._chunk._cache_size() == before + 1, "the probes must share one program"
 
 
 @pytest.mark.parametrize("name", marked(LIMITED))
@@ -146,18 +149,20 @@ def test_time_limits_are_bootstrapped_through(name):
 
 
 def trained(algo, iterations, probe):
-    """Observations, values and actions of what was learnt on a probe."""
+    """Observations, values and actions of what was learned on a probe."""
     env = envs.prepared(envs.make(f"probe:{probe}"))
     program = TOPOLOGY.bind(algo, env)
-    ticks = iterations * program.rows_per_iteration(algo) // program.num_envs
-    state, report = program.chunk(algo, env, program.start(algo, env, 0), iterations, ticks)
+    steps_per_env = iterations * program.steps_per_iteration(algo) // program.num_envs
+    state, report = program.chunk(algo, env, program.start(algo, env, 0), iterations, steps_per_env)
     assert report.failed_at == -1
     return played(algo, program.spec, env, state.learner)
 
 
 def played(algo, spec, env, learner):
-    """Observations, values and actions at the rows that count, of a few environments over some ticks."""
-    observation, value, action, counts = _play(jaxrl.schedules.at(algo, jnp.float32(1.0)), env, learner, spec=spec)
+    """Observations, values and actions at the rows that count, of a few environments over some steps_per_env."""
+    observation, value, action, counts = _play(
+        jaxrl.schedules.resolve_schedules(algo, jnp.float32(1.0)), env, learner, spec=spec
+    )
     counts = np.asarray(counts)
     return np.asarray(observation)[..., 0][counts], np.asarray(value)[counts], np.asarray(action)[counts]
 
@@ -175,11 +180,14 @@ def _play(algo, env, learner, *, spec):
         if "value" in output.extras:
             value = output.extras["value"]
         elif isinstance(algo, (jaxrl.SAC, jaxrl.MPO)):
-            values = off_policy.evaluate_critic(algo, learner.critic.params, timestep.observation, None, spec)
+            values = off_policy.evaluate_critic(
+                algo.critic, Variables(learner.critic.params), timestep.observation, None, spec
+            )
             value = values.min(axis=0).max(axis=-1)
         else:
-            seen = jax.tree.map(lambda x: x[None], timestep)
-            seen = algo.network.apply(actor.params, seen, carry.network, spec=spec)[0]
+            seen = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
+            carried = {"spec": spec, "model_state": actor.model_state, "train": False}
+            seen = algo.network.apply(actor.params, seen, carry.network, **carried)[0]
             value = q_learning.action_values(seen, getattr(algo, "v_min", 0), getattr(algo, "v_max", 0))[0].max(axis=-1)
             value = q_learning.unscaled(value) if isinstance(algo, jaxrl.R2D2) else value
         env_state, following = jax.vmap(env.step)(env_state, output.action, keys)

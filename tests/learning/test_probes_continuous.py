@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.continuous import support
 
 import jaxrl
 from jaxrl import envs, networks
-from jaxrl.algos import off_policy
+from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos.train_state import Variables
 from jaxrl.envs import probes
-from jaxrl.parallel import anakin
+from jaxrl.parallel import program as compiled
 
 GAMMA = 0.9
 TOPOLOGY = jaxrl.Anakin(num_envs=16, devices=1)
@@ -24,7 +26,7 @@ SMALL = {
     "min_size": 256,
     "batch_size": 64,
     "rollout_length": 4,
-    "updates": 8,
+    "replay_ratio": 0.125,
 }
 DETERMINISTIC = {"policy": networks.Actor(widths=(32,), stochastic=False), **SMALL}
 ALGORITHMS = {
@@ -74,12 +76,12 @@ LONG = {"td3", "ddpg", "d4pg", "mpo"}  # for which the time limits stand
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in ALGORITHMS])
 def test_values(name):
     algo = ALGORITHMS[name]
-    before = anakin._chunk._cache_size()
+    before = compiled._chunk._cache_size()
     for probe, truth in TRUTH.items():
         env = envs.prepared(envs.make(f"probe:{probe}", continuous=True))
         program = TOPOLOGY.bind(algo, env)
-        ticks = ITERATIONS * program.rows_per_iteration(algo) // program.num_envs
-        state, report = program.chunk(algo, env, program.start(algo, env, 0), ITERATIONS, ticks)
+        steps_per_env = ITERATIONS * program.steps_per_iteration(algo) // program.num_envs
+        state, report = program.chunk(algo, env, program.start(algo, env, 0), ITERATIONS, steps_per_env)
         assert report.failed_at == -1
         observation, value, action = played(algo, program.spec, env, state.learner)
         # 5 % of the endless task's value of 10: it is only right if its time limits are bootstrapped through.
@@ -88,12 +90,14 @@ def test_values(name):
         assert set(np.unique(observation)) == SEEN.get(probe, {0.0})
         if probe == "ActionReward":
             np.testing.assert_allclose(action, probes.BEST_ACTION, atol=0.1)
-    assert anakin._chunk._cache_size() == before + 1, "the probes must share one program"
+    assert compiled._chunk._cache_size() == before + 1, "the probes must share one program"
 
 
 def played(algo, spec, env, learner):
     """Observations, the critics' smallest value of the greedy action there, and that action, where rows count."""
-    observation, value, action, counts = _play(jaxrl.schedules.at(algo, jnp.float32(1.0)), env, learner, spec=spec)
+    observation, value, action, counts = _play(
+        jaxrl.schedules.resolve_schedules(algo, jnp.float32(1.0)), env, learner, spec=spec
+    )
     counts = np.asarray(counts)
     return np.asarray(observation)[..., 0][counts], np.asarray(value)[counts], np.asarray(action)[..., 0][counts]
 
@@ -107,8 +111,10 @@ def _play(algo, env, learner, *, spec):
     def step(moment, keys):
         env_state, timestep = moment
         action = algo.act(actor, timestep, (), keys, spec=spec, explore=False).action
-        output = off_policy.evaluate_critic(algo, learner.critic.params, timestep.observation, action, spec)
-        value = off_policy.expected_values(algo, output)[..., 0].min(axis=0)
+        output = off_policy.evaluate_critic(
+            algo.critic, Variables(learner.critic.params), timestep.observation, action, spec
+        )
+        value = q_learning.action_values(output, *support(algo))[..., 0].min(axis=0)
         env_state, following = jax.vmap(env.step)(env_state, action, keys)
         return (env_state, following), (timestep.observation, value, action, ~timestep.last)
 

@@ -5,7 +5,7 @@ import pytest
 import jaxrl
 from jaxrl.networks import Actor, CategoricalValues, Critic
 
-SETTINGS = {"learning_rate": 1e-3, "capacity": 20_000}
+SETTINGS = {"learning_rate": 1e-3, "capacity": 20_000, "replay_ratio": 1}
 # MPO asks its critic for 40 actions an observation, others for one or two.
 SMALL = {"policy": Actor(widths=(64, 64)), "critic": Critic(widths=(64, 64), ensemble=1)}
 DISTRIBUTION = Critic(ensemble=1, head=CategoricalValues(101))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxrl.errors import ConfigError
+from jaxrl.core.errors import ConfigError
 from jaxrl.networks import GRU, LSTM
 
 T, B, INPUTS, WIDTH = 7, 3, 2, 4

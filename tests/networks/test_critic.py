@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import EnvSpec, NetworkInputs
 from jaxrl.networks import (
     MLP,
     Actor,
@@ -20,7 +21,6 @@ from jaxrl.networks import (
     from_unit,
     to_unit,
 )
-from jaxrl.types import EnvSpec, TimeStep
 
 T, B = 4, 3
 BOX = spaces.Box(np.float32([-2, 0]), np.float32([2, 10]), (2,))
@@ -30,19 +30,24 @@ SMALL = Critic(widths=(8, 4))
 POLICY = Actor(widths=(8,), gain=3.0)
 
 
-def moments(spec, seed=0):
+def inputs(spec, seed=0):
     rng = np.random.default_rng(seed)
-    space, flags = spec.observation_space, jnp.zeros((T, B), bool)
+    space = spec.observation_space
     if space.dtype == np.uint8:
         observation = rng.integers(0, 256, (T, B, *space.shape), np.uint8)
     else:
         observation = rng.normal(size=(T, B, *space.shape)).astype(np.float32)
-    return TimeStep(jnp.asarray(observation), jnp.zeros((T, B)), flags, flags, flags)
+    return NetworkInputs(jnp.asarray(observation))
 
 
 def actions(seed=1):
     rng = np.random.default_rng(seed)
     return jnp.asarray(rng.uniform(BOX.low, BOX.high, (T, B, 2)), jnp.float32)
+
+
+def evaluate(network, params, read, second, spec=SPEC):
+    """The output of a network without model state."""
+    return network.apply(params, read, second, spec=spec, model_state=(), train=False)[0]
 
 
 def test_units():
@@ -54,14 +59,14 @@ def test_units():
 
 
 def test_a_member_is_dense_layers_over_observation_and_unit_action():
-    params = SMALL.init(jax.random.key(0), SPEC)
+    params, _ = SMALL.init(jax.random.key(0), SPEC)
     assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(params))
-    values = SMALL.apply(params, moments(SPEC), actions(), spec=SPEC)
+    values = evaluate(SMALL, params, inputs(SPEC), actions())
     assert values.shape == (2, T, B, 1)
     low, high = BOX.low, BOX.high
     unit = 2 * (np.asarray(actions()) - low) / (high - low) - 1
     for i in range(2):
-        x = np.concatenate([np.asarray(moments(SPEC).observation), unit], axis=-1)
+        x = np.concatenate([np.asarray(inputs(SPEC).observation), unit], axis=-1)
         for layer in ("layer_0", "layer_1"):
             dense = params["hidden"][layer]
             x = np.maximum(x @ np.asarray(dense["kernel"][i]) + np.asarray(dense["bias"][i]), 0)
@@ -71,10 +76,10 @@ def test_a_member_is_dense_layers_over_observation_and_unit_action():
 
 
 def test_members_begin_apart_and_learn_apart():
-    params = SMALL.init(jax.random.key(0), SPEC)
-    values = SMALL.apply(params, moments(SPEC), actions(), spec=SPEC)
+    params, _ = SMALL.init(jax.random.key(0), SPEC)
+    values = evaluate(SMALL, params, inputs(SPEC), actions())
     assert jnp.abs(values[0] - values[1]).max() > 1e-2
-    gradients = jax.grad(lambda p: SMALL.apply(p, moments(SPEC), actions(), spec=SPEC)[0].sum())(params)
+    gradients = jax.grad(lambda p: evaluate(SMALL, p, inputs(SPEC), actions())[0].sum())(params)
     kernel = gradients["head"]["advantage"]["output"]["kernel"]
     assert jnp.abs(kernel[0]).max() > 0 and jnp.abs(kernel[1]).max() == 0
 
@@ -84,10 +89,10 @@ def test_images_are_read_by_a_cnn_and_by_the_torso_asked_for():
         critic, policy = dataclasses.replace(SMALL, torso=torso), dataclasses.replace(POLICY, torso=torso)
 
         def run(key, timesteps, action, critic=critic, policy=policy):
-            values = critic.apply(critic.init(key, IMAGES), timesteps, action, spec=IMAGES)
-            return values, policy.apply(policy.init(key, IMAGES), timesteps, (), spec=IMAGES)[0].mean
+            values = evaluate(critic, critic.init(key, IMAGES)[0], timesteps, action, IMAGES)
+            return values, evaluate(policy, policy.init(key, IMAGES)[0], timesteps, (), IMAGES).mean
 
-        values, mean = jax.eval_shape(run, jax.random.key(0), moments(IMAGES), actions())
+        values, mean = jax.eval_shape(run, jax.random.key(0), inputs(IMAGES), actions())
         assert values.shape == (2, T, B, 1) and mean.shape == (T, B, 2)
 
 
@@ -96,8 +101,8 @@ def test_policies_stay_within_the_box_and_begin_in_its_middle():
     for stochastic in (True, False):
         for gain in (0.001, 100.0):
             policy = Actor(widths=(8,), stochastic=stochastic, gain=gain)
-            output, carry = policy.apply(policy.init(jax.random.key(0), SPEC), moments(SPEC), (), spec=SPEC)
-            assert carry == () and isinstance(output, TanhGaussian) == stochastic
+            output = evaluate(policy, policy.init(jax.random.key(0), SPEC)[0], inputs(SPEC), ())
+            assert policy.initial_carry(SPEC) == () and isinstance(output, TanhGaussian) == stochastic
             action = np.asarray(output.mode() if stochastic else output)
             assert (action >= BOX.low).all() and (action <= BOX.high).all()
             if gain < 1:
@@ -107,25 +112,27 @@ def test_policies_stay_within_the_box_and_begin_in_its_middle():
 
 
 def test_the_deviation_depends_on_the_observation():
-    output, _ = POLICY.apply(POLICY.init(jax.random.key(0), SPEC), moments(SPEC), (), spec=SPEC)
+    output = evaluate(POLICY, POLICY.init(jax.random.key(0), SPEC)[0], inputs(SPEC), ())
     assert output.log_std.std() > 1e-2
 
 
 @pytest.mark.parametrize("network", [SMALL, POLICY], ids=["critic", "policy"])
 def test_every_field_changes_the_program(network):
-    other = {"torso": MLP((3,)), "widths": (5,), "activation": "tanh", "layer_norm": True}
+    other = {"torso": MLP((3,)), "widths": (5,), "activation": "tanh", "normalization": "layer"}
     other |= {"ensemble": 3, "stochastic": False, "gain": 2.0, "initial_log_std": -1.0}
     other |= {"head": QuantileValues(3)}
 
     def program(changed):
         def run(key, action):
-            params = changed.init(key, SPEC)
+            params, _ = changed.init(key, SPEC)
             second = action if isinstance(changed, Critic) else ()
-            return params, changed.apply(params, moments(SPEC), second, spec=SPEC)
+            return params, evaluate(changed, params, inputs(SPEC), second)
 
         return str(jax.make_jaxpr(run)(jax.random.key(0), actions()))
 
     for field in dataclasses.fields(network):
+        if field.name == "observation_keys":
+            continue  # of dictionary observations, below
         changed = dataclasses.replace(network, **{field.name: other[field.name]})
         assert program(changed) != program(network), field.name
 
@@ -133,15 +140,15 @@ def test_every_field_changes_the_program(network):
 def test_of_a_discrete_space_a_member_says_what_every_action_is_worth():
     spec = EnvSpec("discrete", SPEC.observation_space, spaces.Discrete(3))
     mask = jnp.broadcast_to(jnp.asarray([True, False, True]), (T, B, 3))
-    timesteps = moments(SPEC).replace(action_mask=mask)
-    params = SMALL.init(jax.random.key(0), spec)
-    values = SMALL.apply(params, timesteps, None, spec=spec)
+    timesteps = inputs(SPEC).replace(action_mask=mask)
+    params, _ = SMALL.init(jax.random.key(0), spec)
+    values = evaluate(SMALL, params, timesteps, None, spec)
     assert values.shape == (2, T, B, 3)
     assert (values[..., 1] == jnp.finfo(jnp.float32).min).all() and jnp.abs(values[..., ::2]).max() < 1e3
-    free = SMALL.apply(params, moments(SPEC), None, spec=spec)
+    free = evaluate(SMALL, params, inputs(SPEC), None, spec)
     np.testing.assert_array_equal(free[..., ::2], values[..., ::2])
 
-    policy, _ = POLICY.apply(POLICY.init(jax.random.key(0), spec), timesteps, (), spec=spec)
+    policy = evaluate(POLICY, POLICY.init(jax.random.key(0), spec)[0], timesteps, (), spec)
     probabilities = jnp.exp(policy.log_probs())
     assert isinstance(policy, Categorical) and (probabilities[..., 1] == 0).all()
     np.testing.assert_allclose(probabilities.sum(axis=-1), 1.0, rtol=1e-5)
@@ -150,8 +157,8 @@ def test_of_a_discrete_space_a_member_says_what_every_action_is_worth():
 
 
 def test_a_critic_may_predict_distributions():
-    params = dataclasses.replace(SMALL, head=CategoricalValues(7)).init(jax.random.key(0), SPEC)
-    output = dataclasses.replace(SMALL, head=CategoricalValues(7)).apply(params, moments(SPEC), actions(), spec=SPEC)
+    critic = dataclasses.replace(SMALL, head=CategoricalValues(7))
+    output = evaluate(critic, critic.init(jax.random.key(0), SPEC)[0], inputs(SPEC), actions())
     assert output.logits.shape == (2, T, B, 1, 7) and output.mask is None
 
 
@@ -165,3 +172,30 @@ def test_unbounded_actions_are_refused():
 def test_an_empty_ensemble_is_refused():
     with pytest.raises(ConfigError, match="ensemble=0"):
         Critic(ensemble=0)
+
+
+def test_the_members_of_an_ensemble_keep_batch_statistics_of_their_own():
+    critic = dataclasses.replace(SMALL, normalization="batch")
+    params, state = critic.init(jax.random.key(0), SPEC)
+    assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(state))
+    _, trained = critic.apply(params, inputs(SPEC), actions(), spec=SPEC, model_state=state, train=True)
+    mean = trained["hidden"]["norm_0"]["mean"]
+    assert jnp.abs(mean[0] - mean[1]).max() > 1e-4 and jnp.abs(mean).min() > 0
+    values, kept = critic.apply(params, inputs(SPEC), actions(), spec=SPEC, model_state=trained, train=False)
+    jax.tree.map(np.testing.assert_array_equal, kept, trained)
+    assert values.shape == (2, T, B, 1)
+
+
+def test_actor_and_critic_may_read_different_keys_of_the_observation():
+    privileged = spaces.Box(-1, 1, (5,))
+    spec = EnvSpec("states", spaces.Dict({"state": SPEC.observation_space, "privileged_state": privileged}), BOX)
+    policy = dataclasses.replace(POLICY, observation_keys=["state"])
+    params, _ = policy.init(jax.random.key(0), spec)
+    assert params["hidden"]["layer_0"]["kernel"].shape[0] == 3
+    params, _ = SMALL.init(jax.random.key(0), spec)
+    assert "encode_state" in params["body"]["torso"]
+    critic = dataclasses.replace(SMALL, observation_keys=("privileged_state",))
+    params, _ = critic.init(jax.random.key(0), spec)
+    assert params["hidden"]["layer_0"]["kernel"].shape[1] == 5 + 2
+    with pytest.raises(ConfigError, match="privileged_state"):
+        dataclasses.replace(SMALL, observation_keys=("privileged",)).init(jax.random.key(0), spec)

@@ -1,5 +1,7 @@
 """A user's own NNX, Linen and Equinox networks: shapes, a gradient step that helps, unrolling, and errors."""
 
+import functools
+
 import equinox as eqx
 import flax.linen as nn
 import jax
@@ -9,24 +11,28 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import EnvSpec, NetworkInputs
 from jaxrl.networks import Categorical, DiagonalGaussian, TanhGaussian, from_equinox, from_linen, from_nnx
-from jaxrl.types import EnvSpec, TimeStep
 
 T, B, WIDTH = 4, 3, 5
 DISCRETE = EnvSpec("discrete", spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
 BOX = EnvSpec("box", spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,)))
 
 
-def moments(first=()):
+def inputs(first=()):
     rng = np.random.default_rng(0)
-    flags = jnp.zeros((T, B), bool)
-    begins = flags
+    begins = jnp.zeros((T, B), bool)
     for index in first:
         begins = begins.at[index].set(True)
     observation = jnp.asarray(rng.normal(size=(T, B, 2)), jnp.float32)
-    return TimeStep(observation, jnp.zeros((T, B)), flags, flags, begins)
+    return NetworkInputs(observation, begins)
+
+
+def evaluate(network, params, read, carry, spec=DISCRETE, model_state=()):
+    """Outputs and the next carry, not as in training."""
+    return network.apply(params, read, carry, spec=spec, model_state=model_state, train=False)[:2]
 
 
 def hidden():
@@ -91,21 +97,21 @@ def networks(carried):
 @pytest.mark.parametrize("library", ["nnx", "linen", "equinox"])
 def test_a_gradient_step_helps_and_time_is_unrolled(library, carried):
     network = networks(carried)[library]
-    timesteps = moments(first=[(2, 1)])
-    params = jax.jit(lambda key: network.init(key, DISCRETE))(jax.random.key(0))
+    read = inputs(first=[(2, 1)])
+    params, state = jax.jit(lambda key: network.init(key, DISCRETE))(jax.random.key(0))
     carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (B, *x.shape)), network.initial_carry(DISCRETE))
-    assert set(params) == {"policy"} and network.recurrent is carried
-    optimiser = optax.sgd(0.05)
+    assert set(params) == {"policy"} and state == () and network.recurrent is carried
+    optimizer = optax.sgd(0.05)
 
     @jax.jit
     def step(params):
         def loss(params):
-            output, after = network.apply(params, timesteps, carry, spec=DISCRETE)
+            output, after, _ = network.apply(params, read, carry, spec=DISCRETE, model_state=(), train=True)
             log_prob = output.distribution.log_prob(jnp.ones((T, B), jnp.int32))
             return jnp.mean(jnp.square(output.value - 1.0)) - jnp.mean(log_prob), (output, after)
 
         (value, aux), gradient = jax.value_and_grad(loss, has_aux=True)(params)
-        updates, _ = optimiser.update(gradient, optimiser.init(params))
+        updates, _ = optimizer.update(gradient, optimizer.init(params))
         return optax.apply_updates(params, updates), value, aux, gradient
 
     new, before, (output, after), gradient = step(params)
@@ -114,16 +120,16 @@ def test_a_gradient_step_helps_and_time_is_unrolled(library, carried):
     assert type(output.distribution) is Categorical and output.value.shape == (T, B)
     assert jax.tree.structure(after) == jax.tree.structure(carry)
     if carried:
-        apply = jax.jit(lambda t, c: network.apply(params, t, c, spec=DISCRETE))
-        half, middle = apply(jax.tree.map(lambda x: x[:2], timesteps), carry)
-        rest, _ = apply(jax.tree.map(lambda x: x[2:], timesteps), middle)
+        apply = jax.jit(lambda t, c: evaluate(network, params, t, c))
+        half, middle = apply(jax.tree.map(lambda x: x[:2], read), carry)
+        rest, _ = apply(jax.tree.map(lambda x: x[2:], read), middle)
         np.testing.assert_allclose(jnp.concatenate([half.value, rest.value]), output.value, rtol=1e-5, atol=1e-6)
-        afresh, _ = apply(jax.tree.map(lambda x: x[2:], timesteps), carry)
+        afresh, _ = apply(jax.tree.map(lambda x: x[2:], read), carry)
         np.testing.assert_allclose(afresh.value[:, 1], output.value[2:, 1], rtol=1e-5, atol=1e-6)
         assert not np.allclose(afresh.value[:, 0], output.value[2:, 0])
     else:
-        last = jax.tree.map(lambda x: x[3:], timesteps)
-        alone = jax.jit(lambda p: network.value(p, last, (), spec=DISCRETE))(params)
+        last = jax.tree.map(lambda x: x[3:], read)
+        alone = jax.jit(lambda p: network.value(p, last, (), spec=DISCRETE, model_state=()))(params)
         np.testing.assert_allclose(alone[0], output.value[3], rtol=1e-5, atol=1e-6)
 
 
@@ -140,8 +146,8 @@ class GaussianModule(nn.Module):
 @pytest.mark.parametrize(("continuous", "kind"), [("gaussian", DiagonalGaussian), ("tanh", TanhGaussian)])
 def test_boxes(state_dependent, continuous, kind):
     network = from_linen(GaussianModule(state_dependent), continuous=continuous)
-    output = jax.eval_shape(
-        lambda key: network.apply(network.init(key, BOX), moments(), (), spec=BOX)[0], jax.random.key(0)
+    output, _ = jax.eval_shape(
+        lambda key: evaluate(network, network.init(key, BOX)[0], inputs(), (), BOX), jax.random.key(0)
     )
     assert type(output.distribution) is kind
     assert output.distribution.log_std.shape == output.distribution.mean.shape == (T, B, 2)
@@ -149,26 +155,107 @@ def test_boxes(state_dependent, continuous, kind):
 
 def test_action_values_and_masks():
     network = from_linen(nn.Dense(3), outputs="q")
-    params = network.init(jax.random.key(0), DISCRETE)
+    params, _ = network.init(jax.random.key(0), DISCRETE)
     mask = jnp.zeros((T, B, 3), bool).at[..., 1].set(True)
-    values, _ = network.apply(params, moments().replace(action_mask=mask), (), spec=DISCRETE)
+    values, _ = evaluate(network, params, inputs().replace(action_mask=mask), ())
     np.testing.assert_array_equal(values == np.finfo(np.float32).min, ~mask)
-    free, _ = network.apply(params, moments(), (), spec=DISCRETE)
+    free, _ = evaluate(network, params, inputs(), ())
     np.testing.assert_allclose(values[..., 1], free[..., 1])
 
 
-class Dropping(nnx.Module):
-    def __init__(self, spec, rngs):
-        self.norm = nnx.BatchNorm(2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.norm(x), x[:, 0]
+# --- state besides parameters --------------------------------------------------------------------------------------
 
 
-class BatchNormed(nn.Module):
+class NormedNNX(nnx.Module):
+    def __init__(self, spec, rngs, carried=False):
+        self.norm, self.policy = nnx.BatchNorm(2, momentum=0.5, rngs=rngs), nnx.Linear(2, 3, rngs=rngs)
+        self.carried = carried
+
+    def __call__(self, x, carry=None):
+        x = self.norm(x)
+        output = self.policy(x), x[:, 0]
+        return (output, carry + 1.0) if self.carried else output
+
+
+class NormedLinen(nn.Module):
+    carried: bool = False
+
     @nn.compact
+    def __call__(self, x, carry=None, *, train):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(x)
+        output = nn.Dense(3)(x), x[:, 0]
+        return (output, carry + 1.0) if self.carried else output
+
+
+class NormedEquinox(eqx.Module):
+    norm: eqx.nn.BatchNorm
+    policy: eqx.nn.Linear
+    carried: bool = eqx.field(static=True)
+
+    def __init__(self, key, carried):
+        self.norm = eqx.nn.BatchNorm(2, axis_name="batch", momentum=0.5, mode="batch")
+        self.policy, self.carried = eqx.nn.Linear(2, 3, key=key), carried
+
+    def __call__(self, x, *others):
+        *carry, state = others
+        x, state = self.norm(x, state)
+        output = self.policy(x), x[0]
+        return ((output, carry[0] + 1.0) if self.carried else output), state
+
+
+def normed(carried):
+    options = {"carry": hidden} if carried else {}
+    return {
+        "nnx": from_nnx(lambda spec, rngs: NormedNNX(spec, rngs, carried), **options),
+        "linen": from_linen(NormedLinen(carried), **options),
+        "equinox": from_equinox(lambda spec, key: eqx.nn.make_with_state(NormedEquinox)(key, carried), **options),
+    }
+
+
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("library", ["nnx", "linen", "equinox"])
+def test_batch_statistics_are_model_state(library, carried):
+    """In training a batch is normalized by itself and moves the statistics; else they normalize, and stay."""
+    network = normed(carried)[library]
+    params, state = network.init(jax.random.key(0), DISCRETE)
+    assert state != () and not any(x.weak_type for x in jax.tree.leaves(state))
+    carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (B, *x.shape)), network.initial_carry(DISCRETE))
+    read = inputs()
+    read = read.replace(observation=3.0 * read.observation + 5.0)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def apply(read, state, train):
+        return network.apply(params, read, carry, spec=DISCRETE, model_state=state, train=train)
+
+    one = jax.tree.map(lambda x: x[:1], read)
+    output, _, trained = apply(one, state, True)
+    x = np.asarray(one.observation[0])
+    wanted = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
+    np.testing.assert_allclose(output.value[0], wanted[:, 0], rtol=2e-3, atol=2e-3)
+    assert jax.tree.structure(trained) == jax.tree.structure(state)
+    frozen, _, kept = apply(one, trained, False)
+    jax.tree.map(np.testing.assert_array_equal, kept, trained)
+    assert np.abs(np.asarray(frozen.value) - np.asarray(output.value)).max() > 1e-2
+    state = trained
+    for _ in range(30):
+        _, after, state = apply(read, state, True)
+    # Statistics of all time steps if feed-forward; of the last ones above all if the module is called step by step.
+    frozen, _, _ = apply(read, state, False)
+    x = np.asarray(read.observation)
+    if not carried:
+        wanted = (x - x.mean((0, 1))) / np.sqrt(x.var((0, 1)))
+        np.testing.assert_allclose(frozen.value, wanted[..., 0], rtol=0.1, atol=0.1)
+    else:
+        np.testing.assert_array_equal(after, np.full((B, WIDTH), T, np.float32))
+
+
+class Counting(nnx.Module):
+    def __init__(self, spec, rngs):
+        self.calls = nnx.Variable(jnp.zeros(()))
+
     def __call__(self, x):
-        return nn.BatchNorm(use_running_average=False)(x), x[:, 0]
+        self.calls.value += 1
+        return x, x[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -179,8 +266,7 @@ class BatchNormed(nn.Module):
         (from_linen(nn.Dense(3), outputs="value"), DISCRETE, ["'value'", "actor_critic"]),
         (from_linen(nn.Dense(3)), DISCRETE, ["pair"]),
         (from_linen(LinenModule()), BOX, ["pair", "mean"]),
-        (from_linen(BatchNormed()), DISCRETE, ["batch_stats"]),
-        (from_nnx(Dropping), DISCRETE, ["besides parameters", "BatchStat"]),
+        (from_nnx(Counting), DISCRETE, ["besides parameters", "calls", "dropout"]),
         (from_linen(GaussianModule(), continuous="tan"), BOX, ["'tan'", "'tanh'"]),
     ],
 )

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import EnvSpec, NetworkInputs, TimeStep
 from jaxrl.networks import (
     GRU,
     LSTM,
@@ -21,7 +22,6 @@ from jaxrl.networks import (
     QNetwork,
     TanhGaussian,
 )
-from jaxrl.types import EnvSpec, TimeStep
 
 T, B = 5, 3
 SMALL = MLP((4,))
@@ -31,7 +31,7 @@ MULTI = EnvSpec("multi", VECTOR, spaces.MultiDiscrete((2, 3)))
 BOX = EnvSpec("box", VECTOR, spaces.Box(-2, 2, (2,)))
 
 
-def moments(spec, length=T, batch=B, *, mask=None, seed=0):
+def inputs(spec, length=T, batch=B, *, mask=None, seed=0):
     rng = np.random.default_rng(seed)
     shape = (length, batch)
     flags = jnp.zeros(shape, bool)
@@ -39,11 +39,9 @@ def moments(spec, length=T, batch=B, *, mask=None, seed=0):
     if length > 3:
         first = first.at[3, 1].set(True)
     action = spaces.zeros(spec.action_space)
-    return TimeStep(
+    return NetworkInputs(
         observation=jnp.asarray(rng.normal(size=(*shape, 3)), jnp.float32),
-        reward=jnp.asarray(rng.normal(size=shape), jnp.float32),
-        terminated=flags,
-        truncated=flags,
+        previous_reward=jnp.asarray(rng.normal(size=shape), jnp.float32),
         first=first,
         action_mask=mask,
         previous_action=jnp.ones((*shape, *action.shape), action.dtype),
@@ -57,13 +55,18 @@ def batched(carry, batch=B):
 def random_params(network, spec):
     """Of the right structure, biases not zero, and nothing to compile."""
     rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    shapes, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * 0.5, x.dtype), shapes)
+
+
+def evaluate(network, params, read, carry, spec):
+    """Outputs and the next carry of a network without model state."""
+    return network.apply(params, read, carry, spec=spec, model_state=(), train=False)[:2]
 
 
 def run(network, spec, timesteps):
     params = random_params(network, spec)
-    apply = jax.jit(lambda p, t, c: network.apply(p, t, c, spec=spec))
+    apply = jax.jit(lambda p, t, c: evaluate(network, p, t, c, spec))
     return params, apply, apply(params, timesteps, batched(network.initial_carry(spec), timesteps.first.shape[1]))
 
 
@@ -78,7 +81,8 @@ def close(a, b, atol=1e-6):
 @pytest.mark.parametrize("shared", [False, True])
 def test_params_are_a_plain_dict_with_the_agreed_keys(shared, core):
     network = ActorCritic(SMALL, core, shared)
-    params = jax.eval_shape(lambda key: network.init(key, BOX), jax.random.key(0))
+    params, model_state = jax.eval_shape(lambda key: network.init(key, BOX), jax.random.key(0))
+    assert model_state == ()
     assert set(params) == ({"torso", "policy", "value"} if shared else {"policy", "value"})
 
     def plain(tree):
@@ -98,7 +102,7 @@ def test_params_are_a_plain_dict_with_the_agreed_keys(shared, core):
 
 def test_same_key_same_params_and_initial_values():
     network = ActorCritic(SMALL, initial_log_std=-0.5, policy_gain=0.5, value_gain=2.0)
-    one, two, other = (network.init(jax.random.key(k), BOX) for k in (0, 0, 1))
+    one, two, other = (network.init(jax.random.key(k), BOX)[0] for k in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, one, two)
     kernel = one["policy"]["head"]["output"]["kernel"]
     assert not np.allclose(kernel, other["policy"]["head"]["output"]["kernel"])
@@ -128,11 +132,11 @@ def test_descriptions_are_values():
 def test_outputs_for_every_action_space(spec, network, kind, action):
     @jax.jit
     def everything(params, key, timesteps):
-        output, carry = network.apply(params, timesteps, (), spec=spec)
+        output, carry = evaluate(network, params, timesteps, (), spec)
         drawn = output.distribution.sample(jax.random.split(key, (T, B)))
         return output, drawn, output.distribution.log_prob(drawn), carry
 
-    output, drawn, log_prob, carry = everything(random_params(network, spec), jax.random.key(0), moments(spec))
+    output, drawn, log_prob, carry = everything(random_params(network, spec), jax.random.key(0), inputs(spec))
     assert type(output.distribution) is kind
     assert output.value.shape == log_prob.shape == (T, B) and np.all(np.isfinite(log_prob))
     assert (drawn.shape, drawn.dtype) == ((T, B, *action[0]), action[1])
@@ -145,7 +149,7 @@ def test_outputs_for_every_action_space(spec, network, kind, action):
 
 @pytest.mark.parametrize("network", [ActorCritic(SMALL, GRU(4)), ActorCritic(SMALL, LSTM(4), shared=True)])
 def test_unroll_is_single_steps_and_resets(network):
-    timesteps = moments(DISCRETE)
+    timesteps = inputs(DISCRETE)
     params, apply, (whole, after) = run(network, DISCRETE, timesteps)
     start = batched(network.initial_carry(DISCRETE))
     carry = start
@@ -157,16 +161,16 @@ def test_unroll_is_single_steps_and_resets(network):
     late, _ = apply(params, jax.tree.map(lambda x: x[3:], timesteps.replace(first=timesteps.first * False)), start)
     close(late.value[:, 1], whole.value[3:, 1])
     assert not np.allclose(late.value[:, 2], whole.value[3:, 2])
-    values = jax.jit(lambda p: network.value(p, timesteps, start, spec=DISCRETE))(params)
+    values = jax.jit(lambda p: network.value(p, timesteps, start, spec=DISCRETE, model_state=()))(params)
     close(values, whole.value)
 
 
 def test_value_alone_leaves_the_policy_out():
     """Half the matrix products, and the same numbers."""
     network = ActorCritic(SMALL)
-    timesteps = moments(DISCRETE)
+    timesteps = inputs(DISCRETE)
     params, apply, (output, _) = run(network, DISCRETE, timesteps)
-    alone = jax.jit(lambda p: network.value(p, timesteps, (), spec=DISCRETE))
+    alone = jax.jit(lambda p: network.value(p, timesteps, (), spec=DISCRETE, model_state=()))
     close(alone(params), output.value)
     assert str(jax.make_jaxpr(alone)(params)).count("dot_general") == 2
     gradient = jax.grad(lambda p: jnp.sum(alone(p)))(params)
@@ -178,13 +182,13 @@ def test_the_compiled_program_is_the_bare_products(batch):
     """CartPole's network costs what a hand-written one does, by XLA's own count."""
     spec = EnvSpec("cartpole", spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
     network = ActorCritic(MLP((64, 64)))
-    params = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    params, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
     observation = jax.ShapeDtypeStruct((1, batch, 4), jnp.float32)
     flags = jnp.zeros((1, batch), bool)
 
     def ours(params, observation):
         timesteps = TimeStep(observation, jnp.zeros((1, batch)), flags, flags, flags)
-        output, _ = network.apply(params, timesteps, (), spec=spec)
+        output, _ = evaluate(network, params, NetworkInputs.of_timesteps(timesteps), (), spec)
         return output.distribution.logits, output.value
 
     def by_hand(params, x):
@@ -206,10 +210,10 @@ def test_the_compiled_program_is_the_bare_products(batch):
 
 @pytest.mark.parametrize("network", [ActorCritic(SMALL), QNetwork(SMALL)])
 def test_previous_action_and_reward_are_seen_only_if_wanted(network):
-    base = moments(DISCRETE)
+    base = inputs(DISCRETE)
     others = {
         "previous_action": base.replace(previous_action=base.previous_action + 1),
-        "previous_reward": base.replace(reward=base.reward + 1.0),
+        "previous_reward": base.replace(previous_reward=base.previous_reward + 1.0),
     }
 
     def outputs(result):
@@ -228,16 +232,79 @@ def test_previous_action_and_reward_are_seen_only_if_wanted(network):
                 assert changed.all()
 
 
-def test_previous_action_must_be_there():
-    network = ActorCritic(SMALL, previous_action=True)
-    params = random_params(network, DISCRETE)
-    with pytest.raises(ConfigError, match="previous_action=True"):
-        network.apply(params, moments(DISCRETE).replace(previous_action=None), (), spec=DISCRETE)
+@pytest.mark.parametrize(
+    ("network", "required"),
+    [
+        (ActorCritic(SMALL), ()),
+        (QNetwork(SMALL, previous_reward=True), ("previous_reward",)),
+        (QNetwork(SMALL, previous_action=True), ("previous_action", "first")),
+        (ActorCritic(SMALL, GRU(2)), ("first",)),
+    ],
+)
+def test_what_a_network_requires_is_what_it_reads(network, required):
+    """It runs on that alone, and not without any of it."""
+    assert network.requires == {"observation", *required}
+    params, every = random_params(network, DISCRETE), inputs(DISCRETE)
+    least = NetworkInputs(**{name: getattr(every, name) for name in network.requires})
+    carry = batched(network.initial_carry(DISCRETE))
+    close(evaluate(network, params, least, carry, DISCRETE), evaluate(network, params, every, carry, DISCRETE))
+    for name in required:
+        with pytest.raises(ConfigError, match=f"reads {name}"):
+            evaluate(network, params, least.replace(**{name: None}), carry, DISCRETE)
+
+
+STATES = spaces.Dict({"state": VECTOR, "privileged_state": spaces.Box(-1, 1, (2,))})
+BOTH = ("privileged_state", "state")
+
+
+def states(seed=0):
+    rng = np.random.default_rng(seed)
+    observation = {name: jnp.asarray(rng.normal(size=(T, B, *x.shape)), jnp.float32) for name, x in STATES.items}
+    return NetworkInputs(observation)
+
+
+def test_policy_and_value_may_read_different_keys_of_the_observation():
+    spec = EnvSpec("states", STATES, spaces.Discrete(4))
+    network = ActorCritic(SMALL, policy_observation_keys=("state",), value_observation_keys=["privileged_state"])
+    params, apply, (output, _) = run(network, spec, states().replace(first=jnp.zeros((T, B), bool)))
+    assert params["policy"]["body"]["torso"]["dense"]["layer_0"]["kernel"].shape[0] == 3
+    assert params["value"]["body"]["torso"]["dense"]["layer_0"]["kernel"].shape[0] == 2
+    other = states().observation | {"privileged_state": states(1).observation["privileged_state"]}
+    changed, _ = apply(params, states().replace(observation=other), ())
+    close(changed.distribution, output.distribution)
+    assert not np.isclose(changed.value, output.value).any()
+    several = ActorCritic(policy_observation_keys=("state",), value_observation_keys=BOTH)
+    _, _, (output, _) = run(several, spec, states().replace(first=jnp.zeros((T, B), bool)))
+    assert output.value.shape == (T, B)
+
+
+def test_masks_are_not_required_and_a_network_of_statistics_trains_them():
+    """In training a batch is normalized by itself; its statistics move those of the model state, as flax says."""
+    network = QNetwork(MLP((4,), activation="identity", normalization="batch"))
+    params, state = network.init(jax.random.key(0), DISCRETE)
+    assert set(jax.tree.leaves(jax.tree.map(lambda x: x.shape, state), is_leaf=lambda x: type(x) is tuple)) == {(4,)}
+    read = inputs(DISCRETE)
+
+    def apply(state, train):
+        return network.apply(params, read, (), spec=DISCRETE, model_state=state, train=train)
+
+    values, _, trained = apply(state, True)
+    dense = jax.tree.map(np.asarray, params["torso"]["torso"]["dense"]["layer_0"])
+    hidden = np.asarray(read.observation) @ dense["kernel"] + dense["bias"]
+    mean, variance = hidden.mean((0, 1)), hidden.var((0, 1))
+    head = jax.tree.map(np.asarray, params["head"]["advantage"]["output"])
+    close(values, ((hidden - mean) / np.sqrt(variance + 1e-5)) @ head["kernel"] + head["bias"], 1e-4)
+    statistics = trained["torso"]["torso"]["dense"]["norm_0"]
+    close(statistics, {"mean": 0.01 * mean, "var": 0.99 + 0.01 * variance}, 1e-5)
+    values, _, kept = apply(trained, False)
+    close(kept, trained, 0.0)
+    mean, variance = (np.asarray(statistics[name]) for name in ("mean", "var"))
+    close(values, ((hidden - mean) / np.sqrt(variance + 1e-5)) @ head["kernel"] + head["bias"], 1e-4)
 
 
 def test_masks_reach_policy_and_values():
     mask = jnp.asarray(np.random.default_rng(0).random((T, B, 4)) < 0.5).at[..., 2].set(True)
-    timesteps = moments(DISCRETE, mask=mask)
+    timesteps = inputs(DISCRETE, mask=mask)
     _, _, (output, _) = run(ActorCritic(SMALL), DISCRETE, timesteps)
     probabilities = np.exp(np.asarray(output.distribution.log_probs()))
     np.testing.assert_array_equal(probabilities == 0, ~np.asarray(mask))
@@ -245,7 +312,7 @@ def test_masks_reach_policy_and_values():
     np.testing.assert_array_equal(values == np.finfo(np.float32).min, ~np.asarray(mask))
     assert np.all(np.isfinite(values))
     several = jnp.concatenate([mask[..., :3], jnp.ones((T, B, 2), bool)], axis=-1).at[..., 0].set(True)
-    _, _, (output, _) = run(ActorCritic(SMALL), MULTI, moments(MULTI, mask=several))
+    _, _, (output, _) = run(ActorCritic(SMALL), MULTI, inputs(MULTI, mask=several))
     logits = np.asarray(output.distribution.logits)
     np.testing.assert_array_equal(logits < -1e20, ~np.asarray(several))
 
@@ -253,13 +320,13 @@ def test_masks_reach_policy_and_values():
 # --- Q-network -----------------------------------------------------------------------------------------------------
 
 
-def test_dueling_is_value_plus_centred_advantage():
+def test_dueling_is_value_plus_centerd_advantage():
     network = QNetwork(SMALL, head=ActionValues(dueling=True))
-    params, _, (values, _) = run(network, DISCRETE, moments(DISCRETE))
+    params, _, (values, _) = run(network, DISCRETE, inputs(DISCRETE))
     assert values.shape == (T, B, 4) and set(params) == {"torso", "head"}
     layer = params["torso"]["torso"]["dense"]["layer_0"]
     layer, head = jax.tree.map(np.asarray, (layer, params["head"]))
-    features = np.tanh(np.asarray(moments(DISCRETE).observation) @ layer["kernel"] + layer["bias"])
+    features = np.tanh(np.asarray(inputs(DISCRETE).observation) @ layer["kernel"] + layer["bias"])
     value, advantage = (
         features @ head[s]["output"]["kernel"] + head[s]["output"]["bias"] for s in ("state_value", "advantage")
     )
@@ -268,7 +335,7 @@ def test_dueling_is_value_plus_centred_advantage():
 
 def test_recurrent_q_network_is_its_single_steps():
     network = QNetwork(SMALL, GRU(4), previous_action=True)
-    timesteps = moments(DISCRETE)
+    timesteps = inputs(DISCRETE)
     params, apply, (whole, after) = run(network, DISCRETE, timesteps)
     carry = batched(network.initial_carry(DISCRETE))
     for t in range(T):
@@ -293,6 +360,15 @@ def test_recurrent_q_network_is_its_single_steps():
         (ActorCritic(), EnvSpec("e", VECTOR, spaces.Box(-1, 1, (2, 2))), ["(2, 2)", "flatten"]),
         (ActorCritic(), EnvSpec("e", VECTOR, spaces.Dict({"a": spaces.Discrete(2)})), ["Dict", "Discrete"]),
         (QNetwork(head=ActionValues(widths=[0])), DISCRETE, ["widths", "at least 1"]),
+        (QNetwork(MLP(normalization="bach")), DISCRETE, ["'bach'", "'batch'"]),
+        (QNetwork(observation_keys=("state",)), DISCRETE, ["observation_keys=('state',)", "dictionary"]),
+        (QNetwork(observation_keys=("sate",)), EnvSpec("e", STATES, spaces.Discrete(2)), ["'sate'", "'state'"]),
+        (QNetwork(observation_keys=()), EnvSpec("e", STATES, spaces.Discrete(2)), ["reads nothing", "None"]),
+        (
+            ActorCritic(shared=True, policy_observation_keys=("state",)),
+            EnvSpec("e", STATES, spaces.Discrete(2)),
+            ["shared=False"],
+        ),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_is_compiled(network, spec, words):
@@ -338,20 +414,30 @@ def test_what_does_not_fit_is_said_before_anything_is_compiled(network, spec, wo
             {"head": [ActionValues(True, (3,)), ActionValues(True, (), 0.5), ActionValues(False)]},
         ),
         (ActorCritic(SMALL, GRU(2)), DISCRETE, {"core": GRU(3)}),
+        (
+            ActorCritic(),
+            EnvSpec("states", STATES, spaces.Discrete(2)),
+            {"policy_observation_keys": ("state",), "value_observation_keys": ("state",)},
+        ),
+        (QNetwork(), EnvSpec("states", STATES, spaces.Discrete(2)), {"observation_keys": ("state",)}),
         (ActorCritic(SMALL, LSTM(2)), DISCRETE, {"core": LSTM(3)}),
     ],
 )
 def test_every_field_changes_the_program(network, spec, changes):
     def program(network):
         def both(key):
-            params = network.init(key, spec)
-            output, _ = network.apply(params, moments(spec), batched(network.initial_carry(spec)), spec=spec)
+            params, _ = network.init(key, spec)
+            output, _ = evaluate(network, params, read(spec), batched(network.initial_carry(spec)), spec)
             return output if isinstance(network, QNetwork) else output.distribution.mode(), params
 
         return str(jax.make_jaxpr(both)(jax.random.key(0)))
 
+    def read(spec):
+        return states().replace(first=jnp.zeros((T, B), bool)) if spec.observation_space is STATES else inputs(spec)
+
     if len(changes) > 1:
-        assert set(changes) == {field.name for field in dataclasses.fields(network)}
+        changed = {field.name for field in dataclasses.fields(network) if "observation_keys" not in field.name}
+        assert set(changes) == changed or spec.observation_space is STATES
     before = program(network)
     for field, values in changes.items():
         for value in values if isinstance(values, list) else [values]:

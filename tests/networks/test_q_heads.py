@@ -41,7 +41,7 @@ def test_every_head_builds_in_every_form(name, dueling, noisy):
     assert np.allclose(quiet, louder) != noisy and np.allclose(got, louder) != noisy
 
 
-def test_a_dueling_distribution_is_value_plus_centred_advantage():
+def test_a_dueling_distribution_is_value_plus_centerd_advantage():
     module = QuantileValues(7, dueling=True).build(INPUTS, ACTIONS, nnx.Rngs(params=jax.random.key(0)))
     got = module(features(), None, None).quantiles
     value, advantage = module.state_value(features(), None), module.advantage(features(), None)
@@ -50,7 +50,7 @@ def test_a_dueling_distribution_is_value_plus_centred_advantage():
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_noise_is_factorised_and_an_elements_own():
+def test_noise_is_factorized_and_an_elements_own():
     layer = NoisyDense(INPUTS, 2, 1.0, 0.5, nnx.Rngs(params=jax.random.key(0)))
     x, key = features(), keys()
     got = np.asarray(layer(x, key))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
 from jaxrl.networks import MLP, DictEncoder, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN, default_torso
 from jaxrl.networks.torsos import flatten
 
@@ -38,7 +38,7 @@ def zeros(space, leading):
     [
         (MLP((5, 7)), VECTOR, 7),
         (MLP(()), VECTOR, 3),
-        (MLP((6,), "relu", True), MINATAR, 6),
+        (MLP((6,), "relu", "layer"), MINATAR, 6),
         (MLP((6,)), spaces.Box(0, 1, ()), 6),
         (MLP((6,)), spaces.Discrete(4), 6),
         (MLP((6,)), spaces.MultiDiscrete((2, 3)), 6),
@@ -93,7 +93,7 @@ def test_observations_become_floats():
     pixels = jnp.asarray([[0, 255]], jnp.uint8)
     np.testing.assert_allclose(flatten(pixels, spaces.Box(0, 255, (2,), np.uint8)), [[0.0, 1.0]])
     np.testing.assert_allclose(flatten(pixels * 0 + 3, spaces.Box(0, 6, (2,), np.uint8)), [[0.5, 0.5]])
-    already = jnp.asarray([[2.0, -3.0]], jnp.float32)  # normalised by the algorithm: no longer uint8
+    already = jnp.asarray([[2.0, -3.0]], jnp.float32)  # normalized by the algorithm: no longer uint8
     np.testing.assert_array_equal(flatten(already, spaces.Box(0, 255, (2,), np.uint8)), already)
     np.testing.assert_array_equal(flatten(jnp.asarray([True, False]), spaces.Box(0, 1, (), np.bool_)), [[1.0], [0.0]])
     np.testing.assert_array_equal(flatten(jnp.asarray([7, -7], jnp.int32), spaces.Box(-9, 9, (2,), np.int32)), [7, -7])
@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_said(torso, space, words):
 @pytest.mark.parametrize(
     ("torso", "space", "changes"),
     [
-        (MLP((4, 4)), VECTOR, {"widths": (4,), "activation": "relu", "layer_norm": True}),
+        (MLP((4, 4)), VECTOR, {"widths": (4,), "activation": "relu", "normalization": "layer"}),
         (MinAtarCNN(2, 3, 4), MINATAR, {"filters": 3, "kernel": 4, "width": 5, "activation": "tanh"}),
         (
             NatureCNN((2, 2, 2), 4),

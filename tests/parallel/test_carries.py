@@ -10,10 +10,11 @@ import pytest
 from flax import struct
 
 import jaxrl
-from jaxrl import spaces
+from jaxrl.core import spaces
+from jaxrl.core.sources import Sequence
+from jaxrl.core.types import ActorOutput, ActorState, EnvSpec, Replay, Rollouts, UpdateInfo
 from jaxrl.envs.host.episodes import Episodes
 from jaxrl.networks.cores import unroll
-from jaxrl.types import ActorOutput, ActorState, EnvSpec, Replay, Rollout, UpdateInfo
 
 NUM_ENVS, LENGTH, ITERATIONS = 4, 5, 4
 BROKEN = (1, 8)  # the environment that is built again once, and its row there
@@ -93,13 +94,13 @@ class Counts:
     unused: Any = np.float32(0.0)  # in place of parameters
 
     experience = {
-        "rollout": Rollout(LENGTH),
+        "rollout": Rollouts(LENGTH),
         "replay": Replay(
             capacity=NUM_ENVS * 4 * LENGTH,
             batch_size=16,
             min_size=2 * NUM_ENVS * LENGTH,
             rollout_length=LENGTH,
-            sequence=jaxrl.sources.Sequence(4, LENGTH, burn_in=2, stored_carry=True),
+            sequence=Sequence(4, LENGTH, burn_in=2, stored_carry=True),
         ),
     }
 
@@ -132,14 +133,16 @@ class Counts:
     def update(self, state, batch, *, spec, key, replicas):
         rollout, replay = batch["rollout"], batch["replay"]
 
-        def kept(batch, mask):
+        def kept(batch, timesteps, mask):
             rows = batch.rows
             told = {"first": rows.first, "weight": rows.weight, "observation": rows.observation, "mask": mask}
-            return told | {"again": counted(batch.timesteps, batch.carry)[0], "carry": batch.carry}
+            return told | {"again": counted(timesteps, batch.carry)[0], "carry": batch.carry}
 
-        whole = kept(rollout, jnp.ones_like(rollout.rows.first))
+        whole = kept(rollout, rollout.timesteps[:-1], jnp.ones_like(rollout.rows.first))
         whole |= {"count": rollout.rows.extras["count"], "final": rollout.final_carry}
-        return {"rollout": whole, "replay": kept(replay, replay.mask)}, UpdateInfo({"unused": jnp.float32(0.0)})
+        return {"rollout": whole, "replay": kept(replay, replay.timesteps, replay.mask)}, UpdateInfo(
+            {"unused": jnp.float32(0.0)}
+        )
 
 
 @pytest.mark.parametrize(

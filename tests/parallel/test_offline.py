@@ -3,22 +3,25 @@
 import functools
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
+from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
 
 import jaxrl
-from jaxrl.buffers import fixed, memory, replay
-from jaxrl.data import RldsWriter, recording, rows
-from jaxrl.data.episodes import EpisodeCutter
+from jaxrl.algos.base import algorithm
+from jaxrl.buffers import fixed
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.sources import Dataset
+from jaxrl.data import RldsWriter
+from jaxrl.data import rings as data_rings
+from jaxrl.data.rows import EpisodeCutter
+from jaxrl.envs.configs import full_name
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.errors import ConfigError
-from jaxrl.parallel import experience, streamed
+from jaxrl.parallel import memory, streamed
 from jaxrl.parallel import mesh as meshes
-from jaxrl.schedules import at
-from jaxrl.sources import Dataset
-from jaxrl.types import TransitionBatch
+from jaxrl.parallel.experience import of_dataset
+from jaxrl.run import recording
 
 DQN = ALGORITHMS["dqn"]
 SHARDS = 4
@@ -36,7 +39,7 @@ class Episodes(list):
 
 @functools.cache
 def episodes():
-    algo = at(DQN, np.float32(0.0))
+    algo = resolve_schedules(DQN, np.float32(0.0))
     program = anakin().bind(algo, ENV)
     state = program.start(algo, ENV, 0)
     policy = jaxrl.Policy(algo, algo.actor(state.learner), program.spec)
@@ -49,14 +52,14 @@ def episodes():
 
 
 def rings(program, algo):
-    sources = experience.given(algo, program.shards, program.share)
-    made = rows.rings(episodes(), sources, program.spec, columns=program.shards)[0]
-    made = {experience.of_dataset(name): ring for name, ring in made.items()}
+    sources = program.layout.experience(algo).dataset_sources
+    made = data_rings.rings(episodes(), sources, program.spec, columns=program.shards)[0]
+    made = {of_dataset(name): ring for name, ring in made.items()}
     return meshes.sharded(made, program.mesh, fixed.partition(made, "data"))
 
 
-def run(topology, env=ENV, share=1.0, chunks=(12,)):
-    program = topology.bind(DQN, env, share)
+def run(topology, env=ENV, fraction=1.0, chunks=(12,)):
+    program = topology.bind(DQN, env, fraction)
     dataset = rings(program, DQN)
     state = program.start(DQN, env, 3, dataset=dataset)
     try:
@@ -70,7 +73,7 @@ def run(topology, env=ENV, share=1.0, chunks=(12,)):
 @pytest.mark.long
 def test_offline_two_devices_are_one_and_chunks_do_not_matter():
     one, report = run(jaxrl.Offline(shards=SHARDS))
-    assert one.ticks.low == 24 and report.iterations == 12 and report.failed_at == -1
+    assert one.steps_per_env.low == 24 and report.iterations == 12 and report.failed_at == -1
     in_two, _ = run(jaxrl.Offline(shards=SHARDS), chunks=(5, 7))
     assert_equal(one, in_two)
     two, two_report = run(jaxrl.Offline(devices=2, shards=SHARDS))
@@ -79,7 +82,7 @@ def test_offline_two_devices_are_one_and_chunks_do_not_matter():
 
 
 def test_beside_an_environment_a_part_of_every_batch_is_the_datasets():
-    one, report = run(anakin(), share=0.25)
+    one, report = run(anakin(), fraction=0.25)
     assert report.iterations > 5 and report.failed_at == -1
     metrics = report.metrics()
     assert metrics["update/replay_dataset_sampled"] == pytest.approx(metrics["update/replay_sampled"] / 3)
@@ -88,32 +91,12 @@ def test_beside_an_environment_a_part_of_every_batch_is_the_datasets():
 
 @pytest.mark.long
 def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
-    one, _ = run(anakin(), share=0.25)
-    two, _ = run(anakin(devices=2), share=0.25)
+    one, _ = run(anakin(), fraction=0.25)
+    two, _ = run(anakin(devices=2), fraction=0.25)
     assert_equal(one, two, 1e-5)
     lockstep = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=SHARDS, lockstep=True)
-    on_host, _ = run(lockstep, env=ServedFromHost(ENV), share=0.25)
+    on_host, _ = run(lockstep, env=ServedFromHost(ENV), fraction=0.25)
     assert_equal(one.replace(env_state=()), on_host, 1e-5)
-
-
-def test_a_joined_batch_keeps_shards_together_and_is_parted_again():
-    def batch(start, count):
-        x = jnp.arange(start, start + count, dtype=jnp.float32)
-        return TransitionBatch(x, x, x[:, None], x, x, x, x)
-
-    joined = replay.joined([batch(0, 6), batch(100, 2)], 2)
-    np.testing.assert_array_equal(joined.observation, [0, 1, 2, 100, 3, 4, 5, 101])
-    own, given = replay.parted(joined.observation, [6, 2], 2)
-    np.testing.assert_array_equal(own, np.arange(6))
-    np.testing.assert_array_equal(given, [100, 101])
-
-
-@pytest.mark.parametrize("share", [0.01, 0.25, 0.5, 0.99])
-@pytest.mark.parametrize("shards", [1, 2, 4])
-def test_both_parts_of_a_batch_are_there_and_make_it_up(share, shards):
-    own, given = (part(DQN, shards, share)["replay"].batch_size for part in (experience.own, experience.given))
-    assert own + given == DQN.batch_size and own > 0 and given > 0 and given % shards == own % shards == 0
-    assert abs(given / DQN.batch_size - share) <= max(0.5 * shards, 1 * shards) / DQN.batch_size
 
 
 def test_a_run_goes_on_bit_for_bit(tmp_path):
@@ -125,7 +108,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     assert whole.stopped == "finished" and whole.total_steps == 40 and whole.evaluation.episodes == 4
     assert whole.metrics[-1]["evaluation/episodes"] == 4
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
-    assert config["dataset"]["share"] == 1.0 and config["environment"]["name"] == ENV.name
+    assert config["dataset"]["dataset_fraction"] == 1.0 and full_name(config["environment"]) == ENV.name
     first = jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "halves", target_return=-1e9, **arguments)
     assert first.stopped == "target_return" and first.total_steps < 40
     second = jaxrl.train(DQN, total_steps=40, run_dir=tmp_path / "halves", **arguments)
@@ -166,7 +149,7 @@ def test_a_stream_goes_on_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "free_on_host", lambda: 1_000)
     unasked = jaxrl.train(algo, total_steps=30, topology=jaxrl.Offline(shards=SHARDS), **arguments)
     assert_equal(whole.state, unasked.state)
-    with pytest.raises(ConfigError, match="every item alike"):
+    with pytest.raises(ConfigError, match="a stream samples uniformly"):
         jaxrl.train(DQN, total_steps=30, topology=topology, **arguments)
 
 
@@ -177,7 +160,7 @@ def written(path, what=None):
         return f"rlds:{writer.close()}"
 
 
-@jaxrl.algos.base.algorithm
+@algorithm
 class FromData(jaxrl.DQN):
     """An algorithm that asks for a dataset."""
 
@@ -189,15 +172,15 @@ class FromData(jaxrl.DQN):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ({"algo": "ppo"}, "PPO learns from what it has just done"),
-        ({"eval_env": None}, "give dataset= and eval_env="),
-        ({"dataset": None}, "there is no env; give one, or dataset= and eval_env="),
+        ({"algo": "ppo"}, "PPO is on-policy"),
+        ({"eval_env": None}, "pass dataset= and eval_env="),
+        ({"dataset": None}, "there is no env; pass one, or dataset= and eval_env="),
         ({"num_envs": 4}, "num_envs has no meaning"),
         ({"topology": jaxrl.Anakin()}, r"the topology is Offline\(\)"),
         ({"env": ENV, "topology": jaxrl.Offline()}, "leave env out"),
-        ({"env": ENV, "demonstration_ratio": 1.5}, "demonstration_ratio=1.5 must be between 0 and 1"),
+        ({"env": ENV, "dataset_fraction": 1.5}, "dataset_fraction=1.5 must be between 0 and 1"),
         ({"env": ENV, "algo": FromData()}, "learns from a dataset alone"),
-        ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; give train one"),
+        ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; pass one to train"),
         ({"env": ENV, "algo": DQN.replace(batch_size=4), "topology": anakin()}, "use batches of 8 at least"),
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
     ],

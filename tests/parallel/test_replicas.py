@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jaxrl.core.types import Replicas
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
-from jaxrl.types import Replicas
 
 MESH = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
 

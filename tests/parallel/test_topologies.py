@@ -3,11 +3,12 @@
 import functools
 
 import jax
-import programs
 import pytest
-from programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
+from helpers import programs
+from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
 
 import jaxrl
+from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
 
 UPDATES = 10
@@ -23,8 +24,8 @@ def run(name, topology, host=False, seed=3):
     iterations = UPDATES + (1 if name in ("dqn", "r2d2") else 0)  # whose first iteration only fills the replay
     try:
         state = program.start(algo, env, seed)
-        ticks = 2 * iterations * program.rows_per_iteration(algo) // program.num_envs
-        state, report = program.chunk(algo, env, state, iterations, ticks)
+        steps_per_env = 2 * iterations * program.steps_per_iteration(algo) // program.num_envs
+        state, report = program.chunk(algo, env, state, iterations, steps_per_env)
         assert report.iterations == UPDATES
         assert report.episodes.count > 20, "no episode boundary was met"
         return plain((state, report))
@@ -65,7 +66,7 @@ def test_devices_share_the_environments():
         assert state.timestep.observation.addressable_shards[0].data.shape == (2, 4)
         for stored in jax.tree.leaves(state.buffers["replay"].ring.rows):
             assert stored.addressable_shards[0].data.size == stored.size // 4, "each device holds its own rows"
-        params = jax.tree.leaves(state.learner.params)[0]
+        params = jax.tree.leaves(state.learner.network.params)[0]
         assert params.addressable_shards[0].data.shape == params.shape
         state, _ = program.chunk(algo, ENV, state, 1, 100)
 
@@ -79,10 +80,10 @@ def test_layouts_that_do_not_fit_are_refused_at_once():
         (jaxrl.Anakin(num_envs=16, devices=1, shards=3), "shards=3 must divide num_envs=16"),
         (jaxrl.Anakin(num_envs=0), "num_envs=0 must be at least 1"),
     ):
-        with pytest.raises(jaxrl.errors.ConfigError, match=words):
+        with pytest.raises(ConfigError, match=words):
             topology.bind(algo, ENV)
-    with pytest.raises(jaxrl.errors.ConfigError) as caught:
+    with pytest.raises(ConfigError) as caught:
         jaxrl.Anakin(num_envs=6, devices=4).bind(algo.replace(clip=-1.0), ENV)
     assert len(caught.value.problems) >= 2, "every problem is told at once"
-    with pytest.raises(jaxrl.errors.ConfigError, match="whole_episodes"):
+    with pytest.raises(ConfigError, match="whole_episodes"):
         jaxrl.Sebulba().bind(algo.replace(whole_episodes=True), ServedFromHost(ENV))

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl import spaces
-from jaxrl.errors import EnvironmentContractError
-from jaxrl.types import AsyncRecipe, HostRecipe, PyTree, TimeStep
+from jaxrl.core import spaces
+from jaxrl.core.errors import EnvironmentContractError
+from jaxrl.core.types import AsyncRecipe, HostRecipe, PyTree, TimeStep
 
 _BATCH, _READY = 4, 2
 
@@ -29,7 +29,14 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     actions = [_random_actions(recipe.action_space, (_BATCH,), rng) for _ in range(steps)]
     shown, kept = _play(recipe, actions, seed)
-    _raise(recipe, [line for number, timestep in enumerate(shown) for line in _type_problems(recipe, number, timestep)])
+    problems = [line for number, timestep in enumerate(shown) for line in _type_problems(recipe, number, timestep)]
+    problems += [
+        f"TimeStep.info has {sorted(timestep.info or ())} at step {number}, {sorted(shown[0].info or ())} at reset: "
+        "always give the same names"
+        for number, timestep in enumerate(shown)
+        if (timestep.info or {}).keys() != (shown[0].info or {}).keys()
+    ]
+    _raise(recipe, problems)
     overwritten = [
         f"TimeStep{path} was written to after it had been returned; give a fresh array every time"
         for timestep, copy in zip(shown, kept, strict=True)
@@ -108,7 +115,7 @@ def _play(recipe: HostRecipe, actions: list[PyTree], seed: int) -> tuple[list[Ti
             kept.append(jax.tree.map(np.array, timestep))
     finally:
         host.close()
-    host.close()  # twice, as it must bear
+    host.close()  # closing twice must be allowed
     return shown, kept
 
 
@@ -123,7 +130,10 @@ def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep) -> list[
         ".first": ((), "bool"),
         ".episode.returns": ((), "float32"),
         ".episode.length": ((), "int32"),
-    } | {f".observation{path}": (space.shape, space.dtype.name) for path, space in _leaves(recipe.observation_space)}
+    } | {f".info[{name!r}]": ((), "float32") for name in timestep.info or ()}
+    expected |= {
+        f".observation{path}": (space.shape, space.dtype.name) for path, space in _leaves(recipe.observation_space)
+    }
     found = {}
     for path, leaf in jax.tree.leaves_with_path(timestep):
         found[jax.tree_util.keystr(path)] = leaf

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces as foreign
 
-from jaxrl import spaces
-from jaxrl.errors import ConfigError
-from jaxrl.types import PyTree
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import PyTree
 
 _NARROWER = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 

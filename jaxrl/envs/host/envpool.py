@@ -6,18 +6,21 @@ EnvPool is imported when its names are first asked for; it is an extra.
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import jax
 import numpy as np
 
+from jaxrl.core import registry
+from jaxrl.core.config import decode_fields
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.spaces import Space
+from jaxrl.core.types import PyTree, TimeStep
+from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host.episodes import Episodes, environment_seeds
-from jaxrl.errors import ConfigError, unknown
-from jaxrl.spaces import Space
-from jaxrl.types import PyTree, TimeStep
 
 # Atari as in the two usual protocols. What is given to `make` beside `preset` comes before it.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -71,8 +74,9 @@ class EnvPoolRecipe:
     Attributes:
       task: EnvPool's name.
       options: what goes to EnvPool beside sizes and seeds.
-      lives: whether it tells unmodified rewards and whether a game is over, as Atari does.
+      lives: whether it reports unmodified rewards and whether a game is over, as Atari does.
       games: whether an episode is one life of a game.
+      info: names of the scalars of its info that become `TimeStep.info`.
     """
 
     task: str
@@ -81,10 +85,34 @@ class EnvPoolRecipe:
     action_space: Space
     lives: bool = False
     games: bool = False
+    info: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return f"envpool:{self.task}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The options, and what is known of the task."""
+        reported = {"info": self.info} if self.info else {}
+        return {**self.options, "lives": self.lives, "games": self.games, **reported}
+
+    @classmethod
+    def restore(
+        cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
+    ) -> "EnvPoolRecipe":
+        """The recipe of what was recorded; EnvPool is not asked before it is built.
+
+        Raises:
+          ConfigError: an option that is not for `make`, or a value of the wrong type.
+        """
+        own = ("lives", "games", "info")
+        options = {key: value for key, value in parameters.items() if key not in own}
+        if strange := sorted(options.keys() & _GIVEN.keys()):
+            raise ConfigError([f"{key} is not for envpool:{name}: {_GIVEN[key]}" for key in strange])
+        given = {key: parameters[key] for key in own if key in parameters}
+        given |= {"observation_space": observation_space, "action_space": action_space}
+        return decode_fields(cls, {}, task=name, options=options, **given)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "EnvPoolEnvironment":
         """A synchronous pool of `num_envs` environments.
@@ -112,12 +140,15 @@ class EnvPoolRecipe:
         return EnvPoolEnvironment(self, num_envs, seed, first_env, batch_size)
 
 
+registry.add("suite", envpool=EnvPoolRecipe)
+
+
 class EnvPoolEnvironment:
     """A pool of environments behind the host protocol: numpy in, numpy out.
 
     Synchronous (`batch_size == num_envs`): `reset()` and `step(actions)`. Asynchronous: `async_reset()` begins all
-    episodes, then every `recv()` gives the `batch_size` environments that are ready first, and `send` tells some of
-    those what to do. EnvPool waits without a limit and cannot be interrupted: who wants a watchdog looks at `doing`.
+    episodes, then every `recv()` gives the `batch_size` environments that are ready first, and `send` gives some of
+    those their actions. EnvPool waits without a limit and cannot be interrupted: who wants a watchdog looks at `doing`.
 
     Attributes:
       name: of the environment.
@@ -137,7 +168,7 @@ class EnvPoolEnvironment:
         _, observation_space, action_space = _spec(recipe.task, recipe.options)
         self._read = conversion.observations(observation_space, self.name).read
         self._write = conversion.actions(action_space, self.name).write
-        self._episodes = Episodes(num_envs, recipe.games)
+        self._episodes = Episodes(num_envs, recipe.games, recipe.info)
         self._busy = np.zeros(num_envs, np.bool_)  # sent, and not received yet
         self._began = False
         self._all = np.arange(num_envs, dtype=np.int32)
@@ -150,7 +181,7 @@ class EnvPoolEnvironment:
         return f"{self.name} is stepping environments {waiting}" if waiting else ""
 
     def reset(self) -> TimeStep:
-        """The first moment of new episodes [num_envs].
+        """The first time steps of new episodes [num_envs].
 
         Raises:
           RuntimeError: it is asynchronous, or was closed.
@@ -160,7 +191,7 @@ class EnvPoolEnvironment:
         return self._receive_all()
 
     def step(self, actions: PyTree) -> TimeStep:
-        """The moment after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
+        """The time steps after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
 
         Raises:
           RuntimeError: it was not reset, is asynchronous, or was closed.
@@ -170,7 +201,7 @@ class EnvPoolEnvironment:
         return self._receive_all()
 
     def async_reset(self) -> None:
-        """Begins new episodes everywhere; `recv` gives their first moments.
+        """Begins new episodes everywhere; `recv` gives their first time steps.
 
         Raises:
           RuntimeError: some environments were sent actions and not received, or it was closed.
@@ -184,7 +215,7 @@ class EnvPoolEnvironment:
         pool.async_reset()
 
     def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
-        """Tells the environments `env_ids` [B] to take `actions` [B, ...], and returns at once.
+        """Has the environments `env_ids` [B] take `actions` [B, ...], and returns at once.
 
         Raises:
           RuntimeError: it was not reset, was closed, or one of the environments is still busy.
@@ -208,7 +239,7 @@ class EnvPoolEnvironment:
         pool.send(actions, env_ids)
 
     def recv(self) -> tuple[np.ndarray, TimeStep]:
-        """Waits for the next `batch_size` environments: their indices, int32 [B], and their moments, [B, ...].
+        """Waits for the next `batch_size` environments: their indices, int32 [B], and their time steps, [B, ...].
 
         Raises:
           RuntimeError: fewer are busy, so that it would wait for ever, or it was closed.
@@ -270,16 +301,18 @@ class EnvPoolEnvironment:
             truncated,
             true_reward=true_reward,
             complete=complete if self._recipe.games else None,
+            info=info,
         )
         return env_ids, timestep
 
 
-def make(name: str, *, preset: str | None = None, **parameters: Any) -> EnvPoolRecipe:
+def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **parameters: Any) -> EnvPoolRecipe:
     """The recipe of EnvPool's task `name` ("Pong-v5").
 
     Args:
       name: as in EnvPool.
       preset: for Atari, "classic" or "machado" (`PRESETS`); None: EnvPool's own settings.
+      info: which numbers of the task's info to report, as metrics of training: `("reward_ctrl", "x_position")`.
       parameters: EnvPool's options of the task (`max_episode_steps`, `num_threads`, `frame_skip`, ...), which come
         before the preset's.
 
@@ -299,20 +332,17 @@ def make(name: str, *, preset: str | None = None, **parameters: Any) -> EnvPoolR
     options = {**(PRESETS[preset] if preset else {}), **parameters}
     known = {*_spec(name, {})[0], *_PIXELS} - set(_GIVEN)
     problems = [f"{key}={options[key]!r} is not for envpool:{name}: {_GIVEN[key]}" for key in options if key in _GIVEN]
-    for key in options:
-        if key not in known and key not in _GIVEN:
-            problems += unknown(f"option of envpool:{name}", key, known).problems
+    problems += suite.unknown_parameters(f"option of envpool:{name}", [x for x in options if x not in _GIVEN], known)
     if "max_episode_steps" in parameters and (family in _OWN_LIMIT or name in _OWN_LIMIT):
         problems.append(f"max_episode_steps is not for envpool:{name}: EnvPool ends its episodes elsewhere regardless")
+    if info:
+        problems += suite.unknown_parameters(f"info of envpool:{name}", info, _scalars(name))
     if problems:
         raise ConfigError(problems)
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
-    try:
-        config, observation_space, action_space = _spec(name, options)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        raise ConfigError(f"envpool:{name} cannot be made with {given or 'its own settings'}: {error}") from error
     where = f"envpool:{name}"
+    with suite.refusing(where, options):
+        config, observation_space, action_space = _spec(name, options)
     return EnvPoolRecipe(
         name,
         options,
@@ -320,6 +350,7 @@ def make(name: str, *, preset: str | None = None, **parameters: Any) -> EnvPoolR
         conversion.actions(action_space, where).space,
         lives=atari,
         games=atari and bool(config["episodic_life"]),
+        info=tuple(info),
     )
 
 
@@ -334,6 +365,16 @@ def _registered() -> Mapping[str, tuple[str, str, dict[str, Any]]]:
     from envpool.registration import registry
 
     return registry.specs
+
+
+def _scalars(name: str) -> list[str]:
+    """The scalars of a task's info."""
+    import envpool
+
+    arrays = envpool.make_spec(name).state_array_spec
+    given = {key.removeprefix("info:"): array.shape for key, array in arrays.items() if key.startswith("info:")}
+    # EnvPool declares a number of one player as shape (-1,).
+    return [key for key, shape in given.items() if list(shape) in ([], [-1]) and "." not in key and key != "env_id"]
 
 
 def _unusable(name: str) -> str | None:

@@ -1,8 +1,10 @@
 """What every adapter of host environments does alike: seeds, and rows from what a suite returns."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from jaxrl.types import Episode, PyTree, TimeStep
+from jaxrl.core.types import Episode, PyTree, TimeStep
 
 
 def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: int = 0) -> list[int]:
@@ -29,19 +31,21 @@ class Episodes:
 
     Args:
       num_envs: environments.
-      games: whether a game may span several episodes, whose true end `follow` is then told (`Episode.complete`).
+      games: whether a game may span several episodes, whose true end `follow` is then given (`Episode.complete`).
+      info: names of the scalars that it is also given (`TimeStep.info`).
 
     Attributes:
       ended: which environments begin an episode with their next row, [num_envs] bool.
     """
 
-    def __init__(self, num_envs: int, games: bool = False):
+    def __init__(self, num_envs: int, games: bool = False, info: tuple[str, ...] = ()):
         self.ended = np.ones(num_envs, np.bool_)  # the row before was an episode's last
         self._games = games
         self._over = np.ones(num_envs, np.bool_)  # and its game was over
         self._returns = np.zeros(num_envs, np.float64)
         self._lengths = np.zeros(num_envs, np.int32)
         self._life_returns, self._life_lengths = self._returns.copy(), self._lengths.copy()
+        self._info = {name: np.zeros(num_envs, np.float64) for name in info}
 
     def begin(self, index: int | slice = slice(None)) -> None:
         """The next rows of these environments are the first of new games."""
@@ -57,8 +61,9 @@ class Episodes:
         *,
         true_reward: np.ndarray | None = None,
         complete: np.ndarray | None = None,
+        info: Mapping[str, np.ndarray] | None = None,
     ) -> TimeStep:
-        """The moment of the environments `index` [B].
+        """The time step of the environments `index` [B].
 
         Args:
           index: which environments; a slice of all of them is cheapest.
@@ -67,6 +72,7 @@ class Episodes:
           terminated, truncated: [B]; where both are set it terminated.
           true_reward: the unmodified reward, [B]; None: `reward`.
           complete: whether the game is over, [B], meant where the episode ended; only with `games`.
+          info: scalars that the environments report, each [B], by those names; ignored where an episode begins.
         """
         first, fresh = self.ended[index].copy(), self._over[index]
         terminated = np.asarray(terminated, np.bool_)
@@ -77,6 +83,11 @@ class Episodes:
         returns = np.where(fresh, 0.0, self._returns[index]) + gained
         lengths = np.where(fresh, 0, self._lengths[index]) + ~first
         over = last if complete is None else last & complete
+        reported, sums = {}, {}
+        for name, total in self._info.items():
+            reported[name] = np.where(first, 0.0, info[name])
+            total[index] = np.where(fresh, 0.0, total[index]) + reported[name]
+            sums[name] = total[index].astype(np.float32)
         self._returns[index], self._lengths[index] = returns, lengths
         self.ended[index], self._over[index] = last, over
         return TimeStep(
@@ -90,7 +101,9 @@ class Episodes:
                 lengths.astype(np.int32, copy=False),
                 over if self._games else None,
                 self._life(index, first, gained) if self._games else None,
+                sums or None,
             ),
+            info={name: x.astype(np.float32) for name, x in reported.items()} or None,
         )
 
     def _life(self, index, first, gained) -> Episode:

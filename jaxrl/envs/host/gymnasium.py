@@ -2,19 +2,22 @@
 
 import dataclasses
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import jax
 import numpy as np
 
-from jaxrl import spaces
+from jaxrl.core import registry, spaces
+from jaxrl.core.config import decode_fields
+from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError, unknown
+from jaxrl.core.spaces import Space
+from jaxrl.core.types import PyTree, TimeStep
+from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.workers import InProcess, Workers
-from jaxrl.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError, unknown
-from jaxrl.spaces import Space
-from jaxrl.types import PyTree, TimeStep
 
 STEP_TIMEOUT = 60.0  # seconds
 START_TIMEOUT = 120.0
@@ -32,6 +35,7 @@ class GymnasiumRecipe:
       step_timeout: seconds after which a worker counts as hung.
       start_timeout: seconds that a worker has to make its environments.
       restarts: how many workers may be replaced.
+      info: names of the numbers of its info that become `TimeStep.info`.
     """
 
     id: str
@@ -42,10 +46,43 @@ class GymnasiumRecipe:
     step_timeout: float = STEP_TIMEOUT
     start_timeout: float = START_TIMEOUT
     restarts: int = RESTARTS
+    info: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return f"gymnasium:{self.id}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What `make` takes to make it again."""
+        return {
+            **self.options,
+            "workers": self.workers,
+            "step_timeout": self.step_timeout,
+            "start_timeout": self.start_timeout,
+            "restarts": self.restarts,
+            **({"info": self.info} if self.info else {}),
+        }
+
+    @classmethod
+    def restore(
+        cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
+    ) -> "GymnasiumRecipe":
+        """The recipe of what was recorded; nothing is made or imported until it is built.
+
+        Raises:
+          ConfigError: `name` asks for the import of a module, or a value is of the wrong type.
+        """
+        if ":" in name:
+            raise ConfigError(
+                f"gymnasium:{name} asks for the import of a module, which a file may not; hand the environment in: "
+                f"env=jaxrl.make('gymnasium:{name}')"
+            )
+        own = ("workers", "step_timeout", "start_timeout", "restarts", "info")
+        options = {key: value for key, value in parameters.items() if key not in own}
+        given = {key: parameters[key] for key in own if key in parameters}
+        given |= {"observation_space": observation_space, "action_space": action_space}
+        return decode_fields(cls, {}, id=name, options=options, **given)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "GymnasiumEnvironment":
         """A batch of `num_envs` environments; each draws its seed from `seed` by its index, from `first_env` on.
@@ -59,11 +96,14 @@ class GymnasiumRecipe:
         return GymnasiumEnvironment(self, num_envs, seed, first_env)
 
 
+registry.add("suite", gymnasium=GymnasiumRecipe)
+
+
 class GymnasiumEnvironment:
     """A batch of environments behind the host protocol: numpy in, numpy out.
 
-    Where a worker was replaced, the moment that the failed step would have given is the first of a new episode: `first`
-    is set though the row before was not `last`.
+    Where a worker was replaced, the time step that the failed step would have given is the first of a new episode:
+    `first` is set though the row before was not `last`.
 
     Attributes:
       name: of the environment.
@@ -73,7 +113,7 @@ class GymnasiumEnvironment:
     def __init__(self, recipe: GymnasiumRecipe, num_envs: int, seed: int, first_env: int):
         self.name, self.num_envs = recipe.name, num_envs
         self._recipe, self._first_env = recipe, first_env
-        arguments = (self.name, _find(recipe.id), recipe.options, num_envs, seed, first_env)
+        arguments = (self.name, _find(recipe.id), recipe.options, recipe.info, num_envs, seed, first_env)
         self._stepper: InProcess | Workers
         if recipe.workers:
             self._stepper = Workers(
@@ -88,7 +128,7 @@ class GymnasiumEnvironment:
         observation_space, action_space = self._stepper.spaces
         self._read = conversion.observations(observation_space, self.name).read
         self._write = conversion.actions(action_space, self.name).write
-        self._episodes = Episodes(num_envs)
+        self._episodes = Episodes(num_envs, info=recipe.info)
         self._seeded = self._running = self._closed = False
 
     @property
@@ -107,7 +147,7 @@ class GymnasiumEnvironment:
         return self._stepper.doing
 
     def reset(self) -> TimeStep:
-        """The first moment of new episodes [num_envs]; the first time, of those of the seed.
+        """The first time steps of new episodes [num_envs]; the first time, of those of the seed.
 
         Raises:
           EnvironmentFailedError: an environment raised, or a worker was lost once too often.
@@ -121,7 +161,7 @@ class GymnasiumEnvironment:
         return timestep
 
     def step(self, actions: PyTree) -> TimeStep:
-        """The moment after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
+        """The time steps after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
 
         Raises:
           EnvironmentFailedError: an environment raised, or a worker was lost once too often.
@@ -156,13 +196,14 @@ class GymnasiumEnvironment:
             self.close()
             raise
         self._episodes.begin(rebuilt)
-        observations, rewards, terminated, truncated = zip(*outcomes, strict=True)
+        observations, rewards, terminated, truncated, reported = zip(*outcomes, strict=True)
         return self._episodes.follow(
             slice(None),
             self._batched(observations),
             np.asarray(rewards, np.float32),
             np.asarray(terminated, np.bool_),
             np.asarray(truncated, np.bool_),
+            info=dict(zip(self._recipe.info, np.asarray(reported).T, strict=True)),
         )
 
     def _batched(self, observations) -> PyTree:
@@ -190,6 +231,7 @@ def make(
     step_timeout: float | None = None,
     start_timeout: float | None = None,
     restarts: int | None = None,
+    info: Sequence[str] = (),
     **options: Any,
 ) -> GymnasiumRecipe:
     """The recipe of the Gymnasium environment `name` ("LunarLander-v3", or "module:Name-v0" to import it from there).
@@ -202,6 +244,7 @@ def make(
         given.
       start_timeout: seconds that a worker may take to import what it needs and make its environments; 120 if not given.
       restarts: how many workers that hang or are killed are replaced before the run stops; 3 if not given.
+      info: which numbers of every step's info to report, as metrics of training: `("reward_ctrl", "x_position")`.
       options: what `gymnasium.make` takes, the environment's own among it.
 
     Raises:
@@ -225,11 +268,8 @@ def make(
             f"{where} is defined in the main program, which workers do not import; move its class to a module, or use "
             "workers=0"
         )
-    try:
+    with suite.refusing(where, options, (Exception,)):
         environment = gymnasium.make(spec, disable_env_checker=True, **options)
-    except Exception as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        raise ConfigError(f"{where} cannot be made with {given or 'its own settings'}: {error}") from error
     try:
         return GymnasiumRecipe(
             name,
@@ -240,6 +280,7 @@ def make(
             STEP_TIMEOUT if step_timeout is None else step_timeout,
             START_TIMEOUT if start_timeout is None else start_timeout,
             RESTARTS if restarts is None else restarts,
+            tuple(info),
         )
     finally:
         environment.close()

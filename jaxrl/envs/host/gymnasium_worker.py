@@ -27,10 +27,10 @@ def main() -> None:
         connection.send(prepared(environments, *setup))
         while (request := connection.recv()) is not None:
             for index, call, argument in request:
-                connection.send(answer(environments[index], index, call, argument))
+                connection.send(answer(*environments[index], index, call, argument))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
-    for environment in environments.values():
+    for environment, _ in environments.values():
         environment.close()
 
 
@@ -48,10 +48,10 @@ def prepared(environments, spec, indices):
     try:
         import gymnasium
 
-        spec, options = pickle.loads(spec)
+        spec, options, info = pickle.loads(spec)
         for index in indices:
-            environments[index] = gymnasium.make(spec, disable_env_checker=True, **options)
-        return None, spaces(environments[indices[0]])
+            environments[index] = gymnasium.make(spec, disable_env_checker=True, **options), info
+        return None, spaces(environments[indices[0]][0])
     except Exception:
         return traceback.format_exc(), None
 
@@ -61,20 +61,36 @@ def spaces(environment):
     return environment.observation_space, environment.action_space
 
 
-def answer(environment, index, call, argument):
+def answer(environment, info, index, call, argument):
     """(index, None, outcome), or (index, traceback, None) if the environment raised."""
     try:
-        return index, None, outcome(environment, call, argument)
+        return index, None, outcome(environment, info, call, argument)
     except Exception:
         return index, traceback.format_exc(), None
 
 
-def outcome(environment, call, argument):
-    """Observation, reward, terminated, truncated after a reset with the seed, or a step with the action, `argument`."""
+def outcome(environment, names, call, argument):
+    """Observation, reward, terminated, truncated after a reset with the seed, or a step with the action, `argument`.
+
+    And the numbers of these names in the step's info; zeros after a reset.
+    """
     if call == "reset":
-        return environment.reset(seed=argument)[0], 0.0, False, False
-    observation, reward, terminated, truncated, _ = environment.step(argument)
-    return observation, float(reward), bool(terminated), bool(truncated)
+        return environment.reset(seed=argument)[0], 0.0, False, False, (0.0,) * len(names)
+    observation, reward, terminated, truncated, info = environment.step(argument)
+    return observation, float(reward), bool(terminated), bool(truncated), tuple(number(info, name) for name in names)
+
+
+def number(info, name):
+    """One of the info's numbers.
+
+    Raises:
+      ValueError: there is none of this name; says which there are.
+    """
+    try:
+        return float(info[name])
+    except (KeyError, TypeError, ValueError):
+        found = f"{info[name]!r:.80}" if name in info else f"missing; it has {sorted(map(str, info))}"
+        raise ValueError(f"info={name!r}: every step must report this as a number, and it is {found}") from None
 
 
 if __name__ == "__main__":

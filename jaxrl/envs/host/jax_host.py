@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl import keys
-from jaxrl.spaces import Space
-from jaxrl.types import Environment, PyTree, TimeStep
+from jaxrl.core import keys, registry
+from jaxrl.core.spaces import Space
+from jaxrl.core.types import Environment, PyTree, TimeStep
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,6 +33,9 @@ class ServedFromHost:
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "JaxHostEnvironment":
         """`num_envs` environments whose keys are those that a compiled run of the same seed gives them."""
         return JaxHostEnvironment(self.env, num_envs, seed, first_env)
+
+
+registry.add("wrapper", ServedFromHost)
 
 
 class JaxHostEnvironment:

@@ -17,12 +17,12 @@ from typing import Any
 
 import gymnasium
 
+from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.envs.host import gymnasium_worker
 from jaxrl.envs.host.episodes import environment_seeds
-from jaxrl.errors import ConfigError, EnvironmentFailedError
 
 Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)
-Outcome = tuple[Any, float, bool, bool]  # observation, reward, terminated, truncated
+Outcome = tuple[Any, float, bool, bool, tuple[float, ...]]  # observation, reward, terminated, truncated, info
 
 CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environments
 
@@ -38,9 +38,18 @@ class InProcess:
 
     failures, patience = 0, 0.0
 
-    def __init__(self, name: str, spec: Any, options: dict[str, Any], num_envs: int, seed: int, first_env: int):
+    def __init__(
+        self,
+        name: str,
+        spec: Any,
+        options: dict[str, Any],
+        info: tuple[str, ...],
+        num_envs: int,
+        seed: int,
+        first_env: int,
+    ):
         self.seeds = environment_seeds(seed, num_envs, 0, first_env)
-        self._name, self._first_env = name, first_env
+        self._name, self._info, self._first_env = name, info, first_env
         self._now: tuple[int, Command] | None = None
         self._environments: list[gymnasium.Env] = []
         try:
@@ -66,7 +75,7 @@ class InProcess:
         for index, (environment, command) in enumerate(zip(self._environments, commands, strict=True)):
             self._now = index, command
             try:
-                outcomes.append(gymnasium_worker.outcome(environment, *command))
+                outcomes.append(gymnasium_worker.outcome(environment, self._info, *command))
             except Exception as error:
                 what = f"raised {type(error).__name__}: {error}"
                 raise _failed(self._name, index + self._first_env, self.seeds[index], command, what) from error
@@ -99,6 +108,7 @@ class Workers:
         name: str,
         spec: Any,
         options: dict[str, Any],
+        info: tuple[str, ...],
         num_envs: int,
         seed: int,
         first_env: int,
@@ -115,7 +125,7 @@ class Workers:
         self._waiting = False
         self._commands: Sequence[Command] = ()
         try:
-            self._recipe = pickle.dumps((spec, options))
+            self._recipe = pickle.dumps((spec, options, info))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
                 f"{name} cannot be sent to a worker process ({error}); use workers=0, or register the environment "

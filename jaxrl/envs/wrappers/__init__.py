@@ -4,6 +4,7 @@ Each is a frozen pytree of its own whose numbers are leaves, unless they change 
 any order but where said, under or over an auto-reset, and none is another's subclass.
 """
 
+from jaxrl.core import registry
 from jaxrl.envs.wrappers.actions import ActionRepeat, ClipAction, RescaleAction, StickyActions
 from jaxrl.envs.wrappers.episodes import EpisodeStatistics, TimeLimit
 from jaxrl.envs.wrappers.observations import Flatten, FrameStack
@@ -25,3 +26,19 @@ __all__ = [
     "TimeLimit",
     "with_auto_reset",
 ]
+
+registry.add(
+    "wrapper",
+    ActionRepeat,
+    AutoReset,
+    ClipAction,
+    ClipReward,
+    EpisodeStatistics,
+    Flatten,
+    FrameStack,
+    PooledReset,
+    RescaleAction,
+    ScaleReward,
+    StickyActions,
+    TimeLimit,
+)

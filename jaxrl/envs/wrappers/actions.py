@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl import spaces
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, PyTree, TimeStep
 from jaxrl.envs.wrappers.delegate import same
-from jaxrl.errors import ConfigError
-from jaxrl.types import Environment, PyTree, TimeStep
 
 
-@struct.dataclass
-class StickyActionsState:
+class StickyActionsState(struct.PyTreeNode):
     """The environment's state, and the action that may stick."""
 
     env: PyTree
@@ -22,8 +21,7 @@ class StickyActionsState:
     fresh: jax.Array  # bool: nothing was done yet in this episode
 
 
-@struct.dataclass
-class StickyActions:
+class StickyActions(struct.PyTreeNode):
     """Does what was done before, instead of the action, with a probability (Machado et al., 2018, arXiv:1709.06009).
 
     The first action of an episode is always done.
@@ -51,8 +49,7 @@ class StickyActions:
         return StickyActionsState(env_state, done, time_step.first), time_step
 
 
-@struct.dataclass
-class ActionRepeat:
+class ActionRepeat(struct.PyTreeNode):
     """Does every action several times; the rewards are added up, and an episode's end stops it.
 
     Args:
@@ -84,8 +81,7 @@ class ActionRepeat:
         return jax.lax.scan(again, now, keys[1:])[0]
 
 
-@struct.dataclass
-class ClipAction:
+class ClipAction(struct.PyTreeNode):
     """Takes any real action and clips it to the bounds of `env`'s action space, a `Box`."""
 
     env: Environment
@@ -105,8 +101,7 @@ class ClipAction:
         return self.env.step(state, jnp.clip(action, space.low, space.high), key)
 
 
-@struct.dataclass
-class RescaleAction:
+class RescaleAction(struct.PyTreeNode):
     """Takes actions in [low, high] and maps them to the bounds of `env`'s action space, a bounded `Box`.
 
     Args:

@@ -6,22 +6,23 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, Episode, PyTree, TimeStep
 from jaxrl.envs.wrappers.delegate import same
-from jaxrl.errors import ConfigError
-from jaxrl.types import Environment, Episode, PyTree, TimeStep
 
 
-@struct.dataclass
-class EpisodeStatisticsState:
+class EpisodeStatisticsState(struct.PyTreeNode):
     """The environment's state, and the running episode's statistics."""
 
     env: PyTree
     episode: Episode
 
 
-@struct.dataclass
-class EpisodeStatistics:
-    """Fills `TimeStep.episode` with the return and the length so far, of the rewards as `env` gives them."""
+class EpisodeStatistics(struct.PyTreeNode):
+    """Fills `TimeStep.episode` with the return and the length so far, of the rewards as `env` gives them.
+
+    It also holds the sums of `TimeStep.info`.
+    """
 
     env: Environment
 
@@ -30,7 +31,8 @@ class EpisodeStatistics:
 
     def reset(self, key: jax.Array) -> tuple[EpisodeStatisticsState, TimeStep]:
         state, time_step = self.env.reset(key)
-        episode = Episode(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))
+        info = jax.tree.map(jnp.zeros_like, time_step.info)
+        episode = Episode(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32), info=info)
         return EpisodeStatisticsState(state, episode), time_step.replace(episode=episode)
 
     def step(
@@ -41,20 +43,19 @@ class EpisodeStatistics:
         episode = Episode(
             returns=jnp.where(going, state.episode.returns + time_step.reward, 0.0),
             length=jnp.where(going, state.episode.length + 1, 0),
+            info=jax.tree.map(lambda so_far, x: jnp.where(going, so_far + x, 0.0), state.episode.info, time_step.info),
         )
         return EpisodeStatisticsState(env_state, episode), time_step.replace(episode=episode)
 
 
-@struct.dataclass
-class TimeLimitState:
+class TimeLimitState(struct.PyTreeNode):
     """The environment's state, and how long the episode is so far."""
 
     env: PyTree
     steps: jax.Array  # int32, transitions of this episode so far
 
 
-@struct.dataclass
-class TimeLimit:
+class TimeLimit(struct.PyTreeNode):
     """Truncates an episode at its `max_steps`-th transition, if it did not end by then.
 
     It goes under the auto-reset, which must see the truncation to begin the next episode.

@@ -7,22 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl import spaces
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, PyTree, TimeStep
 from jaxrl.envs.wrappers.delegate import same
-from jaxrl.errors import ConfigError
-from jaxrl.types import Environment, PyTree, TimeStep
 
 
-@struct.dataclass
-class FrameStackState:
+class FrameStackState(struct.PyTreeNode):
     """The environment's state, and its last frames."""
 
     env: PyTree
     frames: PyTree  # the stacked observation
 
 
-@struct.dataclass
-class FrameStack:
+class FrameStack(struct.PyTreeNode):
     """The last `frames` observations side by side on the last axis, the newest last.
 
     At an episode's first time step all of them are its first observation.
@@ -73,8 +71,7 @@ class FrameStack:
         return jax.tree.map(lambda x: jnp.concatenate([x.reshape(x.shape or (1,))] * self.frames, axis=-1), observation)
 
 
-@struct.dataclass
-class Flatten:
+class Flatten(struct.PyTreeNode):
     """Observations as one float32 vector: a `Box` row by row, integers one-hot, a `Dict` in the order of its keys."""
 
     env: Environment

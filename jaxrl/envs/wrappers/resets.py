@@ -10,20 +10,18 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxrl.core.types import Environment, PyTree, TimeStep
 from jaxrl.envs.wrappers.delegate import same
-from jaxrl.types import Environment, PyTree, TimeStep
 
 
-@struct.dataclass
-class AutoResetState:
+class AutoResetState(struct.PyTreeNode):
     """The environment's state, and whether its episode is over."""
 
     env: PyTree
     last: jax.Array  # bool: the time step shown last was its episode's last
 
 
-@struct.dataclass
-class AutoReset:
+class AutoReset(struct.PyTreeNode):
     """Begins episodes with `env.reset` of the step's key. Computes a reset at every step of every environment."""
 
     env: Environment
@@ -46,8 +44,7 @@ class AutoReset:
         return AutoResetState(env_state, time_step.last), time_step
 
 
-@struct.dataclass
-class PooledReset:
+class PooledReset(struct.PyTreeNode):
     """`AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
 
     At every step the environments whose episodes ended take turns at the pool, `slots` at a time, until each has its

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxrl.core.types import Environment, PyTree, TimeStep
 from jaxrl.envs.wrappers.delegate import same
-from jaxrl.types import Environment, PyTree, TimeStep
 
 
-@struct.dataclass
-class ClipReward:
+class ClipReward(struct.PyTreeNode):
     """Clips rewards to [low, high]; that of a first time step, which nothing earned, stays 0."""
 
     env: Environment
@@ -30,8 +29,7 @@ class ClipReward:
         return state, time_step.replace(reward=clipped)
 
 
-@struct.dataclass
-class ScaleReward:
+class ScaleReward(struct.PyTreeNode):
     """Multiplies rewards by `scale`."""
 
     env: Environment

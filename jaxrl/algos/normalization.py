@@ -1,0 +1,182 @@
+"""Running mean and variance of observations and of returns, merged over batches and devices.
+
+Precision: the count is exact to 2^64. Mean and variance are float32, merged with the compensated batch form of
+Chan, Golub and LeVeque (1983), and each carries what rounding left over, so that neither thousands of small merges
+nor a mean far from zero lose more than a few units in the last place of the largest number seen.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.core import spaces
+from jaxrl.core.types import Counter, PyTree, Replicas
+
+_EPSILON = 1e-8  # added to the variance, as in Gymnasium's and SB3's normalizers
+
+
+class Moments(struct.PyTreeNode):
+    """Mean and population variance of one leaf, each of the leaf's shape, float32."""
+
+    mean: jax.Array
+    variance: jax.Array
+    mean_rest: jax.Array  # what rounding left over of the additions to `mean`
+    variance_rest: jax.Array
+
+
+class RunningStatistics(struct.PyTreeNode):
+    """Statistics of a tree of arrays.
+
+    `moments` has one entry for each leaf that is normalized, by the leaf's path ("camera/depth"; "array" for a tree
+    that is one array); leaves without an entry are left as they are.
+    """
+
+    count: Counter
+    moments: dict[str, Moments]
+
+
+def init(example: Any, *, integers: bool = False) -> RunningStatistics:
+    """Statistics of nothing yet.
+
+    Args:
+      example: a space, or a tree of arrays without batch axes.
+      integers: include integer boxes and arrays too (pixels, which networks otherwise scale themselves). `Discrete`
+        and `MultiDiscrete` spaces and booleans never are: their numbers are names.
+    """
+    is_space = isinstance(example, spaces.Space)
+    leaves = _space_leaves(example) if is_space else {name: jnp.asarray(x) for name, x in _named(example)}
+    kinds = (jnp.floating, jnp.integer) if integers else (jnp.floating,)
+    return RunningStatistics(
+        count=Counter.zero(),
+        moments={
+            name: Moments(*(jnp.zeros(leaf.shape, jnp.float32) for _ in range(4)))
+            for name, leaf in leaves.items()
+            if any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)
+        },
+    )
+
+
+def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, replicas: Replicas) -> RunningStatistics:
+    """The statistics with a batch merged in, over all replicas; the same on each of them.
+
+    Args:
+      statistics: those so far, the same on every replica.
+      batch: a tree like the example, leaves `weight.shape + leaf.shape`.
+      weight: bool, which entries count, e.g. shape (T, B). Last observations are real ones: include them.
+      replicas: over which entries are summed.
+    """
+    added = replicas.sum(jnp.sum(weight, dtype=jnp.uint32))
+    count = statistics.count.add(added)
+    entries = jnp.maximum(added.astype(jnp.float32), 1.0)
+    share = added.astype(jnp.float32) / jnp.maximum(count.as_float(), 1.0)
+
+    def merge(moments, x):
+        axes = tuple(range(weight.ndim))
+        counts = weight.reshape(weight.shape + (1,) * (x.ndim - weight.ndim))
+        mean = jnp.expand_dims(moments.mean, axes)
+        # Deviations from the running mean, then from the batch's own: two passes, because squares of numbers far
+        # from zero would cancel, and the second pass also corrects the rounding of the first.
+        shifted = jnp.where(counts, x.astype(jnp.float32) - mean, 0.0)
+        shift = replicas.sum(jnp.sum(shifted, axes)) / entries
+        deviation = jnp.where(counts, shifted - jnp.expand_dims(shift, axes), 0.0)
+        left, squares = replicas.sum((jnp.sum(deviation, axes), jnp.sum(jnp.square(deviation), axes)))
+        correction = left / entries
+        variance = squares / entries - jnp.square(correction)
+        # The running mean is `mean + mean_rest`, and the shift was measured from `mean` alone.
+        correction = correction - moments.mean_rest
+        distance = jnp.square(shift + correction)
+        change = variance - moments.variance - moments.variance_rest + distance * (1.0 - share)
+        new_mean, mean_rest = _compensated(moments.mean, moments.mean_rest, share * shift)
+        new_mean, mean_rest = _compensated(new_mean, mean_rest, share * correction)
+        new_variance, variance_rest = _compensated(moments.variance, moments.variance_rest, share * change)
+        return Moments(new_mean, new_variance, mean_rest, variance_rest)
+
+    leaves = dict(_named(batch))
+    return RunningStatistics(count, {name: merge(old, leaves[name]) for name, old in statistics.moments.items()})
+
+
+def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.0) -> PyTree:
+    """`(x - mean) / std`, limited to [-clip, clip]; the identity before two entries were seen.
+
+    Args:
+      statistics: frozen; those that the rows were acted with, in a loss.
+      x: a tree like the example, leaves with any leading axes.
+      clip: largest absolute value that comes out.
+
+    Returns:
+      The same tree; normalized leaves keep their floating type, integers become float32.
+    """
+    known = _enough(statistics)
+
+    def one(path, leaf):
+        moments = statistics.moments.get(_name(path))
+        if moments is None:
+            return leaf
+        leading = tuple(range(leaf.ndim - moments.mean.ndim))
+        scale = jnp.expand_dims(jax.lax.rsqrt(_variance(moments) + _EPSILON), leading)
+        value = leaf.astype(jnp.float32)
+        scaled = jnp.clip((value - jnp.expand_dims(moments.mean, leading)) * scale, -clip, clip)
+        dtype = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.float32
+        return jnp.where(known, scaled, value).astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(one, x)
+
+
+def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float | jax.Array = 10.0) -> jax.Array:
+    """Rewards over the standard deviation of the running discounted return, limited to [-clip, clip].
+
+    The mean is not subtracted: that would change which policy is best. The identity before two returns were seen.
+
+    Args:
+      statistics: of the running discounted return, an `init` of a scalar; see `discounted_return`.
+      reward: any shape.
+      clip: largest absolute value that comes out.
+    """
+    (moments,) = statistics.moments.values()
+    scaled = jnp.clip(reward * jax.lax.rsqrt(_variance(moments) + _EPSILON), -clip, clip)
+    return jnp.where(_enough(statistics), scaled, reward)
+
+
+def discounted_return(previous: jax.Array, reward: jax.Array, first: jax.Array, gamma: float | jax.Array) -> jax.Array:
+    """The running discounted return R <- gamma R + r whose deviation scales rewards (Engstrom et al., 2020).
+
+    Args:
+      previous: that of the time step before, any shape.
+      reward: what arrived with this time step, the same shape.
+      first: whether an episode begins here, where it is 0.
+      gamma: discount.
+    """
+    return jnp.where(first, 0.0, gamma * previous + reward)
+
+
+def _space_leaves(space, path=()):
+    if isinstance(space, spaces.Dict):
+        return {k: v for name, child in space.items for k, v in _space_leaves(child, (*path, name)).items()}
+    if isinstance(space, spaces.Box):
+        return {"/".join(path) or "array": jax.ShapeDtypeStruct(space.shape, space.dtype)}
+    return {}
+
+
+def _named(tree):
+    return [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _name(path):
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "array"
+
+
+def _enough(statistics):
+    return (statistics.count.high > 0) | (statistics.count.low >= 2)
+
+
+def _variance(moments):
+    return jnp.maximum(moments.variance, 0.0)
+
+
+def _compensated(total, rest, increment):
+    """Kahan's sum: `total + rest` plus `increment`, as a rounded total and what it lacks."""
+    increment = increment + rest
+    new = total + increment
+    return new, increment - (new - total)

@@ -1,0 +1,312 @@
+"""What the on-policy algorithms share: acting, carrying, normalizing, and turning a rollout into advantages."""
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxrl.algos import minibatches, normalization, returns, train_state
+from jaxrl.algos.base import family, field_problems, network_problems, number, static
+from jaxrl.algos.optimizers import Adam, Optimizer, clipped
+from jaxrl.algos.train_state import TrainState, Variables
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    SEQUENCE_INPUTS,
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Episodes,
+    ModelState,
+    Network,
+    NetworkInputs,
+    PyTree,
+    Replicas,
+    Rollout,
+    Rollouts,
+    Source,
+    TimeStep,
+    ValueNetwork,
+)
+from jaxrl.networks import ActorCritic, PolicyValue, resolve_torso
+
+
+class Statistics(struct.PyTreeNode):
+    """Running statistics of observations and of rewards; `()` for what is not normalized."""
+
+    observation: PyTree = ()
+    reward: PyTree = ()
+
+
+class PolicyState(struct.PyTreeNode):
+    """All that an on-policy learner is."""
+
+    network: TrainState
+    statistics: Statistics
+    updates: jax.Array  # int32, the version of the actor state
+    penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () where there is none
+
+
+class PolicyCarry(struct.PyTreeNode):
+    """Per environment: the network's recurrent state, and the discounted return so far (for scaling rewards)."""
+
+    network: Carry
+    discounted_return: PyTree
+
+
+@family
+class OnPolicyActorCritic:
+    """The usual fields of an algorithm that learns from rollouts, or whole episodes, of its own policy; and acting.
+
+    An algorithm derives from it, says which defaults are its own, and adds `update`.
+    """
+
+    learning_rate: Scalar = number(2.5e-4, above=0, help="learning rate (of the policy, if value_learning_rate is set)")
+    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
+    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
+    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this global norm; None: no clipping")
+    observation_clip: Scalar = number(
+        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
+    )
+    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
+    rollout_length: int = static(128, low=1, help="steps per environment and batch; whole_episodes: longest episode")
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    normalize_reward: bool = static(False, help="divide by the running standard deviation of the discounted return")
+    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
+    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
+    optimizer: Optimizer = number(Adam(eps=1e-5))
+    network: ValueNetwork = static(ActorCritic())
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return dataclasses.replace(self, network=resolve_torso(self.network, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        label = f"{type(self).__name__}.network"
+        return field_problems(self) + network_problems(label, self.network, spec, SEQUENCE_INPUTS)
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"rollout": source(self)}
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
+        return init(self, key, spec)
+
+    def actor(self, state: PolicyState) -> ActorState:
+        return actor(state)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
+        return initial_carry(self, spec)
+
+    def act(
+        self,
+        actor: ActorState,
+        timestep: TimeStep,
+        carry: PolicyCarry,
+        key: jax.Array,
+        *,
+        spec: EnvSpec,
+        explore: bool,
+    ) -> ActorOutput:
+        return act(self, actor, timestep, carry, key, spec=spec, explore=explore)
+
+
+def init(algo: OnPolicyActorCritic, key: jax.Array, spec: EnvSpec, penalty: PyTree = ()) -> PolicyState:
+    """A new learner state."""
+    network = train_state.create(*algo.network.init(key, spec), transformation(algo))
+    statistics = Statistics(
+        observation=normalization.init(spec.observation_space) if algo.normalize_observation else (),
+        reward=normalization.init(spaces.Box(-jnp.inf, jnp.inf, ())) if algo.normalize_reward else (),
+    )
+    return PolicyState(network=network, statistics=statistics, updates=jnp.int32(0), penalty=penalty)
+
+
+def actor(state: PolicyState) -> ActorState:
+    """What acting needs of a learner."""
+    network = state.network
+    return ActorState(params=network.params, statistics=state.statistics, model_state=network.model_state)
+
+
+def initial_carry(algo: OnPolicyActorCritic, spec: EnvSpec) -> PolicyCarry:
+    """What one environment carries from step to step, before its first."""
+    return PolicyCarry(
+        network=algo.network.initial_carry(spec), discounted_return=jnp.float32(0.0) if algo.normalize_reward else ()
+    )
+
+
+def network_inputs(algo: OnPolicyActorCritic, timesteps: TimeStep, statistics: Statistics) -> NetworkInputs:
+    """What the network reads of time steps: observations are normalized with the given frozen statistics."""
+    inputs = NetworkInputs.of_timesteps(timesteps)
+    if not algo.normalize_observation:
+        return inputs
+    observation = normalization.normalize(statistics.observation, inputs.observation, algo.observation_clip)
+    return inputs.replace(observation=observation)
+
+
+def act(
+    algo: OnPolicyActorCritic,
+    actor: ActorState,
+    timestep: TimeStep,
+    carry: PolicyCarry,
+    key: jax.Array,
+    *,
+    spec: EnvSpec,
+    explore: bool,
+) -> ActorOutput:
+    """One action for each environment, with what the update needs of this time step: log-probability and value."""
+    inputs = jax.tree.map(lambda x: x[None], network_inputs(algo, timestep, actor.statistics))
+    output, network_carry, _ = algo.network.apply(
+        actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False
+    )
+    distribution = jax.tree.map(lambda x: x[0], output.distribution)
+    discounted = ()
+    if algo.normalize_reward:
+        before = carry.discounted_return
+        discounted = normalization.discounted_return(before, timestep.reward, timestep.first, algo.gamma)
+    carry = PolicyCarry(network_carry, discounted)
+    if not explore:
+        return ActorOutput(distribution.mode(), carry)
+    action = distribution.sample(key)
+    extras = {"log_prob": distribution.log_prob(action), "value": output.value[0], "distribution": distribution}
+    if algo.normalize_reward:
+        extras["discounted_return"] = discounted
+    return ActorOutput(action, carry, extras)
+
+
+def rewards(algo: OnPolicyActorCritic, batch: Rollout) -> jax.Array:
+    """Rewards [T, B], scaled with the statistics the rows were acted with."""
+    if not algo.normalize_reward:
+        return batch.rows.reward
+    return normalization.scale_reward(batch.statistics.reward, batch.rows.reward, algo.reward_clip)
+
+
+def bootstrap_value(
+    algo: OnPolicyActorCritic, network: Variables, batch: Rollout, carry: Carry, spec: EnvSpec
+) -> jax.Array:
+    """The value [B] of the time step after the last row, where the network's carry is `carry`."""
+    final = jax.tree.map(lambda x: x[None], network_inputs(algo, batch.final, batch.statistics))
+    return algo.network.value(network.params, final, carry, spec=spec, model_state=network.model_state)[0]
+
+
+def update_statistics(
+    algo: OnPolicyActorCritic, statistics: Statistics, batch: Rollout, replicas: Replicas
+) -> Statistics:
+    """The statistics with this batch's rows merged in over all replicas; the next actor state will use them."""
+    # Last observations are real ones too; but what follows the end of a whole episode is no part of the batch.
+    real = batch.rows.weight if algo.whole_episodes else jnp.ones_like(batch.rows.weight)
+    if algo.normalize_observation:
+        merged = normalization.update(statistics.observation, batch.rows.observation, real, replicas)
+        statistics = statistics.replace(observation=merged)
+    if algo.normalize_reward:
+        counts = real & ~batch.rows.first  # nothing arrived with an episode's first observation
+        seen = batch.rows.extras["discounted_return"]
+        statistics = statistics.replace(reward=normalization.update(statistics.reward, seen, counts, replicas))
+    return statistics
+
+
+def advantages(
+    algo: OnPolicyActorCritic, network: Variables, batch: Rollout, gae_lambda: Scalar, spec: EnvSpec
+) -> tuple[jax.Array, jax.Array]:
+    """Generalized advantages and value targets, each [T, B], from the values recorded while acting."""
+    rows = batch.rows
+    segment = returns.Segment(
+        rewards=rewards(algo, batch),
+        values=rows.extras["value"],
+        bootstrap_value=bootstrap_value(algo, network, batch, batch.final_carry.network, spec),
+        terminated=rows.terminated if algo.bootstrap_truncated else rows.terminated | rows.truncated,
+        truncated=rows.truncated,
+        weight=rows.weight,
+    )
+    estimates = returns.gae(segment, algo.gamma, gae_lambda)
+    return estimates, estimates + rows.extras["value"]
+
+
+def unroll(
+    algo: OnPolicyActorCritic, network: Variables, inputs: NetworkInputs, carry: Carry, spec: EnvSpec, *, train: bool
+) -> tuple[PolicyValue, Carry, ModelState]:
+    """The network's outputs over time steps `[T, B]`, its carry after the last, and the new model state."""
+    return algo.network.apply(network.params, inputs, carry, spec=spec, model_state=network.model_state, train=train)
+
+
+def explained_variance(targets: jax.Array, values: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
+    """1 - Var(target - value) / Var(target) over the rows that count; 1 is a perfect critic."""
+    weight = weight.astype(targets.dtype)
+    count = jnp.maximum(replicas.sum(jnp.sum(weight)), 1.0)
+
+    def variance(x):
+        mean = replicas.sum(jnp.sum(x * weight)) / count
+        return replicas.sum(jnp.sum(weight * jnp.square(x - mean))) / count
+
+    return 1.0 - variance(targets - values) / jnp.maximum(variance(targets), 1e-8)
+
+
+def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
+    """`x` with mean 0 and standard deviation 1 over the entries that count, on all replicas together."""
+    weight = weight.astype(x.dtype)
+    moments = replicas.sum(jnp.stack([jnp.sum(weight), jnp.sum(x * weight)]))
+    mean = moments[1] / jnp.maximum(moments[0], 1.0)
+    variance = replicas.sum(jnp.sum(weight * jnp.square(x - mean))) / jnp.maximum(moments[0], 1.0)
+    return (x - mean) / (jnp.sqrt(variance) + 1e-8)
+
+
+def transformation(algo: OnPolicyActorCritic) -> optax.GradientTransformation:
+    """The optimizer, clipped, at the learning rate; at the value's own for the parameters "value", if it has one."""
+    steps = algo.optimizer(algo.learning_rate)
+    if algo.value_learning_rate is not None:
+        by_part: dict[Hashable, optax.GradientTransformation] = {
+            "policy": steps,
+            "value": algo.optimizer(algo.value_learning_rate),
+        }
+        steps = optax.partition(by_part, lambda params: {x: "value" if x == "value" else "policy" for x in params})
+    return clipped(steps, algo.max_grad_norm)
+
+
+def source(algo: OnPolicyActorCritic) -> Rollouts | Episodes:
+    """The experience that an on-policy algorithm asks for."""
+    return Episodes(algo.rollout_length) if algo.whole_episodes else Rollouts(algo.rollout_length)
+
+
+def minibatch_unit(network: Network) -> minibatches.By:
+    """What minibatches are made of: rows, or, for recurrent networks, whole environments."""
+    return "environment" if network.recurrent else "row"
+
+
+class Minibatches(struct.PyTreeNode):
+    """A batch and its division into minibatches: by rows, or, for recurrent networks, by whole environments."""
+
+    indices: jax.Array  # [epochs * minibatches, size]
+    data: PyTree  # [rows, ...] or [time, environment, ...]
+    carry: Carry  # [environment, ...]
+    recurrent: bool = struct.field(pytree_node=False)
+
+    def take(self, indices: jax.Array) -> tuple[PyTree, Carry]:
+        """One minibatch, time-major, and the carry at its first row."""
+        if self.recurrent:
+            data = minibatches.take_environments(self.data, indices)
+            return data, minibatches.take_environments(self.carry, indices, axis=0)
+        return jax.tree.map(lambda x: x[None], minibatches.take_rows(self.data, indices)), self.carry
+
+
+def split_into_minibatches(
+    data: PyTree,
+    carry: Carry,
+    key: jax.Array,
+    replicas: Replicas,
+    *,
+    by: minibatches.By,
+    epochs: int,
+    count: int,
+) -> Minibatches:
+    """Divides `data` [T, B, ...] into `epochs` times `count` minibatches, shuffled anew every epoch."""
+    rows, envs = jax.tree.leaves(data)[0].shape[:2]
+    indices = minibatches.minibatch_indices(
+        key, rows=rows, num_envs=envs, count=count, replicas=replicas, by=by, epochs=epochs
+    )
+    recurrent = by == "environment"
+    return Minibatches(indices, data if recurrent else minibatches.flatten_rows(data), carry, recurrent)

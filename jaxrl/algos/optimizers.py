@@ -1,0 +1,134 @@
+"""Optimizers: functions from a learning rate to an `optax.GradientTransformation`.
+
+Those named here are pytrees whose numbers are leaves, so they can be traced, swept and scheduled like every other
+number. A function of your own, `PPO(optimizer=optax.lion)`, is static; its learning rate is traced all the same.
+"""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from optax.contrib import MuonDimensionNumbers, muon
+
+from jaxrl.core import registry
+from jaxrl.core.types import Params
+
+Number = float | jax.Array
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """Makes the transformation of gradients into steps at one learning rate, a scalar that may be traced.
+
+    It is called anew for every update, as the learning rate may have changed: what must last from one update to the
+    next belongs into the transformation's state. A transformation must not keep the learning rate that it was
+    initialized with there, as `optax.inject_hyperparams` does: it would never change.
+    """
+
+    def __call__(self, learning_rate: Number, /) -> optax.GradientTransformation: ...
+
+
+class Adam(struct.PyTreeNode):
+    """Adam (Kingma and Ba, 2015, arXiv:1412.6980)."""
+
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-5
+
+    def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
+        return optax.adam(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps)
+
+
+class AdamW(struct.PyTreeNode):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019, arXiv:1711.05101)."""
+
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 1e-4
+
+    def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
+        return optax.adamw(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay)
+
+
+class RMSProp(struct.PyTreeNode):
+    """RMSProp; with `eps` inside the square root, as the published actor-critics use it, or outside, as torch does."""
+
+    decay: float = 0.99
+    eps: float = 1e-5
+    eps_in_root: bool = struct.field(pytree_node=False, default=True)
+
+    def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
+        return optax.rmsprop(learning_rate, decay=self.decay, eps=self.eps, eps_in_sqrt=self.eps_in_root)
+
+
+class RAdam(struct.PyTreeNode):
+    """Rectified Adam (Liu et al., 2020, arXiv:1908.03265)."""
+
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+
+    def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
+        return optax.radam(learning_rate, b1=self.b1, b2=self.b2, eps=self.eps)
+
+
+class Muon(struct.PyTreeNode):
+    """Muon (Jordan, 2024): orthogonalized momentum for the kernels of dense layers, Nesterov's Adam for the rest.
+
+    With `consistent_rms=0.2` steps are as large as Adam's, whose learning rates then carry over (arXiv:2502.16982).
+    """
+
+    beta: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    consistent_rms: float | None = None
+    adam_b1: float = 0.9
+    adam_b2: float = 0.999
+    steps: int = struct.field(pytree_node=False, default=5)  # of the Newton-Schulz iteration
+
+    def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
+        return muon(
+            learning_rate,
+            ns_steps=self.steps,
+            beta=self.beta,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            consistent_rms=self.consistent_rms,
+            adam_b1=self.adam_b1,
+            adam_b2=self.adam_b2,
+            muon_weight_dimension_numbers=_dense_kernels,
+        )
+
+
+OPTIMIZERS = (Adam, AdamW, RMSProp, RAdam, Muon)
+registry.add("optimizer", *OPTIMIZERS)
+
+
+def clipped(transformation: optax.GradientTransformation, max_grad_norm: Number | None) -> optax.GradientTransformation:
+    """`transformation` of gradients scaled down to a global norm of at most `max_grad_norm`; None: of all."""
+    if max_grad_norm is None:
+        return transformation
+    return optax.chain(optax.clip_by_global_norm(max_grad_norm), transformation)
+
+
+def optimizer_problems(label: str, optimizer: Any) -> list[str]:
+    """Why `optimizer`, the value of the field `label`, is none; empty if it is one."""
+    if callable(optimizer) and isinstance(optimizer(1e-3), optax.GradientTransformation):
+        return []
+    return [
+        f"{label}={optimizer!r} must be a function of the learning rate that returns an optax.GradientTransformation: "
+        "Adam(), optax.lion, or lambda learning_rate: optax.chain(...)"
+    ]
+
+
+def _dense_kernels(params: Params) -> Params:
+    """The axes of the kernels of dense layers, of which an ensemble has a stack; None for other parameters."""
+
+    def axes(path, leaf):
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        return MuonDimensionNumbers(-2, -1) if name == "kernel" and jnp.ndim(leaf) in (2, 3) else None
+
+    return jax.tree_util.tree_map_with_path(axes, params)

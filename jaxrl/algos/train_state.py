@@ -1,0 +1,117 @@
+"""Learning a network's parameters: their optimizer's state, steps down gradients over all replicas, their targets."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxrl.core.types import ModelState, Params, PyTree, Replicas
+
+
+class Variables(struct.PyTreeNode):
+    """What a network is called with: its parameters, and what it keeps besides (`types.Network`)."""
+
+    params: Params
+    model_state: ModelState = ()
+
+
+class TrainState(struct.PyTreeNode):
+    """A network's parameters and model state, and what learning them needs."""
+
+    params: Params
+    model_state: ModelState
+    optimizer_state: PyTree
+    target_params: Params = ()  # () where nothing is bootstrapped from them
+    target_model_state: ModelState = ()
+
+    @property
+    def variables(self) -> Variables:
+        """What the network is called with."""
+        return Variables(self.params, self.model_state)
+
+    @property
+    def target_variables(self) -> Variables:
+        """What the target network is called with."""
+        return Variables(self.target_params, self.target_model_state)
+
+
+def create(
+    params: Params,
+    model_state: ModelState,
+    transformation: optax.GradientTransformation,
+    *,
+    target: bool = False,
+) -> TrainState:
+    """The state before the first step, with a target in arrays of its own if wanted.
+
+    Args:
+      params, model_state: fresh ones, as from `Network.init`; `()` for no model state.
+      transformation: an optimizer at any learning rate, as for `apply_gradients`.
+      target: whether there is a target.
+    """
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes weak and strong types
+        optimizer_state = transformation.init(params)
+    targets = jax.tree.map(jnp.copy, (params, model_state)) if target else ((), ())
+    return TrainState(params, model_state, optimizer_state, *targets)
+
+
+def apply_gradients(
+    state: TrainState,
+    gradients: Params,
+    transformation: optax.GradientTransformation,
+    replicas: Replicas,
+    model_state: ModelState | None = None,
+) -> tuple[TrainState, jax.Array]:
+    """One step down the gradient, averaged over replicas.
+
+    Args:
+      state: as it is.
+      gradients: this device's, of the structure of `state.params`; of a loss of `weighted_mean`s.
+      transformation: an optimizer at its learning rate, with clipping if any.
+      replicas: as handed to `update`; gradients are averaged over them, never losses.
+      model_state: this device's after the forward pass of the loss, averaged over replicas too; None: it stays.
+
+    Returns:
+      The state after the step, and the global norm of the averaged gradient before clipping.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        gradients = replicas.mean(gradients)
+        updates, optimizer_state = transformation.update(gradients, state.optimizer_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        state = state.replace(params=params, optimizer_state=optimizer_state)
+        if model_state is not None:
+            state = state.replace(model_state=jax.tree.map(lambda x: _mean_of_floats(x, replicas), model_state))
+        return state, optax.tree.norm(gradients)
+
+
+def polyak_update(state: TrainState, tau: float | jax.Array) -> TrainState:
+    """The target moved by the share `tau` of its way to the parameters and the model state."""
+
+    def moved(new, old):
+        return optax.incremental_update(new, old, tau) if jnp.issubdtype(new.dtype, jnp.inexact) else new
+
+    return state.replace(
+        target_params=optax.incremental_update(state.params, state.target_params, tau),
+        target_model_state=jax.tree.map(moved, state.model_state, state.target_model_state),
+    )
+
+
+def _mean_of_floats(x: jax.Array, replicas: Replicas) -> jax.Array:
+    """The mean over replicas; counters are the same on all."""
+    return replicas.mean(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+def weighted_mean(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
+    """Mean of `x` over the entries that count, as this device's share of the mean over all replicas.
+
+    The denominator is averaged over replicas, so that averaging the gradients of this gives the gradient of the
+    global mean even where devices hold different numbers of rows that count.
+
+    Args:
+      x: values, any shape.
+      weight: bool or float, the same shape.
+      replicas: as handed to `update`.
+    """
+    # `where` and not the product alone: what does not count may be infinite, as the error of a forbidden action is.
+    weight = weight.astype(x.dtype)
+    return jnp.sum(jnp.where(weight != 0.0, x * weight, 0.0)) / jnp.maximum(replicas.mean(jnp.sum(weight)), 1e-8)

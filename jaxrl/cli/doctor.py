@@ -1,0 +1,161 @@
+"""`jaxrl doctor`: what this machine and installation are, and what is wrong with them."""
+
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from packaging.requirements import Requirement
+
+from jaxrl.parallel.mesh import cores
+
+OK, NOTE, PROBLEM = "ok", "note", "PROBLEM"
+_ENOUGH_DISK = 1 << 30  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: `verdict` is OK, NOTE or PROBLEM."""
+
+    verdict: str
+    what: str
+    detail: str
+
+
+def examine(run_dir: str | os.PathLike = "runs") -> int:
+    """Prints every finding; 0 if there is no problem, 1 if there is."""
+    problems = 0
+    for check in (python, packages, extras, devices, randomness, compiler, threads):
+        problems += _print(check())
+    problems += _print(disk(Path(run_dir)))
+    print("no problem found" if not problems else f"{problems} problem{'s' if problems > 1 else ''} found")
+    return 1 if problems else 0
+
+
+def _print(findings: Iterator[Finding]) -> int:
+    problems = 0
+    for finding in findings:
+        print(f"{finding.verdict:>7}  {finding.what}: {finding.detail}")
+        problems += finding.verdict == PROBLEM
+    return problems
+
+
+def python() -> Iterator[Finding]:
+    """Whether this Python is new enough."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    new_enough = sys.version_info >= (3, 12)
+    advice = "" if new_enough else "; jaxrl needs 3.12 or newer"
+    yield Finding(OK if new_enough else PROBLEM, "python", f"{version} at {sys.executable}{advice}")
+
+
+def packages(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
+    """Whether every required package is there, in the window of versions that jaxrl was tried with."""
+    yield Finding(OK, "jaxrl", f"{metadata.version('jaxrl')} at {Path(__file__).parent}")
+    for requirement in _requirements(required):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield _installed(requirement, PROBLEM)
+
+
+def extras(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
+    """Which optional parts are installed."""
+    names = metadata.metadata("jaxrl").get_all("Provides-Extra") or []
+    for extra in sorted(set(names) - {"all", "dev", "test"}):
+        if all(_installed(member, NOTE).verdict == OK for member in _brought_by("jaxrl", extra, required)):
+            yield Finding(OK, f"extra {extra}", "installed")
+        else:
+            yield Finding(NOTE, f"extra {extra}", f"not installed: pip install 'jaxrl[{extra}]'")
+
+
+def _brought_by(package, extra, required):
+    """What an extra brings, and what the extras that it asks for bring."""
+    for requirement in _requirements(required, package):
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
+            continue
+        yield requirement
+        for further in requirement.extras:
+            yield from _brought_by(requirement.name, further, required)
+
+
+def _requirements(required, package="jaxrl"):
+    try:
+        return [Requirement(line) for line in required(package) or []]
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _installed(requirement, verdict):
+    window = str(requirement.specifier) or "any version"
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return Finding(verdict, requirement.name, f"not installed, wanted {window}")
+    if requirement.specifier.contains(version, prereleases=True):
+        return Finding(OK, requirement.name, f"{version} ({window})")
+    return Finding(verdict, requirement.name, f"{version}, wanted {window}: pip install '{requirement.name}{window}'")
+
+
+def devices() -> Iterator[Finding]:
+    """What JAX runs on."""
+    try:
+        here = jax.local_devices()
+    except RuntimeError as error:
+        yield Finding(PROBLEM, "devices", f"JAX cannot start: {error}")
+        return
+    kinds = ", ".join(sorted({device.device_kind for device in here}))
+    yield Finding(OK, "devices", f"{len(here)} x {kinds} ({jax.default_backend()})")
+    if jax.default_backend() == "cpu" and Path("/dev/nvidia0").exists():
+        yield Finding(NOTE, "GPU", "there is one, but JAX does not use it: pip install 'jaxrl[cuda13]'")
+
+
+def randomness() -> Iterator[Finding]:
+    """Whether the same seed is the same run under `vmap` and on any number of devices."""
+    implementation = jax.config.jax_default_prng_impl
+    if implementation == "threefry2x32" and jax.config.jax_threefry_partitionable:
+        yield Finding(OK, "random numbers", implementation)
+    else:
+        advice = "a seed of a sweep is not that seed alone; unset JAX_DEFAULT_PRNG_IMPL and JAX_THREEFRY_PARTITIONABLE"
+        yield Finding(PROBLEM, "random numbers", f"{implementation}: {advice}")
+
+
+def compiler() -> Iterator[Finding]:
+    """A small program, compiled and run."""
+    began = time.monotonic()
+    try:
+        value = float(jax.jit(lambda x: jnp.sum(x @ x))(jnp.ones((8, 8), jnp.float32)))
+    except Exception as error:  # whatever a broken driver or compiler raises
+        yield Finding(PROBLEM, "compiler", " ".join(str(error).split())[:300])
+        return
+    fine = value == 512.0
+    advice = "" if fine else f": computed {value}, not 512"
+    yield Finding(OK if fine else PROBLEM, "compiler", f"{time.monotonic() - began:.2f} s for a small program{advice}")
+
+
+def threads() -> Iterator[Finding]:
+    """The cores that this process may use, and what limits it to fewer."""
+    limits = [f"{name}={os.environ[name]}" for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ]
+    yield Finding(OK, "threads", ", ".join([f"{cores()} of {os.cpu_count()} cores", *limits]))
+
+
+def disk(run_dir: Path) -> Iterator[Finding]:
+    """Whether runs can be written, and how much room there is."""
+    place = run_dir.absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(4096))
+            file.flush()
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        yield Finding(PROBLEM, "disk", f"{place} cannot be written to: {error}")
+        return
+    verdict = OK if free > _ENOUGH_DISK else NOTE
+    yield Finding(verdict, "disk", f"{place} can be written to, {free / (1 << 30):,.1f} GiB free")

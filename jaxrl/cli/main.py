@@ -1,0 +1,221 @@
+"""The command line: `jaxrl train`, `eval`, `export-rlds`, `plot` and the other `COMMANDS`.
+
+Exit codes: 0; 1 where a run failed; 2 for bad input, told before anything is compiled; 130 and 143 after Ctrl-C and
+SIGTERM. What is heavy is imported by the command that needs it.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jaxrl.core.errors import (
+    ConfigError,
+    EnvironmentContractError,
+    EnvironmentFailedError,
+    JaxrlError,
+    MissingExtraError,
+    RunDirectoryError,
+    unknown,
+)
+
+_BAD_INPUT = (ConfigError, EnvironmentContractError, MissingExtraError, RunDirectoryError)
+_EXAMPLE = "jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --run-dir runs/cartpole"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (that of the process if None) and returns the exit code."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        with _plain_warnings():
+            return _run(argv)
+    except JaxrlError as error:
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)  # of the user's own code
+        for problem in problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 2 if isinstance(error, _BAD_INPUT) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # jaxrl envs | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        advice = "use fewer --num-envs, a smaller network or, for replay, a smaller --capacity"
+        print(f"error: the device is out of memory; {advice} ({str(error).splitlines()[0]})", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(argv):
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    command, *rest = argv
+    if command == "--version":
+        from importlib.metadata import version
+
+        print(f"jaxrl {version('jaxrl')}")
+        return 0
+    if command not in COMMANDS:
+        raise unknown("command", command, COMMANDS, "jaxrl --help lists them")
+    return COMMANDS[command][0](rest)
+
+
+def _overview():
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {line}" for name, (_, line) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: jaxrl COMMAND ...", "", *lines, "", "jaxrl COMMAND --help lists a command's flags. To begin with:", ""]
+        + [f"  {_EXAMPLE}"]
+    )
+
+
+@contextlib.contextmanager
+def _plain_warnings():
+    """Warnings as one line each, without the source line."""
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        print(f"warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
+        yield
+
+
+# --- the commands; what is heavy is imported by the one that needs it ----------------------------------------------
+
+
+def _train(argv: Sequence[str]) -> int:
+    from jaxrl.cli.runs import train
+    from jaxrl.parallel.multihost.distributed import report_errors
+
+    with report_errors():
+        return train(argv)
+
+
+def _sweep(argv: Sequence[str]) -> int:
+    from jaxrl.cli.sweep import sweep
+    from jaxrl.parallel.multihost.distributed import report_errors
+
+    with report_errors():
+        return sweep(argv)
+
+
+def _eval(argv: Sequence[str]) -> int:
+    from jaxrl.cli.evaluate import evaluate
+
+    return evaluate(argv)
+
+
+def _export_rlds(argv: Sequence[str]) -> int:
+    from jaxrl.cli.data import export_rlds
+
+    return export_rlds(argv)
+
+
+def _export_minari(argv: Sequence[str]) -> int:
+    from jaxrl.cli.data import export_minari
+
+    return export_minari(argv)
+
+
+def _export_replay(argv: Sequence[str]) -> int:
+    from jaxrl.cli.data import export_replay
+
+    return export_replay(argv)
+
+
+def _dataset(argv: Sequence[str]) -> int:
+    from jaxrl.cli.data import dataset
+
+    return dataset(argv)
+
+
+def _plot(argv: Sequence[str]) -> int:
+    from jaxrl.cli.flags import Flag, Group, parse
+
+    flags = [
+        Flag("runs", Path, (), "run directories", shown="required", many=True, positional=True),
+        Flag("out", Path, Path("learning_curves.png"), "file to write; its suffix sets the format"),
+        Flag("metric", str | None, None, "metric to draw; None: the return"),
+    ]
+    what = "Draws learning curves; runs that differ only in their seed become one curve with an interval."
+    values, problems = parse("jaxrl plot", what, [Group("plot", flags)], argv)
+    asked = values["plot"]
+    if not asked["runs"]:
+        problems.append("no runs to plot: jaxrl plot RUN ...")
+    if problems:
+        raise ConfigError(problems)
+    from jaxrl.run.plotting import plot_runs
+
+    plot_runs(asked["runs"], asked["out"], metric=asked["metric"])
+    print(asked["out"])
+    return 0
+
+
+def _envs(argv: Sequence[str]) -> int:
+    from jaxrl.cli.flags import Flag, Group, parse
+
+    flags = [Flag("suite", str, None, "only this suite", positional=True)]
+    values, _ = parse("jaxrl envs", "Lists the environments.", [Group("envs", flags)], argv)
+    from jaxrl.envs.registry import environments
+
+    suite, names = values["envs"]["suite"], environments()
+    if suite is not None:
+        suites = {name.partition(":")[0] for name in names}
+        if suite.rstrip(":") not in suites:
+            raise unknown("suite", suite, suites, "those that are installed")
+        names = [name for name in names if name.partition(":")[0] == suite.rstrip(":")]
+    print("\n".join(names))
+    return 0
+
+
+def _algos(argv: Sequence[str]) -> int:
+    from jaxrl.cli.flags import Group, parse
+
+    parse("jaxrl algos", "Lists the algorithms and the presets.", [Group("algos", [])], argv)
+    from jaxrl.cli.lists import algorithm_table, preset_table
+
+    print(algorithm_table() + "\n\n" + preset_table())
+    return 0
+
+
+def _doctor(argv: Sequence[str]) -> int:
+    from jaxrl.cli.flags import Flag, Group, parse
+
+    flags = [Flag("run_dir", Path, Path("runs"), "directory for runs; checked to be writable")]
+    values, problems = parse("jaxrl doctor", "Checks this machine and installation.", [Group("doctor", flags)], argv)
+    if problems:
+        raise ConfigError(problems)
+    from jaxrl.cli.doctor import examine
+
+    return examine(values["doctor"]["run_dir"])
+
+
+# By name: the command, and what it does in a line.
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "train": (_train, "train an algorithm on an environment; the same command again resumes"),
+    "eval": (_eval, "play episodes with a trained policy"),
+    "export-rlds": (_export_rlds, "play episodes with a trained policy and write them as an RLDS dataset"),
+    "export-minari": (_export_minari, "play episodes with a trained policy and write them as a Minari dataset"),
+    "export-replay": (_export_replay, "write the episodes in a run's replay buffer as an RLDS dataset"),
+    "dataset": (_dataset, "report what a dataset contains: jaxrl dataset info DIR"),
+    "plot": (_plot, "draw the learning curves of runs"),
+    "sweep": (_sweep, "train over seeds and a grid of settings in one program"),
+    "envs": (_envs, "list the environments"),
+    "algos": (_algos, "list the algorithms and presets"),
+    "doctor": (_doctor, "check this machine and installation"),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""Configurations as JSON and back: algorithms, networks and topologies are dataclasses, hence trees.
+
+Classes and functions stand in a file by their registered names (`jaxrl.core.registry`): reading a configuration makes
+instances of registered dataclasses, and neither imports nor runs anything else that a file names.
+"""
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError
+
+_LARGEST_ARRAY = 1 << 26  # elements, in a file
+_NUMBERS = "fiub"  # kinds of dtypes that files may hold
+
+
+def encode(value: Any) -> Any:
+    """`value` as JSON values: dataclasses become objects with a "type"; what JSON lacks becomes an object too.
+
+    A value that cannot be read back (an unregistered class or function) becomes {"opaque": its repr}.
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {"dict": {key: encode(item) for key, item in value.items()}}
+        return {"items": [[encode(key), encode(item)] for key, item in value.items()]}
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return {"dtype": np.dtype(value).name}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name = registry.name_of(type(value))
+        return opaque(value) if name is None else {"type": name} | encode_fields(value)
+    if callable(value) and registry.name_of(value) is not None:
+        return {"registered": registry.name_of(value)}
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)) and np.asarray(value).dtype.kind in _NUMBERS:
+        return _encode_array(np.asarray(value))
+    return opaque(value)
+
+
+def encode_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as `encode` writes them."""
+    return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+
+
+def opaque(value: Any) -> dict[str, str]:
+    """What stands in a file for something that cannot be read back; the same in every process."""
+    return {"opaque": re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given; lists come back as tuples.
+
+    Raises:
+      ConfigError: a name is not registered, a value does not fit, or a part could not be written as JSON.
+    """
+    try:
+        return _decode(value)
+    except RecursionError:
+        raise ConfigError("the configuration is nested too deeply to be one that jaxrl wrote") from None
+
+
+def decode_fields(cls: Any, fields: Mapping[str, Any], **made: Any) -> Any:
+    """An instance of the dataclass `cls` from what `encode_fields` gave, and fields that are made already.
+
+    Raises:
+      ConfigError: it has no such field, or a value does not fit it.
+    """
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be made from a file")
+    values = {name: decode(item) for name, item in fields.items()} | made
+    name = registry.name_of(cls) or cls.__name__
+    known = {field.name for field in dataclasses.fields(cls)}
+    if strange := sorted(set(values) - known):
+        raise ConfigError(f"{name} has no field {', '.join(strange)}; the run is of another version of jaxrl")
+    hints = _hints(cls)
+    for field, item in values.items():
+        if not _fits(item, hints.get(field, Any)):
+            raise ConfigError(f"{name} cannot have {field}={_shown(item)}")
+    if not cls.__dataclass_params__.init:  # its __init__ takes something else than its fields
+        made = cls.__new__(cls)
+        for field, item in values.items():
+            object.__setattr__(made, field, item)
+        return made
+    try:
+        return cls(**values)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, AttributeError, OverflowError, KeyError) as error:
+        raise ConfigError(f"{name} cannot be made from its fields: {error}") from error
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _encode_array(array):
+    flat = array.ravel()
+    if flat.size > 1 and (flat.view(np.uint8).reshape(flat.size, -1) == flat[:1].view(np.uint8)).all():
+        flat = flat[:1]  # the bounds of images, mostly
+    return {"array": [encode(x) for x in flat.tolist()], "shape": list(array.shape), "dtype": array.dtype.name}
+
+
+def _decode(value):
+    if isinstance(value, list):
+        return tuple(_decode(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if isinstance(name := value.get("type"), str):  # first: a class may have fields of the names below
+        return decode_fields(registry.find(name), {field: item for field, item in value.items() if field != "type"})
+    if set(value) <= {"array", "shape", "dtype"} and "array" in value:
+        return _decode_array(**{"shape": None, "dtype": None} | value)
+    if len(value) == 1:
+        [(kind, item)] = value.items()
+        if kind == "float" and item in ("nan", "inf", "-inf"):
+            return float(item)
+        if kind == "dict" and isinstance(item, dict):
+            return {key: _decode(part) for key, part in item.items()}
+        if kind == "items" and isinstance(item, list) and all(isinstance(pair, list) for pair in item):
+            return _decode_items(item)
+        if kind == "dtype":
+            return _dtype(item)
+        if kind == "registered" and isinstance(item, str):
+            return registry.find(item)
+        if kind == "opaque":
+            raise ConfigError(
+                f"{item} could not be written to config.json, so it cannot be read back; register its class or "
+                "function with jaxrl.register before training, or give the algorithm or environment itself: "
+                "jaxrl.load(path, algo=..., env=...)"
+            )
+    raise ConfigError(f"no value of a configuration is an object with {', '.join(sorted(value)) or 'no entries'}")
+
+
+def _decode_items(pairs):
+    try:
+        return {_decode(key): _decode(item) for key, item in pairs}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"no dictionary of a configuration: {error}") from error
+
+
+def _decode_array(array, shape, dtype):
+    kind = _dtype(dtype)
+    if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
+        raise ConfigError(f"an array of a configuration has the shape {_shown(shape)}")
+    size = math.prod(shape)
+    if size > _LARGEST_ARRAY or not isinstance(array, list) or len(array) not in (1, size):
+        raise ConfigError(f"an array of a configuration of shape {shape} has {len(array)} values")
+    try:
+        values = np.asarray([_decode(item) for item in array], kind)
+        return np.array(np.broadcast_to(values, (size,))).reshape(shape)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"an array of a configuration cannot be read: {error}") from error
+
+
+def _dtype(name):
+    try:
+        dtype = np.dtype(name) if isinstance(name, str) else None
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.kind not in _NUMBERS or dtype.itemsize > 8:
+        raise ConfigError(f"a configuration has no dtype {_shown(name)}")
+    return dtype
+
+
+def _hints(cls):
+    try:
+        return typing.get_type_hints(cls)
+    except NameError:  # a user's class may name types that are imported for checkers only
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether `value` is of the type that a field is annotated with; arrays of numbers stand for JAX's."""
+    if isinstance(hint, typing.TypeAliasType):
+        return _fits(value, hint.__value__)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is typing.Annotated:
+        return _fits(value, arguments[0])
+    if origin is tuple:
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in value)
+        return isinstance(value, tuple) and len(value) == len(arguments) and all(map(_fits, value, arguments))
+    if origin in (dict, Mapping):
+        return isinstance(value, dict)
+    if origin is not None:  # a function, or a generic class
+        return callable(value) if origin is typing.get_origin(typing.Callable[..., Any]) else isinstance(value, origin)
+    if hint is None:
+        return value is None
+    if hint is float:
+        return isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is jax.Array:
+        return isinstance(value, (np.ndarray, np.generic))
+    return isinstance(value, hint) if isinstance(hint, type) and _can_be_asked(hint) else True
+
+
+def _can_be_asked(hint):
+    """Whether `isinstance` takes it; protocols that are not for run time it does not."""
+    try:
+        isinstance(None, hint)
+    except TypeError:
+        return False
+    return True
+
+
+def _shown(value):
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,89 @@
+"""Errors that say what is wrong, the value, what is allowed and what to do."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class JaxrlError(Exception):
+    """Base of every error that jaxrl raises on purpose."""
+
+
+class ConfigError(JaxrlError, ValueError):
+    """One or several settings are wrong; raised before anything is compiled.
+
+    Attributes:
+      problems: one line a problem, all that were found.
+    """
+
+    def __init__(self, problems: str | Sequence[str]):
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class EnvironmentContractError(JaxrlError):
+    """An environment breaks the protocol of `jaxrl.core.types.Environment`; names the leaf."""
+
+
+class EnvironmentFailedError(JaxrlError):
+    """A host environment raised, hung or lost its process; says where, and shows its traceback if it has one.
+
+    Attributes:
+      index: of the environment, among all of the run; None: of a whole group.
+      seed: that it was begun with; None if it never was.
+      action: that it was given; None in a reset.
+    """
+
+    def __init__(self, message: str, index: int | None = None, seed: int | None = None, action: Any = None):
+        self.index, self.seed, self.action = index, seed, action
+        super().__init__(message)
+
+
+class MissingExtraError(JaxrlError, ImportError):
+    """An optional dependency is not installed; says which extra brings it."""
+
+    def __init__(self, what: str, extra: str):
+        super().__init__(f"{what} needs an extra that is not installed: pip install 'jaxrl[{extra}]'")
+
+
+class CheckpointError(JaxrlError):
+    """No checkpoint can be restored; says which were tried and why each failed."""
+
+
+class RunDirectoryError(JaxrlError):
+    """A run directory is in use, or belongs to another configuration."""
+
+
+class DatasetError(JaxrlError):
+    """A dataset is damaged or breaks the rules of its format; names the episode and the field."""
+
+
+class RecordingError(JaxrlError):
+    """What a run lived through could not be written; says where and why."""
+
+
+class PeerError(JaxrlError):
+    """Another process of the run ended, failed, or does not answer."""
+
+
+class NonFiniteError(JaxrlError):
+    """NaN or Inf appeared while training; names the leaf and the step."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> ConfigError:
+    """The error for a name that does not exist, with the close ones suggested.
+
+    Args:
+      kind: what was looked up, in words ("environment", "algorithm", "field of PPO").
+      name: what was asked for.
+      known: every name that exists.
+      listing: where to see them all, a short clause, may be empty.
+    """
+    known = sorted(known)
+    lowered = {k.lower(): k for k in known}
+    close = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
+    if close:
+        hint = "did you mean " + " or ".join(repr(c) for c in close) + "?"
+    else:
+        hint = "known: " + ", ".join(known) if len(known) <= 12 else f"{len(known)} are known"
+    return ConfigError(f"unknown {kind} {name!r}; {hint}" + (f" ({listing})" if listing else ""))

@@ -1,0 +1,62 @@
+"""How a run's randomness is derived from its one root key.
+
+Streams are told apart by what the root is folded with, environments by their global index and never by device, and
+moments by their tick. So the same seed is the same run on any number of devices and in any topology.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE = range(6)
+
+
+def initial_key(key: jax.Array) -> jax.Array:
+    """For the first parameters."""
+    return jax.random.fold_in(key, _INIT)
+
+
+def environment_keys(key: jax.Array, env_index: jax.Array) -> jax.Array:
+    """The root key [B] of each environment, by its global index [B]."""
+    return _per_environment(jax.random.fold_in(key, _ENVIRONMENT), env_index)
+
+
+def policy_keys(key: jax.Array, env_index: jax.Array) -> jax.Array:
+    """The root key [B] of each environment's action sampling, by its global index [B]."""
+    return _per_environment(jax.random.fold_in(key, _POLICY), env_index)
+
+
+def _per_environment(key, env_index):
+    return jax.vmap(lambda index: jax.random.fold_in(key, index))(env_index)
+
+
+def reset_keys(roots: jax.Array) -> jax.Array:
+    """Keys [B] of each environment's first reset."""
+    return jax.vmap(lambda root: jax.random.fold_in(root, 0))(roots)
+
+
+def tick_keys(roots: jax.Array, first_tick: jax.Array, length: int) -> jax.Array:
+    """Keys [length, B] of the ticks that follow `first_tick` (uint32), all in one call."""
+    steps_per_env = first_tick + jnp.arange(1, length + 1, dtype=jnp.uint32)  # tick 0 is the first reset's
+    return jax.vmap(lambda tick: jax.vmap(lambda root: jax.random.fold_in(root, tick))(roots))(steps_per_env)
+
+
+def update_key(key: jax.Array, tick: jax.Array) -> jax.Array:
+    """For the updates of the iteration that begins at `tick`."""
+    return jax.random.fold_in(jax.random.fold_in(key, _UPDATE), tick)
+
+
+def sample_key(key: jax.Array, tick: jax.Array) -> jax.Array:
+    """For the replay draws of the iteration that begins at `tick`."""
+    return jax.random.fold_in(jax.random.fold_in(key, _SAMPLE), tick)
+
+
+def evaluation_key(key: jax.Array) -> jax.Array:
+    """For evaluations, which never disturb training."""
+    return jax.random.fold_in(key, _EVALUATE)
+
+
+def evaluation_seed(seed: int) -> int:
+    """In [0, 2^31), for the host environments of evaluations: else they would begin with the episodes of training."""
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_EVALUATE,))
+    return int(sequence.generate_state(1)[0] >> np.uint32(1))

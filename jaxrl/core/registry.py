@@ -1,0 +1,189 @@
+"""Registered names: what files and the command line call things, in one table by kind.
+
+jaxrl's own classes are entered by the package that defines them (`add`), those of users by `jaxrl.register`. A file
+names things as "kind:name", never by module, so it outlives every move of code, and reading it can make nothing that
+is not in this table.
+"""
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, overload
+
+from jaxrl.core.errors import ConfigError, unknown
+
+# The modules that enter the names of each kind; they are imported when a name of the kind is first looked up.
+_HOMES: dict[str, tuple[str, ...]] = {
+    "algorithm": ("jaxrl.algos",),
+    "core": ("jaxrl.networks",),
+    "function": ("jaxrl.algos.base",),
+    "head": ("jaxrl.networks",),
+    "library": ("jaxrl.networks",),
+    "network": ("jaxrl.networks",),
+    "optimizer": ("jaxrl.algos.optimizers",),
+    "sampler": ("jaxrl.core.sources",),
+    "schedule": ("jaxrl.core.schedules",),
+    "source": ("jaxrl.core.sources",),
+    "space": ("jaxrl.core.spaces",),
+    "topology": (
+        "jaxrl.parallel.anakin",
+        "jaxrl.parallel.offline",
+        "jaxrl.parallel.ray.remote",
+        "jaxrl.parallel.sebulba.topology",
+    ),
+    "torso": ("jaxrl.networks",),
+    "wrapper": ("jaxrl.envs.wrappers", "jaxrl.envs.host.jax_host"),
+}
+# The module of each suite of environments, imported when it is first asked for; it enters "suite:NAME".
+SUITES = {
+    "brax": "jaxrl.envs.brax",
+    "envpool": "jaxrl.envs.host.envpool",
+    "gymnasium": "jaxrl.envs.host.gymnasium",
+    "gymnax": "jaxrl.envs.gymnax",
+    "probe": "jaxrl.envs.probes",
+}
+USER = "user"  # the kind of what users register, but for environments
+
+_TABLE: dict[str, dict[str, Any]] = {kind: {} for kind in (*_HOMES, "environment", "suite", USER)}
+_NAMES: dict[Any, str] = {}  # "kind:name" of what is in the table; of several names the first
+
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
+_HOW = "register it with jaxrl.register before loading, or hand the object in: jaxrl.load(path, algo=..., env=...)"
+
+
+def add(kind: str, *classes: type, **named: type) -> None:
+    """Enters classes of jaxrl's own, under their lower-case names or the given ones.
+
+    Raises:
+      ConfigError: a name is taken.
+    """
+    for name, thing in ({cls.__name__.lower(): cls for cls in classes} | named).items():
+        _enter(kind, name, thing)
+
+
+@overload
+def register[T: Callable[..., Any]](thing: T, /) -> T: ...
+@overload
+def register[T: Callable[..., Any]](name: str, thing: T, /) -> T: ...
+@overload
+def register[T: Callable[..., Any]](name: str, /) -> Callable[[T], T]: ...
+def register(name, thing=None, /):
+    """Makes something of your own known by name: to `jaxrl.make`, and to `jaxrl.load`, which reads names from files.
+
+        jaxrl.register("mine:Corridor-v0", Corridor)    # an environment: jaxrl.make("mine:Corridor-v0", length=5)
+
+        @jaxrl.register                                 # a dataclass: a network, an optimizer, a schedule, a wrapper
+        class Attention: ...
+
+        jaxrl.register("warmup_adam", warmup_adam)      # a function, such as an optimizer of optax
+
+    Algorithms are registered by `jaxrl.algos.base.algorithm`. The same definition may be registered again, as when a
+    cell of a notebook is run twice.
+
+    Args:
+      name: "suite:name" for an environment; else a word. A class or function that is given alone has its own name.
+      thing: for an environment, a function of its parameters that gives an `Environment` or a `HostRecipe`; if that is
+        a dataclass, runs on it can be loaded, else the class that it makes has to be registered too. Otherwise a
+        dataclass or a function.
+
+    Returns:
+      `thing`; without it a decorator.
+
+    Raises:
+      ConfigError: the name is taken or no name.
+    """
+    if not isinstance(name, str):
+        return register(_own_name(name), name)
+    if thing is None:
+        return lambda decorated: register(name, decorated)
+    if not callable(thing):
+        raise ConfigError(f"{thing!r} cannot be registered as {name!r}: neither a class nor a function")
+    if ":" in name:
+        _check_environment_name(name)
+        return _enter("environment", name, thing)
+    if not re.fullmatch(_WORD, name):
+        raise ConfigError(f"{name!r} is no name to register; use letters, digits, '_', '-' and '.'")
+    if (name_of(thing) or USER).partition(":")[0] != USER:
+        return thing  # an algorithm, which its decorator registered
+    if isinstance(thing, type) and not dataclasses.is_dataclass(thing):
+        raise ConfigError(
+            f"class {thing.__qualname__} is not a dataclass, so files cannot hold its fields; make it one"
+        )
+    return _enter(USER, name, thing)
+
+
+def registered(kind: str) -> Mapping[str, Any]:
+    """Everything of a kind by name, a live view.
+
+    Raises:
+      ConfigError: there is no such kind.
+    """
+    if kind not in _TABLE:
+        raise unknown("kind of registered names", kind, _TABLE)
+    for home in _HOMES.get(kind, ()):
+        importlib.import_module(home)
+    return MappingProxyType(_TABLE[kind])
+
+
+def find(name: str) -> Any:
+    """What "kind:name" stands for.
+
+    Raises:
+      ConfigError: nothing is registered under it; says how to register it, and the close names.
+    """
+    kind, colon, rest = name.partition(":")
+    if not colon or kind not in _TABLE:
+        raise ConfigError(f"{name!r} is not a registered name: there is no kind {kind!r}; {_HOW}")
+    if kind == "suite" and rest in SUITES:
+        importlib.import_module(SUITES[rest])
+    known = registered(kind)
+    if rest not in known:
+        what = "class or function" if kind == USER else kind
+        raise unknown(what, rest, known, _HOW)
+    return known[rest]
+
+
+def name_of(thing: Any) -> str | None:
+    """The "kind:name" of a class or function; None if it is not registered."""
+    try:
+        return _NAMES.get(thing)
+    except TypeError:  # not hashable
+        return None
+
+
+def _enter(kind, name, thing):
+    before = _TABLE[kind].get(name)
+    if before is not None and not _same_definition(before, thing):
+        raise ConfigError(f"{kind} name {name!r} is taken by {_described(before)}; choose another")
+    _TABLE[kind][name] = thing
+    if kind != "environment" or dataclasses.is_dataclass(thing):
+        _NAMES.setdefault(thing, f"{kind}:{name}")
+    return thing
+
+
+def _same_definition(one, other):
+    def place(thing):
+        return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+
+    return one is other or (place(one) == place(other) and "<lambda>" not in str(place(one)[1]))
+
+
+def _described(thing):
+    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', repr(thing))}"
+
+
+def _own_name(thing):
+    name = getattr(thing, "__name__", None)
+    if not callable(thing) or name is None or not re.fullmatch(_WORD, name):
+        raise ConfigError(f"{thing!r} has no name of its own; give one: jaxrl.register('name', ...)")
+    return name
+
+
+def _check_environment_name(name):
+    suite, _, rest = name.partition(":")
+    if not suite or not re.fullmatch(f"{_WORD}:.+", name):
+        raise ConfigError(f"environment name {name!r} has no suite; register it as 'my:{name.strip(':') or 'Name-v0'}'")
+    if suite in (*SUITES, USER):
+        raise ConfigError(f"environment name {name!r} is taken: {suite} is a suite of jaxrl's own; choose another")

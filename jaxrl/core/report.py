@@ -1,0 +1,128 @@
+"""What iterations tell: sums that can be added over iterations, chunks and devices, and whether all was finite."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxrl.core.run_state import RunState
+from jaxrl.core.types import Metrics, PyTree, Replicas, TimeStep
+
+
+class EpisodeSums(struct.PyTreeNode):
+    """Sums over the episodes that ended, so that they can be added over iterations, devices and chunks."""
+
+    count: jax.Array
+    returns: jax.Array
+    squares: jax.Array
+    length: jax.Array
+    steps: jax.Array  # real environment steps: rows that count
+    lost: jax.Array  # rows that do not, though no episode ended: host environments broke there
+    lives: "EpisodeSums | None" = None  # the same over lives, where a game has several
+    info: dict[str, jax.Array] | None = None  # of the means over each episode of what the environment reported
+
+    @classmethod
+    def zero(cls) -> "EpisodeSums":
+        return cls(*(jnp.float32(0.0) for _ in range(6)))
+
+    def __add__(self, other: "EpisodeSums") -> "EpisodeSums":
+        return jax.tree.map(jnp.add, self, other)
+
+    def metrics(self) -> Metrics:
+        """Means over the episodes that ended; NaN where none did. Where they are lives: over games, and over lives."""
+        lives = {} if self.lives is None else {f"life_{name}": x for name, x in self.lives.means().items()}
+        lives |= {} if self.lives is None else {"lives": self.lives.count}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            info = {f"info/{name}": total / self.count for name, total in (self.info or {}).items()}
+        return {"episodes": self.count, **self.means(), "environment_steps": self.steps, **lives, **info}
+
+    def means(self) -> Metrics:
+        """Of returns and lengths."""
+        with np.errstate(divide="ignore", invalid="ignore"):  # numpy arrays come here too, and warn of 0 / 0
+            mean = self.returns / self.count
+            variance = self.squares / self.count - mean**2
+            length = self.length / self.count
+        return {"return_mean": mean, "return_std": abs(variance) ** 0.5, "length_mean": length}
+
+
+class Report(struct.PyTreeNode):
+    """What happened, as sums, so that iterations, chunks and devices can be added."""
+
+    episodes: EpisodeSums
+    updates: Metrics  # summed over the iterations that had an update
+    iterations: jax.Array  # that had an update, float32
+    made: jax.Array  # updates of the learner, float32
+    finite: dict[str, jax.Array]  # bool by metric, and of the reward: at the first iteration in which one was not
+    failed_at: jax.Array  # int32: the number of that iteration within the chunk, or -1
+    actors: Metrics = struct.field(default_factory=dict)  # of host actors, means over the chunk
+
+    @classmethod
+    def zeros_like(cls, shapes: "Report") -> "Report":
+        """The empty sum, for reports of the given shapes."""
+        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        finite = jax.tree.map(jnp.ones_like, zero.finite)
+        return zero.replace(finite=finite, failed_at=jnp.full_like(zero.failed_at, -1))
+
+    def add(self, other: "Report", number: jax.Array) -> "Report":
+        """With iteration `number`'s report added."""
+        new = (other.failed_at >= 0) & (self.failed_at < 0)
+        return Report(
+            episodes=self.episodes + other.episodes,
+            updates=jax.tree.map(jnp.add, self.updates, other.updates),
+            iterations=self.iterations + other.iterations,
+            made=self.made + other.made,
+            finite=jax.tree.map(lambda old, now: jnp.where(new, now, old), self.finite, other.finite),
+            failed_at=jnp.where(new, jnp.asarray(number, jnp.int32), self.failed_at),
+        )
+
+    def over(self, replicas: Replicas) -> "Report":
+        """The same for all devices together; updates are reduced already."""
+        return self.replace(
+            episodes=replicas.sum(self.episodes),
+            finite=jax.tree.map(lambda fine: ~replicas.any(~fine), self.finite),
+            failed_at=replicas.max(self.failed_at),
+        )
+
+    def with_state(self, state: RunState, last: jax.Array) -> "Report":
+        """With what `state`, that iteration `last` left behind, says: it counts as failed unless all is finite.
+
+        The metrics of an iteration are of the parameters before its last update, so they cannot vouch for the state.
+        """
+        shape = self.failed_at.shape  # of the runs, if this is of many
+
+        def fine(x):
+            return jnp.all(jnp.isfinite(x).reshape(*shape, -1), axis=-1)
+
+        flags = [fine(x) for x in jax.tree.leaves(lasting(state)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        failed = ~jnp.all(jnp.stack(flags), axis=0) & (self.failed_at < 0)
+        return self.replace(failed_at=jnp.where(failed, jnp.asarray(last, jnp.int32), self.failed_at))
+
+    def metrics(self) -> dict[str, jax.Array]:
+        """Means by name: `train/...` of episodes that ended, `update/...` of updates, `actors/...` of host actors."""
+        episodes = {f"train/{name}": value for name, value in self.episodes.metrics().items()}
+        episodes["train/updates"] = self.made
+        if self.actors:
+            episodes |= {f"actors/{name}": value for name, value in self.actors.items()}
+            episodes["actors/lost_rows"] = self.episodes.lost
+        return episodes | {f"update/{name}": value / self.iterations for name, value in self.updates.items()}
+
+
+def lasting(state: RunState) -> dict[str, PyTree]:
+    """The parts of a state that must be finite; environments may hold infinities, and rows are checked as they come."""
+    parts = {"learner": state.learner, "carry": state.carry}
+    if isinstance(state.timestep, TimeStep):
+        parts["timestep"] = {"observation": state.timestep.observation, "reward": state.timestep.reward}
+    return parts
+
+
+def reported(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite: dict[str, jax.Array]) -> Report:
+    """The report of one iteration on this device, which made `made` updates (float32) with these means of metrics."""
+    fine = jnp.all(jnp.stack(list(finite.values())))
+    iterations = (made > 0.0).astype(jnp.float32)
+    return Report(episodes, metrics, iterations, made, finite, jnp.where(fine, jnp.int32(-1), jnp.int32(0)))
+
+
+@jax.jit
+def summed(total: Report | None, report: Report, number: jax.Array) -> Report:
+    """`total`, None at first, with iteration `number`'s report added."""
+    return (Report.zeros_like(report) if total is None else total).add(report, number)

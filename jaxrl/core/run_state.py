@@ -1,0 +1,23 @@
+"""What a run is between two iterations."""
+
+import jax
+from flax import struct
+
+from jaxrl.core.summary import tree_summary
+from jaxrl.core.types import Counter, PyTree, TimeStep
+
+
+class RunState(struct.PyTreeNode):
+    """Everything a run is; a checkpoint holds all of it."""
+
+    learner: PyTree
+    env_state: PyTree  # [B, ...]; () where environments are on the host
+    timestep: TimeStep  # [B, ...] the time step to act at
+    carry: PyTree  # [B, ...]
+    buffers: dict[str, PyTree]
+    key: jax.Array  # the run's root key, constant
+    steps_per_env: Counter  # steps of one environment so far
+    empty_at: Counter  # the ticks at which the replays were empty: 0, unless they were lost on the way
+
+    def __repr__(self) -> str:
+        return f"RunState({tree_summary(self)})"

@@ -1,0 +1,265 @@
+"""Schedules: numbers that change over a run. Frozen pytrees whose own numbers are leaves, so they can be swept too.
+
+A schedule is a function of progress, the fraction of a run's total steps that is done. It takes the place of a number
+in an algorithm's field, and `resolve_schedules` puts the number of the moment back before the algorithm is called.
+"""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError, unknown
+
+Number = float | jax.Array
+
+
+# An algorithm's methods see numbers alone, since `resolve_schedules` comes before them: to checkers a schedule is one.
+_StandsForANumber = jax.Array if TYPE_CHECKING else object
+
+
+class Schedule(_StandsForANumber):
+    """The interface: a frozen pytree that is called with progress, a float32 scalar in [0, 1]."""
+
+    def __call__(self, progress: Number) -> jax.Array:
+        """The value at `progress`, a float32 scalar."""
+        raise NotImplementedError
+
+
+if TYPE_CHECKING:
+    Scalar = float | jax.Array
+else:  # what a field may hold, as files and flags are read by
+    Scalar = float | jax.Array | Schedule
+
+
+@struct.dataclass
+class Constant(Schedule):
+    """`value` throughout; the same as the number alone."""
+
+    value: Number
+
+    def __call__(self, progress: Number) -> jax.Array:
+        return _float32(self.value)
+
+
+@struct.dataclass
+class Linear(Schedule):
+    """From `start` to `end` in a straight line, reached at progress `until`; then `end`."""
+
+    start: Number
+    end: Number
+    until: Number = 1.0
+
+    def __call__(self, progress: Number) -> jax.Array:
+        done = _fraction(progress, self.until)
+        return _float32(self.start) * (1.0 - done) + _float32(self.end) * done
+
+
+@struct.dataclass
+class Cosine(Schedule):
+    """From `start` to `end` along half a cosine, reached at progress `until`; then `end` (arXiv:1608.03983)."""
+
+    start: Number
+    end: Number
+    until: Number = 1.0
+
+    def __call__(self, progress: Number) -> jax.Array:
+        done = 0.5 - 0.5 * jnp.cos(jnp.float32(math.pi) * _fraction(progress, self.until))
+        return _float32(self.start) * (1.0 - done) + _float32(self.end) * done
+
+
+@struct.dataclass
+class Exponential(Schedule):
+    """From `start` to `end`, both positive, by a constant factor, reached at progress `until`; then `end`."""
+
+    start: Number
+    end: Number
+    until: Number = 1.0
+
+    def __call__(self, progress: Number) -> jax.Array:
+        done = _fraction(progress, self.until)
+        return _float32(self.start) ** (1.0 - done) * _float32(self.end) ** done
+
+
+@struct.dataclass
+class PiecewiseConstant(Schedule):
+    """`values[0]` up to progress `boundaries[0]`, `values[1]` from there on, and so forth.
+
+    Args:
+      values: one more than there are boundaries.
+      boundaries: rising, within (0, 1).
+    """
+
+    values: tuple[Number, ...]
+    boundaries: tuple[Number, ...]
+
+    def __call__(self, progress: Number) -> jax.Array:
+        value = _float32(self.values[0])
+        for boundary, after in zip(self.boundaries, self.values[1:], strict=True):
+            value = jnp.where(_float32(progress) >= _float32(boundary), _float32(after), value)
+        return value
+
+
+SCHEDULES: dict[str, Any] = {  # classes of dataclasses, which no type says
+    "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
+    "exponential": Exponential,
+    "piecewise": PiecewiseConstant,
+}
+registry.add("schedule", **SCHEDULES)
+_USAGE = {
+    "constant": "constant:VALUE",
+    "linear": "linear:START:END[:UNTIL]",
+    "cosine": "cosine:START:END[:UNTIL]",
+    "exponential": "exponential:START:END[:UNTIL]",
+    "piecewise": "piecewise:VALUE:BOUNDARY:VALUE[:BOUNDARY:VALUE ...]",
+}
+
+
+def is_schedule(value: Any) -> bool:
+    return isinstance(value, Schedule)
+
+
+def resolve_schedules[T](algorithm: T, progress: Number) -> T:
+    """The algorithm as it is at one moment: every number and schedule of it a float32 scalar.
+
+    Args:
+      algorithm: a pytree whose leaves are numbers (what is static is none), with schedules in place of some.
+      progress: the fraction of the run that is done, a scalar in [0, 1], may be traced.
+
+    Returns:
+      A copy without schedules; arrays of numbers keep their shape.
+    """
+
+    def resolve(value):
+        return value(progress) if is_schedule(value) else _float32(value)
+
+    return jax.tree.map(resolve, algorithm, is_leaf=is_schedule)
+
+
+def schedule_problems(label: str, value: Any) -> list[str]:
+    """What is wrong with a schedule's own numbers, one line each; empty for a good one, and for a plain number.
+
+    Args:
+      label: what it is the value of, for the message ("PPO.learning_rate").
+      value: a schedule or a number; numbers that are traced are not looked at.
+    """
+    if not is_schedule(value) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+        return []
+    named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(value)]
+    strange = [(part, leaf) for part, leaf in named if not _is_finite(leaf)]
+    if strange:
+        return [f"{label}{part}={leaf!r} must be a finite number" for part, leaf in strange]
+    problems = []
+    if isinstance(value, PiecewiseConstant):
+        if len(value.values) != len(value.boundaries) + 1:
+            problems.append(
+                f"{label} has {len(value.values)} values and {len(value.boundaries)} boundaries; "
+                "it needs one value more than boundaries"
+            )
+        edges = [0.0, *(float(boundary) for boundary in value.boundaries), 1.0]
+        if any(after <= before for before, after in zip(edges, edges[1:], strict=False)):
+            shown = ", ".join(f"{edge:g}" for edge in edges[1:-1])
+            problems.append(f"{label}.boundaries={shown} must rise, between 0 and 1")
+    if hasattr(value, "until") and not 0.0 < float(value.until) <= 1.0:
+        problems.append(f"{label}.until={float(value.until):g} must be more than 0 and at most 1")
+    if isinstance(value, Exponential) and not (float(value.start) > 0.0 and float(value.end) > 0.0):
+        problems.append(
+            f"{label} goes exponentially from {float(value.start):g} to {float(value.end):g}; both must be more than 0 "
+            "(linear and cosine reach 0)"
+        )
+    return problems
+
+
+def parse(text: str | float) -> float | Schedule:
+    """A number, or a schedule, from the command line: `3e-4`, `linear:2.5e-4:0`, `cosine:1e-3:1e-5:0.5`.
+
+    Args:
+      text: a number, or the name of a schedule and its numbers with colons between; `piecewise` takes values with the
+        boundaries between them (`piecewise:1e-3:0.5:1e-4`). A number that is none of text is returned as a float.
+
+    Raises:
+      ConfigError: what is wrong and what is allowed.
+    """
+    if not isinstance(text, str):
+        return float(text)
+    name, *parts = (part.strip() for part in text.split(":"))
+    if not parts:
+        number = _number(name)
+        if number is None:
+            if name.lower() in SCHEDULES:
+                raise ConfigError(f"{text!r} lacks its numbers; write {_USAGE[name.lower()]}")
+            raise ConfigError(f"{text!r} is neither a number nor a schedule; schedules: {', '.join(_USAGE.values())}")
+        if not math.isfinite(number):
+            raise ConfigError(f"{text!r} is not a finite number")
+        return number
+    name = name.lower()
+    if name not in SCHEDULES:
+        raise unknown("schedule", name, SCHEDULES)
+    numbers = [_number(part) for part in parts]
+    wrong = [part for part, number in zip(parts, numbers, strict=True) if number is None]
+    if wrong:
+        raise ConfigError(f"{wrong[0]!r} in {text!r} is not a number; write {_USAGE[name]}")
+    if name == "piecewise":
+        count_is_right = len(numbers) % 2 == 1
+        arguments = (tuple(numbers[::2]), tuple(numbers[1::2]))
+    else:
+        fields = dataclasses.fields(SCHEDULES[name])
+        required = sum(field.default is dataclasses.MISSING for field in fields)
+        count_is_right = required <= len(numbers) <= len(fields)
+        arguments = tuple(numbers)
+    if not count_is_right:
+        raise ConfigError(f"{text!r} has {len(numbers)} numbers; write {_USAGE[name]}")
+    schedule = SCHEDULES[name](*arguments)
+    problems = schedule_problems(text, schedule)
+    if problems:
+        raise ConfigError(problems)
+    return schedule
+
+
+def to_config(value: Scalar) -> float | str:
+    """What `config.json` holds for a number or schedule; `parse` gives it back, digit for digit.
+
+    Args:
+      value: a number, or a schedule of numbers; not traced.
+    """
+    if not is_schedule(value):
+        return float(value)
+    if isinstance(value, PiecewiseConstant):
+        numbers = [value.values[0]]
+        for boundary, after in zip(value.boundaries, value.values[1:], strict=True):
+            numbers += [boundary, after]
+    else:
+        schedule: Any = value
+        numbers = [getattr(schedule, field.name) for field in dataclasses.fields(schedule)]
+    return ":".join(
+        [str(registry.name_of(type(value))).partition(":")[2], *(repr(float(number)) for number in numbers)]
+    )
+
+
+def _float32(x):
+    return jnp.asarray(x, jnp.float32)
+
+
+def _fraction(progress, until):
+    return jnp.clip(_float32(progress) / _float32(until), 0.0, 1.0)
+
+
+def _number(text):
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _is_finite(leaf):
+    try:
+        return math.isfinite(float(leaf))
+    except (TypeError, ValueError):
+        return False

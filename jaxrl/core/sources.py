@@ -1,0 +1,194 @@
+"""What an algorithm can ask for as experience: rollouts, whole episodes, and replay in its many forms.
+
+These are descriptions, and plain data. A replay source says what is stored, what an item is (an n-step transition or
+a sequence) and by which sampler items are drawn; `jaxrl.buffers` does it.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+from jaxrl.core import registry
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+    """An on-policy source: the last `length` steps of every environment, as a `jaxrl.core.types.Rollout`."""
+
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """An on-policy source of whole episodes: every environment begins a new one and plays it to its end.
+
+    Rows after the end have weight 0. `max_length` transitions at most; one that is longer is cut there, and its next
+    observation is still bootstrapped from.
+    """
+
+    max_length: int
+
+
+# --- samplers ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """Every item alike."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prioritized:
+    """Prioritized experience replay (Schaul et al., 2016, arXiv:1511.05952).
+
+    An item of priority p is drawn with a chance proportional to p^exponent. One of priority 0 is never drawn, whatever
+    the exponent, unless all have 0: then every item alike. Priorities that are NaN, infinite or negative are refused
+    and counted.
+
+    Args:
+      exponent: alpha; a number, may be traced. It acts when a priority is written, so a schedule moves an item's
+        chance when the item's priority is next updated.
+      beta: exponent of the importance weights (N P)^-beta; a number, may be traced.
+      normalize: "batch": importance weights are divided by the largest in the batch (over all devices), so that they
+        only ever scale an update down; "none": they are as they are.
+      insertion: the name of an entry of the rows' `extras`, float32 `[T, B]`, that holds each row's priority when it
+        is stored; None: the largest priority that was ever given, 1 at first.
+      eta: with `insertion` and sequences, a sequence begins with eta * max + (1 - eta) * mean of its rows' entries
+        (Kapturowski et al., 2019).
+    """
+
+    exponent: Any = 0.6
+    beta: Any = 0.4
+    normalize: Literal["batch", "none"] = "batch"
+    insertion: str | None = None
+    eta: float = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Fifo:
+    """The item that was inserted first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifo:
+    """The item that was inserted last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MinHeap:
+    """The item of the lowest priority; among equals the one inserted or updated longest ago."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxHeap:
+    """The item of the highest priority; among equals the one inserted or updated longest ago."""
+
+
+Sampler = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
+
+# --- replay ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+    """Which stretches of rows are items, and what happens where an episode ends within one (Reverb's adders).
+
+    A stretch is `burn_in + length` rows. Episodes have a row more than transitions: the last observation's.
+
+    Args:
+      length: rows that are learned from, the bootstrap rows at the end included.
+      period: rows between the starts of two stretches, counted from the episode's first row (with
+        `end="continue"`: from the environment's first row).
+      end: "write": stretches lie within an episode, and one more ends exactly at its end; shorter episodes are
+        dropped. "truncate": a stretch may end early with the episode; its rows after that are zero and not in `mask`.
+        "zero_pad": the same rows, but the zeros count as rows (of weight 0). "continue": stretches run on into the
+        next episode; a network's carry resets there by itself.
+      burn_in: rows before those, only to warm up a recurrent state.
+      stored_carry: keep the recurrent state that acted at the first row of every rollout, and begin stretches only
+        there; else a batch's carry is the initial one.
+    """
+
+    length: int
+    period: int = 1
+    end: Literal["write", "truncate", "zero_pad", "continue"] = "continue"
+    burn_in: int = 0
+    stored_carry: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a stretch."""
+        return self.burn_in + self.length
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameStack:
+    """Observations are stacks of the last `frames` frames; each frame is stored once and stacks are made when drawn.
+
+    Args:
+      frames: how many a stack holds.
+      axis: of one observation, along which the frames lie one after another, the newest last.
+      fill: what stands before an episode's first frame: that frame again, or zeros.
+    """
+
+    frames: int
+    axis: int = -1
+    fill: Literal["repeat", "zeros"] = "repeat"
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """An off-policy source: items drawn from a ring of raw rows; transitions, or sequences where `sequence` is given.
+
+    Args:
+      capacity: rows over all environments.
+      batch_size: items of one update, over all devices.
+      min_size: rows before the first update.
+      rollout_length: steps of every environment between two rounds of updates.
+      replay_ratio: gradient updates per environment step, over all environments; kept exactly.
+      n_step: rewards of a transition.
+      sequence: items are sequences instead.
+      sampler: by which items are drawn.
+      max_times_sampled: an item is gone once it was drawn so often; 0: never. Draws are then made one by one.
+      extras: names of the entries of `ActorOutput.extras` to store with the rows.
+      frame_stack: store each frame once.
+      over: the name of another replay source: draw from its rows, and store none. Its `capacity`, `extras` and
+        `frame_stack` count then, not this one's.
+      storage: "ring": rows as they are, which everything above works with; "flashbax": flashbax's flat buffers, for
+        one-step transitions drawn uniformly or by priority.
+    """
+
+    capacity: int
+    batch_size: int
+    min_size: int
+    rollout_length: int = 1
+    replay_ratio: float = 1.0
+    n_step: int = 1
+    sequence: Sequence | None = None
+    sampler: Sampler = Uniform()
+    max_times_sampled: int = 0
+    extras: tuple[str, ...] = ()
+    frame_stack: FrameStack | None = None
+    over: str | None = None
+    storage: Literal["ring", "flashbax"] = "ring"
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A source that only a dataset can serve: items drawn from rows that were there before, every item alike.
+
+    Algorithms that also learn from what they do themselves ask for a `Replay`; a dataset serves that as well.
+
+    Args:
+      batch_size: items of one update, over all devices.
+      n_step: rewards of a transition.
+      sequence: items are sequences instead.
+    """
+
+    batch_size: int
+    n_step: int = 1
+    sequence: Sequence | None = None
+
+
+Source = Rollouts | Episodes | Replay | Dataset
+
+registry.add("sampler", Uniform, Prioritized, Fifo, Lifo, MinHeap, MaxHeap)
+registry.add("source", Rollouts, Episodes, Sequence, FrameStack, Replay, Dataset)

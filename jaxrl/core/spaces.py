@@ -1,0 +1,172 @@
+"""Spaces: what an observation or an action may be. Immutable and hashable, hence static under `jit`."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core import registry
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Box:
+    """Arrays within bounds.
+
+    Args:
+      low, high: bounds, scalars or arrays that broadcast to `shape`; infinities are allowed.
+      shape: shape of one element.
+      dtype: its dtype.
+    """
+
+    low: Any
+    high: Any
+    shape: tuple[int, ...]
+    dtype: Any = np.float32
+
+    def __post_init__(self):
+        dtype = np.dtype(self.dtype)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        for name in ("low", "high"):
+            bound = np.broadcast_to(np.asarray(getattr(self, name), dtype), self.shape)
+            object.__setattr__(self, name, bound)
+
+    def _key(self):
+        return (self.shape, self.dtype.str, self.low.tobytes(), self.high.tobytes())
+
+    def __eq__(self, other):
+        return isinstance(other, Box) and self._key() == other._key()
+
+    def __hash__(self):
+        return hash(self._key())
+
+    def __repr__(self):
+        def bound(array):
+            if array.size == 0:
+                return "[]"
+            return str(array.flat[0]) if np.all(array == array.flat[0]) else np.array2string(array, threshold=6)
+
+        return f"Box({bound(self.low)}, {bound(self.high)}, {self.shape}, {self.dtype.name})"
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every bound is finite (a bound at the dtype's largest float counts as infinite)."""
+        if self.dtype.kind != "f":
+            return True
+        largest = float(np.finfo(self.dtype).max)
+        return bool(np.all(np.abs(self.low) < largest) and np.all(np.abs(self.high) < largest))
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One element: uniform where bounded on both sides, standard normal shifted to the bound elsewhere."""
+        if self.dtype.kind in "iu":
+            # In float32, because a bound may be the integer type's own last value, which `randint` excludes.
+            span = self.high.astype(np.float64) - self.low.astype(np.float64) + 1.0
+            offset = jnp.floor(jax.random.uniform(key, self.shape) * span.astype(np.float32))
+            return (jnp.asarray(self.low) + offset.astype(self.dtype)).astype(self.dtype)
+        if self.dtype.kind == "b":
+            return jax.random.bernoulli(key, shape=self.shape)
+        largest = float(np.finfo(self.dtype).max)
+        below, above = self.low > -largest, self.high < largest
+        low = np.where(below, self.low, 0).astype(self.dtype)
+        high = np.where(above, self.high, 0).astype(self.dtype)
+        uniform = low + (high - low) * jax.random.uniform(key, self.shape, self.dtype)
+        normal = jax.random.normal(key, self.shape, self.dtype)
+        one_sided = jnp.where(below, low + jnp.abs(normal), jnp.where(above, high - jnp.abs(normal), normal))
+        return jnp.where(below & above, uniform, one_sided)
+
+    def contains(self, x: Any) -> jax.Array:
+        """Whether `x` (shape `shape`) lies within the bounds; a scalar bool."""
+        x = jnp.asarray(x)
+        return jnp.all((x >= self.low) & (x <= self.high))
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """The integers 0 .. n-1."""
+
+    n: int
+    dtype: Any = np.int32
+
+    def __post_init__(self):
+        object.__setattr__(self, "n", int(self.n))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        return jax.random.randint(key, (), 0, self.n, self.dtype)
+
+    def contains(self, x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        return (x >= 0) & (x < self.n)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """Several integers at once, the i-th of 0 .. nvec[i]-1."""
+
+    nvec: tuple[int, ...]
+    dtype: Any = np.int32
+
+    def __post_init__(self):
+        object.__setattr__(self, "nvec", tuple(int(n) for n in np.ravel(self.nvec)))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        return jax.random.randint(key, self.shape, 0, np.asarray(self.nvec), self.dtype)
+
+    def contains(self, x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        return jnp.all((x >= 0) & (x < np.asarray(self.nvec, self.dtype)))
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Dict:
+    """Named spaces; an element is a dictionary with the same keys, in sorted order as JAX keeps them."""
+
+    items: tuple[tuple[str, Any], ...]
+
+    def __init__(self, spaces: Mapping[str, Any]):
+        object.__setattr__(self, "items", tuple(sorted(dict(spaces).items())))
+
+    @property
+    def spaces(self) -> dict[str, Any]:
+        return dict(self.items)
+
+    def sample(self, key: jax.Array) -> dict[str, Any]:
+        keys = jax.random.split(key, max(len(self.items), 1))
+        return {name: space.sample(keys[i]) for i, (name, space) in enumerate(self.items)}
+
+    def contains(self, x: Mapping[str, Any]) -> jax.Array:
+        if set(x) != set(self.spaces):
+            return jnp.asarray(False)
+        return jnp.all(jnp.stack([space.contains(x[name]) for name, space in self.items]))
+
+
+Space = Box | Discrete | MultiDiscrete | Dict
+
+registry.add("space", Box, Discrete, MultiDiscrete, Dict)
+
+
+def zeros(space: Space) -> Any:
+    """An element-shaped tree of zeros, as JAX arrays of the space's shape and dtype (not always an element)."""
+    if isinstance(space, Dict):
+        return {name: zeros(child) for name, child in space.items}
+    return jnp.zeros(space.shape, space.dtype)
+
+
+def size(space: Space) -> int:
+    """How many numbers one element holds."""
+    if isinstance(space, Dict):
+        return sum(size(child) for _, child in space.items)
+    return math.prod(space.shape)

@@ -1,0 +1,557 @@
+"""What crosses packages: the data that flows, and the protocols.
+
+Everything is time-major, `[time, environment, ...]`. A *row* is an observation, the action taken there, and the
+reward and ending that followed. The last observation of an episode is a row of its own: its action is ignored, its
+`weight` is False, and the next row is the first of the next episode, where recurrent carries reset. Hence the value
+of the true last observation falls out of the same forward pass as every other.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, Self, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.core import spaces
+from jaxrl.core.sources import Dataset as Dataset
+from jaxrl.core.sources import Episodes as Episodes
+from jaxrl.core.sources import Replay as Replay
+from jaxrl.core.sources import Rollouts as Rollouts
+from jaxrl.core.sources import Source as Source
+
+PyTree = Any
+Params = PyTree
+ModelState = PyTree
+Carry = PyTree
+Metrics = dict[str, jax.Array]
+
+
+class Episode(struct.PyTreeNode):
+    """The running episode's true statistics, whatever wrappers do to the reward.
+
+    Where an episode is only part of a game (one life), they are the game's, and `complete` tells where it is over.
+    """
+
+    returns: jax.Array  # sum of unmodified rewards so far, float32
+    length: jax.Array  # transitions so far, int32
+    complete: jax.Array | None = None  # bool; None: wherever `TimeStep.last`
+    life: "Episode | None" = None  # return and length of this part alone; None: an episode is the whole game
+    info: dict[str, jax.Array] | None = None  # sums of `TimeStep.info` so far, float32; None where that is None
+
+
+class TimeStep(struct.PyTreeNode):
+    """What an environment shows at once; reward and endings are those that *arrived with* the observation."""
+
+    observation: PyTree
+    reward: jax.Array  # float32; 0 where first
+    terminated: jax.Array  # bool: the task ended here, nothing follows
+    truncated: jax.Array  # bool: cut off here (time limit), the task would go on
+    first: jax.Array  # bool: an episode begins here
+    action_mask: PyTree | None = None  # bool, True where allowed, shape (n,); None: everything is
+    previous_action: PyTree | None = None  # filled in by whoever acts; zeros where first
+    episode: Episode | None = None
+    info: dict[str, jax.Array] | None = None  # what else it reports: float32 scalars by name; 0 where first
+
+    @property
+    def last(self) -> jax.Array:
+        """Bool: this observation is its episode's last; the action taken here is ignored."""
+        return self.terminated | self.truncated
+
+    def __getitem__(self, index: int | slice | None) -> "TimeStep":
+        """Every leaf at `index` of its first axis; `[None]` adds an axis."""
+        return jax.tree.map(lambda x: x[index], self)
+
+
+class Trajectory(struct.PyTreeNode):
+    """Rows in RLDS order; leaves `[time, environment, ...]`."""
+
+    observation: PyTree
+    action: PyTree
+    reward: jax.Array  # followed the action; 0 where weight is False
+    terminated: jax.Array  # followed the action; False where weight is False
+    truncated: jax.Array  # likewise
+    first: jax.Array  # the observation begins an episode
+    weight: jax.Array  # bool: False at last observations (and masked rows), which are never learned from
+    action_mask: PyTree | None = None
+    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # what the algorithm kept: log_prob, value, ...
+
+
+class Rollout(struct.PyTreeNode):
+    """What a `Rollouts` or `Episodes` source delivers: T + 1 time steps of B environments, and what was done at T.
+
+    Observations lie once, in `timesteps`; rows are derived from them. Slices and rows cost nothing within a compiled
+    program: XLA reads them where the time steps lie.
+
+    A recurrent network can be unrolled again from `carry` over `timesteps[:-1]`, where the actions were taken, and on
+    to `final`, the time step to bootstrap from.
+    """
+
+    timesteps: TimeStep  # [T + 1, B, ...]
+    action: PyTree  # [T, B, ...]
+    extras: dict[str, PyTree]  # [T, B, ...] what the algorithm kept: log_prob, value, ...
+    carry: Carry  # [B, ...] at the first time step
+    final_carry: Carry  # [B, ...] at the last one
+    statistics: PyTree = ()  # the frozen normalizer statistics that were acted with
+    version: jax.Array | None = None  # of the actor state that acted, int32
+    # Every environment began an episode at the first row, and what follows the episode's end has weight 0.
+    whole_episodes: bool = struct.field(pytree_node=False, default=False)
+
+    @property
+    def final(self) -> TimeStep:
+        """The time step [B, ...] after the last row."""
+        return self.timesteps[-1]
+
+    @property
+    def rows(self) -> Trajectory:
+        """The rows [T, B, ...], of each time step and of what its action brought with the next one."""
+        now, following = self.timesteps[:-1], self.timesteps.replace(observation=(), action_mask=None)[1:]
+        # A first time step where the one before was not the last: the environment broke, and was built again.
+        weight = ~now.last & ~following.first
+        if self.whole_episodes:
+            weight = jnp.cumsum(now.last.astype(jnp.int32), axis=0) == 0
+        return Trajectory(
+            observation=now.observation,
+            action=self.action,
+            reward=jnp.where(weight, following.reward, 0.0),
+            terminated=weight & following.terminated,
+            truncated=weight & following.truncated,
+            first=now.first,
+            weight=weight,
+            action_mask=now.action_mask,
+            extras=self.extras,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSpec:
+    """What an algorithm may know of an environment; static."""
+
+    name: str
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    masked: bool = False  # whether time steps carry an action mask
+
+
+# --- environments ------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One environment in JAX, as pure functions; `jax.vmap` makes it many.
+
+    It is itself a pytree whose leaves are its physical parameters. `step` past the end of an episode (the row whose
+    time step was `last`) ignores the action and begins the next episode, if `resets` is True; what
+    `jaxrl.make` returns does, and topologies wrap what does not.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def observation_space(self) -> spaces.Space: ...
+    @property
+    def action_space(self) -> spaces.Space: ...
+    @property
+    def resets(self) -> bool:
+        """Whether stepping past an episode's end begins the next one."""
+        ...
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]: ...
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]: ...
+
+
+class HostEnvironment(Protocol):
+    """A batch of environments outside JAX: the same fields as batched numpy, the same row convention, closable.
+
+    What it returned is never written to again. An environment that failed may be built again: its row is then `first`
+    though the one before was not `last`, and that one's reward and ending are unknown.
+    """
+
+    num_envs: int
+
+    def reset(self) -> TimeStep: ...
+    def step(self, actions: PyTree) -> TimeStep: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class WatchedEnvironment(HostEnvironment, Protocol):
+    """A host environment that a watchdog can ask, from another thread, what it is waiting for."""
+
+    name: str
+
+    @property
+    def failures(self) -> int:
+        """How often something was built again after a fault."""
+        ...
+
+    @property
+    def doing(self) -> str:
+        """Which environments it is waiting for, and in what, in words; empty when it is not."""
+        ...
+
+
+@runtime_checkable
+class AsyncEnvironment(HostEnvironment, Protocol):
+    """A host environment that gives the `batch_size` of its environments that are ready first.
+
+    `async_reset` begins all episodes; then `recv` and `send` as often as there is somebody to receive or to send to,
+    from one thread. Where `batch_size` is `num_envs`, `reset` and `step` are these in one.
+    """
+
+    batch_size: int
+
+    def async_reset(self) -> None: ...
+
+    def send(self, actions: PyTree, env_ids: Any) -> None:
+        """Actions `[B, ...]` for the environments `env_ids` [B], which `recv` gave and were sent none since.
+
+        Returns at once. The actions are never written to again.
+        """
+        ...
+
+    def recv(self) -> tuple[Any, TimeStep]:
+        """The indices, int32 `[batch_size]`, of what is ready, in any order, and its time steps; waits for them.
+
+        Never fewer: as many must have been sent actions, or been reset, and not been received.
+        """
+        ...
+
+
+class HostRecipe(Protocol):
+    """How to build a `HostEnvironment`; what `jaxrl.make` returns for suites that are not JAX."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def observation_space(self) -> spaces.Space: ...
+    @property
+    def action_space(self) -> spaces.Space: ...
+    def build(self, num_envs: int, seed: int, first_env: int = 0) -> HostEnvironment:
+        """`num_envs` environments, each begun from `seed` and its index: `first_env` and those that follow.
+
+        So the environments of a run are the same however they are grouped.
+        """
+        ...
+
+
+@runtime_checkable
+class AsyncRecipe(HostRecipe, Protocol):
+    """A recipe whose environments can be asynchronous too."""
+
+    def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> AsyncEnvironment:
+        """The environments that `build` makes, of which every `recv` gives `batch_size`."""
+        ...
+
+
+def env_spec(env: Environment | HostRecipe) -> EnvSpec:
+    """What an algorithm may know of `env`."""
+    masked = False
+    if isinstance(env, Environment):
+        masked = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0)).action_mask is not None
+    return EnvSpec(env.name, env.observation_space, env.action_space, masked)
+
+
+# --- networks ----------------------------------------------------------------------------------------------------
+
+
+class NetworkInputs(struct.PyTreeNode):
+    """What a network may read, leaves `[T, B, ...]`; None: not known."""
+
+    observation: PyTree
+    first: jax.Array | None = None  # bool [T, B]: an episode begins here
+    previous_action: PyTree | None = None  # zeros where first
+    previous_reward: jax.Array | None = None  # float32 [T, B], arrived with the observation
+    action_mask: PyTree | None = None  # None where every action is allowed too
+
+    @classmethod
+    def of_timesteps(cls, timesteps: TimeStep) -> "NetworkInputs":
+        """Of time steps `[T, B, ...]`, as acting, rollouts and sequences have them: everything is known."""
+        return cls(
+            observation=timesteps.observation,
+            first=timesteps.first,
+            previous_action=timesteps.previous_action,
+            previous_reward=timesteps.reward,
+            action_mask=timesteps.action_mask,
+        )
+
+    @classmethod
+    def of_transitions(cls, observation: PyTree, action_mask: PyTree | None = None) -> "NetworkInputs":
+        """Of one end of the transitions of a replay, `[batch, ...]`, with a time axis of 1 before it.
+
+        A replay of single transitions holds nothing of what came before; see `TRANSITION_INPUTS`.
+        """
+        observation, action_mask = jax.tree.map(lambda x: x[None], (observation, action_mask))
+        return cls(observation=observation, action_mask=action_mask)
+
+
+SEQUENCE_INPUTS = frozenset({"observation", "first", "previous_action", "previous_reward", "action_mask"})
+TRANSITION_INPUTS = frozenset({"observation", "action_mask"})
+
+
+@runtime_checkable
+class Network(Protocol):
+    """A network as a pair of pure functions over a parameter tree; frozen and hashable itself.
+
+    What it keeps besides parameters, such as the running statistics of batch normalization, is its `model_state`, a
+    pytree of arrays; `()` for most networks. Replicas average its floats.
+    """
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether there is a carry."""
+        ...
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """The fields of `NetworkInputs` that it cannot do without."""
+        ...
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
+        """Fresh parameters and model state.
+
+        Raises:
+          ConfigError: if the network does not fit the spaces.
+        """
+        ...
+
+    def initial_carry(self, spec: EnvSpec) -> Carry:
+        """The recurrent state of one environment, no batch axis; `()` for feed-forward networks."""
+        ...
+
+    def apply(
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        carry: Carry,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+        key: jax.Array | None = None,
+    ) -> tuple[Any, Carry, ModelState]:
+        """Unrolls over time.
+
+        Args:
+          params: as from `init`.
+          inputs: leaves `[T, B, ...]`.
+          carry: `[B, ...]` at the first time step; reset to `initial_carry` wherever `inputs.first`, before the step.
+          spec: of the environment.
+          model_state: as from `init`.
+          train: whether batches are normalized with their own statistics, which then move those of `model_state`;
+            else with those, which stay.
+          key: keys `[B]` for noisy layers; None: no noise.
+
+        Returns:
+          Outputs `[T, B, ...]`, the carry after the last time step, and the new model state.
+        """
+        ...
+
+
+@runtime_checkable
+class ValueNetwork(Network, Protocol):
+    """A network of the actor-critics on a policy's own data: its output is a `PolicyValue`."""
+
+    def value(
+        self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
+    ) -> jax.Array:
+        """Only the values `[T, B]`, not as in training."""
+        ...
+
+
+# --- replayed experience -----------------------------------------------------------------------------------------
+
+
+class SampleInfo(struct.PyTreeNode):
+    """What a replay tells of the items it drew, `[batch]`; an algorithm hands back new priorities in this order.
+
+    `position` and `step` name an item: where it was stored, and the row that was there. Once the row is overwritten, a
+    new priority for it is dropped.
+    """
+
+    position: jax.Array  # int32, within the logical shard
+    step: jax.Array  # uint32, of its environment
+    probability: jax.Array  # float32, the chance of each draw to be this item, over all shards; 0: nothing to draw
+    importance: jax.Array  # float32, (N P)^-beta as the sampler normalizes it; 1 without priorities
+    priority: jax.Array  # float32
+    age_steps: jax.Array  # int32, rows of its environment since
+    age_updates: jax.Array  # int32, draws from this source since it was stored
+    times_sampled: jax.Array  # int32, this time included
+
+
+class TransitionBatch(struct.PyTreeNode):
+    """What a `Replay` source delivers: n-step transitions, leaves `[batch, ...]`; rewards not yet discounted.
+
+    `rewards[:, k]` and `discounts[:, k]` belong to the k-th step: rewards after an ending are 0, and `bootstrap` is
+    False where the episode terminated within the n steps. gamma is applied by the update, so it stays traced.
+    """
+
+    observation: PyTree
+    action: PyTree
+    rewards: jax.Array  # [batch, n]
+    steps: jax.Array  # [batch] how many steps the transition really spans, 1..n
+    bootstrap: jax.Array  # [batch] bool
+    next_observation: PyTree
+    weight: jax.Array  # [batch] bool: False where there is nothing to learn from
+    action_mask: PyTree | None = None
+    next_action_mask: PyTree | None = None
+    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # at the transition's first row
+    sample_info: SampleInfo | None = None
+
+
+class SequenceBatch(struct.PyTreeNode):
+    """What a `Replay` source with a `sequence` delivers: stretches of rows, leaves `[length, batch, ...]`.
+
+    `timesteps` are those at which the actions were taken, so that a recurrent network can be unrolled from
+    `carry`. The first `burn_in` rows are there for that only: their weight is False.
+    """
+
+    rows: Trajectory  # [L, batch, ...]; zeros where not in the mask
+    timesteps: TimeStep  # [L, batch, ...]
+    mask: jax.Array  # [L, batch] bool: the row belongs to the sequence
+    carry: Carry  # [batch, ...] at the first row
+    sample_info: SampleInfo
+    burn_in: int = struct.field(pytree_node=False, default=0)
+
+
+# --- algorithms --------------------------------------------------------------------------------------------------
+
+
+class ActorState(struct.PyTreeNode):
+    """What acting needs of a learner; this is what is published to actors and versioned."""
+
+    params: Params
+    statistics: PyTree = ()  # frozen normalizer statistics
+    model_state: ModelState = ()  # of the network that acts
+    exploration: dict[str, jax.Array] = struct.field(default_factory=dict)  # epsilon, ...
+
+
+class ActorOutput(struct.PyTreeNode):
+    """What acting at one time step gives, `[environment, ...]`."""
+
+    action: PyTree
+    carry: Carry
+    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # what `update` needs of this time step
+
+
+class UpdateInfo(struct.PyTreeNode):
+    """What an update tells: scalar metrics, and new priorities for the sources that want them."""
+
+    metrics: Metrics
+    priorities: dict[str, jax.Array] = struct.field(default_factory=dict)
+
+
+class Replicas(Protocol):
+    """What a topology hands to `update` so that an algorithm need not know devices; the identity on one device.
+
+    A *shard* is one of a fixed number of logical groups of environments; minibatches are drawn within shards, so
+    their content does not depend on how many devices there are. This device holds `shards` of them, numbered
+    `first_shard, first_shard + 1, ...` over all devices.
+    """
+
+    @property
+    def shards(self) -> int:
+        """Logical shards on this device, static."""
+        ...
+
+    @property
+    def devices(self) -> int:
+        """How many devices share the work, static."""
+        ...
+
+    @property
+    def first_shard(self) -> jax.Array | int: ...
+
+    def mean(self, tree: PyTree) -> PyTree: ...
+    def sum(self, tree: PyTree) -> PyTree: ...
+    def max(self, tree: PyTree) -> PyTree: ...
+    def any(self, flag: jax.Array) -> jax.Array: ...
+
+
+class Algorithm(Protocol):
+    """Losses, targets and exploration, as pure functions; a frozen pytree whose leaves are its numbers.
+
+    Schedules are resolved before any of these is called (`jaxrl.schedules.at`): an algorithm sees numbers.
+    """
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        """The algorithm with every default that depends on the environment; called once, before anything else.
+
+        A field whose default depends on the environment is None until then. `num_envs` is 0 where nothing acts.
+        """
+        ...
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        """Every problem with these settings, one line each; empty when they are fine. Called before any compile."""
+        ...
+
+    @property
+    def experience(self) -> Mapping[str, Source]: ...
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> PyTree: ...
+    def actor(self, state: PyTree) -> ActorState: ...
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        """The carry of environment `env_index` (a scalar) of `num_envs` over all devices, no batch axis."""
+        ...
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        """One action for each environment: time step and carry `[B, ...]`, keys `[B]`."""
+        ...
+
+    def update(
+        self, state: PyTree, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[PyTree, UpdateInfo]: ...
+
+
+# --- exact counters ----------------------------------------------------------------------------------------------
+
+
+class Counter(struct.PyTreeNode):
+    """A step counter exact beyond 2^31: two uint32 words."""
+
+    high: jax.Array
+    low: jax.Array
+
+    @classmethod
+    def zero(cls) -> "Counter":
+        return cls(jnp.uint32(0), jnp.uint32(0))
+
+    def add(self, n: int | jax.Array) -> "Counter":
+        """Adds `n`, at most 2^32 - 1."""
+        low = self.low + jnp.asarray(n, jnp.uint32)
+        return Counter(self.high + (low < self.low).astype(jnp.uint32), low)
+
+    def since(self, before: "Counter") -> jax.Array:
+        """How much more this is than `before`, float32, rounded once."""
+        borrow = (self.low < before.low).astype(jnp.uint32)
+        return Counter(self.high - before.high - borrow, self.low - before.low).as_float()
+
+    def modulo(self, divisor: int) -> jax.Array:
+        """The remainder of the division by `divisor`, at most 2^16; uint32."""
+        rest = jnp.uint32(0)
+        for word in (self.high >> 16, self.high & 0xFFFF, self.low >> 16, self.low & 0xFFFF):
+            rest = ((rest << 16) + word) % divisor
+        return rest
+
+    def as_float(self) -> jax.Array:
+        """float32, rounded."""
+        return self.high.astype(jnp.float32) * 4294967296.0 + self.low.astype(jnp.float32)
+
+    def __int__(self) -> int:
+        return (int(self.high) << 32) + int(self.low)
+
+
+def where_first(first: jax.Array, initial: PyTree, carry: PyTree) -> PyTree:
+    """`initial` (no batch axis) where `first` [B], else `carry` [B, ...]; leaf by leaf."""
+
+    def pick(start, now):
+        mask = first.reshape(first.shape + (1,) * (now.ndim - first.ndim))
+        return jnp.where(mask, jnp.asarray(start, now.dtype), now)
+
+    return jax.tree.map(pick, initial, carry)
+
+
+EnvironmentFactory = Callable[..., Environment | HostRecipe]

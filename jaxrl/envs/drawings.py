@@ -1,0 +1,262 @@
+"""Pictures of environments' states, drawn with numpy and pillow, as uint8 RGB frames of shape (height, width, 3).
+
+A drawing has two halves: a view, pure JAX, which is computed along with the episode and picks what there is to see;
+and a function of that view, as numpy, that draws the frame. So only what is drawn leaves the device.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image, ImageDraw
+
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, PyTree, TimeStep
+
+_WHITE, _BLACK, _GREY = (255, 255, 255), (20, 20, 20), (120, 120, 120)
+_BLUE, _ORANGE, _GREEN, _RED = (0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0)
+# One a plane of a grid world: what plane 0 shows is mostly the player. Okabe and Ito's, and four more.
+_PLANES = np.asarray(
+    [
+        (86, 180, 233), (230, 159, 0), (90, 90, 90), (0, 158, 115), (213, 94, 0),
+        (240, 228, 66), (204, 121, 167), (0, 114, 178), (200, 200, 200), (150, 90, 220),
+    ],
+    np.uint8,
+)  # fmt: skip
+_SIDE = 240  # pixels, about, of a picture's longer side
+_SMOOTH = 3  # lines are drawn so many times larger and scaled down, which smooths their edges
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """How an environment is drawn.
+
+    Attributes:
+      view: (environment, its state, its time step) -> a pytree of arrays: what there is to see. Pure JAX; the
+        environment and the state are those under all wrappers.
+      draw: from one view, as numpy, to a frame, uint8 (height, width, 3).
+      frames_per_second: at which an episode looks natural.
+    """
+
+    view: Callable[[Any, PyTree, TimeStep], PyTree]
+    draw: Callable[[Any], np.ndarray]
+    frames_per_second: float = 30.0
+
+
+_DRAWINGS: dict[str, Drawing] = {}
+
+
+def register(name: str, drawing: Drawing) -> None:
+    """Draws the environment `name` ("suite:name", as the environment calls itself) with `drawing`."""
+    _DRAWINGS[name] = drawing
+
+
+def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
+    """How `env`, which has no wrappers, is drawn: as registered, else by its observations if they are images.
+
+    Args:
+      env: the environment under all wrappers.
+      observation_space: of what its wrappers make of its observations.
+
+    Raises:
+      ConfigError: neither; says which can be drawn.
+    """
+    if env.name in _DRAWINGS:
+        return _DRAWINGS[env.name]
+    if isinstance(observation_space, spaces.Box) and len(observation_space.shape) in (2, 3):
+        low, high = float(np.min(observation_space.low)), float(np.max(observation_space.high))
+        bounds = (low, high) if observation_space.bounded and high > low else None
+        return Drawing(_see_observation, lambda x: image(x, bounds), 10.0)
+    raise ConfigError(
+        f"{env.name} cannot be drawn: its observation is {observation_space}, no image, and it has no drawing; "
+        f"these have: {', '.join(sorted(_DRAWINGS))}, and brax's; add one with jaxrl.drawings.register"
+    )
+
+
+# --- images and grid worlds --------------------------------------------------------------------------------------
+
+
+def _see_observation(env, state, time_step):
+    return time_step.observation
+
+
+def image(pixels: np.ndarray, bounds: tuple[float, float] | None = None) -> np.ndarray:
+    """An observation that is a picture, enlarged: gray, RGB, a stack of gray frames, or planes of a grid world.
+
+    Args:
+      pixels: (height, width) or (height, width, channels). Three channels are RGB; of another number of uint8
+        channels the last is shown, as of stacked frames; of any other type each is a plane of its own color.
+      bounds: the values of black and white; None: 0 and 255 for uint8, else the smallest and largest here.
+    """
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    channels = pixels.shape[-1]
+    if channels not in (1, 3):
+        if pixels.dtype != np.uint8:
+            return planes(pixels)
+        pixels = pixels[..., -1:]
+    if pixels.dtype != np.uint8:
+        low, high = bounds or (float(pixels.min()), float(pixels.max()))
+        pixels = np.clip((pixels.astype(np.float32) - low) / max(high - low, 1e-8) * 255.0, 0, 255).astype(np.uint8)
+    return _enlarged(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def planes(grid: np.ndarray) -> np.ndarray:
+    """A grid world (height, width, planes): each cell in the color of the first plane that is set there."""
+    there = grid > 0
+    colors = _PLANES[np.arange(grid.shape[-1]) % len(_PLANES)]
+    first = colors[np.argmax(there, axis=-1)]
+    return _enlarged(np.where(there.any(axis=-1, keepdims=True), first, np.uint8(20)))
+
+
+def _enlarged(pixels):
+    times = max(1, _SIDE // max(pixels.shape[:2]))
+    return np.repeat(np.repeat(pixels, times, axis=0), times, axis=1)
+
+
+def _minatar(name: str) -> None:
+    def view(env, state, time_step):
+        import gymnax  # a suite is imported when it is first needed
+
+        # Not the time step's: a wrapper may have flattened or stacked it.
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return gymnax.make(name)[0].get_obs(state) > 0
+
+    register(f"gymnax:{name}", Drawing(view, planes, 15.0))
+
+
+for _name in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
+    _minatar(f"{_name}-MinAtar")
+
+
+# --- classic control ---------------------------------------------------------------------------------------------
+
+
+class _Canvas:
+    """A picture in an environment's own units, y upwards.
+
+    Args:
+      left, right, bottom, top: what is shown.
+    """
+
+    def __init__(self, left: float, right: float, bottom: float, top: float):
+        self._left, self._top = left, top
+        self._scale = _SMOOTH * _SIDE / max(right - left, top - bottom)
+        size = [max(_SMOOTH, round(self._scale * extent)) for extent in (right - left, top - bottom)]
+        self._image = Image.new("RGB", tuple(size), _WHITE)
+        self._draw = ImageDraw.Draw(self._image)
+
+    def line(self, points: Sequence[tuple[float, float]], color, width: float) -> None:
+        self._draw.line([self._at(*p) for p in points], color, max(1, round(width * self._scale)), joint="curve")
+
+    def rod(self, start: tuple[float, float], end: tuple[float, float], color, width: float) -> None:
+        """A line with round ends."""
+        self.line([start, end], color, width)
+        self.disc(start, width / 2, color)
+        self.disc(end, width / 2, color)
+
+    def disc(self, center: tuple[float, float], radius: float, color) -> None:
+        (x, y), r = self._at(*center), radius * self._scale
+        self._draw.ellipse([x - r, y - r, x + r, y + r], color)
+
+    def box(self, center: tuple[float, float], width: float, height: float, color) -> None:
+        (x, y), w, h = self._at(*center), width / 2 * self._scale, height / 2 * self._scale
+        self._draw.rectangle([x - w, y - h, x + w, y + h], color)
+
+    def frame(self) -> np.ndarray:
+        width, height = (side // _SMOOTH for side in self._image.size)
+        return np.asarray(self._image.resize((width, height), Image.Resampling.BOX))
+
+    def _at(self, x, y):
+        return (x - self._left) * self._scale, (self._top - y) * self._scale
+
+
+def _numbers(**values: Any) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+
+
+def _see_cart_pole(env, state, time_step):
+    params = env.params
+    return _numbers(x=state.x, theta=state.theta, length=params.length, limit=params.x_threshold)
+
+
+def _draw_cart_pole(view) -> np.ndarray:
+    limit = float(view["limit"])
+    canvas = _Canvas(-limit - 0.3, limit + 0.3, -0.5, 2.0)
+    canvas.line([(-limit, 0), (limit, 0)], _GREY, 0.02)
+    for end in (-limit, limit):
+        canvas.line([(end, -0.15), (end, 0.15)], _RED, 0.03)
+    x, theta, length = float(view["x"]), float(view["theta"]), 2.0 * float(view["length"])  # half of it is given
+    canvas.box((x, 0.0), 0.6, 0.3, _BLACK)
+    canvas.rod((x, 0.1), (x + length * math.sin(theta), 0.1 + length * math.cos(theta)), _ORANGE, 0.12)
+    canvas.disc((x, 0.1), 0.05, _BLUE)
+    return canvas.frame()
+
+
+def _see_pendulum(env, state, time_step):
+    return _numbers(theta=state.theta, torque=state.last_u, limit=env.params.max_torque)
+
+
+def _draw_pendulum(view) -> np.ndarray:
+    canvas = _Canvas(-1.3, 1.3, -1.3, 1.3)
+    theta, torque = float(view["theta"]), float(view["torque"]) / float(view["limit"])
+    canvas.rod((0, 0), (-math.sin(theta), math.cos(theta)), _RED, 0.2)  # upright is 0
+    canvas.disc((0, 0), 0.06, _BLACK)
+    # The torque, as an arc that begins at the bottom.
+    turn = np.linspace(0.0, torque * math.pi, 20)
+    if abs(torque) > 0.01:
+        canvas.line([(0.35 * math.sin(a), -0.35 * math.cos(a)) for a in turn], _BLUE, 0.04)
+    return canvas.frame()
+
+
+def _see_mountain_car(env, state, time_step):
+    params = env.params
+    return _numbers(x=state.position, low=params.min_position, high=params.max_position, goal=params.goal_position)
+
+
+def _draw_mountain_car(view) -> np.ndarray:
+    low, high, goal, x = (float(view[name]) for name in ("low", "high", "goal", "x"))
+
+    def height(position):
+        return 0.45 * math.sin(3.0 * position) + 0.55
+
+    canvas = _Canvas(low, high, 0.0, 1.3)
+    canvas.line([(p, height(p)) for p in np.linspace(low, high, 100)], _GREY, 0.015)
+    canvas.line([(goal, height(goal)), (goal, height(goal) + 0.2)], _BLACK, 0.01)
+    canvas.box((goal - 0.04, height(goal) + 0.17), 0.08, 0.06, _GREEN)
+    canvas.disc((x, height(x) + 0.05), 0.05, _RED)
+    canvas.disc((x, height(x) + 0.05), 0.02, _BLACK)
+    return canvas.frame()
+
+
+def _see_acrobot(env, state, time_step):
+    params = env.params
+    return _numbers(
+        inner=state.joint_angle1, outer=state.joint_angle2, first=params.link_length_1, second=params.link_length_2
+    )
+
+
+def _draw_acrobot(view) -> np.ndarray:
+    first, second = float(view["first"]), float(view["second"])
+    reach = first + second + 0.2
+    canvas = _Canvas(-reach, reach, -reach, reach)
+    canvas.line([(-reach, first), (reach, first)], _GREEN, 0.03)  # the tip must get above it
+    inner, outer = float(view["inner"]), float(view["inner"]) + float(view["outer"])  # hanging down is 0
+    elbow = first * math.sin(inner), -first * math.cos(inner)
+    tip = elbow[0] + second * math.sin(outer), elbow[1] - second * math.cos(outer)
+    canvas.rod((0, 0), elbow, _BLUE, 0.2)
+    canvas.rod(elbow, tip, _ORANGE, 0.2)
+    for joint in ((0.0, 0.0), elbow):
+        canvas.disc(joint, 0.06, _BLACK)
+    return canvas.frame()
+
+
+register("gymnax:CartPole-v1", Drawing(_see_cart_pole, _draw_cart_pole, 50.0))
+register("gymnax:Pendulum-v1", Drawing(_see_pendulum, _draw_pendulum, 20.0))
+register("gymnax:MountainCar-v0", Drawing(_see_mountain_car, _draw_mountain_car))
+register("gymnax:MountainCarContinuous-v0", Drawing(_see_mountain_car, _draw_mountain_car))
+register("gymnax:Acrobot-v1", Drawing(_see_acrobot, _draw_acrobot, 15.0))

@@ -1,0 +1,184 @@
+"""Host environments that may block: whoever waits for them looks up every moment, and does not wait for ever.
+
+Foreign code can block where no signal reaches the thread that called it. So it is called in a thread of its own, which
+is left behind if it does not come back.
+"""
+
+import faulthandler
+import functools
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl.core.errors import EnvironmentFailedError
+from jaxrl.core.types import HostEnvironment, HostRecipe, PyTree, TimeStep
+
+STEP_TIMEOUT = 60.0  # seconds
+TURN = 0.2  # seconds between two looks
+GOODBYE = 3.0  # seconds that threads have to end
+_LAST_STEP = 3.0  # seconds that a step has once the run was asked to end
+
+_asked_to_end: float | None = None  # as time.monotonic() counts
+
+
+def ask_to_end(asked: bool) -> None:
+    """Says whether this process was asked to end its run, by a signal say: a step has a few seconds from then on."""
+    global _asked_to_end
+    _asked_to_end = (_asked_to_end or time.monotonic()) if asked else None
+
+
+class Watch:
+    """Knows for how long environments have not moved.
+
+    Those that say what they are doing (`WatchedEnvironment`) have moved when that changes: of many environments that
+    are stepped in turn, each has the time for itself.
+
+    Args:
+      host: the environments.
+      step_timeout: seconds that they have to move; `host.patience` seconds come on top, where it has them, for those
+        that watch something themselves and build it again.
+      what: they are at, where they do not say.
+    """
+
+    def __init__(self, host: Any, step_timeout: float, what: str = "their step"):
+        self._host, self._step_timeout, self._what = host, step_timeout, what
+        self._seen: tuple[float | None, str] = None, ""
+        self._moved = 0.0
+
+    def look(self, since: float | None) -> None:
+        """Sees to it that they have moved.
+
+        Args:
+          since: when they were given the word, as `time.monotonic()` counts; None: they do not have it.
+
+        Raises:
+          EnvironmentFailedError: they have not, for too long; the stacks of all threads are on standard error.
+        """
+        if since is None:
+            return
+        doing, now = getattr(self._host, "doing", ""), time.monotonic()
+        if (since, doing) != self._seen:
+            self._moved = now if since == self._seen[0] else since
+            self._seen = since, doing
+        waited, patience = now - self._moved, getattr(self._host, "patience", 0.0)
+        if _asked_to_end is not None and now - max(_asked_to_end, self._moved) > _LAST_STEP:
+            limit = f"and the run was asked to end {now - _asked_to_end:.0f} s ago"
+        elif waited > self._step_timeout + patience:
+            limit = f"step_timeout is {self._step_timeout:g} s"
+            limit += f", and what replaces lost environments has {patience:g} s more" if patience else ""
+        else:
+            return
+        faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+        name = getattr(self._host, "name", type(self._host).__name__)
+        raise EnvironmentFailedError(
+            f"environments of {name} have been at {doing or self._what} for {waited:.0f} s, {limit}; the stacks of all "
+            "threads are on standard error. The thread remains until they return, or this process ends"
+        )
+
+
+class Stepper:
+    """A thread that does one piece of work at a time, so that another may act or look meanwhile."""
+
+    def __init__(self):
+        # Queues in C: a step may take microseconds.
+        self._work: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="stepper", daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Callable[[], Any]) -> None:
+        """Does `work` after what was begun before."""
+        self._work.put(work)
+
+    def wait(self, watch: Watch | None = None) -> Any:
+        """What the work gave; raises what it raised, or what `watch` does."""
+        since = time.monotonic()
+        while True:
+            try:
+                result, error = self._done.get(timeout=None if watch is None else TURN)
+                break
+            except queue.Empty:
+                watch.look(since)
+        if error is not None:
+            raise error
+        return result
+
+    def _run(self):
+        while (work := self._work.get()) is not None:
+            try:
+                self._done.put((work(), None))
+            except BaseException as error:  # whoever waits raises it
+                self._done.put((None, error))
+
+    def close(self, patience: float) -> None:
+        """Ends the thread after what was begun, and waits so many seconds for that."""
+        self._work.put(None)
+        self._thread.join(patience)
+
+
+class Supervised:
+    """Host environments that live in a thread of their own, with a limit on the time of a reset or step.
+
+    They are built and closed there too: some belong to the thread that made them.
+
+    Args:
+      recipe, num_envs, seed, first_env: what is built.
+      step_timeout: as of `Watch`.
+    """
+
+    def __init__(self, recipe: HostRecipe, num_envs: int, seed: int, first_env: int = 0, *, step_timeout: float):
+        self._stepper = Stepper()
+        self._host: HostEnvironment | None = None
+        try:
+            self._stepper.begin(functools.partial(recipe.build, num_envs, seed, first_env))
+            self._host = self._stepper.wait(Watch(recipe, float("inf"), "their construction"))
+            self._watch = Watch(self._host, step_timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self) -> TimeStep:
+        """As of the environments.
+
+        Raises:
+          EnvironmentFailedError: it takes too long; or whatever they raise.
+        """
+        self._stepper.begin(self._host.reset)
+        return self._stepper.wait(self._watch)
+
+    def step(self, actions: PyTree) -> TimeStep:
+        """As of the environments.
+
+        Raises:
+          EnvironmentFailedError: it takes too long; or whatever they raise.
+        """
+        self._stepper.begin(functools.partial(self._host.step, actions))
+        return self._stepper.wait(self._watch)
+
+    def close(self) -> None:
+        """Closes them within seconds; those that hang close themselves if they ever come back."""
+        if self._host is not None:
+            self._stepper.begin(self._host.close)
+        self._stepper.close(GOODBYE)
+
+
+def first_call(work: Callable[[], Any], host: HostEnvironment, step_timeout: float) -> Any:
+    """`work()`, which steps or resets `host`, in a thread of its own and with a limit on its time.
+
+    Where it fails, `host` is closed.
+
+    Raises:
+      EnvironmentFailedError: it takes too long; or whatever `work` raises.
+    """
+    stepper = Stepper()
+    try:
+        stepper.begin(work)
+        return stepper.wait(Watch(host, step_timeout))
+    except BaseException:
+        stepper.begin(host.close)
+        raise
+    finally:
+        stepper.close(GOODBYE)

@@ -1,0 +1,195 @@
+"""Acting in environments on the host: the twin of `jaxrl.parallel.rollout.unroll`, one compiled call a step.
+
+Time steps are written into the rollout on the device by the call that acts, in place, so that a rollout is never
+stacked from pieces.
+"""
+
+import dataclasses
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core import keys
+from jaxrl.core.types import ActorState, Algorithm, EnvSpec, PyTree, Rollout, TimeStep
+from jaxrl.parallel import rollout as ro
+
+# Takes actions in numpy to the environments, and gives a function that waits for what they show then.
+Step = Callable[[PyTree], Callable[[], TimeStep]]
+Storage = tuple[TimeStep, PyTree, PyTree]  # of a rollout: time steps [T + 1, B], actions and extras [T, B]
+
+# Of indices that are the environments' own: each is there, and once.
+_DISTINCT: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True}
+
+
+@dataclasses.dataclass
+class HostActing:
+    """Where host environments stand, and who acts in them: the twin of `Acting`.
+
+    Attributes:
+      shown: what they show, numpy `[B, ...]`.
+      previous_action, carry: on the device that acts, `[B, ...]`.
+      roots: of the random numbers of acting, keys `[B]`.
+      steps_per_env: steps of each environment so far, which name those numbers.
+    """
+
+    shown: TimeStep
+    previous_action: PyTree
+    carry: PyTree
+    roots: jax.Array
+    steps_per_env: int = 0
+
+    def tick(self, number: int = 0) -> np.uint32:
+        """The number of the step `number` steps ahead, as keys are folded with it."""
+        return np.uint32((self.steps_per_env + number) % 2**32)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSteps:
+    """The compiled pieces of acting on the host, static: a key of the compilation cache.
+
+    Args:
+      spec: of the environments.
+      num_envs: of all, among which those here are some.
+      group: those here.
+      length: steps of a rollout.
+      explore: sample as in training, else the best action.
+    """
+
+    spec: EnvSpec
+    num_envs: int
+    group: int
+    length: int
+    explore: bool = True
+
+    @partial(jax.jit, static_argnums=0)
+    def roots(self, key: jax.Array, env_index: jax.Array) -> jax.Array:
+        """The root keys [group] of action sampling."""
+        return keys.policy_keys(key, env_index)
+
+    @partial(jax.jit, static_argnums=0)
+    def beginnings(self, algo: Algorithm, env_index: jax.Array) -> tuple[PyTree, PyTree]:
+        """The carry, and a previous action of zeros, at the first time step."""
+        carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
+        return carry, ro.no_action(self.spec, self.group)
+
+    def begin(self, algo: Algorithm, shown: TimeStep, key: jax.Array, env_index: jax.Array) -> HostActing:
+        """Where environments stand that show their first time steps; `key` is the root of all random numbers."""
+        carry, action = self.beginnings(algo, env_index)
+        return HostActing(shown, action, carry, self.roots(key, env_index))
+
+    @partial(jax.jit, static_argnums=0)
+    def storage(self, algo, actor, shown, carry, action, roots) -> Storage:
+        """Room for a rollout."""
+        timestep, action, extras = jax.eval_shape(self._step, algo, actor, shown, carry, action, roots)[0]
+
+        def room(tree, length):
+            return jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), tree)
+
+        return room(timestep, self.length + 1), room(action, self.length), room(extras, self.length)
+
+    def _step(self, algo, actor, shown, carry, action, act_keys):
+        timestep, output = ro.act(algo, actor, shown, action, carry, act_keys, spec=self.spec, explore=self.explore)
+        return (timestep, output.action, output.extras), output.carry
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=3)
+    def act(self, algo, actor, storage, shown, carry, action, roots, tick, number):
+        """Acts at the time step `shown`, which came of `action`; writes it down as that of step `number`."""
+        step, carry = self._step(algo, actor, shown, carry, action, keys.tick_keys(roots, tick, 1)[0])
+        return ro.write(storage, step, number), step[1], carry
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=3)
+    def act_some(self, algo, actor, storage, shown, carry, action, roots, ticks, numbers, env_ids):
+        """`act` for the environments `env_ids` [B] of the group alone, each at a tick and step of its own, [B].
+
+        `shown` is theirs, [B]; carry, previous action and roots are the group's, and so is what is given back, but for
+        the actions of these environments, which come last.
+        """
+
+        def one_key(root, tick):
+            return keys.tick_keys(root[None], tick, 1)[0, 0]
+
+        mine = jax.tree.map(lambda x: x.at[env_ids].get(**_DISTINCT), (carry, action, roots))
+        step, after = self._step(algo, actor, shown, mine[0], mine[1], jax.vmap(one_key)(mine[2], ticks))
+        storage = jax.tree.map(lambda all, x: all.at[numbers, env_ids].set(x, **_DISTINCT), storage, step)
+        carry, action = jax.tree.map(
+            lambda all, x: all.at[env_ids].set(x, **_DISTINCT), (carry, action), (after, step[1])
+        )
+        return storage, action, carry, step[1]
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def finish(self, storage, shown, action, initial, carry, statistics, version) -> Rollout:
+        """The rollout, from its storage and the time step after the last."""
+        timesteps, actions, extras = storage
+        return Rollout(
+            timesteps=ro.write(timesteps, ro.with_previous_action(shown, action), self.length),
+            action=actions,
+            extras=extras,
+            carry=initial,
+            final_carry=carry,
+            statistics=statistics,
+            version=version,
+        )
+
+
+def unroll(
+    steps: HostSteps,
+    algo: Algorithm,
+    actor: ActorState,
+    acting: HostActing,
+    step: Step,
+    version: jax.Array | np.int32 | None = None,
+) -> Generator[None, None, Rollout]:
+    """Acts for `steps.length` steps in host environments, and moves `acting` on; the rollout is returned.
+
+    Yields whenever `env.step` is running, so that one thread can serve others meanwhile; `complete` waits instead.
+
+    Args:
+      steps: the compiled pieces.
+      algo: with its schedules resolved.
+      actor: what acting needs.
+      acting: where the environments stand.
+      step: of the environments.
+      version: of `actor`.
+    """
+    initial = acting.carry
+    storage = steps.storage(algo, actor, acting.shown, acting.carry, acting.previous_action, acting.roots)
+    for number in range(steps.length):
+        storage, acting.previous_action, acting.carry = steps.act(
+            algo,
+            actor,
+            storage,
+            acting.shown,
+            acting.carry,
+            acting.previous_action,
+            acting.roots,
+            acting.tick(number),
+            np.int32(number),
+        )
+        wait = step(jax.device_get(acting.previous_action))
+        yield
+        acting.shown = wait()
+    acting.steps_per_env += steps.length
+    return steps.finish(storage, acting.shown, acting.previous_action, initial, acting.carry, actor.statistics, version)
+
+
+def complete[T](unrolling: Generator[None, None, T]) -> T:
+    """What a generator returns, once it has been run to its end."""
+    while True:
+        try:
+            next(unrolling)
+        except StopIteration as end:
+            return end.value
+
+
+def in_this_thread(env_step: Callable[[PyTree], TimeStep]) -> Step:
+    """How `unroll` steps environments whose step returns when it is done."""
+
+    def step(action):
+        shown = env_step(action)
+        return lambda: shown
+
+    return step

@@ -1,0 +1,118 @@
+"""Whether replays fit in memory, asked before anything is allocated."""
+
+import math
+from collections.abc import Mapping
+
+import jax
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.sources import Replay
+from jaxrl.core.types import PyTree
+
+_HEADROOM = 0.9  # of what is free: the program around the replay needs some too
+
+
+def size_of(tree: PyTree) -> int:
+    """Bytes of a tree of arrays or their shapes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def free_on_host() -> int | None:
+    """Bytes that processes can still take on this machine; None where the system does not say."""
+    try:
+        with open("/proc/meminfo") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def free_on_device(device: jax.Device) -> int | None:
+    """Bytes left on an accelerator; None where it does not say, and on CPU, whose memory is the host's."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+
+
+def check(
+    buffers: Mapping[str, PyTree],
+    sources: Mapping[str, Replay],
+    *,
+    devices: list[jax.Device],
+    runs: int = 1,
+    saved: bool = True,
+    free: Mapping[str, int | None] | None = None,
+) -> None:
+    """Raises if the replays do not fit.
+
+    Args:
+      buffers: the replay of each source, as shapes.
+      sources: the sources by name.
+      devices: that share the replays evenly; with several processes, of all of them.
+      runs: how many runs at once have such replays, over all devices.
+      saved: whether checkpoints hold the replays: an asynchronous save keeps a copy on the host while it writes.
+      free: bytes free on "host" and on each "device"; None: as they are now.
+
+    Raises:
+      ConfigError: with the bytes needed and free, and the capacity that would fit.
+    """
+    if not buffers:
+        return
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    if free is None:
+        free = {"host": free_on_host(), "device": free_on_device(here[0])}
+    needed, on_cpu = size_of(buffers) * runs * len(here) // len(devices), here[0].platform == "cpu"
+    copy = needed if saved else 0
+    places = (
+        [("this machine", needed + copy, free["host"])]
+        if on_cpu
+        else [
+            (f"each of {len(devices)} devices", needed // len(here), free["device"]),
+            ("the host", copy, free["host"]),
+        ]
+    )
+    problems = []
+    for place, bytes_needed, bytes_free in places:
+        if bytes_free is None or bytes_needed <= bytes_free * _HEADROOM:
+            continue
+        share = 0.99 * bytes_free * _HEADROOM / bytes_needed  # the levels of sums round up
+        fitting = ", ".join(
+            f"{name}: capacity={math.floor(source.capacity * share)} (now {source.capacity})"
+            for name, source in sources.items()
+            if source.over is None
+        )
+        copied = saved and (on_cpu or place == "the host")
+        what = "the replay and an asynchronous save's copy of it need" if copied else "the replay needs"
+        problems.append(
+            f"{what} {_readable(bytes_needed)} of {place}, where {_readable(bytes_free)} are free; what would fit is "
+            f"{fitting}" + ("; or leave the replay out of checkpoints" if copied else "")
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
+    """Raises if rows that lie on the host do not fit on the devices that will share them evenly.
+
+    Raises:
+      ConfigError: with the bytes needed and free.
+    """
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    needed, on_cpu = size_of(made), here[0].platform == "cpu"
+    free = free_on_host() if on_cpu else free_on_device(here[0])
+    each = needed * (len(here) if on_cpu else 1) // len(devices)
+    if free is not None and each > free * _HEADROOM:
+        place = "this machine" if on_cpu else f"each of {len(devices)} devices"
+        raise ConfigError(
+            f"the dataset's rows need {_readable(each)} of {place}, where {_readable(free)} are free; "
+            "use a part of it, more devices, or more memory"
+        )
+
+
+def _readable(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"

@@ -1,0 +1,120 @@
+"""At which address of its machine a process is reached by the others of its run."""
+
+import errno
+import ipaddress
+import socket
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax.extend.backend
+
+_ANSWER_SECONDS = 5.0
+
+
+def own(coordinator: str, exchange: Callable[[str, Any], list[Any]]) -> str | None:
+    """The address of the interface that leads to the others; all processes must call this.
+
+    That is the one that leads to the coordinator. Only where a machine's own name stands for its loopback, as in
+    /etc/hosts of Debian, process 0 finds nothing but that, and takes what leads to the others.
+
+    Args:
+      coordinator: HOST:PORT.
+      exchange: `distributed.exchange`.
+
+    Returns:
+      An IP address, the loopback's where all processes are on one machine; None: there is no way there.
+    """
+    mine = towards(_parts(coordinator)[0])
+    elsewhere = [address for address in exchange("addresses", mine) if address and not _is_loopback(address)]
+    if elsewhere and (mine is None or _is_loopback(mine)):
+        return towards(elsewhere[0])
+    return mine
+
+
+def towards(host: str) -> str | None:
+    """The address that this machine would send from to a host; nothing is sent. None: there is no way there."""
+    try:
+        family, kind, protocol, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(there)
+            return probe.getsockname()[0]
+    except OSError:
+        return None
+
+
+def diagnose_connection(coordinator: str, process_id: int) -> str | None:
+    """What keeps this process from meeting the others at the coordinator, as far as can be seen from here.
+
+    Args:
+      coordinator: HOST:PORT.
+      process_id: of this process; the coordinator is in process 0.
+    """
+    host, port = _parts(coordinator)
+    try:
+        found = [there for *_, there in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    except OSError as error:
+        return f"this machine does not know {host} ({error.strerror})"
+    if process_id == 0 and not any(_is_here(there[0]) for there in found):
+        return f"process 0 is to be found there, and {found[0][0]} is no address of this machine"
+    try:
+        with socket.create_connection((host, port), timeout=_ANSWER_SECONDS):
+            return None
+    except OSError as error:
+        return f"nobody answers there ({error})"
+
+
+def is_taken(bind: str) -> bool:
+    """Whether something on this machine listens at HOST:PORT, of which the host may be `[::]`, all there are."""
+    host, port = _parts(bind)
+    try:
+        family, kind, protocol, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what closed a moment ago does not count
+            probe.bind(there)
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
+
+
+def use(address: str) -> None:
+    """Has collectives between CPU devices use this address of the machine; before JAX is asked for its devices.
+
+    Gloo by itself takes the one that the machine's name stands for, and no setting of JAX says otherwise: this reaches
+    into JAX, and where that has changed it warns and leaves things as they are.
+    """
+    try:
+        from jax._src import distributed as engine
+        from jax._src import xla_bridge as bridge
+        from jax._src.lib import _jax
+
+        make_gloo, make_client = _jax.make_gloo_tcp_collectives, bridge.make_cpu_client
+    except (ImportError, AttributeError) as error:
+        message = f"collectives between CPUs use the address of this machine's name, not {address}: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return
+
+    def client():
+        gloo = make_gloo(distributed_client=engine.global_state.client, hostname=address, interface=None)
+        return make_client(gloo)
+
+    jax.extend.backend.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
+
+
+def _parts(coordinator):
+    host, _, port = coordinator.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _is_here(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def _is_loopback(address):
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

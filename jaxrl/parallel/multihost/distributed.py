@@ -1,0 +1,274 @@
+"""Several processes as one run: JAX's own multi-controller engine, and what its processes must agree on.
+
+Every process runs the same program. Whatever steers it (how long the next chunk is, whether to stop, which checkpoint
+to go on from) is therefore decided together, by `exchange`, and never from what one process sees alone: two that
+disagreed would wait for each other in different collectives.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Generator, Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+
+# The key-value store of the coordination service has no public name. Unlike a collective it needs no device, waits no
+# longer than it is told to, and works between processes of different versions.
+from jax._src import distributed as _engine
+
+from jaxrl.core import errors
+from jaxrl.core.config import flatten
+from jaxrl.core.errors import ConfigError, JaxrlError, PeerError
+from jaxrl.parallel.multihost import addresses
+
+ANSWER_SECONDS = 600.0  # that a process waits for the others where all should arrive at about the same time
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the repr of an object: another one in every process
+_LOST = re.compile(r"\b(Gloo|NCCL)\b")  # in what is raised where a collective breaks
+_VERSIONS = ("jaxrl", "jax", "jaxlib", "flax", "optax")
+_FAILED = "failed"  # in place of what a process is at, once it has failed
+_exchanges = itertools.count()
+
+
+def initialize(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    heartbeat_seconds: int = 100,
+    start_seconds: int = 300,
+    end_seconds: int = 300,
+) -> int:
+    """Joins the processes of a run; before anything else asks JAX for its devices.
+
+    Without arguments the cluster is detected: TPU pods, Slurm, Open MPI, Kubernetes.
+
+    Args:
+      coordinator: HOST:PORT of process 0, where the others find it. On a loopback address nobody else can reach it.
+      num_processes: of the run.
+      process_id: of this one, from 0 on.
+      heartbeat_seconds: a process that was not heard of for so long is dead, and all others end.
+      start_seconds: that the others have to arrive; then JAX aborts this process.
+      end_seconds: that a process which is done, or which raised, waits for the others; then all end, and not well.
+
+    Returns:
+      How many processes there are.
+
+    Raises:
+      ConfigError: no cluster was detected, or the arguments do not fit; versions differ between processes.
+    """
+    if found := problems(coordinator, num_processes, process_id):
+        raise ConfigError(found)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it swallows SIGTERM, which is ours (`signals`)
+    bind = None
+    if coordinator is not None:
+        host, _, port = coordinator.rpartition(":")
+        bind = coordinator if host in _LOOPBACK else f"[::]:{port}"
+        if process_id == 0 and addresses.is_taken(bind):
+            raise ConfigError(f"coordinator={coordinator!r}: the port is in use on this machine; give all another one")
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            initialization_timeout=start_seconds,
+            heartbeat_timeout_seconds=heartbeat_seconds,
+            shutdown_timeout_seconds=end_seconds,
+            coordinator_bind_address=bind,
+        )
+    except ValueError as error:  # a parameter that was neither given nor detected
+        raise ConfigError(
+            f"no cluster was detected ({error}); give coordinator=HOST:PORT, num_processes=N and process_id=I, "
+            "I being 0 on the machine HOST"
+        ) from error
+    here = _engine.global_state
+    _check_count(here)
+    versions = {name: _version(name) for name in _VERSIONS}
+    found = _exchange("versions", versions, here.process_id, here.num_processes)
+    _raise_differences([{f"version of {name}": version for name, version in theirs.items()} for theirs in found])
+    ask = lambda what, value: _exchange(what, value, here.process_id, here.num_processes)  # noqa: E731
+    if address := addresses.own(here.coordinator_address, ask):
+        addresses.use(address)
+    return here.num_processes
+
+
+def problems(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> list[str]:
+    """What is wrong with these arguments of `initialize`, one line each."""
+    found = []
+    if coordinator is not None and not re.fullmatch(r".+:\d+", coordinator):
+        found.append(f"coordinator={coordinator!r} must be HOST:PORT")
+    if num_processes is not None and num_processes < 1:
+        found.append(f"num_processes={num_processes} must be at least 1")
+    elif process_id is not None and not 0 <= process_id < (num_processes or process_id + 1):
+        found.append(f"process_id={process_id} must be between 0 and {(num_processes or 1) - 1}")
+    return found
+
+
+def is_leader() -> bool:
+    """Whether this is the process that writes the files of a run."""
+    return jax.process_index() == 0
+
+
+def is_several() -> bool:
+    """Whether this is one of several processes."""
+    return jax.process_count() > 1
+
+
+def exchange(what: str, value: Any) -> list[Any]:
+    """What every process gave, by process; all must call this, in the same order.
+
+    Args:
+      what: is exchanged, a name.
+      value: JSON values only.
+
+    Raises:
+      PeerError: a process does not answer.
+    """
+    return _exchange(what, value, jax.process_index(), jax.process_count())
+
+
+def from_leader(what: str, value: Any) -> Any:
+    """What the first process gave."""
+    return exchange(what, value)[0]
+
+
+def check_same(settings: Mapping[str, Any]) -> None:
+    """Raises, on every process, where settings differ between processes.
+
+    Args:
+      settings: JSON values, nested mappings allowed.
+
+    Raises:
+      ConfigError: with what differs, and on which process.
+    """
+    if jax.process_count() == 1:
+        return
+    devices = {"local devices": f"{jax.local_device_count()} of {jax.local_devices()[0].device_kind}"}
+    mine = {name: _ADDRESS.sub("", json.dumps(value)) for name, value in flatten({**settings, **devices}).items()}
+    digest = hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
+    if len(set(exchange("digest of the settings", digest))) > 1:
+        _raise_differences(exchange("settings", mine))
+
+
+@contextlib.contextmanager
+def collective_errors(what: str) -> Generator[None]:
+    """What fails within, on whichever process, is raised on all of them."""
+    if jax.process_count() == 1:
+        yield
+        return
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    said = None if failure is None else [type(failure).__name__, str(failure)]
+    found = exchange(f"how it went: {what}", said)
+    if failure is not None:
+        raise failure
+    for index, theirs in enumerate(found):
+        if theirs is not None:
+            name, text = theirs
+            cls = getattr(errors, name, None)
+            if cls in (errors.ConfigError, errors.RunDirectoryError, errors.CheckpointError):
+                raise cls(f"process {index}: {text}")
+            raise PeerError(f"process {index} failed ({what}): {name}: {text}")
+
+
+@contextlib.contextmanager
+def report_errors() -> Generator[None]:
+    """What is raised within by one process, the others hear of where they next wait for it (`exchange`).
+
+    Raises:
+      PeerError: the way to another process broke, in the middle of what they compute together.
+    """
+    try:
+        with _losses_named():
+            yield
+    except BaseException as error:
+        here = _engine.global_state
+        if here.client is not None and here.num_processes > 1:
+            told = json.dumps([_FAILED, f"{type(error).__name__}: {error}"])
+            with contextlib.suppress(RuntimeError):  # the service is gone, and with it the others
+                here.client.key_value_set(_key(next(_exchanges), here.process_id), told)
+        raise
+
+
+@contextlib.contextmanager
+def _losses_named():
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not _LOST.search(str(error)):
+            raise
+        raise PeerError(
+            "another process of the run was lost, see what it said; the same commands again, with --run-dir, resume "
+            f"from the last checkpoint ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _check_count(here):
+    """Before the processes wait for each other, and some for one that none of the others expects."""
+    name = "jaxrl/num_processes"
+    if here.process_id == 0:
+        here.client.key_value_set(name, str(here.num_processes))
+    theirs = here.client.blocking_key_value_get(name, int(ANSWER_SECONDS * 1000))
+    if theirs != str(here.num_processes):
+        found = f"{theirs} on process 0, {here.num_processes} on process {here.process_id}"
+        raise ConfigError(f"the processes of a run must be started alike; num_processes is not the same: {found}")
+
+
+def _exchange(what, value, index, count):
+    if count == 1:
+        return [value]
+    client, number = _engine.global_state.client, next(_exchanges)
+    if client is None:
+        raise JaxrlError("several processes that were not joined by jaxrl.parallel.multihost.distributed.initialize()")
+    client.key_value_set(_key(number, index), json.dumps([what, value]))
+    if number > 1:
+        client.key_value_delete(_key(number - 2, index))  # all have read it: they have answered since
+    found = []
+    for other in range(count):
+        try:
+            answer = client.blocking_key_value_get(_key(number, other), int(ANSWER_SECONDS * 1000))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise PeerError(f"process {other} does not answer (process {index} waits for: {what}): {reason}") from error
+        doing, theirs = json.loads(answer)
+        if doing == _FAILED:
+            raise PeerError(f"process {other} failed: {theirs}")
+        if doing != what:
+            raise PeerError(f"process {other} is at {doing!r} where process {index} is at {what!r}")
+        found.append(theirs)
+    return found
+
+
+def _key(number, index):
+    return f"jaxrl/{number}/{index}"
+
+
+def _version(package):
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _raise_differences(found):
+    names = dict.fromkeys(name for theirs in found for name in theirs)
+    problems = []
+    for name in names:
+        holders: dict[Any, list[str]] = {}
+        for index, theirs in enumerate(found):
+            holders.setdefault(theirs.get(name, "(absent)"), []).append(str(index))
+        if len(holders) > 1:
+            shown = ", ".join(f"{value} on process {' and '.join(who)}" for value, who in holders.items())
+            problems.append(f"the processes of a run must be started alike; {name} is not the same: {shown}")
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,63 @@
+"""Gradient updates per environment step, exactly: how many of them each iteration makes.
+
+With a ratio r, a rollout of T steps and N environments an iteration makes u = r T N updates. Where u is not a whole
+number, iteration k (from 1) makes floor(k u) - floor((k - 1) u) of them: after k iterations there were floor(k u).
+"""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.core.types import Counter
+
+_MOST_DIGITS = 1_000_000  # the largest denominator of a ratio: one of which 0.1 and 1/3 are themselves
+_LONGEST_PERIOD = 1 << 16  # steps of an environment, see `Counter.modulo`
+
+
+def updates_per_iteration(ratio: float, num_envs: int, rollout_length: int) -> Fraction:
+    """Updates of an iteration on average, exactly.
+
+    Args:
+      ratio: updates per environment step.
+      num_envs: environments over all devices.
+      rollout_length: steps of every environment in an iteration.
+    """
+    return Fraction(ratio).limit_denominator(_MOST_DIGITS) * num_envs * rollout_length
+
+
+def problems(ratio: float, num_envs: int, rollout_length: int) -> list[str]:
+    """Why a ratio cannot be kept exactly; empty if it can."""
+    if not 0.0 < ratio < float("inf"):
+        return [f"replay_ratio={ratio} must be a number above 0, updates per environment step"]
+    average = updates_per_iteration(ratio, num_envs, rollout_length)
+    period = average.denominator
+    if average > 0 and (period == 1 or period * rollout_length <= _LONGEST_PERIOD):
+        return []
+    steps = num_envs * rollout_length
+    simple = average.limit_denominator(max(_LONGEST_PERIOD // rollout_length, 1))
+    simple = max(simple, Fraction(1, max(_LONGEST_PERIOD // rollout_length, 1)))
+    return [
+        f"replay_ratio={ratio} is no fraction that {num_envs} environments with rollout_length={rollout_length} can "
+        f"keep exactly; use {float(simple / steps)!r} ({simple.numerator} updates every "
+        f"{simple.denominator * steps} environment steps)"
+    ]
+
+
+def updates_now(average: Fraction, steps_per_env: Counter, rollout_length: int) -> int | jax.Array:
+    """Updates of the iteration that brought every environment to `steps_per_env` steps.
+
+    Args:
+      average: updates of an iteration, from `updates_per_iteration`.
+      steps_per_env: a whole number of rollouts.
+      rollout_length: steps of every environment in an iteration.
+
+    Returns:
+      A Python number where it is the same for all iterations, else int32.
+    """
+    whole, rest, period = average // 1, average.numerator % average.denominator, average.denominator
+    if period == 1:
+        return int(whole)
+    iteration = steps_per_env.modulo(rollout_length * period) // rollout_length  # modulo the period
+    more = (iteration * jnp.uint32(rest)) % period < rest
+    return int(whole) + more.astype(jnp.int32)

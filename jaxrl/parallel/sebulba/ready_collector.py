@@ -1,0 +1,161 @@
+"""A group of host environments of which those act that are ready first, so that a slow one does not stop the others."""
+
+from collections.abc import Generator
+
+import jax
+import numpy as np
+
+from jaxrl.core.types import AsyncEnvironment, AsyncRecipe, HostRecipe, TimeStep
+from jaxrl.envs.host.watchdog import Stepper
+from jaxrl.parallel.sebulba.collector import Collected, Group, Published, Stepping, counted
+
+# What does not go together with it, and why.
+_APART = {
+    "groups": "with groups=2: some environments step already while others act; use groups=1",
+    "lockstep": "with lockstep=True: who is ready first differs by run; use ready=None",
+    "remote": "with remote: Ray actors step all their environments at once; use ready=None",
+}
+
+
+def problems(ready: int, group: int, env: HostRecipe, without: dict[str, bool]) -> list[str]:
+    """What is wrong with acting for `ready` environments at once.
+
+    Args:
+      ready: how many.
+      group: environments of a group.
+      env: what they are.
+      without: of each of "groups", "lockstep" and "remote" whether the topology has none.
+    """
+    found = [f"ready={ready} {why}" for name, why in _APART.items() if not without[name]]
+    if not isinstance(env, AsyncRecipe):
+        found.append(f"ready={ready}: {env.name} steps all its environments at once; use ready=None")
+    if ready < 1 or group % ready:
+        fit = ", ".join(str(size) for size in range(1, group + 1) if group % size == 0)
+        found.append(f"ready={ready} does not divide the {group} environments of a group; use one of {fit}")
+    return found
+
+
+class ReadyCollector:
+    """A `Collector` that acts for the `host.batch_size` environments that are ready first.
+
+    Every environment has its own column of the rollout. One that has filled its share waits for the others, so that a
+    rollout is whole and of one version. What is collected does not depend on who was ready when: random numbers are
+    named by environment and step.
+
+    Args:
+      group: who acts for them.
+      host: the environments.
+    """
+
+    def __init__(self, group: Group, host: AsyncEnvironment):
+        self.host: AsyncEnvironment = host
+        self.stepping = Stepping()
+        self._group = group
+        with self.stepping:
+            host.async_reset()
+            came = [host.recv() for _ in range(group.steps.group // host.batch_size)]
+        env_ids, timesteps = jax.tree.map(lambda *x: np.concatenate(x), *came)
+        # The newest time step of each environment; entries are written over as they come.
+        self._shown = jax.tree.map(lambda x: x[np.argsort(env_ids)], timesteps)
+
+    def begin_at(self, steps_per_env: int) -> None:
+        """As of `Collector`."""
+        self._group.begin_at(steps_per_env)
+
+    def first_timestep(self) -> TimeStep:
+        """As of `Collector`."""
+        return self._shown
+
+    def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
+        """As of `Collector`; `stepper` is not used, environments are sent actions in parts."""
+        steps, algo, actor = self._group.steps, published.algo, published.actor
+        acting = self._group.acting(algo, self._shown)
+        initial = acting.carry
+        storage = steps.storage(algo, actor, self._shown, acting.carry, acting.previous_action, acting.roots)
+        turns = Turns(steps.group, self.host.batch_size, steps.length)
+        while not turns.over:
+            turn = turns.take()
+            if turn is None:
+                yield
+                self._receive(turns)
+                continue
+            env_ids, numbers = turn
+            storage, acting.previous_action, acting.carry, action = steps.act_some(
+                algo,
+                actor,
+                storage,
+                jax.tree.map(lambda x, ids=env_ids: x[ids], self._shown),
+                acting.carry,
+                acting.previous_action,
+                acting.roots,
+                acting.tick() + numbers.astype(np.uint32),
+                numbers,
+                env_ids,
+            )
+            self.host.send(jax.device_get(action), env_ids)
+        acting.steps_per_env += steps.length
+        # A copy: the next rollout's time steps are written over these, maybe before the program has read them.
+        final = jax.tree.map(np.copy, self._shown)
+        return counted(
+            steps.finish(
+                storage, final, acting.previous_action, initial, acting.carry, actor.statistics, published.version
+            )
+        )
+
+    def _receive(self, turns):
+        with self.stepping:
+            env_ids, timesteps = self.host.recv()
+        for newest, x in zip(jax.tree.leaves(self._shown), jax.tree.leaves(timesteps), strict=True):
+            newest[env_ids] = x
+        turns.came(env_ids)
+
+
+class Turns:
+    """Whose turn it is, until every environment of a group has acted `length` times, in batches of `ready`.
+
+    A batch is of `ready` different environments, no fewer: what acts is compiled for so many, and so many are what
+    environments give back. Batches leave and come back whole and `ready` divides the group, so whenever some
+    environments are at work, there are enough to receive a batch.
+
+    The end of a rollout is where that could fail, with fewer than `ready` environments left that have to act. What is
+    left to do can be done in batches of different environments exactly if none has more left than there are batches
+    left: `max(left) <= sum(left) / ready`. This holds at the beginning, and no turn is taken that breaks it. Those
+    that have the most left go first, among them the at most `ready` that have as many left as there are batches; so a
+    turn would break it only where one of these is at work, and can be waited for. If nobody is at work, there are
+    `ready` that can act, since `sum(left) <= count * max(left)`. Hence it never stops before the end.
+
+    Args:
+      group: environments, all of them received.
+      ready: how many act at once; divides `group`.
+      length: how often each has to act.
+    """
+
+    def __init__(self, group: int, ready: int, length: int):
+        self._ready, self._length = ready, length
+        self._left = np.full(group, length, np.int32)
+        self._at_work = np.zeros(group, np.bool_)
+
+    @property
+    def over(self) -> bool:
+        """Whether all have acted and were received."""
+        return not (self._at_work.any() or self._left.any())
+
+    def take(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The environments that act now, and which step of the rollout it is for each, int32 [ready].
+
+        They are at work then. None: some must come first.
+        """
+        waiting = np.flatnonzero(~self._at_work & (self._left > 0)).astype(np.int32)
+        env_ids = waiting[np.argsort(-self._left[waiting], kind="stable")[: self._ready]]
+        left = self._left.copy()
+        left[env_ids] -= 1
+        if env_ids.size < self._ready or left.max() * self._ready > left.sum():
+            return None
+        numbers = self._length - self._left[env_ids]
+        self._left = left
+        self._at_work[env_ids] = True
+        return env_ids, numbers
+
+    def came(self, env_ids: np.ndarray) -> None:
+        """These were at work and have been received."""
+        self._at_work[env_ids] = False

@@ -1,0 +1,387 @@
+"""Sebulba (Hessel et al., 2021, arXiv:2104.06272): environments on the host feed a learner on the accelerator.
+
+Actor threads step groups of environments and act on actor devices; the learner, in the caller's thread, learns from
+one rollout of every group at a time. Rollouts wait in a bounded queue, so neither side runs away from the other.
+
+With several processes each has its share of the environments and of the learner's devices. Acting never leaves a
+process; what was collected becomes one batch, of which each process holds its own rows, and the learners all-reduce.
+"""
+
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxrl.buffers.fixed import Rings
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.recorded import Fetch, Recorded
+from jaxrl.core.report import Report, summed
+from jaxrl.core.run_state import RunState
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import Algorithm, EnvSpec, Episodes, HostRecipe, PyTree, env_spec
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, first_call
+from jaxrl.parallel import mesh as meshes
+from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.host_rollout import HostSteps
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.program import Layout, emptied, start, template
+from jaxrl.parallel.ray.environments import RemoteRecipe
+from jaxrl.parallel.ray.policy import ParameterStore, RemoteCollector
+from jaxrl.parallel.ray.remote import Remote
+from jaxrl.parallel.recorded import from_rollouts
+from jaxrl.parallel.sebulba import ready_collector
+from jaxrl.parallel.sebulba.actors import ActorThreads
+from jaxrl.parallel.sebulba.collector import Collector, Group, Published, StepCollector
+from jaxrl.parallel.sebulba.learning import HostLearning, HostRollouts
+from jaxrl.parallel.sebulba.ready_collector import ReadyCollector
+
+
+@dataclasses.dataclass(frozen=True)
+class Sebulba:
+    """Host environments in actor threads, and a learner.
+
+    Args:
+      num_envs: number of environments over all groups, of all processes.
+      actors: number of actor threads in each process.
+      groups: groups of environments per actor thread; with 2, one group's environments step while the other acts.
+      devices: number of devices that learn; the environments are divided over them. With several processes: of all of
+        them together. None: one of each process.
+      actor_devices: number of devices that act, in each process: those after the learner's if there are enough, else
+        the same; threads are assigned to them in turn.
+      shards: logical groups of environments, as in `Anakin`.
+      lockstep: deterministic runs: every rollout is acted with parameters that are exactly `lag` updates old. Without
+        it, with the newest parameters. Several processes need lockstep.
+      lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run equals `Anakin`'s with the same
+        environments; with 1 they act while it updates.
+      queue: rollouts of each group that may wait for the learner.
+      ready: number of environments to act for at once: the first of their group that are ready; must divide the group.
+        None: the whole group, in step.
+      step_timeout: seconds for one step or reset; after that the run ends and names the environments. Environments that
+        replace failed workers or actors get the time for that in addition.
+      remote: Ray actors that hold the environments, for example on other machines; None: this process holds them. With
+        a copy of the policy, each actor is a group of its own, served by one thread.
+    """
+
+    num_envs: int = 8
+    actors: int = 1
+    groups: int = 1
+    devices: int | None = None
+    actor_devices: int = 1
+    shards: int | None = None
+    lockstep: bool = False
+    lag: int = 0
+    queue: int = 1
+    ready: int | None = None
+    step_timeout: float = STEP_TIMEOUT
+    remote: Remote | None = None
+
+    def steps_per_iteration(self, algo: Algorithm) -> int:
+        """Environment steps of an iteration, over all environments."""
+        return ro.rollout_length(algo) * self.num_envs
+
+    @property
+    def threads(self) -> int:
+        """How many there are in each process: one for every Ray actor that has the policy."""
+        return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
+
+    def bind(self, algo: Algorithm, env: HostRecipe, dataset_fraction: float = 0.0) -> "SebulbaProgram":
+        """Checks everything that can be checked before an environment is built.
+
+        Args:
+          algo, env: what runs.
+          dataset_fraction: the part of every batch that comes from a dataset.
+
+        Raises:
+          ConfigError: with every problem found.
+        """
+        problems = [
+            f"{name}={value} must be at least 1"
+            for name in ("actors", "groups", "actor_devices", "queue")
+            if (value := getattr(self, name)) < 1
+        ]
+        if self.groups > 2:
+            problems.append(f"groups={self.groups} must be 1 or 2; use more actors instead")
+        if self.lag not in (0, 1) or (self.lag and not self.lockstep):
+            problems.append(f"lag={self.lag} must be 0, or 1 with lockstep=True")
+        if self.step_timeout <= 0:
+            problems.append(f"step_timeout={self.step_timeout} must be more than 0 seconds")
+        processes = jax.process_count()
+        if processes > 1 and not self.lockstep:
+            problems.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
+        groups = max(self.threads * self.groups, 1) * processes
+        if self.num_envs % groups:
+            below, above = self.num_envs // groups * groups, -(-self.num_envs // groups) * groups
+            problems.append(
+                f"num_envs={self.num_envs} does not divide over {groups} groups "
+                f"(actors * groups{' * processes' if processes > 1 else ''}); use "
+                + (f"{below} or {above}" if below else f"{above}")
+            )
+        elif self.remote is not None:
+            problems += self.remote.problems(groups // processes, self.num_envs // groups)
+        if self.ready is not None and self.num_envs % groups == 0:
+            alone = {"groups": self.groups == 1, "lockstep": not self.lockstep, "remote": self.remote is None}
+            problems += ready_collector.problems(self.ready, self.num_envs // groups, env, alone)
+        if self.remote is not None and self.remote.policy and self.actors * self.groups > 1:
+            problems.append(f"actors={self.actors}, groups={self.groups}: both must be 1 with remote.policy=True")
+        if any(isinstance(source, Episodes) for source in algo.experience.values()):
+            problems.append(
+                "batches of whole episodes need environments that can be reset at will; use whole_episodes=False here"
+            )
+        if problems:
+            raise ConfigError(problems)
+        spec = env_spec(env)
+        devices = processes if self.devices is None else self.devices
+        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, dataset_fraction)
+        return SebulbaProgram(self, Layout(spec, self.num_envs, devices, shards, dataset_fraction))
+
+
+registry.add("topology", Sebulba)
+
+
+class SebulbaProgram:
+    """A `Program` over host environments: its loop is on the host.
+
+    Args:
+      topology: the settings.
+      layout: of the learner over its devices.
+    """
+
+    def __init__(self, topology: Sebulba, layout: Layout):
+        self.topology, self.layout = topology, layout
+        self._processes, self._begins = jax.process_count(), HostRollouts(layout)
+        self._learning = HostLearning(layout, self._processes)
+        self._collectors: list[Collector] = []
+        self._threads: ActorThreads | None = None
+        self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.layout.spec
+
+    @property
+    def num_envs(self) -> int:
+        return self.layout.num_envs
+
+    @property
+    def shards(self) -> int:
+        return self.layout.shards
+
+    @property
+    def dataset_fraction(self) -> float:
+        return self.layout.dataset_fraction
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The learner's devices."""
+        return self.layout.mesh
+
+    def steps_per_iteration(self, algo: Algorithm) -> int:
+        """As of `Program`."""
+        return ro.rollout_length(algo) * self.num_envs
+
+    def place[T: PyTree](self, tree: T) -> T:
+        """As of `Program`."""
+        return self.layout.place(tree)
+
+    def start(
+        self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True, dataset: Rings | None = None
+    ) -> RunState:
+        """As of `Program`: builds the environments and begins their first episodes."""
+        self._build(algo, env, seed)
+        try:
+            return start(self._begins, algo, self._first_timesteps(), seed, saved=saved, dataset=dataset)
+        except BaseException:
+            self.close()
+            raise
+
+    def template(
+        self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True, dataset: Rings | None = None
+    ) -> RunState:
+        """As of `Program`: builds the environments and begins their first episodes."""
+        self._build(algo, env, seed)
+        try:
+            return template(self._begins, algo, self._first_timesteps(), seed, saved=saved, dataset=dataset)
+        except BaseException:
+            self.close()
+            raise
+
+    def not_in_checkpoints(self, algo: Algorithm) -> dict[str, PyTree]:
+        """As of `Program`: host environments cannot be saved, and begin new episodes."""
+        begin = jax.jit(self._begins.begin, out_shardings=self.layout.on_mesh(PartitionSpec("data")))
+        resolved = resolve_schedules(algo, jnp.float32(0.0))
+        acting = begin(resolved, self._first_timesteps(), self.place(jax.random.key(0)))  # nothing random is in it
+        return {"timestep": acting.timestep, "carry": acting.carry}
+
+    def _first_timesteps(self):
+        first = jax.tree.map(lambda *x: np.concatenate(x), *(c.first_timestep() for c in self._collectors))
+        specs = PartitionSpec("data")
+        if self._processes > 1:
+            return meshes.from_processes(first, self.mesh, specs)
+        return jax.device_put(first, self.layout.on_mesh(specs))
+
+    def _build(self, algo, env, seed):
+        """New environments, and what collects from them."""
+        self.close()
+        groups, remote = self.topology.threads * self.topology.groups, self.topology.remote
+        size = self.num_envs // (groups * self._processes)
+        first_env = jax.process_index() * groups * size
+        steps = HostSteps(self.spec, self.num_envs, size, ro.rollout_length(algo))
+        devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
+        store = None
+        if remote is not None and remote.policy:
+            store = ParameterStore(remote)
+        elif remote is not None:
+            env = RemoteRecipe(env, remote, remote.actors // groups)
+        try:
+            with distributed.collective_errors("building environments"):
+                for number, device in enumerate(devices):
+                    env_offset = first_env + number * size
+                    if store is not None and remote is not None:
+                        self._collectors.append(RemoteCollector(env, remote, steps, store, seed, env_offset, device))
+                    else:
+                        self._collectors.append(self._collector(env, steps, seed, env_offset, device))
+        except BaseException:
+            self.close()
+            raise
+
+    def _collector(self, env, steps, seed, env_offset, device):
+        group, ready = Group(steps, jax.random.key(seed), env_offset, device), self.topology.ready
+        if ready is None:
+            host = env.build(steps.group, seed, env_offset)
+            return first_call(lambda: StepCollector(group, host), host, self.topology.step_timeout)
+        host = env.build_async(steps.group, ready, seed, env_offset)
+        return first_call(lambda: ReadyCollector(group, host), host, self.topology.step_timeout)
+
+    def _actor_devices(self):
+        """The device of each actor thread: after the learner's where there are so many, else among the same."""
+        here, wanted = jax.local_devices(), self.topology.actor_devices
+        learning = self.layout.devices // self._processes
+        apart = here[learning : learning + wanted]
+        devices = apart if len(apart) == wanted else here[:wanted]
+        return [devices[number % len(devices)] for number in range(self.topology.threads)]
+
+    def emptied(self, algo: Algorithm, env: HostRecipe, state: RunState, dataset: Rings | None = None) -> RunState:
+        """As of `Program`."""
+        return emptied(self._begins, algo, state.timestep, state, dataset)
+
+    def chunk(
+        self,
+        algo: Algorithm,
+        env: HostRecipe,
+        state: RunState,
+        length: int,
+        total_steps_per_env: int,
+        dataset: Rings | None = None,
+    ) -> tuple[RunState, Report]:
+        """As of `Program`.
+
+        Raises:
+          EnvironmentFailedError: environments hang, or failed too often.
+          Exception: whatever else an actor raised.
+        """
+        return self._chunk(algo, state, length, total_steps_per_env, dataset, lambda rollouts, version: None)
+
+    def recorded(self, algo: Algorithm, every: int) -> Recorded:
+        """As of `RecordingProgram`."""
+        return self.layout.recorded(algo, every)
+
+    def recorded_chunk(
+        self,
+        algo: Algorithm,
+        env: HostRecipe,
+        state: RunState,
+        length: int,
+        total_steps_per_env: int,
+        dataset: Rings | None = None,
+        *,
+        recorded: Recorded,
+    ) -> tuple[RunState, Report, Fetch]:
+        """As of `RecordingProgram`."""
+        kept, versions, time = [], [], ro.rollout_length(algo)
+        size = self.num_envs // (self._processes * len(self._collectors))
+        first = jax.process_index() * (self.num_envs // self._processes)
+        columns = [
+            np.asarray(recorded.within(first + number * size, size), np.int32)
+            for number in range(len(self._collectors))
+        ]
+
+        def keep(rollouts, version):
+            groups = zip(rollouts, columns, strict=True)
+            kept.append([_recorded_rows(collected.rollout, mine) for collected, mine in groups if mine.size])
+            versions.append(version)
+
+        state, report = self._chunk(algo, state, length, total_steps_per_env, dataset, keep)
+        return state, report, lambda: (from_rollouts(kept), np.repeat(versions, time))
+
+    def _chunk(self, algo, state, length, total_steps_per_env, dataset, keep):
+        """`keep` is handed the rollouts of every iteration, and the version that acted."""
+        threads = self._running(algo, state)
+        total, lags, since = None, [], time.monotonic()
+        before = threads.metrics()
+        # What crosses processes is begun in this thread alone: from two it could come in another order elsewhere.
+        with jax.thread_guard(self._processes > 1):
+            for number in range(length):
+                resolved, actor = self._learning.prepare(algo, state, np.float32(total_steps_per_env))
+                published = Published(*meshes.local((resolved, actor)), np.int32(self._updates))
+                threads.publish(self._updates, published)
+                rollouts, version = threads.rollouts(self._updates, _under_way(state))
+                lags.append(self._updates - version)
+                keep(rollouts, version)
+                rollouts = self._learning.gathered(rollouts)
+                state, report = self._learning.learn(
+                    resolved, state.replace(buffers={}), state.buffers, rollouts, dataset
+                )
+                self._updates += 1
+                total = summed(total, report, np.int32(number))
+        assert total is not None  # length is at least 1
+        figures = {name: value - before[name] for name, value in threads.metrics().items() if name != "queue_depth"}
+        figures |= {"queue_depth": threads.metrics()["queue_depth"], "policy_lag": float(np.mean(lags))}
+        group = self.num_envs // (self._processes * len(self._collectors))
+        figures |= {"inference_batch": float(self.topology.ready or group)}
+        figures["seconds"] = time.monotonic() - since
+        return state, total.replace(actors={name: np.float32(value) for name, value in figures.items()})
+
+    def _running(self, algo, state):
+        """The actor threads; they begin with the first chunk, where the run stands by then."""
+        if self._threads is None:
+            if not self._collectors:
+                raise RuntimeError("the environments were closed; call start() again")
+            self._updates = int(state.steps_per_env) // ro.rollout_length(algo)
+            for collector in self._collectors:
+                collector.begin_at(int(state.steps_per_env))
+            each, topology = self.topology.groups, self.topology
+            self._threads = ActorThreads(
+                [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
+                self._actor_devices(),
+                first=self._updates,
+                lag=topology.lag if topology.lockstep else None,
+                depth=topology.queue,
+                step_timeout=topology.step_timeout,
+            )
+        return self._threads
+
+    def close(self) -> None:
+        """Ends the threads and closes the environments; may be called at any time and twice."""
+        threads, self._threads = self._threads, None
+        collectors, self._collectors = self._collectors, []
+        if threads is not None:
+            threads.close()
+        else:
+            for collector in collectors:
+                collector.host.close()
+
+
+@jax.jit
+def _recorded_rows(rollout, columns):
+    """The bare rows of some of a group's environments."""
+    return jax.tree.map(lambda x: x[:, columns], ro.bare(rollout.rows))
+
+
+def _under_way(state):
+    """What tells whether the update that `state` came of is still being computed."""
+    steps_per_env = state.steps_per_env.low
+    return lambda: not steps_per_env.is_ready()

@@ -1,0 +1,222 @@
+"""Callbacks: what `train` calls while a run goes on, to look at it, to stop it, or to change its environment.
+
+They are called where a run is evaluated, every `callback_every` environment steps if that is given, and at its end:
+at the same steps whenever the run is repeated, killed or resumed.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core.config import decode, encode
+from jaxrl.core.errors import CheckpointError, ConfigError
+from jaxrl.core.run_state import RunState
+from jaxrl.core.types import Environment
+
+TARGET_RETURN = "target_return"
+_RESERVED = ("finished", "interrupted", "non_finite")  # how runs end without callbacks
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """What a callback is shown.
+
+    Attributes:
+      step: environment steps so far, over all environments; updates where nothing acts.
+      total_steps: of the whole run.
+      metrics: the newest value of every metric. Those of training are means since the last row that was logged, about
+        a second, so they depend on the speed of the machine; those of evaluations do not.
+      score: the mean return of the evaluation that counts at this step: the one made here, or, with
+        `async_evaluation`, the one before. None where there is none.
+      state: the whole state of the run; its arrays may be read now and not kept.
+      env: the environment that is trained in, a pytree whose leaves are its parameters; None on the host.
+    """
+
+    step: int
+    total_steps: int
+    metrics: Mapping[str, float]
+    score: float | None
+    state: RunState
+    env: Environment | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What a callback asks for.
+
+    Attributes:
+      stop: why the run ends here, `stopped` of the result; None: it goes on.
+      env: the environment to train in from here on: `moment.env` with other leaves of the same shapes. Evaluations
+        stay as they were.
+      metrics: further metrics, logged at this step as "callback/NAME".
+    """
+
+    stop: str | None = None
+    env: Environment | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+class Callback(Protocol):
+    """Looks at a run from time to time. With several processes, each process has its own, and all must decide alike."""
+
+    @property
+    def name(self) -> str:
+        """Under which its state is kept; no two of a run have the same."""
+        ...
+
+    def __call__(self, moment: Moment) -> Decision | None:
+        """What is to be done; None: nothing."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What it remembers, JSON values only; kept with every checkpoint."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what `state_dict` gave, in a run that is resumed."""
+        ...
+
+
+class FunctionCallback:
+    """A function as a callback without memory: `FunctionCallback(lambda moment: ...)`."""
+
+    def __init__(self, function: Callable[[Moment], Decision | None], name: str = "function"):
+        self.name = name
+        self._function = function
+
+    def __call__(self, moment: Moment) -> Decision | None:
+        return self._function(moment)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        del state
+
+
+@dataclasses.dataclass(frozen=True)
+class StopAtReturn:
+    """Stops when an evaluation's mean return reaches `target`; what `train(target_return=...)` makes."""
+
+    target: float
+
+    @property
+    def name(self) -> str:
+        return TARGET_RETURN
+
+    def __call__(self, moment: Moment) -> Decision | None:
+        reached = moment.score is not None and moment.score >= self.target
+        return Decision(stop=TARGET_RETURN) if reached else None
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        del state
+
+
+class Callbacks:
+    """The callbacks of one run, and what is kept of them with its checkpoints.
+
+    Raises:
+      ConfigError: two have the same name.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback]):
+        self._callbacks = tuple(callbacks)
+        names = [callback.name for callback in callbacks]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"two callbacks are called {', '.join(twice)}; give each a name of its own")
+        self._env: Environment | None = None  # what the run trains in now, if a callback changed it
+        self._stopped: list[str] = []  # those that asked for the end
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def __call__(self, moment: Moment) -> Decision:
+        """What they ask for together: the first reason to stop, the environment after all changes, all metrics.
+
+        Raises:
+          ConfigError: an environment of another structure, or on the host.
+        """
+        stop, env, metrics = None, moment.env, {}
+        for callback in self._callbacks:
+            decision = callback(dataclasses.replace(moment, env=env)) or Decision()
+            if decision.stop in _RESERVED:
+                raise ConfigError(f"callback {callback.name} stops the run as {decision.stop!r}; give another reason")
+            if decision.stop is not None:
+                self._stopped.append(callback.name)
+            stop = stop or decision.stop
+            metrics |= {f"callback/{name}": float(value) for name, value in decision.metrics.items()}
+            if decision.env is not None:
+                env = _same_form(callback.name, moment.env, decision.env)
+        changed = None if env is moment.env else env
+        self._env = changed or self._env
+        return Decision(stop, changed, metrics)
+
+    def asked_to_stop(self, moment: Moment, kept: Mapping[str, Any]) -> str | None:
+        """Why a run that is resumed here does not go on; None if it does.
+
+        Asked are those that stopped it here, and those without memory, which may be asked twice at the same moment.
+        """
+        states, stopped = kept.get("states", {}), kept.get("stopped", ())
+        asked = [one for one in self._callbacks if one.name in stopped or not states.get(one.name)]
+        decisions = [callback(moment) for callback in asked]
+        return next((decision.stop for decision in decisions if decision is not None and decision.stop), None)
+
+    def keep(self) -> dict[str, Any]:
+        """What a checkpoint keeps of them, JSON values only.
+
+        Raises:
+          ConfigError: a state is none.
+        """
+        states = {}
+        for callback in self._callbacks:
+            try:
+                states[callback.name] = json.loads(json.dumps(dict(callback.state_dict()), allow_nan=False))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"the state of callback {callback.name} is not of JSON values: {error}") from error
+        leaves = None if self._env is None else [encode(leaf) for leaf in jax.tree.leaves(jax.device_get(self._env))]
+        return {"states": states, "stopped": self._stopped, "env": leaves}
+
+    def restore(self, kept: Mapping[str, Any], env: Environment | None) -> Environment | None:
+        """Gives them back what was kept; the environment that the run trains in, if it is not `env`.
+
+        Raises:
+          CheckpointError: what was kept does not fit.
+        """
+        for callback in self._callbacks:
+            if callback.name in kept.get("states", {}):
+                callback.load_state_dict(kept["states"][callback.name])
+        if kept.get("env") is None:
+            return None
+        leaves, structure = jax.tree.flatten(env)
+        if env is None or len(leaves) != len(kept["env"]):
+            raise CheckpointError("the checkpoint keeps an environment of another structure, which a callback had set")
+        found = [_like(old, decode(now)) for old, now in zip(leaves, kept["env"], strict=True)]
+        self._env = jax.tree.unflatten(structure, found)
+        return self._env
+
+
+def _same_form(name: str, env: Environment | None, new: Environment) -> Environment:
+    """`new` with the types of `env`, so that the program stays the same."""
+    if env is None:
+        raise ConfigError(f"callback {name} gives an environment, but those of this run are on the host")
+    if jax.tree.structure(env) != jax.tree.structure(new):
+        raise ConfigError(f"callback {name} gives an environment of another structure; change its leaves alone")
+    shapes = [(jnp.shape(a), jnp.shape(b)) for a, b in zip(jax.tree.leaves(env), jax.tree.leaves(new), strict=True)]
+    if wrong := [f"{before} -> {after}" for before, after in shapes if before != after]:
+        raise ConfigError(f"callback {name} changes the shape of the environment's leaves: {', '.join(wrong)}")
+    return jax.tree.map(_like, env, new)
+
+
+def _like(old, new):
+    """`new` as an array of the type of `old`, a weak one where that is weak: another type is another program."""
+    if jnp.ndim(old) == 0 and jnp.asarray(old).weak_type:
+        return jnp.asarray(type(np.asarray(old).item())(new))
+    return jnp.asarray(new, jnp.result_type(old))

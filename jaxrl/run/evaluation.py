@@ -1,0 +1,199 @@
+"""Evaluation: a fixed number of complete episodes of every environment, with everything about the policy frozen."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core import keys
+from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
+from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
+
+_HOST_STEPS = 8  # of host environments between two looks at whether their episodes have ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    Attributes:
+      returns, lengths: one entry per complete episode.
+      unfinished: number of episodes that the step limit cut off; they are not in `returns`.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    unfinished: int
+
+    def __repr__(self) -> str:
+        count = f"{self.episodes} episodes" + (f", {self.unfinished} unfinished" if self.unfinished else "")
+        return f"Evaluation(return {self.return_mean:.4g} ± {self.return_std:.4g}, {count})"
+
+    @property
+    def return_mean(self) -> float:
+        return float(np.mean(self.returns)) if self.returns.size else float("nan")
+
+    @property
+    def return_std(self) -> float:
+        return float(np.std(self.returns)) if self.returns.size else float("nan")
+
+    @property
+    def episodes(self) -> int:
+        return int(self.returns.size)
+
+    def metrics(self) -> dict[str, float]:
+        """By the names that logs and `result.json` use."""
+        return {
+            "return_mean": self.return_mean,
+            "return_std": self.return_std,
+            "length_mean": float(np.mean(self.lengths)) if self.lengths.size else float("nan"),
+            "episodes": self.episodes,
+            "unfinished": self.unfinished,
+        }
+
+
+def layout(episodes: int, num_envs: int | None) -> tuple[int, int]:
+    """How many environments play, and how many episodes each: at least `episodes` in all."""
+    num_envs = min(episodes, 128) if num_envs is None else min(num_envs, episodes)
+    return num_envs, -(-episodes // num_envs)
+
+
+def evaluate(
+    algo: Algorithm,
+    actor: ActorState,
+    env: Environment | HostRecipe,
+    spec: EnvSpec,
+    *,
+    seed: int = 0,
+    episodes: int = 128,
+    num_envs: int | None = None,
+    max_steps: int = 27_000,
+    explore: bool = False,
+    step_timeout: float = STEP_TIMEOUT,
+) -> Evaluation:
+    """Evaluates a policy on complete episodes, the same number in every environment, so short ones are not favored.
+
+    Args:
+      algo: the algorithm, its schedules resolved.
+      actor: what acting needs; its statistics stay frozen.
+      env: where to play: a JAX environment with auto-reset, or a recipe of host environments.
+      spec: of `env`.
+      seed: of episodes and of action sampling; training with the same seed meets other episodes.
+      episodes: number of episodes, rounded up to a multiple of the environments.
+      num_envs: number of environments; None: as many as episodes, at most 128.
+      max_steps: step limit per episode; unfinished episodes are counted, not averaged in.
+      explore: sample actions as in training, rather than take the best.
+      step_timeout: seconds that host environments have for one step or reset.
+
+    Raises:
+      EnvironmentFailedError: host environments hang, or failed too often.
+    """
+    num_envs, quota = layout(episodes, num_envs)
+    key = _root(seed)
+    limit = max_steps * quota
+    if isinstance(env, Environment):
+        env, key, steps = _beside(actor, (env, key, np.int32(limit)))
+        scores = _play(algo, actor, env, key, steps, spec=spec, num_envs=num_envs, quota=quota, explore=explore)
+        returns, lengths, done = jax.device_get(scores)
+    else:
+        returns, lengths, done = _play_on_host(
+            algo, actor, env, key, limit, spec, num_envs, quota, explore, seed, step_timeout
+        )
+    counts = np.arange(quota)[:, None] < done[None]
+    return Evaluation(returns[counts], lengths[counts], int(num_envs * quota - counts.sum()))
+
+
+@functools.lru_cache(maxsize=8)
+def _root(seed):
+    """The root key of evaluations; kept, because making a key moves its seed to the device."""
+    return keys.evaluation_key(jax.random.key(seed))
+
+
+def _beside(actor, tree):
+    """`tree` on the devices that hold the actor, moved there on purpose rather than by the call that needs it."""
+    held = [x.sharding for x in jax.tree.leaves(actor) if isinstance(x, jax.Array)]
+    return jax.device_put(tree, held[0] if held else None)
+
+
+def _record(scores, timestep):
+    """Writes down the episodes that ended at `timestep`; later ones than the quota are not."""
+    returns, lengths, done = scores
+    quota, num_envs = returns.shape
+    complete = timestep.episode.complete
+    ended = (timestep.last if complete is None else complete) & (done < quota)
+    slot = jnp.minimum(done, quota - 1)
+    column = jnp.arange(num_envs, dtype=jnp.int32)
+    returns = returns.at[slot, column].set(jnp.where(ended, timestep.episode.returns, returns[slot, column]))
+    lengths = lengths.at[slot, column].set(jnp.where(ended, timestep.episode.length, lengths[slot, column]))
+    return returns, lengths, done + ended.astype(jnp.int32)
+
+
+def _no_scores(num_envs, quota):
+    return (
+        jnp.zeros((quota, num_envs), jnp.float32),
+        jnp.zeros((quota, num_envs), jnp.int32),
+        jnp.zeros((num_envs,), jnp.int32),
+    )
+
+
+def play(
+    algo: Algorithm,
+    actor: ActorState,
+    env: Environment,
+    key: jax.Array,
+    limit: jax.Array,
+    *,
+    spec: EnvSpec,
+    num_envs: int,
+    quota: int,
+    explore: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Plays `quota` episodes in each of `num_envs` environments, or `limit` rows of each; pure.
+
+    Returns:
+      Returns and lengths, each (quota, num_envs), and how many of them are filled, (num_envs,).
+    """
+    env_index = jnp.arange(num_envs, dtype=jnp.int32)
+    env_roots, act_roots = keys.environment_keys(key, env_index), keys.policy_keys(key, env_index)
+    acting = ro.begin(algo, env, env_roots, env_index, spec=spec, num_envs=num_envs)
+
+    def unfinished(carried):
+        tick, _, scores = carried
+        return (tick < limit) & jnp.any(scores[2] < quota)
+
+    def step(carried):
+        tick, acting, scores = carried
+        now = tick.astype(jnp.uint32)
+        step_keys = keys.tick_keys(env_roots, now, 1), keys.tick_keys(act_roots, now, 1)
+        acting, _ = ro.unroll(algo, actor, env, acting, step_keys, spec=spec, explore=explore)
+        return tick + 1, acting, _record(scores, acting.timestep)
+
+    return jax.lax.while_loop(unfinished, step, (jnp.int32(0), acting, _no_scores(num_envs, quota)))[-1]
+
+
+_play = jax.jit(play, static_argnames=("spec", "num_envs", "quota", "explore"))
+
+
+@jax.jit
+def _record_rollout(scores, timesteps):
+    """`_record` of every time step that followed an action."""
+    return jax.lax.scan(lambda scores, timestep: (_record(scores, timestep), None), scores, timesteps[1:])[0]
+
+
+def _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, seed, step_timeout):
+    host = Supervised(env, num_envs, keys.evaluation_seed(seed), step_timeout=step_timeout)
+    steps = HostSteps(spec, num_envs, num_envs, _HOST_STEPS, explore)
+    try:
+        acting = steps.begin(algo, host.reset(), key, jnp.arange(num_envs, dtype=jnp.int32))
+        scores = _no_scores(num_envs, quota)
+        while acting.steps_per_env < limit and np.any(np.asarray(scores[2]) < quota):
+            some = dataclasses.replace(steps, length=min(_HOST_STEPS, limit - acting.steps_per_env))
+            rollout = complete(unroll(some, algo, actor, acting, in_this_thread(host.step)))
+            scores = _record_rollout(scores, rollout.timesteps.replace(observation=(), action_mask=None))
+        return jax.device_get(scores)
+    finally:
+        host.close()

@@ -1,0 +1,245 @@
+"""A policy's episodes as datasets that other programs read."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxrl import envs
+from jaxrl.core.config import encode
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.data.episodes import Episode
+from jaxrl.data.minari import MinariWriter
+from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
+from jaxrl.data.rows import EpisodeCutter
+from jaxrl.envs.configs import to_config
+from jaxrl.run import recording
+from jaxrl.run.policy import Policy, check_spaces
+from jaxrl.run.progress import ProgressBar
+
+_NUM_ENVS = 128
+
+
+class Writer(Protocol):
+    """Writes episodes to a dataset that is there complete or not at all; used in a `with`."""
+
+    def __enter__(self) -> "Writer": ...
+    def __exit__(self, *_: object) -> None: ...
+    def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None: ...
+    def close(self) -> Path: ...
+
+
+def export_rlds(
+    policy: Policy,
+    env: Environment | HostRecipe | str,
+    path: str | os.PathLike,
+    *,
+    episodes: int,
+    seed: int = 0,
+    explore: bool = False,
+    num_envs: int | None = None,
+    max_steps: int = 27_000,
+    policy_version: int = 0,
+    file_format: str = "array_record",
+    progress: bool = True,
+) -> Path:
+    """Plays episodes with a policy and writes them as an RLDS dataset in TFDS's layout.
+
+    Every environment plays the same number of episodes, or one less, so short ones are not favored; with the same seed
+    and number of environments they are those that `evaluate` plays. The dataset is written to a hidden directory next
+    to `path`, verified, and renamed. Memory is that of the unfinished episodes.
+
+    With several processes (`jaxrl.parallel.multihost.distributed`) each plays a part of the environments and writes it
+    to its own directory in `path`, `host-00000-of-00002`, without waiting for the others. `load_dataset` reads them
+    together.
+
+    Args:
+      policy: of a `Result`, or from `jaxrl.load`.
+      env: where to play; what `jaxrl.make` returns, or its name. Its spaces must be those that the policy was trained
+        on.
+      path: the directory to create; `.../cartpole/1.0.0` is what `tfds.load("cartpole", data_dir=...)` looks for.
+      episodes: number of episodes.
+      seed: of episodes and of action sampling.
+      explore: sample actions as in training, rather than take the best.
+      num_envs: number of environments, of all processes; None: as many as episodes, at most 128 per process.
+      max_steps: longer episodes are cut off at this length.
+      policy_version: written with every episode; the command line uses the step of the checkpoint.
+      file_format: "array_record", or "tfrecord" for programs that read nothing else.
+      progress: show a progress bar.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: `path` exists, the environment differs from the policy's, or it returns arrays that cannot be stored
+        bit for bit (the message names them).
+      MissingExtraError: `jaxrl[data]` is not installed.
+    """
+
+    def open_writer(env):
+        where, processes = Path(path), jax.process_count()
+        if processes > 1:
+            check_hosts(where, processes)
+            where /= host_directory(jax.process_index(), processes)
+        return RldsWriter(where, env.name, file_format=file_format)
+
+    asked = _Asked(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
+    return _export(open_writer, policy, env, asked)
+
+
+def export_minari(
+    policy: Policy,
+    env: Environment | HostRecipe | str,
+    dataset_id: str,
+    *,
+    episodes: int,
+    seed: int = 0,
+    explore: bool = False,
+    num_envs: int | None = None,
+    max_steps: int = 27_000,
+    policy_version: int = 0,
+    data_format: str = "hdf5",
+    data_dir: str | os.PathLike | None = None,
+    env_spec: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Plays episodes with a policy and writes them as a Minari dataset: the episodes that `export_rlds` writes.
+
+    Images are stored without loss. The dataset appears under its id when it is complete and verified. Memory is that of
+    the unfinished episodes, plus a few megabytes.
+
+    Args:
+      policy: of a `Result`, or from `jaxrl.load`.
+      env: where to play; what `jaxrl.make` returns, or its name. Its spaces must be those that the policy was trained
+        on.
+      dataset_id: `NAME-v0`, or `NAMESPACE/NAME-v0`.
+      episodes: number of episodes.
+      seed: of episodes and of action sampling.
+      explore: sample actions as in training, rather than take the best.
+      num_envs: number of environments; None: as many as episodes, at most 128.
+      max_steps: longer episodes are cut off at this length.
+      policy_version: written with every episode; the command line uses the step of the checkpoint.
+      data_format: "hdf5": one file, which every Minari reader supports; "arrow" or "parquet": one directory per
+        episode.
+      data_dir: where datasets are stored; None: where Minari looks, `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
+      env_spec: the id of the Gymnasium environment that `recover_environment` makes; d3rlpy needs it.
+      progress: show a progress bar.
+
+    Returns:
+      The directory of the dataset.
+
+    Raises:
+      ConfigError: as `export_rlds`; or there are several processes, which Minari does not support.
+      MissingExtraError: `jaxrl[data]` is not installed.
+    """
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"{jax.process_count()} processes: a Minari dataset is written by one; use export_rlds, or one process"
+        )
+
+    def open_writer(env):
+        return MinariWriter(
+            dataset_id,
+            env.observation_space,
+            env.action_space,
+            data_format=data_format,
+            data_dir=data_dir,
+            env_spec=env_spec,
+            algorithm=type(policy.algo).__name__,
+        )
+
+    asked = _Asked(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
+    return _export(open_writer, policy, env, asked)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What both exports ask for."""
+
+    episodes: int
+    seed: int
+    explore: bool
+    num_envs: int | None
+    max_steps: int
+    policy_version: int
+    progress: bool
+
+    def check(self, processes: int) -> None:
+        problems = [
+            f"{name}={value} must be at least 1"
+            for name in ("episodes", "num_envs", "max_steps")
+            if (value := getattr(self, name)) is not None and value < 1
+        ]
+        if not problems and min(self.episodes, self.num_envs or self.episodes) < processes:
+            problems.append(
+                f"episodes={self.episodes}, num_envs={self.num_envs}: each of {processes} processes needs at least one"
+            )
+        if problems:
+            raise ConfigError(problems)
+
+
+def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, env, asked):
+    """Plays, and hands every episode to the writer."""
+    env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
+    process, processes = jax.process_index(), jax.process_count()
+    asked.check(processes)
+    check_spaces(policy.spec, env)
+    num_envs = min(asked.episodes, processes * _NUM_ENVS if asked.num_envs is None else asked.num_envs)
+    here = np.array_split(np.arange(num_envs), processes)[process]
+    left = asked.episodes // num_envs + (here < asked.episodes % num_envs)
+    mine, limit = int(left.sum()), int(left.max()) * (asked.max_steps + 1)
+    common = {
+        "algorithm": type(policy.algo).__name__,
+        "environment": env.name,
+        "seed": asked.seed,
+        "policy_version": asked.policy_version,
+        "configuration_hash": configuration_hash(policy.algo, env),
+    }
+    cutter, rows, written = EpisodeCutter(len(here), asked.max_steps), 0, 0
+    with open_writer(env) as writer, contextlib.ExitStack() as stack:
+        bar = stack.enter_context(ProgressBar(unit="episodes")) if asked.progress else None
+        if bar is not None:
+            bar.start(mine)
+        stream = recording.play(policy, env, env_index=here, all_envs=num_envs, seed=asked.seed, explore=asked.explore)
+        stack.callback(stream.close)
+
+        def write(found):
+            nonlocal written
+            for index, episode in found:
+                if left[index]:
+                    left[index] -= 1
+                    writer.write(episode, common | {"env_index": int(here[index])})
+                    written += 1
+
+        for stretch in stream:
+            write(cutter.add(stretch))
+            rows += len(stretch.first)
+            if bar is not None:
+                bar.update(written)
+            if not left.any():
+                break
+            if rows >= limit:
+                write(cutter.finish())
+                break
+        if left.any():
+            warnings.warn(
+                f"{env.name} finished {written} of {mine} episodes in {rows:,} steps of each environment; "
+                "a larger max_steps may give more",
+                stacklevel=3,
+            )
+        return writer.close()
+
+
+def configuration_hash(algo: Any, env: Any) -> str:
+    """16 hexadecimal digits of the algorithm's and the environment's settings."""
+    text = json.dumps({"algorithm": encode(algo), "environment": to_config(env)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

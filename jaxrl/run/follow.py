@@ -1,0 +1,84 @@
+"""An evaluator in a process of its own: it follows a run's directory and evaluates every checkpoint that appears."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxrl.core.errors import CheckpointError, RunDirectoryError
+from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.run import checkpoint
+from jaxrl.run.directory import has_ended, read_config
+from jaxrl.run.evaluation import Evaluation, evaluate
+from jaxrl.run.loading import load_run
+from jaxrl.run.loggers import JSONLLogger, read_metrics
+
+
+def follow(
+    path: str | Path,
+    *,
+    episodes: int = 128,
+    seed: int = 0,
+    explore: bool = False,
+    step_timeout: float = STEP_TIMEOUT,
+    env: Environment | HostRecipe | str | None = None,
+    out: str | Path | None = None,
+    poll: float = 1.0,
+) -> Iterator[tuple[int, Evaluation]]:
+    """Evaluates the checkpoints of a run that another process trains, here or on a machine that sees its directory.
+
+    It may begin before the run does. A checkpoint that the run deleted before its turn came is passed over. What was
+    found is appended to a file; steps that are in it are not played again, so the same call goes on where one stopped.
+
+    Args:
+      path: the run directory.
+      episodes, seed, explore, step_timeout: of every evaluation, as `jaxrl.evaluate` takes them.
+      env: another environment to play in; None: the one that it is trained on.
+      out: the file; None: `evaluations.jsonl` in the run directory.
+      poll: seconds between two looks.
+
+    Yields:
+      Steps and what was found there, until the run has ended and its last checkpoint is evaluated.
+
+    Raises:
+      CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
+    """
+    settings = {"seed": seed, "episodes": episodes, "explore": explore, "step_timeout": step_timeout}
+    path = Path(path)
+    while not _begun(path):
+        time.sleep(poll)
+    out = path / "evaluations.jsonl" if out is None else Path(out)
+    log = JSONLLogger(out)
+    known = {row["step"] for row in read_metrics(out)}
+    try:
+        while True:
+            ended = has_ended(path)  # before the last look at what there is
+            for step in checkpoint.complete_steps(path / "checkpoints"):
+                if step in known:
+                    continue
+                try:
+                    run = load_run(path, step=step, env=env)
+                except CheckpointError:
+                    if step in checkpoint.complete_steps(path / "checkpoints"):
+                        raise
+                    continue  # it was deleted meanwhile
+                policy = run.policy
+                found = evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
+                log.write(step, {f"evaluation/{name}": value for name, value in found.metrics().items()})
+                known.add(step)
+                yield step, found
+            if ended:
+                return
+            time.sleep(poll)
+    finally:
+        log.close()
+
+
+def _begun(path):
+    try:
+        read_config(path)
+    except RunDirectoryError:
+        if (path / "config.json").exists():
+            raise
+        return False
+    return True

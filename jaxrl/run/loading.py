@@ -1,0 +1,158 @@
+"""What a run left behind, read back from its directory."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl import envs
+from jaxrl.algos.base import field_problems
+from jaxrl.core import registry, spaces
+from jaxrl.core.config import decode
+from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.run_state import RunState
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
+from jaxrl.envs.configs import from_config, full_name
+from jaxrl.run import checkpoint
+from jaxrl.run.directory import read_config
+from jaxrl.run.policy import Policy
+
+_NEEDED = ("algorithm", "environment", "topology", "total_steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
+    """A run at one of its checkpoints.
+
+    Attributes:
+      policy: as learned by then, its statistics frozen.
+      algo: the algorithm as configured, schedules and all.
+      env: the environment it was trained on, ready to play in.
+      config: what `config.json` holds.
+      step: environment steps at the checkpoint.
+    """
+
+    policy: Policy
+    algo: Algorithm
+    env: Environment | HostRecipe
+    config: dict[str, Any]
+    step: int
+
+    def __repr__(self) -> str:
+        return f"LoadedRun({type(self.algo).__name__} on {self.env.name} at step {self.step:,})"
+
+
+def load(
+    path: str | Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    algo: Algorithm | None = None,
+    env: Environment | HostRecipe | str | None = None,
+) -> Policy:
+    """The policy of a run.
+
+        policy = jaxrl.load("runs/cartpole")
+        action, carry = policy(observation)
+
+    Args:
+      path: the run directory.
+      step: of which checkpoint; None: the newest sound one.
+      best: the checkpoint with the highest evaluation instead.
+      algo, env: in place of those in `config.json`, needed where `jaxrl.register` was not told of a class in them.
+
+    Raises:
+      RunDirectoryError: `path` is no run directory.
+      CheckpointError: there is no such checkpoint, or none that is sound and fits.
+      ConfigError: the configuration cannot be read back; says what to hand in.
+    """
+    return load_run(path, step=step, best=best, algo=algo, env=env).policy
+
+
+def load_run(
+    path: str | Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    algo: Algorithm | None = None,
+    env: Environment | HostRecipe | str | None = None,
+) -> LoadedRun:
+    """As `load`, with what the policy was trained on and by."""
+    path = Path(path)
+    if best and step is not None:
+        raise ConfigError(f"step={step} and best=True: give one of them")
+    config = read_config(path)
+    if missing := [name for name in _NEEDED if name not in config]:
+        raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
+    algo = _algorithm(config["algorithm"]) if algo is None else algo
+    if env is None:
+        if not isinstance(config["environment"], dict):
+            raise ConfigError("config.json describes no environment under 'environment'")
+        env = from_config(config["environment"])
+    else:
+        env = envs.make(env) if isinstance(env, str) else env
+        _check_spaces(config["environment"], env)
+    env = envs.prepared(env)
+    spec = env_spec(env)
+    initial = resolve_schedules(algo, 0.0)
+    learner = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
+    # The rest of the state is left out of the template, and so is not read.
+    left_out: Any = None
+    template = RunState(
+        learner,
+        env_state=left_out,
+        timestep=left_out,
+        carry=left_out,
+        buffers={},
+        key=left_out,
+        steps_per_env=left_out,
+        empty_at=left_out,
+    )
+    directory = path / "checkpoints"
+    if best:
+        step = checkpoint.best_step(directory)
+    state, step, _ = checkpoint.restore(directory, template, step, partial=True)
+    final = resolve_schedules(algo, _progress(config, algo, step))
+    return LoadedRun(Policy(final, final.actor(state.learner), spec), algo, env, config, step)
+
+
+def _algorithm(config):
+    algo = decode(config)
+    if not (registry.name_of(type(algo)) or "").startswith("algorithm:"):
+        raise ConfigError("config.json names no algorithm under 'algorithm'")
+    if problems := field_problems(algo):
+        raise ConfigError([f"config.json: {problem}" for problem in problems])
+    return algo
+
+
+def _check_spaces(trained_on, env):
+    """Says that a policy cannot play in `env` before its parameters are found not to fit; bounds may differ."""
+    problems = []
+    for what, here in (("observation", env.observation_space), ("action", env.action_space)):
+        trained = decode(trained_on[f"{what}_space"])
+        if _form(here) != _form(trained):
+            name = full_name(trained_on)
+            problems.append(f"{env.name} has {what}s {here}, but the policy was trained on {trained} ({name})")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _form(space):
+    if isinstance(space, spaces.Dict):
+        return {name: _form(child) for name, child in space.items}
+    return (space.shape, space.dtype) if isinstance(space, spaces.Box) else space
+
+
+def _progress(config, algo, step):
+    """The fraction of the run that was done; a run ends with a whole iteration, which may go over `total_steps`."""
+    total, topology = config["total_steps"], decode(config["topology"])
+    if not isinstance(total, int) or total < 0:
+        raise ConfigError(f"config.json: total_steps={total!r} must be a whole number")
+    if topology is not None:
+        if not (registry.name_of(type(topology)) or "").startswith("topology:"):
+            raise ConfigError("config.json names no topology under 'topology'")
+        rows = topology.steps_per_iteration(algo)
+        total = -(-total // rows) * rows
+    return min(step / total, 1.0) if total else 1.0

@@ -1,0 +1,452 @@
+"""The loop of a run, one for every algorithm in every topology.
+
+It runs compiled chunks of about a second. Between chunks live the progress display, logging, evaluation,
+checkpoints, signals, and the stop at NaN; a chunk is dispatched before the report of the one before it is read.
+
+With several processes each runs this loop, and whatever it depends on is agreed on (`jaxrl.parallel.distributed`).
+The first one alone writes files and shows progress.
+"""
+
+import dataclasses
+import signal
+import time
+import warnings
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxrl.buffers.fixed import Rings
+from jaxrl.core.errors import CheckpointError
+from jaxrl.core.program import Program, RecordingProgram
+from jaxrl.core.recorded import Fetch
+from jaxrl.core.report import Report, lasting
+from jaxrl.core.run_state import RunState
+from jaxrl.core.types import Algorithm, Environment, HostRecipe
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.parallel.mesh import local
+from jaxrl.parallel.multihost import distributed
+from jaxrl.run.async_evaluation import Evaluator
+from jaxrl.run.callbacks import Callbacks, Decision, Moment
+from jaxrl.run.checkpoint import Checkpointer, read_manifest
+from jaxrl.run.directory import RunDirectory
+from jaxrl.run.evaluation import evaluate
+from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
+from jaxrl.run.progress import ProgressBar
+from jaxrl.run.recorder import Recorder
+from jaxrl.run.result import Result, policy_at, write_result
+from jaxrl.run.signals import Signals
+
+_CHUNK_SECONDS = 1.0
+_LEAVES_NAMED = 8  # of those that are not finite
+
+
+class _Stop(Exception):
+    """Ends the loop; `reason` is the result's `stopped`."""
+
+    def __init__(self, reason: str, problem: str | None = None):
+        super().__init__(reason)
+        self.reason, self.problem = reason, problem
+
+
+@dataclasses.dataclass
+class _Chunk:
+    """A chunk that was dispatched and whose report was not read yet."""
+
+    before: RunState  # without buffers, which are donated
+    after: RunState  # likewise
+    report: Report
+    first: int
+    length: int
+    fetch: Fetch | None  # of its rows, if they are recorded
+
+
+class Loop:
+    """One call of `train`: what is fixed, and the loop."""
+
+    def __init__(
+        self,
+        *,
+        algo: Algorithm,
+        env: Environment | HostRecipe,
+        program: Program,
+        total_steps: int,
+        seed: int,
+        eval_env: Environment | HostRecipe,
+        evaluation_episodes: int,
+        explore: bool,
+        async_evaluation: bool,
+        callbacks: Callbacks,
+        callback_every: int | None,
+        evaluate_every: int,
+        checkpoint_every: int,
+        save_replay: bool,
+        dataset: Rings | None = None,
+        recorder: Recorder | None = None,
+        step_timeout: float = STEP_TIMEOUT,
+    ):
+        self.recorder, self.step_timeout = recorder, step_timeout
+        self.algo, self.env, self.program, self.seed = algo, env, program, seed
+        self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
+        self.evaluator = Evaluator(self._play, self._evaluated, beside=async_evaluation)
+        self.rows = program.steps_per_iteration(algo)
+        self.iterations = -(-total_steps // self.rows)
+        self.total_steps_per_env = self.iterations * self.rows // program.num_envs
+        self.evaluate_each = self._iterations(evaluate_every)
+        self.save_each = self._iterations(checkpoint_every)
+        self.callbacks = callbacks
+        self.callback_each = None if callback_every is None or not callbacks else self._iterations(callback_every)
+        self.newest: dict[str, float] = {}  # the last value of every metric
+        self.save_replay, self.dataset = save_replay, dataset
+        self.history: list[dict[str, float]] = []
+        self.seconds_per_iteration = 0.0
+        self.timed_iterations, self.timed_seconds = 0, 0.0  # without compiling, evaluating and saving
+        self.read_at: float | None = None
+
+    def _iterations(self, steps):
+        return self.iterations if steps == 0 else max(1, round(steps / self.rows))
+
+    def train(
+        self,
+        loggers: Sequence[Logger],
+        display: ProgressBar | None,
+        directory: RunDirectory | None,
+        checkpointer: Checkpointer | None,
+    ) -> Result:
+        """The loop, from the newest checkpoint if there is one."""
+        self.display, self.checkpointer = display, checkpointer
+        self._place()
+        saved = checkpointer is not None and self.save_replay
+        beginning = self.algo_there, self.env_there, self.seed
+        if checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty()):
+            # Of a run that goes on only the shapes are made: its replays and those restored might not both fit.
+            state, done, kept = self._resume(
+                checkpointer, self.program.template(*beginning, saved=saved, dataset=self.dataset)
+            )
+        else:
+            state, done = self.program.start(*beginning, saved=saved, dataset=self.dataset), 0
+            kept = {}
+        if self.recorder is not None:
+            self.recorder.begin(done * self.rows)
+        files = [] if directory is None else self._open_files(directory, done)
+        self.loggers = Loggers([*files, *loggers])
+        if display is not None:
+            display.start(self.iterations * self.rows, done * self.rows)
+        self.began = time.monotonic()
+        stop = _Stop("finished")
+        self.state, self.done = state, done
+        del state
+        try:
+            with Signals() as signals:
+                try:
+                    if done and (stop_again := self._stopped_before(self.state, done, kept)):
+                        raise _Stop(stop_again)
+                    if (
+                        done
+                        and done < self.iterations
+                        and distributed.from_leader("unevaluated", self._unevaluated(done))
+                    ):
+                        self._evaluate(self.state, done)  # it was killed before that came to an end
+                    self._loop(signals)
+                except _Stop as ended:
+                    stop = ended
+                result = self._finish(self.state, self.done, stop, directory)
+                if signal.SIGTERM in (signals.agreed, signals.asked):
+                    raise SystemExit(143)
+                return result
+        finally:
+            self.evaluator.close()
+            self.loggers.close()
+            if display is not None:
+                display.close()
+
+    def _place(self):
+        """Puts the numbers of algorithm and environment where the program runs, once, so that no chunk moves them."""
+        self.algo_there, self.env_there = self.program.place(self.algo), self.env
+        if isinstance(self.env, Environment):
+            self.env_there = self.program.place(self.env)
+        same = self.eval_env is self.env
+        if not same and isinstance(self.eval_env, Environment):
+            self.eval_env = self.program.place(self.eval_env)
+        elif same:
+            self.eval_env = self.env_there
+        self.eval_env = local(self.eval_env)
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def _loop(self, signals):
+        """Runs to the end; `self.state` and `self.done` are where all that came before was last known finite.
+
+        Raises:
+          _Stop: the run ends before its time.
+        """
+        state, done, pending, length = self.state, self.done, None, 1
+        while done < self.iterations:
+            border = self._next_border(done)
+            length = min(self._chunk_length(length), border - done)
+            before = state.replace(buffers={})
+            state, report, fetch = self._dispatch(state, length)
+            chunk = _Chunk(before, state.replace(buffers={}), report, done, length, fetch)
+            done += length
+            if pending is not None:
+                self._read(pending)
+            pending = chunk
+            self.seconds_per_iteration = signals.agree(with_leader=self.seconds_per_iteration)
+            if done == border or signals.agreed is not None:
+                self._read(pending)
+                pending = None
+                self.state, self.done = state, done
+                self._at_border(state, done, signals)
+
+    def _dispatch(self, state, length):
+        """The state and the report of a chunk, and what fetches its rows if they are recorded."""
+        arguments = self.algo_there, self.env_there, state, length, self.total_steps_per_env, self.dataset
+        if self.recorder is None:
+            return *self.program.chunk(*arguments), None
+        assert isinstance(self.program, RecordingProgram)  # `train` refuses to record what is none
+        return self.program.recorded_chunk(*arguments, recorded=self.recorder.recorded)
+
+    def _next_border(self, done):
+        each_of = (self.evaluate_each, self.save_each, self.callback_each)
+        following = [(done // each + 1) * each for each in each_of if each is not None]
+        return min([*following, self.iterations])
+
+    def _chunk_length(self, last):
+        if not self.seconds_per_iteration:
+            return 1
+        wanted = int(_CHUNK_SECONDS / self.seconds_per_iteration)
+        most = last * 8 if self.recorder is None else min(last * 8, self.recorder.recorded.iterations)
+        return max(1, min(wanted, most))
+
+    def _read(self, chunk):
+        """Waits for a chunk and writes down what happened in it.
+
+        Raises:
+          _Stop: something was not finite; the state before the chunk is the last good one.
+          Exception: what an evaluation beside the run raised.
+        """
+        self.evaluator.look()
+        report = jax.device_get(chunk.report)
+        now = time.monotonic()
+        since, self.read_at = self.read_at, now
+        if since is not None:  # the first chunk compiles
+            self.seconds_per_iteration = (now - since) / chunk.length
+            self.timed_iterations += chunk.length
+            self.timed_seconds += now - since
+        step = (chunk.first + chunk.length) * self.rows
+        if int(report.failed_at) >= 0:
+            # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
+            self.state = self.program.emptied(self.algo_there, self.env_there, chunk.before, self.dataset)
+            self.done = chunk.first
+            failed_step = (chunk.first + int(report.failed_at) + 1) * self.rows
+            raise _Stop("non_finite", _problem(report, chunk, step, failed_step))
+        if chunk.fetch is not None and self.recorder is not None:
+            self.recorder.add(chunk.fetch)
+        row = {"step": step, "seconds": now - self.began}
+        with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
+            row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
+        if since is not None:
+            row["steps_per_second"] = chunk.length * self.rows / (now - since)
+        self._write(row)
+
+    def _write(self, row):
+        self.history.append(row)
+        metrics = {name: value for name, value in row.items() if name != "step"}
+        self.newest |= metrics
+        self.loggers.write(int(row["step"]), metrics)
+        if self.display is not None:
+            # Of an evaluation beside the run the step is an earlier one.
+            self.display.update(max(int(row["step"]), self.display.step), metrics)
+
+    def _at_border(self, state, done, signals):
+        """Nothing is under way here, and all that came before was finite: evaluate, save, stop."""
+        last = done >= self.iterations
+        due = last or done % self.evaluate_each == 0
+        if due:
+            self.evaluator.collect()  # the one before, if it was played beside the run
+            if not self.evaluator.beside:
+                self._evaluate(state, done)
+        decision = self._call_back(state, done, due)
+        # Both once: what comes later is for the next border, which saves.
+        stop = signals.agree(with_leader=decision.stop)
+        asked = signals.agreed is not None
+        ending = last or stop is not None or asked
+        if due and self.evaluator.beside:
+            self._evaluate(state, done)
+        if ending:
+            self.evaluator.collect()
+        if ending or (self.checkpointer is not None and done % self.save_each == 0):
+            self._close_part(done, ending)
+            if self.checkpointer is not None:
+                self._save(done, state, self.evaluator.scores.get(done * self.rows))
+        self.read_at = time.monotonic()  # what evaluating and saving took is not training
+        if stop is not None and not last:
+            raise _Stop(stop)
+        if asked and not last:
+            raise _Stop("interrupted")
+
+    def _moment(self, state, done):
+        step = done * self.rows
+        return Moment(
+            step=step,
+            total_steps=self.iterations * self.rows,
+            metrics=dict(self.newest),
+            score=self.evaluator.score_at(step),
+            state=state,
+            env=local(self.env_there) if isinstance(self.env_there, Environment) else None,
+        )
+
+    def _call_back(self, state, done, due):
+        """What the callbacks ask for here; their environment takes the place of the one before."""
+        if not self.callbacks or not (due or (self.callback_each and done % self.callback_each == 0)):
+            return Decision()
+        with distributed.collective_errors("callbacks"):
+            decision = self.callbacks(self._moment(state, done))
+        distributed.check_same({"callbacks": self.callbacks.keep()["env"]})
+        if decision.env is not None:
+            self.env_there = self.program.place(decision.env)
+        if decision.metrics:
+            self._write({"step": done * self.rows, "seconds": time.monotonic() - self.began} | dict(decision.metrics))
+        return decision
+
+    def _stopped_before(self, state, done, kept):
+        """Why a run that is resumed here does not go on; None if it does."""
+        return distributed.from_leader("stopped before", self.callbacks.asked_to_stop(self._moment(state, done), kept))
+
+    def _save(self, done, state, score):
+        assert self.checkpointer is not None  # else nothing is due
+        kept = state if self.save_replay else state.replace(buffers={})
+        self.checkpointer.save(done * self.rows, kept, score=score, callbacks=self.callbacks.keep())
+
+    def _close_part(self, done, ending):
+        """Before the checkpoint: a run that goes on from it has no second look at what led there."""
+        if self.recorder is not None:
+            with distributed.collective_errors("closing a part of the recording"):
+                self.recorder.close_part(done * self.rows, ending=ending)
+
+    def _unevaluated(self, done):
+        """Whether an evaluation was due when so much was done, and it was not written down."""
+        return done % self.evaluate_each == 0 and done * self.rows not in self.evaluator.scores
+
+    def _evaluate(self, state, done):
+        progress = self.program.place(np.float32(min(done / self.iterations, 1.0)))
+        # Every process plays by itself, on one of its devices.
+        algo, actor = policy_at(*local((self.algo_there, state.learner, progress)))
+        if self.checkpointer is not None and self.evaluator.beside:
+            self.checkpointer.awaiting = done * self.rows
+        self.evaluator.begin(done * self.rows, algo, actor, list(self.program.mesh.devices.flat))
+
+    def _play(self, algo, actor):
+        settings = {"seed": self.seed, "episodes": self.evaluation_episodes, "explore": self.explore}
+        settings |= {"step_timeout": self.step_timeout}
+        return evaluate(algo, actor, self.eval_env, self.program.spec, **settings)
+
+    def _evaluated(self, step, evaluation):
+        if self.checkpointer is not None and self.evaluator.beside:
+            self.checkpointer.score(step, evaluation.return_mean)
+        row = {f"evaluation/{name}": value for name, value in evaluation.metrics().items()}
+        self._write({"step": step, "seconds": time.monotonic() - self.began} | row)
+
+    # --- beginning and end -------------------------------------------------------------------------------------
+
+    def _resume(self, checkpointer, template):
+        # The setting may have changed since; a run whose algorithm has no replay has nothing to leave out.
+        saved = any(leaf.name.startswith("buffers") for leaf in read_manifest(checkpointer.directory).leaves)
+        replays_lost = bool(template.buffers) and not saved
+        with distributed.collective_errors("restoring"):
+            in_file = template if saved else template.replace(buffers={})
+            state, step, record = checkpointer.restore(in_file)
+        steps = distributed.exchange("restored", step)
+        if len(set(steps)) > 1:
+            raise CheckpointError(f"the processes found different checkpoints: {steps}; all must see the same files")
+        anew, how = self.program.not_in_checkpoints(self.algo_there), []
+        state = state.replace(**anew)
+        if anew:
+            how.append("host environments start new episodes")
+        if replays_lost:
+            state = self.program.emptied(self.algo_there, self.env_there, state, self.dataset)
+            how.append("the replay buffers are empty and refill before learning continues")
+        if how and distributed.is_leader():
+            text = f"resumed at step {step}; {'; '.join(how)}; everything else is restored"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        elif step < self.iterations * self.rows:
+            self._note(f"resumed at step {step}")
+        changed = self.callbacks.restore(
+            record.callbacks, self.env_there if isinstance(self.env_there, Environment) else None
+        )
+        if changed is not None:
+            self.env_there = self.program.place(changed)
+        return state, step // self.rows, record.callbacks
+
+    def _note(self, text):
+        if self.display is not None:
+            self.display.note(text)
+
+    def _open_files(self, directory, done):
+        truth = JSONLLogger(directory.metrics_jsonl)
+        truth.truncate_after(done * self.rows)
+        self.history = read_metrics(directory.metrics_jsonl)
+        self.evaluator.remember(self.history)
+        for row in self.history:
+            self.newest |= {name: value for name, value in row.items() if name != "step"}
+        return [
+            truth,
+            CSVLogger(directory.metrics_csv, directory.metrics_jsonl),
+            TensorBoardLogger(directory.tensorboard, resumed_at=done * self.rows if done else None),
+        ]
+
+    def _finish(self, state, done, stop, directory):
+        if stop.problem is not None:
+            message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
+        self._close_part(done, True)
+        self.evaluator.collect()
+        if self.evaluator.latest is None and stop.reason not in ("interrupted", "non_finite"):
+            self._evaluate(state, done)  # a run that had ended and was started again
+            self.evaluator.collect()
+        if self.checkpointer is not None and stop.problem is not None and done:
+            if distributed.from_leader("not saved yet", done * self.rows not in self.checkpointer.steps()):
+                self._save(done, state, None)
+        if self.checkpointer is not None:
+            self.checkpointer.wait()
+        wall = time.monotonic() - self.began
+        result = Result(
+            algo=self.algo,
+            env=self.env,
+            state=state,
+            metrics=self.history,
+            evaluation=self.evaluator.latest,
+            stopped=stop.reason,
+            problem=stop.problem,
+            total_steps=done * self.rows,
+            steps_per_second=self.timed_iterations * self.rows / max(self.timed_seconds, 1e-9),
+            wall_seconds=wall,
+            spec=self.program.spec,
+            progress=min(done / self.iterations, 1.0),
+            run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,
+            seed=self.seed,
+        )
+        if directory is not None:
+            self.loggers.close()
+            write_result(result, directory)
+        return result
+
+
+@jax.jit
+def _all_finite(tree):
+    """Leaf by leaf; a leaf of whole numbers is."""
+    inexact = jax.numpy.inexact
+    return jax.tree.map(lambda x: not jax.numpy.issubdtype(x.dtype, inexact) or jax.numpy.isfinite(x).all(), tree)
+
+
+def _problem(report, chunk, step, failed_step):
+    """What was not finite and where: the metrics of the first iteration, and the leaves that the chunk left so."""
+    named = jax.tree.leaves_with_path(jax.device_get(_all_finite(lasting(chunk.after))))
+    leaves = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
+    broken = [name for name, fine in sorted(report.finite.items()) if not fine]
+    text = f"not finite in the iteration that ended at step {failed_step}"
+    text += f": {', '.join(broken)}" if broken else ""
+    if leaves:
+        more = f" and {len(leaves) - _LEAVES_NAMED} more" if len(leaves) > _LEAVES_NAMED else ""
+        text += f"; leaves at step {step}: {', '.join(leaves[:_LEAVES_NAMED])}{more}"
+    return text

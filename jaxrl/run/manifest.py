@@ -1,0 +1,171 @@
+"""What a checkpoint says of itself: versions, configuration, and a checksum for every leaf."""
+
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import zlib
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core.errors import CheckpointError
+from jaxrl.core.types import PyTree
+
+FILE = "manifest.json"
+FORMAT = 1
+
+
+class Damaged(Exception):
+    """A checkpoint, or its manifest, is not what was written; the message says how."""
+
+
+@dataclasses.dataclass
+class Leaf:
+    """One saved array: `shape` and `dtype` as the state has it, `data_*` as they lie on disk (typed keys are words)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data_dtype: str
+    data_shape: tuple[int, ...]
+    key_impl: str | None = None  # of typed keys
+    crc32: int | None = None  # None: spread over processes, no one of which could compute it
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@dataclasses.dataclass
+class Manifest:
+    """What a checkpoint holds and who wrote it."""
+
+    step: int
+    config: dict[str, Any]
+    leaves: list[Leaf]
+    score: float | None = None
+    callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)  # what `jaxrl.run.callbacks` keeps
+    time: str = dataclasses.field(default_factory=_now)
+    jaxrl_version: str = dataclasses.field(default_factory=lambda: _version("jaxrl"))
+    jax_version: str = jax.__version__
+    python_version: str = platform.python_version()
+    format: int = FORMAT
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether `leaf` holds typed PRNG keys."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Leaves by their path: `learner/params/policy/kernel`."""
+    named: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator="/") or "value"
+        if name in named:
+            raise CheckpointError(f"two leaves of the state are both called {name}; rename a field or dictionary key")
+        named[name] = leaf
+    return named
+
+
+def leaf_entry(name: str, leaf: Any) -> Leaf:
+    """The entry of a leaf of the state, its checksum still to come."""
+    shape, dtype = _signature(leaf)
+    if is_key(leaf):
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        return Leaf(name, dtype, shape, str(data.dtype), tuple(data.shape), str(jax.random.key_impl(leaf)))
+    data = np.asarray(leaf) if _is_number(leaf) else leaf
+    return Leaf(name, dtype, shape, str(data.dtype), tuple(data.shape))
+
+
+def checksum(array: Any) -> int | None:
+    """CRC-32 of an array's bytes; None where this process does not hold all of it."""
+    if not isinstance(array, np.ndarray):
+        return None
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def differences(record: Manifest, wanted: Mapping[str, Any], partial: bool) -> list[str]:
+    """How the leaves of a template differ from those saved, one line each; `partial` allows it to leave some out."""
+    saved = {entry.name: (tuple(entry.shape), entry.dtype) for entry in record.leaves}
+    lines = []
+    for name, leaf in wanted.items():
+        shape, dtype = _signature(leaf)
+        if name not in saved:
+            lines.append(f"leaf {name} was not saved")
+        elif saved[name] != (shape, dtype):
+            lines.append(
+                f"leaf {name} was saved as {saved[name][1]}{list(saved[name][0])}, here it is {dtype}{list(shape)}"
+            )
+    if not partial:
+        lines += [f"leaf {name} was saved, here there is none" for name in saved if name not in wanted]
+    return lines if len(lines) <= 20 else [*lines[:20], f"and {len(lines) - 20} more"]
+
+
+def write(path: Path, record: Manifest) -> None:
+    """Writes a manifest in one piece: all of it is there, or none."""
+    body = dataclasses.asdict(record)
+    body["crc32"] = _body_checksum(body)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w") as file:
+        json.dump(body, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read(path: Path) -> Manifest:
+    """Reads and verifies a manifest.
+
+    Raises:
+      Damaged: it is missing, cut short or altered.
+      CheckpointError: a newer jaxrl wrote it, in a format unknown here.
+    """
+    try:
+        body = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise Damaged("the manifest is missing, so the save was not completed") from None
+    except (ValueError, OSError) as error:
+        raise Damaged(f"the manifest cannot be read: {error}") from error
+    expected = body.pop("crc32", None) if isinstance(body, dict) else None
+    if expected is None or expected != _body_checksum(body):
+        raise Damaged("the manifest does not match its checksum")
+    if body["format"] > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {body['format']}, written by jaxrl {body['jaxrl_version']}; this jaxrl "
+            f"{_version('jaxrl')} reads up to {FORMAT}: install that version"
+        )
+    body["leaves"] = [
+        Leaf(**{**entry, "shape": tuple(entry["shape"]), "data_shape": tuple(entry["data_shape"])})
+        for entry in body["leaves"]
+    ]
+    return Manifest(**body)
+
+
+def _body_checksum(body: dict[str, Any]) -> int:
+    as_read_back = json.loads(json.dumps(body))  # tuples become lists, keys strings
+    return zlib.crc32(json.dumps(as_read_back, sort_keys=True).encode())
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float)
+
+
+def _signature(leaf: Any) -> tuple[tuple[int, ...], str]:
+    if _is_number(leaf):
+        return (), type(leaf).__name__
+    return tuple(leaf.shape), str(leaf.dtype)

@@ -1,0 +1,226 @@
+"""What a training run lives through, written as RLDS datasets while it trains (EnvLogger's job).
+
+A recording is a directory of parts. Each is a whole dataset that appears when it is closed, at every checkpoint:
+
+    recording.json                 which run's it is
+    part-000000000000/             episodes that ended up to the first checkpoint
+    part-000000051200/             those that ended between step 51,200 and the next one
+
+A run that goes on from a checkpoint deletes the parts that were begun there or later: it lives that again. With several
+processes each has such a directory of its own environments, `host-00001-of-00002`.
+"""
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError, JaxrlError, RecordingError
+from jaxrl.core.recorded import Fetch, Recorded
+from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe
+from jaxrl.data import features
+from jaxrl.data.episodes import CUT_OFF, Episode
+from jaxrl.data.rlds import RldsWriter, host_directory
+from jaxrl.data.rows import EpisodeCutter
+from jaxrl.run.directory import write_json
+from jaxrl.run.export import configuration_hash
+
+_OWNER = "recording.json"
+_PART = "part-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What `train(record=...)` writes.
+
+    Args:
+      path: the directory to create.
+      every: record one in this many episodes. With at least as many environments, these are all episodes of one
+        environment in `every`, and the data of the others never leaves the device; with fewer, every n-th episode.
+      max_steps: longer episodes are cut off at this length.
+    """
+
+    path: str | os.PathLike
+    every: int = 1
+    max_steps: int = 27_000
+
+    def folder(self) -> Path:
+        """Where this process writes."""
+        path, processes = Path(self.path).absolute(), jax.process_count()
+        return path if processes == 1 else path / host_directory(jax.process_index(), processes)
+
+    def check(self, spec: EnvSpec, run_dir: str | os.PathLike | None, overwrite: bool) -> None:
+        """Raises unless the run of `run_dir` may begin its recording here, or go on with it; changes nothing.
+
+        Raises:
+          ConfigError: settings that do not fit, arrays that would not come back bit for bit, or a path where something
+            else is; with every problem found.
+          MissingExtraError: `jaxrl[data]` is not installed.
+        """
+        features.tfds()
+        problems = [
+            f"record: {name}={value} must be at least 1"
+            for name, value in (("every", self.every), ("max_steps", self.max_steps))
+            if value < 1
+        ]
+        problems += [f"record: {problem}" for problem in self._occupied(run_dir, overwrite)]
+        try:
+            features.fields_of(_example(spec))
+        except ConfigError as error:
+            problems += [f"record: {problem}" for problem in error.problems]
+        if problems:
+            raise ConfigError(problems)
+
+    def _occupied(self, run_dir, overwrite):
+        """Why this run cannot have the path, one line; empty if it can."""
+        folder, whole, processes = self.folder(), Path(self.path).absolute(), jax.process_count()
+        others = set(whole.glob("host-*-of-*")) - {whole / host_directory(i, processes) for i in range(processes)}
+        if folder != whole and (others or (whole / _OWNER).exists()):
+            return [f"path={str(whole)!r} holds the recording of another number of processes; use another"]
+        if not folder.exists() or (folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())):
+            return []
+        try:
+            owner = json.loads((folder / _OWNER).read_text())["run"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return [f"path={str(folder)!r} exists and is not a recording; use another, or move it away"]
+        if run_dir is None or owner != _relative(run_dir, folder):
+            return [f"path={str(folder)!r} holds the recording of another run; use another, or move it away"]
+        if not overwrite and not (Path(run_dir) / "config.json").exists():
+            return [
+                f"path={str(folder)!r} holds the recording of a run whose directory {run_dir} is gone; use another, or "
+                "move it away"
+            ]
+        return []
+
+
+class Recorder:
+    """Writes the recording of one run, in a thread of its own; use it in a `with`.
+
+    Args:
+      record: what is written; checked.
+      recorded: the environments whose rows come.
+      algo, env, seed: of the run, for the metadata.
+      run_dir: of the run; None: it cannot go on.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        recorded: Recorded,
+        algo: Algorithm,
+        env: Environment | HostRecipe,
+        seed: int,
+        run_dir: str | os.PathLike | None,
+    ):
+        self.recorded = recorded
+        self._folder, self._run_dir, self._name = record.folder(), run_dir, env.name
+        self._env_index = recorded.here
+        self._cutter = EpisodeCutter(len(self._env_index), record.max_steps)
+        # All episodes are numbered through the environments, so that one in `stride` is the same however chunks end.
+        self._stride = 1 if recorded.num_envs >= record.every else record.every
+        self._ended = np.zeros(len(self._env_index), np.int64)
+        self._common = {
+            "algorithm": type(algo).__name__,
+            "environment": env.name,
+            "seed": seed,
+            "configuration_hash": configuration_hash(algo, env),
+        }
+        self._begun_at = 0
+        self._writer: RldsWriter | None = None
+        self._pending: concurrent.futures.Future | None = None
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="recorder")
+
+    def begin(self, step: int) -> None:
+        """The run begins or goes on at `step`: what was recorded from there on goes."""
+        self._begun_at = step
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_json(self._folder / _OWNER, {"run": self._run_dir and _relative(self._run_dir, self._folder)})
+        for path in self._folder.glob(f"{_PART}*"):
+            if path.name.removeprefix(_PART).isdecimal() and int(path.name.removeprefix(_PART)) >= step:
+                path.rename(path.with_name(f".{path.name}.removed"))  # never half of it at its place
+        for path in self._folder.glob(f".{_PART}*"):
+            shutil.rmtree(path)
+
+    def add(self, fetch: Fetch) -> None:
+        """Records a chunk in the background, after the one before, which it waits for.
+
+        Raises:
+          RecordingError: that one could not be written.
+        """
+        self._wait()
+        self._pending = self._executor.submit(self._add, fetch)
+
+    def close_part(self, step: int, *, ending: bool) -> None:
+        """Completes the part, all of whose episodes ended by `step`. If the run ends, unfinished ones are cut off.
+
+        Raises:
+          RecordingError: it could not be written.
+        """
+        self._wait()
+        self._pending = self._executor.submit(self._close_part, ending)
+        self._wait()
+        self._begun_at = step
+
+    def close(self) -> None:
+        """Deletes the part that is not complete. May be called twice."""
+        self._executor.shutdown(cancel_futures=True)
+        if self._writer is not None:
+            self._writer.__exit__()
+            self._writer = None
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self):
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except JaxrlError:
+            raise
+        except Exception as error:  # the file system and the writer of records each have their own
+            raise RecordingError(f"the recording in {self._folder} cannot be written: {error}") from error
+
+    def _add(self, fetch):
+        self._write(self._cutter.add(*fetch()))
+
+    def _close_part(self, ending):
+        if ending:
+            self._write(self._cutter.finish())
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write(self, found):
+        for place, episode in found:
+            env_index = self._env_index[place]
+            number = int(self._ended[place]) * self.recorded.num_envs + env_index
+            self._ended[place] += 1
+            if number % self._stride:
+                continue
+            if self._writer is None:
+                self._writer = RldsWriter(self._folder / f"{_PART}{self._begun_at:012d}", self._name)
+            self._writer.write(episode, self._common | {"env_index": env_index})
+
+
+def _relative(run_dir, folder):
+    """The run's directory as seen from the recording, so that both can be moved together."""
+    return os.path.relpath(os.path.realpath(run_dir), os.path.realpath(folder))
+
+
+def _example(spec: EnvSpec) -> Episode:
+    """An episode of the kind that will be recorded."""
+    shapes = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
+    observation, action = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), shapes)
+    number, flags = np.zeros(2, np.float32), np.zeros((3, 2), np.bool_)
+    return Episode(observation, action, number, number, *flags, {"ending": CUT_OFF})

@@ -1,0 +1,161 @@
+"""Watching a policy: one episode as an animated GIF, or, of brax, as a page that turns it in three dimensions."""
+
+import dataclasses
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image, ImageDraw
+
+from jaxrl import envs
+from jaxrl.core import keys
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, HostRecipe, PyTree
+from jaxrl.envs.drawings import Drawing, drawing_of
+from jaxrl.parallel import rollout as ro
+from jaxrl.run.policy import Policy, check_spaces
+
+_CAPTION = 16  # pixels of the line under every frame
+
+
+def render(
+    policy: Policy,
+    env: Environment | HostRecipe | str,
+    path: str | os.PathLike,
+    *,
+    seed: int = 0,
+    max_steps: int = 500,
+    explore: bool = False,
+) -> Path:
+    """Plays one episode and writes it to `path`: a GIF, or for brax an HTML page.
+
+    It can draw CartPole, Pendulum, both MountainCars, Acrobot and MinAtar of gymnax, every brax environment, all
+    environments with image observations, and those registered with `jaxrl.envs.drawings.register`. A brax page loads
+    its viewer from the network when it is opened.
+
+    Args:
+      policy: of a `Result`, or from `jaxrl.load`.
+      env: where to play; what `jaxrl.make` returns, or its name. Its spaces must be those that the policy was trained
+        on.
+      path: the file to write, ending in ".gif" (brax: ".html"); directories are created.
+      seed: of the episode; the same as the first of `evaluate(..., seed=seed)`.
+      max_steps: longer episodes are shown up to this length.
+      explore: sample actions as in training, rather than take the best.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: the environment cannot be drawn (the message names those that can), differs from the policy's, or the
+        path has another suffix.
+    """
+    env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
+    if not isinstance(env, Environment):
+        raise ConfigError(f"{env.name} is stepped on the host; only JAX environments can be drawn so far")
+    if max_steps < 1:
+        raise ConfigError(f"max_steps={max_steps} must be at least 1")
+    check_spaces(policy.spec, env)
+    base = _unwrapped(env)
+    if base.name == "brax:fast":
+        raise ConfigError("brax:fast cannot be drawn: it is a stand-in for tests, without bodies")
+    three_dimensional = base.name.startswith("brax:")
+    path, ending = Path(path), ".html" if three_dimensional else ".gif"
+    if path.suffix.lower() != ending:
+        raise ConfigError(f"path={str(path)!r}: {base.name} is drawn as {ending[1:]}; let the path end in {ending}")
+    drawing = _BRAX if three_dimensional else drawing_of(base, env.observation_space)
+    views, returns = _episode(policy, env, drawing, seed, max_steps, explore)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if three_dimensional:
+        path.write_text(_brax_page(base, views))
+    else:
+        _write_gif(path, [_captioned(drawing.draw(v), n, returns[n]) for n, v in enumerate(views)], drawing)
+    return path
+
+
+def _unwrapped(env: Any) -> Any:
+    """The environment under all wrappers, which are dataclasses that hold theirs as `env`."""
+    while dataclasses.is_dataclass(env) and any(field.name == "env" for field in dataclasses.fields(env)):
+        env = env.env
+    return env
+
+
+def _part(state: PyTree, structure: Any) -> PyTree:
+    """The part of `state` that has `structure`: wrappers keep the wrapped state somewhere within their own."""
+
+    def found(part):
+        return jax.tree.structure(part) == structure
+
+    return next(part for part in jax.tree.leaves(state, is_leaf=found) if found(part))
+
+
+# --- the episode -------------------------------------------------------------------------------------------------
+
+
+def _episode(policy, env, drawing, seed, max_steps, explore) -> tuple[list[PyTree], np.ndarray]:
+    """The views of one episode, from its first time step to its last, as numpy; and the return up to each."""
+    key = keys.evaluation_key(jax.random.key(seed))
+    played = _play(
+        policy.algo, policy.actor, env, key, spec=policy.spec, view=drawing.view, length=max_steps + 1, explore=explore
+    )
+    views, returns, last = jax.device_get(played)
+    count = int(np.argmax(last)) + 1 if last.any() else max_steps + 1
+    return [jax.tree.map(lambda x, n=n: x[n], views) for n in range(count)], returns[:count]
+
+
+@partial(jax.jit, static_argnames=("spec", "view", "length", "explore"))
+def _play(algo, actor, env, key, *, spec, view, length, explore):
+    """The first `length` time steps in one program; what follows the episode's end is cut off by the caller."""
+    base = _unwrapped(env)
+    alone = jax.tree.structure(jax.eval_shape(base.reset, key)[0])
+    index = jnp.zeros((1,), jnp.int32)
+    env_roots, act_roots = keys.environment_keys(key, index), keys.policy_keys(key, index)
+    tick = jnp.uint32(0)
+    step_keys = keys.tick_keys(env_roots, tick, length), keys.tick_keys(act_roots, tick, length)
+
+    def seen(acting):
+        state, timestep = jax.tree.map(lambda x: x[0], (_part(acting.env_state, alone), acting.timestep))
+        return view(base, state, timestep), timestep.episode.returns, timestep.last
+
+    def step(acting, step_keys):
+        now = jax.tree.map(lambda x: x[None], step_keys)
+        following, _ = ro.unroll(algo, actor, env, acting, now, spec=spec, explore=explore)
+        return following, seen(acting)
+
+    return jax.lax.scan(step, ro.begin(algo, env, env_roots, index, spec=spec, num_envs=1), step_keys)[1]
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def _captioned(frame: np.ndarray, step: int, episode_return: float) -> Image.Image:
+    height, width = frame.shape[:2]
+    picture = Image.new("RGB", (width, height + _CAPTION), (255, 255, 255))
+    picture.paste(Image.fromarray(np.ascontiguousarray(frame)), (0, 0))
+    ImageDraw.Draw(picture).text((3, height + 2), f"step {step}   return {episode_return:.4g}", (60, 60, 60))
+    return picture
+
+
+def _write_gif(path: Path, frames: list[Image.Image], drawing: Drawing) -> None:
+    # GIFs count hundredths of a second, and viewers slow down what is below two of them.
+    hundredths = max(2, round(100 / drawing.frames_per_second))
+    durations = [10 * hundredths] * (len(frames) - 1) + [1000]  # it rests at the end
+    first, *others = (frame.quantize(64, dither=Image.Dither.NONE) for frame in frames)
+    first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
+
+
+_BRAX = Drawing(lambda env, state, time_step: state.brax.pipeline_state, lambda view: view)
+
+
+def _brax_page(base: Any, states: list[PyTree]) -> str:
+    from brax import envs as brax_envs
+    from brax.io import html
+
+    name, static = base.key
+    env = brax_envs.get_environment(name, **dict(static))
+    system = env.sys.tree_replace({**base.system, "opt.timestep": env.dt})
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return html.render(system, states)

@@ -1,0 +1,171 @@
+"""What a run leaves behind: its result, and the directory that holds it."""
+
+import contextlib
+import dataclasses
+import json
+import warnings
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.core.config import encode
+from jaxrl.core.errors import RunDirectoryError
+from jaxrl.core.run_state import RunState
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import Algorithm, Environment, HostRecipe
+from jaxrl.envs.configs import to_config
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.parallel.mesh import local
+from jaxrl.parallel.multihost import distributed
+from jaxrl.plots.curves import Chart, plot_run
+from jaxrl.run.checkpoint import Checkpointer
+from jaxrl.run.directory import MAY_CHANGE, RunDirectory, read_config, write_json
+from jaxrl.run.evaluation import Evaluation, evaluate
+from jaxrl.run.plotting import as_run, plot_runs
+from jaxrl.run.policy import Policy
+
+# With the same shards, a run on another number of devices is the same up to rounding.
+_MAY_CHANGE = (*MAY_CHANGE, "topology.devices")
+
+
+@dataclasses.dataclass
+class Result:
+    """What a training run leaves behind.
+
+    Attributes:
+      state: the whole state of the run after the last good chunk.
+      metrics: one row a chunk: "step", "train/...", "update/...", and "evaluation/..." where there was one.
+      evaluation: the last evaluation, or None if the run was stopped before any.
+      stopped: "finished", "interrupted", "non_finite", "target_return", or the reason that another callback gave.
+      problem: what was not finite and where, if that stopped the run.
+      total_steps: environment steps so far, over all environments.
+    """
+
+    algo: Algorithm
+    env: Environment | HostRecipe
+    state: RunState
+    metrics: list[dict[str, float]]
+    evaluation: Evaluation | None
+    stopped: str
+    problem: str | None
+    total_steps: int
+    steps_per_second: float
+    wall_seconds: float
+    spec: Any
+    progress: float
+    run_dir: Path | None = None
+    seed: int | None = None
+
+    def __repr__(self) -> str:
+        parts = [f"{self.total_steps:,} steps", self.stopped]
+        parts += [] if self.evaluation is None else [repr(self.evaluation)]
+        parts += [] if self.run_dir is None else [str(self.run_dir)]
+        return f"Result({type(self.algo).__name__} on {self.env.name}: {', '.join(parts)})"
+
+    @property
+    def policy(self) -> Policy:
+        """The trained policy, its statistics frozen."""
+        final, actor = policy_at(self.algo, local(self.state.learner), np.float32(self.progress))
+        return Policy(final, actor, self.spec)
+
+    def evaluate(
+        self, episodes: int = 128, *, seed: int = 0, explore: bool = False, step_timeout: float = STEP_TIMEOUT
+    ) -> Evaluation:
+        """Evaluates the trained policy on complete episodes; the arguments are those of `jaxrl.evaluate`."""
+        policy = self.policy
+        return evaluate(
+            policy.algo,
+            policy.actor,
+            self.env,
+            self.spec,
+            seed=seed,
+            episodes=episodes,
+            explore=explore,
+            step_timeout=step_timeout,
+        )
+
+    def plot(self, path: str | Path | None = None) -> Chart:
+        """Draws the learning curve, which notebooks show, and writes it to `path` if given."""
+        config = {"algorithm": encode(self.algo), "environment": to_config(self.env)}
+        return plot_run(as_run("run", config, self.metrics), path)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a run directory that `jaxrl.load` reads: configuration, metrics and the whole state.
+
+        With several processes, all call it.
+        """
+        config = run_config(self.algo, self.env, None, self.total_steps, None, {})
+        with opened(path, config) as (_, checkpointer):
+            checkpointer.save(self.total_steps, self.state)
+        return Path(path)
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False, keep: int = 3
+) -> Generator[tuple[RunDirectory | None, Checkpointer]]:
+    """A run's directory, which the first process alone holds, and its checkpoints."""
+    with contextlib.ExitStack() as stack:
+        directory = None
+        with distributed.collective_errors("opening the run directory"):
+            if distributed.is_leader():
+                directory = RunDirectory(path, config, overwrite=overwrite, may_change=_MAY_CHANGE)
+                stack.enter_context(directory)
+        with distributed.collective_errors("reading the run directory"):
+            if not distributed.is_leader() and read_config(path) != json.loads(json.dumps(config)):
+                raise RunDirectoryError(f"{Path(path).absolute()} is not the same directory on every process")
+            checkpointer = Checkpointer(Path(path) / "checkpoints", config=config, keep=keep)
+            stack.enter_context(checkpointer)
+        yield directory, checkpointer
+
+
+def run_config(
+    algo, env, topology, total_steps, seed, settings: Mapping[str, Any], dataset: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What `config.json` says of a run: what must be the same when it is resumed."""
+    return {
+        "algorithm": encode(algo),
+        "environment": to_config(env),
+        "topology": encode(topology),
+        "total_steps": total_steps,
+        "seed": seed,
+        "logging": dict(settings),
+    } | ({} if dataset is None else {"dataset": dict(dataset)})
+
+
+def logging_settings(
+    evaluate_every: int | None, evaluation_episodes: int, explore_in_evaluation: bool, save_replay: bool = True
+) -> dict[str, Any]:
+    """What `config.json` says under "logging": settings that may be others when the run is resumed."""
+    settings: dict[str, Any] = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
+    unusual = {"explore_in_evaluation": True} if explore_in_evaluation else {}
+    return settings | unusual | ({} if save_replay else {"save_replay": False})
+
+
+@jax.jit
+def policy_at(algo, learner, progress):
+    """The algorithm as it is at `progress`, and what acting with it needs."""
+    algo = resolve_schedules(algo, progress)
+    return algo, algo.actor(learner)
+
+
+def write_result(result: Result, directory: RunDirectory) -> None:
+    """Writes the result and its learning curve; a disk that is full by then costs no more than that."""
+    evaluation = {} if result.evaluation is None else result.evaluation.metrics()
+    record = {
+        "evaluation": evaluation,
+        "stopped": result.stopped,
+        "problem": result.problem,
+        "total_steps": result.total_steps,
+        "steps_per_second": result.steps_per_second,
+        "wall_seconds": result.wall_seconds,
+    }
+    try:
+        write_json(directory.result, record)
+        if result.metrics:
+            plot_runs([directory.path], directory.learning_curve)
+    except OSError as error:
+        warnings.warn(f"the result could not be written to {directory.path}: {error}", RuntimeWarning, stacklevel=4)

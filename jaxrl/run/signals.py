@@ -1,0 +1,48 @@
+"""Signals that ask a run to end."""
+
+import signal
+import threading
+from typing import Any
+
+from jaxrl.envs.host.watchdog import ask_to_end
+from jaxrl.parallel.multihost import distributed
+
+
+class Signals:
+    """Ctrl-C and SIGTERM ask for an end after the running chunk; a second Ctrl-C ends at once.
+
+    A step of host environments that does not return within seconds then ends the run with its error.
+
+    Attributes:
+      asked: the signal that this process got.
+      agreed: the one that some process got, as of the last moment at which they spoke of it.
+    """
+
+    def __init__(self):
+        self.asked: int | None = None
+        self.agreed: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def _ask(self, number, frame):
+        if self.asked is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = number
+        ask_to_end(True)
+
+    def agree(self, *, with_leader: Any = None) -> Any:
+        """Brings `agreed` up to date on all processes alike; gives what the first process has `with_leader`."""
+        found = distributed.exchange("signals", [self.asked or 0, with_leader])
+        self.agreed = max(asked for asked, _ in found) or None
+        return found[0][1]
+
+    def __exit__(self, *_):
+        ask_to_end(False)
+        for number, handler in self._before.items():
+            if handler is not None:  # None: not from Python, and cannot be put back
+                signal.signal(number, handler)

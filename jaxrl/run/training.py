@@ -1,0 +1,248 @@
+"""Training: settings are checked, the program is bound, and the loop runs it."""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl import envs
+from jaxrl.algos.base import make_algorithm
+from jaxrl.buffers import fixed
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.program import RecordingProgram
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
+from jaxrl.data import rings
+from jaxrl.data.dataset import Dataset, load_dataset
+from jaxrl.data.loading import Loader
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.parallel import memory
+from jaxrl.parallel import mesh as meshes
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.experience import dataset_problems, of_dataset
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.offline import Offline
+from jaxrl.parallel.sebulba.topology import Sebulba
+from jaxrl.run.callbacks import Callback, Callbacks, StopAtReturn
+from jaxrl.run.loggers import Logger
+from jaxrl.run.loop import Loop
+from jaxrl.run.progress import ProgressBar
+from jaxrl.run.recorder import Record, Recorder
+from jaxrl.run.result import Result, logging_settings, opened, run_config
+
+Topology = Anakin | Sebulba | Offline
+
+
+def train(
+    algo: Algorithm | str,
+    env: Environment | HostRecipe | str | None = None,
+    *,
+    total_steps: int,
+    dataset: Dataset | str | None = None,
+    dataset_fraction: float = 0.5,
+    seed: int = 0,
+    topology: Topology | None = None,
+    num_envs: int | None = None,
+    run_dir: str | Path | None = None,
+    overwrite: bool = False,
+    evaluate_every: int | None = None,
+    evaluation_episodes: int = 128,
+    eval_env: Environment | HostRecipe | str | None = None,
+    explore_in_evaluation: bool = False,
+    async_evaluation: bool = False,
+    target_return: float | None = None,
+    callbacks: Sequence[Callback] = (),
+    callback_every: int | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 3,
+    save_replay: bool = True,
+    record: Record | str | Path | None = None,
+    loggers: Sequence[Logger] = (),
+    progress: bool = True,
+) -> Result:
+    """Trains an algorithm on an environment, from a dataset, or on both.
+
+    With a dataset and no environment nothing acts: an off-policy algorithm learns from the data alone, and is evaluated
+    in `eval_env`, the environment that the data is about. A step is then an update.
+
+    The same call with the same `run_dir` resumes the run where it stopped, bit for bit for JAX environments. With
+    several processes (`jaxrl.parallel.distributed`) each makes the same call, and all must be able to read `run_dir`.
+
+    Args:
+      algo: the algorithm, or its name for the defaults.
+      env: what `jaxrl.make` returns, or its name; None: learn from the dataset alone.
+      total_steps: environment steps over all environments; the last iteration may exceed it. Without an environment:
+        updates.
+      dataset: what `jaxrl.load_dataset` returns, or its name; its transitions are held in memory.
+      dataset_fraction: with an environment, the dataset's fraction of every batch; 0.5 is that of Ball et al. (2023,
+        arXiv:2302.02948).
+      seed: the same seed is the same run.
+      topology: `Anakin` or `Sebulba`; None: by the kind of environment.
+      num_envs: environments, if there is no topology.
+      run_dir: where configuration, metrics, checkpoints and the result are written; None: nowhere.
+      overwrite: delete the run that `run_dir` holds, and start again.
+      evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
+      evaluation_episodes: complete episodes per evaluation.
+      eval_env: another environment to evaluate in, or its name.
+      explore_in_evaluation: sample actions as in training instead of taking the best.
+      async_evaluation: evaluate in a thread while training continues, on a device that does not learn if there is one.
+        The result of an evaluation is known, and compared with `target_return`, at the next one.
+      target_return: stop when the mean return of an evaluation reaches it.
+      callbacks: called where the run is evaluated and at its end; they may stop it or change the environment's
+        parameters, and checkpoints keep what they remember (`jaxrl.run.callbacks`).
+      callback_every: environment steps between further calls of the callbacks; None: no further calls.
+      checkpoint_every: environment steps between checkpoints; None: a tenth of the run; 0: only at the end.
+      keep: how many checkpoints are kept, plus the best one.
+      save_replay: whether checkpoints include replay buffers. Without, they are smaller, and a resumed run differs from
+        an uninterrupted one: it collects `min_size` transitions again before it learns.
+      record: where to write the episodes of training as RLDS datasets; a `Record` for some of them.
+      loggers: further places for metrics; with several processes, those of the first.
+      progress: show a progress bar.
+
+    Returns:
+      The result. Ctrl-C ends the run after the current chunk, saves, and returns the result so far; a second Ctrl-C
+      exits at once.
+
+    Raises:
+      ConfigError: settings that do not fit, all of them, before anything is compiled.
+      RunDirectoryError: the directory is in use, or holds another configuration.
+    """
+    if isinstance(algo, str):
+        algo = make_algorithm(algo)
+    if isinstance(dataset, str):
+        dataset = load_dataset(dataset)
+    env, eval_env = (envs.make(given) if isinstance(given, str) else given for given in (env, eval_env))
+    offline, fraction = env is None, 0.0 if dataset is None else 1.0 if env is None else dataset_fraction
+    if offline and (dataset is None or eval_env is None):
+        missing = "no env; pass one, or" if dataset is None else "a dataset and no env; pass"
+        raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data comes from")
+    env = eval_env if offline else env
+    problems = [
+        f"{name}={value} must be at least {least}"
+        for name, value, least in (
+            ("total_steps", total_steps, 1),
+            ("evaluation_episodes", evaluation_episodes, 1),
+            ("evaluate_every", evaluate_every, 0),
+            ("checkpoint_every", checkpoint_every, 0),
+            ("callback_every", callback_every, 1),
+            ("keep", keep, 1),
+        )
+        if value is not None and value < least
+    ]
+    if topology is not None and num_envs is not None:
+        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
+    if offline and (num_envs is not None or not isinstance(topology, Offline | None)):
+        problems.append("without an env nothing acts: num_envs has no meaning, and the topology is Offline()")
+    if not offline and isinstance(topology, Offline):
+        problems.append("topology=Offline() learns from a dataset alone; leave env out and pass eval_env")
+    env = envs.prepared(env)
+    problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
+    if offline and record is not None:
+        problems.append("record= without an env: nothing acts, so there is nothing to record")
+    if problems:
+        raise ConfigError(problems)
+    if isinstance(record, str | Path):
+        record = Record(record)
+    topology = topology or (Offline() if offline else default_topology(env, num_envs))
+    given_algo, algo = algo, algo.resolve(env_spec(env), 0 if isinstance(topology, Offline) else topology.num_envs)
+    settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
+    others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
+    others |= {"dataset_fraction": fraction, "async_evaluation": async_evaluation}
+    others |= {"record": None if record is None else record.every}
+    distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
+    program = topology.bind(algo, env, fraction)
+    described, given = None, None
+    if offline:
+        stream = topology.stream
+        if stream is None:
+            stream = not rings.fit(dataset, program.spec, list(program.mesh.devices.flat))
+        topology = dataclasses.replace(topology, stream=stream)
+        if stream:
+            program = topology.bind_stream(algo, env)
+            described, given = _streamed(algo, dataset, program, seed)
+    if dataset is not None and given is None:
+        described, given = _held(algo, dataset, program)
+    recorder = None
+    if record is not None:
+        with distributed.collective_errors("looking where to record"):
+            record.check(program.spec, run_dir, overwrite)
+        assert isinstance(program, RecordingProgram)  # the others have no environment
+        recorder = Recorder(record, program.recorded(algo, record.every), algo, env, seed, run_dir)
+    stops = [] if target_return is None else [StopAtReturn(target_return)]
+    run = Loop(
+        algo=algo,
+        env=env,
+        program=program,
+        total_steps=total_steps,
+        eval_env=env if eval_env is None or offline else envs.prepared(eval_env),
+        evaluation_episodes=evaluation_episodes,
+        explore=explore_in_evaluation,
+        async_evaluation=async_evaluation,
+        seed=seed,
+        callbacks=Callbacks([*stops, *callbacks]),
+        callback_every=callback_every,
+        evaluate_every=total_steps // 10 if evaluate_every is None else evaluate_every,
+        checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
+        save_replay=save_replay,
+        dataset=given,
+        recorder=recorder,
+        step_timeout=topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT,
+    )
+    leader = distributed.is_leader()
+    display = ProgressBar() if progress and leader else None
+    if display is not None:
+        for line in resolved_defaults(given_algo, algo):
+            display.note(line)
+    loggers = loggers if leader else ()
+    try:
+        if run_dir is None:
+            return run.train(loggers, display, None, None)
+        resolved = dataclasses.replace(topology, shards=program.shards)
+        config = run_config(algo, env, resolved, total_steps, seed, settings, described)
+        with opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
+            return run.train(loggers, display, directory, checkpointer)
+    finally:
+        if recorder is not None:
+            recorder.close()
+        program.close()
+        if isinstance(given, Loader):
+            given.close()
+
+
+def _streamed(algo, dataset, program, seed):
+    """What config.json says of a dataset, and its batches from disk."""
+    (source,) = program.layout.experience(algo).dataset_sources.values()
+    described = {
+        "path": str(dataset.path),
+        "checksum": zlib.crc32(dataset.lengths.tobytes()),
+        "dataset_fraction": program.dataset_fraction,
+    }
+    return described, rings.stream(dataset, source, program.spec, seed=seed)
+
+
+def _held(algo, dataset, program):
+    """What config.json says of a dataset, and its transitions on the program's devices."""
+    sources = program.layout.experience(algo).dataset_sources
+    made, checksum = rings.rings(dataset, sources, program.spec, columns=program.shards)
+    made = {of_dataset(name): ring for name, ring in made.items()}
+    memory.check_rings(made, list(program.mesh.devices.flat))
+    described = {"path": str(dataset.path), "checksum": checksum, "dataset_fraction": program.dataset_fraction}
+    return described, meshes.sharded(made, program.mesh, fixed.partition(made, "data"))
+
+
+def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[str]:
+    """A line for every field that was None and depends on the environment: "network.torso: MLP(...)"."""
+    lines = []
+    for field in dataclasses.fields(resolved):
+        before, after = getattr(unresolved, field.name), getattr(resolved, field.name)
+        if before is None and after is not None:
+            lines.append(f"{prefix}{field.name}: {after!r}")
+        elif dataclasses.is_dataclass(after) and type(before) is type(after):
+            lines += resolved_defaults(before, after, f"{prefix}{field.name}.")
+    return lines
+
+
+def default_topology(env: Environment | HostRecipe, num_envs: int | None = None) -> Topology:
+    """`Anakin` for JAX environments, `Sebulba` for those on the host."""
+    topology = Anakin() if isinstance(env, Environment) else Sebulba()
+    return topology if num_envs is None else dataclasses.replace(topology, num_envs=num_envs)

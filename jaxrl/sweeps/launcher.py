@@ -1,0 +1,266 @@
+"""Many experiments side by side, each a run of its own with its own directory, on the resources that Ray finds."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl import envs
+from jaxrl.algos.base import make_algorithm, replace
+from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
+from jaxrl.parallel.offline import Offline
+from jaxrl.parallel.ray.remote import connect
+from jaxrl.run.directory import difference, read_config
+from jaxrl.run.loggers import read_metrics
+from jaxrl.run.progress import ProgressBar
+from jaxrl.run.result import logging_settings, run_config
+from jaxrl.run.training import Topology, default_topology, train
+from jaxrl.sweeps.search import configurations
+from jaxrl.sweeps.sweep import SweepResult
+
+_LONGEST_NAME = 100  # of a directory, of the 255 that file systems allow
+_ENDED = ("finished", "target_return")
+
+
+@dataclasses.dataclass(repr=False)
+class Experiments(SweepResult):
+    """Labelled results of runs that have directories of their own.
+
+    `returns` has one entry a run, the mean of its final evaluation; there are no `learners`: `jaxrl.load` reads them.
+
+    Attributes:
+      run_dirs: of each configuration, by seed.
+      errors: by (configuration, seed), what a run raised, with its traceback.
+    """
+
+    run_dirs: list[list[Path]] = dataclasses.field(default_factory=list)
+    errors: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)
+
+
+def launch(
+    algo: Algorithm | str,
+    env: Environment | HostRecipe | str,
+    *,
+    total_steps: int,
+    run_dir: str | Path,
+    seeds: int | Sequence[int] = 8,
+    samples: int | None = None,
+    search_seed: int = 0,
+    num_envs: int | None = None,
+    topology: Topology | None = None,
+    cpus_per_run: float = 1.0,
+    gpus_per_run: float = 0.0,
+    restarts: int = 3,
+    address: str | None = None,
+    points: int = 50,
+    evaluation_episodes: int = 128,
+    explore_in_evaluation: bool = False,
+    progress: bool = True,
+    **space: Any,
+) -> Experiments:
+    """Seeds times settings, each a call of `jaxrl.train` in a process of its own, as many at once as there is room for.
+
+    Runs that ended are not run again, and those that were cut off go on from their checkpoints.
+
+    Args:
+      algo, env, total_steps, num_envs, topology: of every run; environments on the host too.
+      run_dir: holds the run directories; all machines must see it.
+      seeds: how many, from 0 on, or which.
+      samples: None: the full grid of the lists in `space`; a number: so many random draws.
+      search_seed: of those draws.
+      cpus_per_run: that Ray sets aside for each run.
+      gpus_per_run: likewise; 0: the run is on the processor.
+      restarts: how often a run may lose its process or machine and be taken up again.
+      address: of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+      points: of the curves.
+      evaluation_episodes, explore_in_evaluation: of the evaluations of every run.
+      progress: show a progress bar, over runs.
+      **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `samples`.
+
+    Returns:
+      The results; a run that raised is marked as failed, and disturbs none.
+
+    Raises:
+      ConfigError: settings that do not fit, all of them, before anything is launched.
+    """
+    algo = make_algorithm(algo) if isinstance(algo, str) else algo
+    env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
+    seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    problems = [
+        f"{name}={value} must be at least {least}"
+        for name, value, least in (
+            ("total_steps", total_steps, 1),
+            ("points", points, 1),
+            ("cpus_per_run", cpus_per_run, 0),
+            ("gpus_per_run", gpus_per_run, 0),
+            ("restarts", restarts, 0),
+        )
+        if value < least
+    ]
+    problems += [] if seeds else ["seeds: at least one"]
+    if topology is not None and num_envs is not None:
+        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
+    if problems:
+        raise ConfigError(problems)
+    settings = configurations(samples, space, search_seed)
+    topology = topology or default_topology(env, num_envs)
+    acting = 0 if isinstance(topology, Offline) else topology.num_envs
+    variants = [replace(algo, **setting).resolve(env_spec(env), acting) for setting in settings]
+    shards = [topology.bind(variant, env).shards for variant in variants]
+    root = Path(run_dir).absolute()
+    run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
+    shared = {"total_steps": total_steps, "topology": topology, "evaluation_episodes": evaluation_episodes}
+    shared |= {"explore_in_evaluation": explore_in_evaluation, "progress": False}
+    looks = logging_settings(None, evaluation_episodes, explore_in_evaluation)
+
+    def config(place, seed):
+        """As `train` will write it."""
+        resolved = dataclasses.replace(topology, shards=shards[place])
+        return run_config(variants[place], env, resolved, total_steps, seed, looks)
+
+    began = time.monotonic()
+    asked = {
+        (place, index): (variant, env, {**shared, "seed": seed, "run_dir": run_dirs[place][index]})
+        for place, variant in enumerate(variants)
+        for index, seed in enumerate(seeds)
+        if not _ended(run_dirs[place][index], config(place, seed))
+    }
+    errors = _run(asked, cpus_per_run, gpus_per_run, restarts, address, len(settings) * len(seeds), progress)
+    wall = time.monotonic() - began
+    rate = sum(_result(run_dirs[place][index]).get("total_steps", 0) for place, index in asked) / max(wall, 1e-9)
+    return _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall)
+
+
+# --- the runs ----------------------------------------------------------------------------------------------------
+
+
+def _run(asked, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
+    """Runs what is asked for; what was raised, by run."""
+    errors: dict[tuple[int, int], str] = {}
+    display = ProgressBar() if progress else None
+    if display is not None:
+        display.start(count, count - len(asked))
+    try:
+        if asked:
+            ray = connect(address)
+            # A process a run: what one leaves in its process or on the accelerator is gone when the next begins.
+            options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": restarts, "max_calls": 1}
+            task = ray.remote(**options)(_experiment)
+            pending = {task.remote(*arguments, gpus > 0): run for run, arguments in asked.items()}
+            try:
+                while pending:
+                    [reference], _ = ray.wait(list(pending), num_returns=1)
+                    run = pending.pop(reference)
+                    try:
+                        error = ray.get(reference)
+                    except ray.exceptions.RayError as lost:
+                        error = f"its process was lost more than restarts={restarts} times: {lost}"
+                    if error is not None:
+                        errors[run] = error
+                        if display is not None:
+                            display.note(f"{asked[run][2]['run_dir']} failed: {error.strip().splitlines()[-1]}")
+                    if display is not None:
+                        display.update(count - len(pending), {})
+            except BaseException:
+                for reference in pending:
+                    ray.cancel(reference, force=True)
+                raise
+    finally:
+        if display is not None:
+            display.close()
+    return errors
+
+
+def _experiment(algo: Algorithm, env: Environment | HostRecipe, options: dict[str, Any], gpu: bool) -> str | None:
+    """One run, in a process of its own; the traceback if it raised."""
+    if not gpu:
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        result = train(algo, env, **options)
+    except Exception:
+        return traceback.format_exc()
+    return None if result.stopped in _ENDED else result.problem or f"stopped: {result.stopped}"
+
+
+def _name(setting: Mapping[str, Any]) -> str:
+    """The directory of a configuration: what it is, in words."""
+    text = ",".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
+    name = re.sub(r"[^\w=.,+-]", "_", text)
+    if name == text and len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _result(run_dir: Path) -> dict[str, Any]:
+    """What a run wrote about its end; empty if it has not."""
+    try:
+        return json.loads((run_dir / "result.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _ended(run_dir, config) -> bool:
+    """Whether the run of this configuration is there and over, and was evaluated as it asks.
+
+    Of another one in its place `train` complains, with what differs; one evaluated otherwise it evaluates again.
+    """
+    record = _result(run_dir)
+    if record.get("stopped") not in _ENDED:
+        return False
+    if record["stopped"] == "finished" and record["total_steps"] < config["total_steps"]:
+        return False
+    try:
+        before = read_config(run_dir)
+    except RunDirectoryError:
+        return False
+    return not difference(before, json.loads(json.dumps(config)), ("total_steps", "topology.devices"))
+
+
+# --- what came of them -------------------------------------------------------------------------------------------
+
+
+def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall) -> Experiments:
+    steps = np.asarray([total_steps * (point + 1) // points for point in range(points)])
+    records = [[_result(path) for path in paths] for paths in run_dirs]
+    rows = [[read_metrics(path / "metrics.jsonl") for path in paths] for paths in run_dirs]
+    names = sorted({name for some in rows for those in some for row in those for name in row} - {"step", "seconds"})
+    metrics = {
+        name: np.stack([np.stack([_curve(those, name, steps) for those in some]) for some in rows]) for name in names
+    }
+    means = [[record.get("evaluation", {}).get("return_mean", np.nan) for record in some] for some in records]
+    failed = [
+        [(place, index) in errors or record.get("stopped") not in _ENDED for index, record in enumerate(some)]
+        for place, some in enumerate(records)
+    ]
+    return Experiments(
+        configurations=settings,
+        seeds=seeds,
+        steps=steps,
+        metrics=metrics,
+        returns=np.asarray(means, np.float32)[..., None],
+        failed=np.asarray(failed),
+        learners=[],
+        steps_per_second=rate,
+        wall_seconds=wall,
+        run_dirs=run_dirs,
+        errors=errors,
+    )
+
+
+def _curve(rows, name, steps) -> np.ndarray:
+    """The last value at or before each of `steps`; NaN where there was none."""
+    known = [(row["step"], row[name]) for row in rows if name in row]
+    if not known:
+        return np.full(len(steps), np.nan, np.float32)
+    at, values = np.asarray(known, np.float64).T
+    place = np.searchsorted(at, steps, side="right") - 1
+    return np.where(place >= 0, values[place], np.nan).astype(np.float32)

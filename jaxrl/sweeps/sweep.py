@@ -1,0 +1,282 @@
+"""Sweeps: seeds times settings, trained in one program."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxrl.algos.base import make_algorithm, replace
+from jaxrl.core.config import encode
+from jaxrl.core.errors import ConfigError, NonFiniteError
+from jaxrl.core.types import Algorithm, Environment
+from jaxrl.envs.configs import to_config
+from jaxrl.parallel import learner
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.mesh import cores, use_cpu_devices
+from jaxrl.parallel.multihost import distributed
+from jaxrl.plots.curves import interquartile_mean
+from jaxrl.run.progress import ProgressBar
+from jaxrl.sweeps.make_train import bound
+from jaxrl.sweeps.search import configurations
+from jaxrl.sweeps.vectorized import VectorizedRuns
+
+
+@dataclasses.dataclass
+class SweepResult:
+    """The result of a sweep.
+
+    Attributes:
+      configurations: the settings, in order.
+      seeds: the seeds of each.
+      steps: environment steps at each point of the curves, shape (points,).
+      metrics: by name, float32 (configurations, seeds, points); NaN where no episode ended.
+      returns: of the final evaluations, (configurations, seeds, episodes); NaN where unfinished.
+      failed: bool (configurations, seeds): a value was not finite in that run.
+      learners: the final learner states, leaves (seeds, ...), one tree per configuration.
+    """
+
+    configurations: list[dict[str, Any]]
+    seeds: list[int]
+    steps: np.ndarray
+    metrics: dict[str, np.ndarray]
+    returns: np.ndarray
+    failed: np.ndarray
+    learners: list[Any]
+    steps_per_second: float
+    wall_seconds: float
+
+    def __repr__(self) -> str:
+        runs = f"{len(self.configurations)} configurations x {len(self.seeds)} seeds"
+        steps = f"{int(self.steps[-1]):,} steps" if len(self.steps) else "no steps"
+        if np.isfinite(self.scores).any():
+            best = ", ".join(f"{name}={_short(value)}" for name, value in self.best.items()) or "the only one"
+            found = f"best: {best[:200]}, interquartile mean {np.nanmax(self.interquartile_means):.4g}"
+        else:
+            found = "no score"
+        return f"{type(self).__name__}({runs}, {steps}; {found})"
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Mean final return of every run, (configurations, seeds); NaN for runs that failed."""
+        with np.errstate(invalid="ignore"):
+            means = np.nanmean(np.where(np.isnan(self.returns).all(-1, keepdims=True), 0.0, self.returns), axis=-1)
+        return np.where(self.failed | np.isnan(self.returns).all(-1), np.nan, means)
+
+    @property
+    def interquartile_means(self) -> np.ndarray:
+        """Over the seeds of each configuration, a failed run counting as the worst; (configurations,)."""
+        worst = np.nanmin(self.scores) if np.isfinite(self.scores).any() else np.nan
+        filled = np.where(np.isnan(self.scores), worst, self.scores)
+        return np.asarray([interquartile_mean(row[:, None])[0] for row in filled])
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The configuration with the highest interquartile mean.
+
+        Raises:
+          NonFiniteError: no run has a score.
+        """
+        if not np.isfinite(self.scores).any():
+            raise NonFiniteError("no configuration is the best: every run met NaN or Inf, or finished no episode")
+        return self.configurations[int(np.nanargmax(self.interquartile_means))]
+
+    def table(self) -> str:
+        """A text table with one line per configuration, the best first."""
+        names = list(self.configurations[0])
+        header = [*names, "IQM", "mean", "std", "min", "max", "failed"]
+        rows = []
+        for index in np.argsort(-self.interquartile_means):
+            scores = self.scores[index][~np.isnan(self.scores[index])]
+            scores = scores if scores.size else np.asarray([np.nan])
+            numbers = [self.interquartile_means[index], scores.mean(), scores.std(), scores.min(), scores.max()]
+            setting = [_short(self.configurations[index][name]) for name in names]
+            rows.append([*setting, *(f"{x:.1f}" for x in numbers), str(int(self.failed[index].sum()))])
+        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]
+        )
+
+
+def _short(value):
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def sweep(
+    algo: Algorithm | str,
+    env: Environment | str,
+    *,
+    total_steps: int,
+    seeds: int | Sequence[int] = 8,
+    samples: int | None = None,
+    search_seed: int = 0,
+    num_envs: int = 8,
+    topology: Anakin | None = None,
+    devices: int | None = None,
+    mapping: str | None = None,
+    points: int = 50,
+    evaluation_episodes: int = 128,
+    explore_in_evaluation: bool = False,
+    progress: bool = True,
+    **space: Any,
+) -> SweepResult:
+    """Trains every setting with every seed in one compiled program, sharded over the devices.
+
+    Where the runs of a device are mapped in turn, each run is bit for bit the run of that seed alone; under `vmap` it
+    is equal up to rounding. With several processes (`jaxrl.parallel.multihost.distributed`) each trains a part of the
+    runs, and all have the result.
+
+    Args:
+      algo, env, total_steps, num_envs, topology: of every run, as for `make_train`.
+      seeds: how many, from 0 on, or a list of seeds.
+      samples: number of random draws from `space`; None: the full grid of its lists.
+      search_seed: of these draws.
+      devices: number of devices of this process to use; None: all of them. On a CPU, JAX is asked for one device per
+        core if it has not started yet.
+      mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
+      points: number of points of the learning curves.
+      evaluation_episodes, explore_in_evaluation: of the final evaluation of every run.
+      progress: show a progress bar.
+      **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `samples`. Static fields may
+        be swept too; each of their combinations is a separate program.
+
+    Raises:
+      ConfigError: all invalid settings.
+    """
+    if devices is None:
+        use_cpu_devices(cores())
+    if mapping not in (None, "vmap", "in_turn"):
+        raise ConfigError(f"mapping={mapping!r} is not one of 'vmap', 'in_turn'")
+    here = jax.local_device_count()
+    processes, leader = jax.process_count(), distributed.is_leader()
+    devices = here if devices is None else devices
+    if not 1 <= devices <= here:
+        raise ConfigError(f"devices={devices} must be between 1 and the {here} that this process has")
+    mapping = mapping or ("in_turn" if jax.default_backend() == "cpu" else "vmap")
+    seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not seeds:
+        raise ConfigError("seeds: at least one")
+    algo = make_algorithm(algo) if isinstance(algo, str) else algo
+    settings = configurations(samples, space, search_seed)
+    topology = topology or Anakin(num_envs, devices=1)
+    if processes > 1:
+        asked = {"algorithm": encode(algo), "environment": env if isinstance(env, str) else to_config(env)}
+        asked |= {"topology": encode(topology), "settings": encode(settings), "seeds": seeds, "mapping": mapping}
+        asked |= {"total_steps": total_steps, "points": points, "explore_in_evaluation": explore_in_evaluation}
+        distributed.check_same(asked | {"evaluation_episodes": evaluation_episodes})
+    groups: dict[Any, list[int]] = {}
+    programs = [bound(replace(algo, **setting), env, total_steps, topology) for setting in settings]
+    for index, (variant, *_) in enumerate(programs):
+        groups.setdefault(jax.tree.structure(variant), []).append(index)
+
+    display = ProgressBar() if progress and leader else None
+    began = time.monotonic()
+    parts: dict[int, dict[str, Any]] = {}
+    if display is not None:
+        display.start(sum(b[3] * b[2].steps_per_iteration(b[0]) for b in programs) * len(seeds) // processes)
+    done, timed = 0, []
+    try:
+        for members in groups.values():
+            _, env_, program, iterations = programs[members[0]]
+            runs = [(programs[index][0], seed) for index in members for seed in seeds]
+            mine = _share(runs)
+            many = VectorizedRuns(program, devices, mapping, len(mine))
+            algos = many.stack([variant for variant, _ in mine])
+            keys = many.stack([jax.random.key(seed) for _, seed in mine])
+            part, parts_timed, done = _train_many(many, algos, env_, keys, iterations, points, display, done)
+            timed += parts_timed
+            returns = many.evaluate(algos, part["learner"], env_, keys, evaluation_episodes, explore_in_evaluation)
+            part |= {"returns": returns}
+            if processes > 1:
+                part = _gathered(part, len(mine))
+            for position, index in enumerate(members):
+                rows = slice(position * len(seeds), (position + 1) * len(seeds))
+                parts[index] = {
+                    "steps": part["steps"],
+                    "metrics": {name: curve[rows] for name, curve in part["metrics"].items()},
+                    "failed": part["failed"][rows],
+                    "learner": jax.tree.map(lambda x, rows=rows: x[rows], part["learner"]),
+                    "returns": part["returns"][rows],
+                }
+    finally:
+        if display is not None:
+            display.close()
+    ordered = [parts[index] for index in range(len(settings))]
+    names = set.intersection(*(set(part["metrics"]) for part in ordered))
+    rate = sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9)
+    length = min(len(part["steps"]) for part in ordered)
+    return SweepResult(
+        configurations=settings,
+        seeds=seeds,
+        steps=ordered[0]["steps"][-length:],
+        metrics={name: np.stack([part["metrics"][name][:, -length:] for part in ordered]) for name in sorted(names)},
+        returns=np.stack([part["returns"] for part in ordered]),
+        failed=np.stack([part["failed"] for part in ordered]),
+        learners=[part["learner"] for part in ordered],
+        steps_per_second=sum(distributed.exchange("steps a second", rate)),
+        wall_seconds=time.monotonic() - began,
+    )
+
+
+def _share(runs: list[Any]) -> list[Any]:
+    """Those of this process; every process has the same number, so the last ones may have the last run again."""
+    processes, index = jax.process_count(), jax.process_index()
+    padded = runs + runs[-1:] * (-len(runs) % processes)
+    each = len(padded) // processes
+    return padded[index * each : (index + 1) * each]
+
+
+def _gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
+    """What all processes have of `each` run that is theirs, in the order of runs."""
+    of_runs = {name: value for name, value in part.items() if name != "steps"}
+    mine = jax.tree.map(lambda x: np.asarray(x)[:each], of_runs)  # the rest fills up a device
+    return multihost_utils.process_allgather(mine, tiled=True) | {"steps": part["steps"]}
+
+
+def _train_many(many, algos, env, keys, iterations, points, display, done_before):
+    one = jax.eval_shape(lambda algos: many.program.init(many.first(algos), env, keys[0]), algos)
+    devices = list(many.mesh.devices.flat)
+    learner.check_memory(many.first(algos), one, devices, runs=jax.tree.leaves(algos)[0].shape[0], saved=False)
+    states = many.start(algos, env, keys)
+    points = min(points, iterations)
+    borders = [iterations * (index + 1) // points for index in range(points)]
+    total_steps_per_env = iterations * many.program.steps_per_iteration(many.first(algos)) // many.program.num_envs
+    rows = many.program.steps_per_iteration(many.first(algos))
+    reports, steps, at_iteration, timed, done = [], [], 0, [], done_before
+    since = time.monotonic()
+    for border in borders:
+        length = border - at_iteration
+        states, report = many.chunk(algos, env, states, length, total_steps_per_env)
+        reports.append(jax.device_get(report))
+        now = time.monotonic()
+        timed.append((now - since, length * rows * many.runs))
+        since = now
+        at_iteration = border
+        steps.append(border * rows)
+        done += length * rows * many.runs
+        if display is not None:
+            display.update(done, {"train/return_mean": float(np.nanmean(_mean_return(reports[-1], many.runs)))})
+    with np.errstate(invalid="ignore", divide="ignore"):  # means where no episode ended are NaN
+        curves = [report.metrics() for report in reports]
+    failed = np.stack([report.failed_at for report in reports], axis=-1).max(axis=-1) >= 0
+    return (
+        {
+            "steps": np.asarray(steps),
+            "metrics": {
+                name: np.stack([np.asarray(curve[name])[: many.runs] for curve in curves], -1) for name in curves[0]
+            },
+            "failed": failed[: many.runs],
+            "learner": states.learner,
+        },
+        timed[1:] or timed,  # the first part compiles
+        done,
+    )
+
+
+def _mean_return(report, runs):
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.asarray(report.episodes.returns)[:runs] / np.asarray(report.episodes.count)[:runs]
+    return mean if np.isfinite(mean).any() else np.zeros(1)

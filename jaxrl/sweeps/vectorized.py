@@ -1,0 +1,154 @@
+"""Many runs of one compiled program, sharded over the devices of a process; in turn on each, or under `vmap`."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jaxrl.core.report import Report
+from jaxrl.core.run_state import RunState
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import Environment
+from jaxrl.parallel.mesh import over_devices
+from jaxrl.parallel.program import CompiledProgram
+from jaxrl.run.evaluation import layout, play
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorizedRuns:
+    """Many runs of one program over a mesh of devices; static. Runs beyond `runs` only fill up the last device."""
+
+    program: CompiledProgram[Environment]
+    devices: int
+    mapping: str
+    runs: int
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        auto = (jax.sharding.AxisType.Auto,)
+        return jax.make_mesh((self.devices,), ("runs",), axis_types=auto, devices=jax.local_devices()[: self.devices])
+
+    def stack(self, trees: list[Any]) -> Any:
+        """One tree with a leading axis of runs, padded to a multiple of the devices."""
+        padded = trees + [trees[-1]] * (-len(trees) % self.devices)
+        if isinstance(trees[0], jax.Array):
+            return jnp.stack(padded)
+        return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(y, jnp.float32) for y in x]), *padded)
+
+    def first(self, algos: Any) -> Any:
+        return jax.tree.map(lambda x: x[0], algos)
+
+    def start(self, algos, env, keys):
+        return _start_many(self, algos, env, keys)
+
+    def chunk(self, algos, env, states, length, total_steps_per_env) -> tuple[RunState, Report]:
+        return _chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_steps_per_env))
+
+    def evaluate(self, algos, learners, env, keys, episodes, explore) -> np.ndarray:
+        num_envs, quota = layout(episodes, None)
+        scores = _evaluate_many(self, algos, learners, env, keys, num_envs=num_envs, quota=quota, explore=explore)
+        returns, _, done = jax.device_get(scores)
+        counts = np.arange(quota)[None, :, None] < done[:, None, :]
+        return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]
+
+    def mapped(self, function):
+        """`function` of the runs of one device, from a function of one run."""
+        if self.mapping == "vmap":
+            return lambda *trees: jax.vmap(function)(*trees)
+        return lambda *trees: jax.lax.map(lambda tree: function(*tree), trees)
+
+    def sharded(self, function, unmapped: int):
+        """`function` of the runs of one device, over all devices; the last `unmapped` arguments go to all."""
+        runs = PartitionSpec("runs")
+
+        def call(*arguments):
+            cut = len(arguments) - unmapped
+            specs = (runs,) * cut + (PartitionSpec(),) * unmapped
+            return over_devices(function, self.mesh, specs, runs)(*arguments)
+
+        return call
+
+
+@partial(jax.jit, static_argnums=0)
+def _start_many(many, algos, env, keys):
+    def one_device(algos, keys, env):
+        return many.mapped(lambda algo, key: many.program.init(algo, env, key))(algos, keys)
+
+    return many.sharded(one_device, unmapped=1)(algos, keys, env)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _chunk_many(many, algos, env, states, length, total_steps_per_env):
+    program = many.program
+
+    def one_device(algos, states, env, length, total_steps_per_env):
+        if many.mapping == "in_turn":
+            return _in_turn(
+                lambda algo, state: program.advance(algo, env, state, length, total_steps_per_env), algos, states
+            )
+        # Under vmap the counters stay outside of the mapped axis, so that branches on them stay branches.
+        steps_per_env, empty_at = jax.tree.map(lambda x: x[0], (states.steps_per_env, states.empty_at))
+        names = [field.name for field in dataclasses.fields(RunState)]
+        mapped_axes: dict[str, Any] = dict.fromkeys(names, 0) | {"steps_per_env": None, "empty_at": None}
+        axes = RunState(**mapped_axes)
+        mapped = jax.vmap(program.iterate, in_axes=(0, None, axes, None), out_axes=(axes, 0))
+        states, report = program.advance(
+            algos,
+            env,
+            states.replace(steps_per_env=steps_per_env, empty_at=empty_at),
+            length,
+            total_steps_per_env,
+            iterate=mapped,
+        )
+        count = jax.tree.leaves(algos)[0].shape[0]
+        steps_per_env, empty_at = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (count,)), (states.steps_per_env, states.empty_at)
+        )
+        return states.replace(steps_per_env=steps_per_env, empty_at=empty_at), report
+
+    return many.sharded(one_device, unmapped=3)(algos, states, env, length, total_steps_per_env)
+
+
+def _in_turn(advance, algos, states):
+    """`advance(algo, state) -> (state, report)` of every run, one after another, writing each state over its old one.
+
+    `jax.lax.map` would keep the old and the new states of all runs, and hence every replay twice.
+    """
+
+    def of(trees, run):
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, run, keepdims=False), trees)
+
+    def put(trees, tree, run):
+        return jax.tree.map(lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, run, 0), trees, tree)
+
+    runs = states.key.shape[0]
+    shapes = jax.eval_shape(lambda: advance(of(algos, 0), of(states, 0)))[1]
+    reports = jax.tree.map(lambda x: jnp.zeros((runs, *x.shape), x.dtype), shapes)
+
+    def body(run, carried):
+        states, reports = carried
+        state, report = advance(of(algos, run), of(states, run))
+        return put(states, state, run), put(reports, report, run)
+
+    return jax.lax.fori_loop(0, runs, body, (states, reports))
+
+
+@partial(jax.jit, static_argnums=0, static_argnames=("num_envs", "quota", "explore"))
+def _evaluate_many(many, algos, learners, env, keys, *, num_envs, quota, explore):
+    spec = many.program.spec
+
+    def one(algo, learner, key, env):
+        final = resolve_schedules(algo, jnp.float32(1.0))
+        limit = jnp.int32(27_000 * quota)
+        return play(
+            final, final.actor(learner), env, key, limit, spec=spec, num_envs=num_envs, quota=quota, explore=explore
+        )
+
+    def one_device(algos, learners, keys, env):
+        return many.mapped(lambda algo, learner, key: one(algo, learner, key, env))(algos, learners, keys)
+
+    return many.sharded(one_device, unmapped=1)(algos, learners, keys, env)

@@ -1,0 +1,27 @@
+"""Writes the tables of fields in docs/algorithms/*.md anew, from the code: run it after a field or its help changed.
+
+.venv/bin/python scripts/update_field_tables.py
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from helpers.field_tables import expected_table, with_table  # noqa: E402  needs the path above
+
+from jaxrl.algos import ALGORITHMS  # noqa: E402
+
+
+def main():
+    for path in sorted((ROOT / "docs" / "algorithms").glob("*.md")):
+        before = path.read_text()
+        after = with_table(before, expected_table(ALGORITHMS[path.stem]))
+        if after != before:
+            path.write_text(after)
+            print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

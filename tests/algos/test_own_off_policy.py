@@ -1,0 +1,179 @@
+"""An off-policy algorithm of a user's own, in one file: critics with batch normalization and without targets.
+
+It is CrossQ (Bhatt et al., 2024, arXiv:1902.05605) with a fixed temperature: both ends of a transition go through the
+critics in one batch, so that batch normalization sees the actions of the data and of the policy alike.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from helpers.programs import assert_equal
+
+import jaxrl
+from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.sac import value_and_log_prob
+from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    Network,
+    Replicas,
+    Source,
+    TimeStep,
+    TransitionBatch,
+    UpdateInfo,
+)
+from jaxrl.networks import Actor, Critic, resolve_torso
+
+
+class CrossQState(struct.PyTreeNode):
+    """All that the learner is."""
+
+    policy: TrainState
+    critic: TrainState
+    updates: jax.Array  # int32
+
+
+@algorithm
+class CrossQ:
+    """Soft actor-critic without target networks, kept stable by batch normalization."""
+
+    learning_rate: Scalar = number(1e-3, above=0, help="step size")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
+    temperature: Scalar = number(0.05, above=0, help="weight of the entropy")
+    n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
+    capacity: int = static(10_000, low=1, help="transitions that the replay holds")
+    min_size: int = static(256, low=1, help="transitions before the first update")
+    batch_size: int = static(64, low=1, help="transitions an update")
+    rollout_length: int = static(1, low=1, help="steps of every environment between two rounds of updates")
+    replay_ratio: float = static(0.25, above=0, help="updates per environment step")
+    storage: Literal["ring", "flashbax"] = static(
+        "ring", choices=("ring", "flashbax"), help="what keeps the replay: a ring of our own, or flashbax"
+    )
+    optimizer: Optimizer = number(Adam(b1=0.5, eps=1e-8))
+    policy: Network = static(Actor(widths=(32,)))
+    critic: Critic = static(Critic(widths=(64,), normalization="batch"))
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        return field_problems(self) + off_policy.problems("CrossQ", self.policy, self.critic, spec, stochastic=True)
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self)}
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> CrossQState:
+        policy_key, critic_key = jax.random.split(key)
+        optimizer = self.optimizer(self.learning_rate)
+        return CrossQState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), optimizer),
+            critic=train_state.create(*self.critic.init(critic_key, spec), optimizer),
+            updates=jnp.int32(0),
+        )
+
+    def actor(self, state: CrossQState) -> ActorState:
+        return off_policy.actor(state.policy, (), state.updates)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        distribution = off_policy.act(self.policy, actor, timestep, None, spec)
+        return ActorOutput(
+            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
+        )
+
+    def update(
+        self, state: CrossQState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[CrossQState, UpdateInfo]:
+        replay: TransitionBatch = batch["replay"]
+        next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
+        optimizer = self.optimizer(self.learning_rate)
+        following = off_policy.evaluate_policy(self.policy, state.policy.variables, replay.next_observation, spec)
+        next_action, next_log_prob = following.sample_and_log_prob(next_key)
+
+        def critic_loss(params):
+            """Both ends in one pass; no gradient through the next values."""
+            variables = state.critic.variables.replace(params=params)
+            both = jax.tree.map(
+                lambda *ends: jnp.concatenate(ends),
+                (replay.observation, replay.action),
+                (replay.next_observation, next_action),
+            )
+            output, model_state = off_policy.train_critic(self.critic, variables, *both, spec)
+            values, next_values = jnp.split(output[..., 0], 2, axis=1)
+            soft = jnp.min(next_values, axis=0) - self.temperature * next_log_prob
+            target = off_policy.expected_target(replay, soft, self.gamma).atoms[:, 0]
+            losses = 0.5 * jnp.sum(jnp.square(values - target[None]), axis=0)
+            loss = weighted_mean(losses, replay.weight, replicas)
+            return loss, (
+                {"critic_loss": loss, "q_value": weighted_mean(values[0], replay.weight, replicas)},
+                model_state,
+            )
+
+        gradients, (metrics, model_state) = jax.grad(critic_loss, has_aux=True)(state.critic.params)
+        critic, _ = train_state.apply_gradients(state.critic, gradients, optimizer, replicas, model_state)
+
+        def policy_loss(params):
+            variables = state.policy.variables.replace(params=params)
+            distribution, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
+            value, log_prob = value_and_log_prob(
+                self.critic, critic.variables, distribution, replay.observation, None, key, spec
+            )
+            return weighted_mean(self.temperature * log_prob - value, replay.weight, replicas), model_state
+
+        (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(state.policy.params)
+        policy, _ = train_state.apply_gradients(state.policy, gradients, optimizer, replicas, model_state)
+        metrics = replicas.mean(metrics | {"policy_loss": loss})
+        return CrossQState(policy, critic, state.updates + 1), UpdateInfo(metrics)
+
+
+ENV = jaxrl.make("probe:ActionReward", continuous=True)
+
+
+def trained(total_steps, **settings):
+    """On episodes of one step, worth 1 less the squared distance of the action from 0.5."""
+    topology = jaxrl.Anakin(num_envs=8, devices=1)
+    settings |= {"evaluate_every": 0, "progress": False, "seed": 3, "topology": topology}
+    return jaxrl.train(CrossQ(), ENV, total_steps=total_steps, **settings)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return trained(2_048)
+
+
+def test_it_learns(whole):
+    """The best policy's return is 1; that of random actions -0.6 on average."""
+    assert whole.evaluation.return_mean > 0.9
+
+
+def test_batch_normalization_learns_its_statistics_and_the_policy_has_none(whole):
+    learner = whole.state.learner
+    fresh = CrossQ().init(jax.random.key(0), jaxrl.core.types.env_spec(ENV)).critic.model_state
+    moved = jax.tree.map(
+        lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), learner.critic.model_state, fresh
+    )
+    assert jax.tree.leaves(moved) and min(jax.tree.leaves(moved)) > 0.0
+    assert learner.policy.model_state == () and learner.critic.target_params == ()
+
+
+def test_it_resumes_bit_for_bit(whole, tmp_path):
+    trained(1_024, run_dir=tmp_path)
+    again = trained(2_048, run_dir=tmp_path)
+    assert_equal(whole.state, again.state)
+    np.testing.assert_array_equal(whole.evaluation.returns, again.evaluation.returns)

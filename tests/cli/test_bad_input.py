@@ -1,0 +1,215 @@
+"""Bad input on the command line: told in a paragraph, with exit code 2, before anything is compiled."""
+
+import json
+import os
+
+import jax
+import pytest
+
+from jaxrl.cli import main
+from jaxrl.parallel.program import CompiledProgram
+from jaxrl.run.directory import RunDirectory
+
+ENV = ["--env", "gymnax:CartPole-v1"]
+RUN = [*ENV, "--total-steps", "1000"]
+
+
+@pytest.fixture
+def refused(capsys, monkeypatch):
+    """Runs a command line that must be refused; what it said, each run of white space as one space."""
+    jax.devices()  # the tests' four CPU devices exist before a --devices asks for others
+
+    def start(*_):
+        raise AssertionError("training began")
+
+    monkeypatch.setattr(CompiledProgram, "start", start)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*argv):
+        try:
+            code = main.main(list(argv))
+        except SystemExit as stopped:  # how tyro leaves
+            code = stopped.code
+        printed = capsys.readouterr()
+        assert code == 2, printed
+        assert "Traceback" not in printed.err
+        return " ".join(printed.err.split())
+
+    return run
+
+
+def test_unknown_command(refused):
+    assert "unknown command 'trian'; did you mean 'train'?" in refused("trian", "ppo")
+
+
+def test_unknown_algorithm(refused):
+    assert "unknown algorithm 'pppo'; did you mean 'ppo'" in refused("train", "pppo", *RUN)
+
+
+def test_unknown_suite(refused):
+    said = refused("train", "ppo", "--env", "gymnaxx:CartPole-v1", "--total-steps", "1000")
+    assert "unknown suite 'gymnaxx'; did you mean 'gymnax'" in said
+
+
+def test_unknown_environment(refused):
+    said = refused("train", "ppo", "--env", "gymnax:CartPool-v1", "--total-steps", "1000")
+    assert "'CartPole-v1'" in said
+
+
+def test_environment_without_its_suite(refused):
+    said = refused("train", "ppo", "--env", "CartPole-v1", "--total-steps", "1000")
+    assert "did you mean" in said and "'gymnax:CartPole-v1'?" in said
+
+
+def test_unknown_flag(refused):
+    said = refused("train", "ppo", *RUN, "--learnig-rate", "1e-3")
+    assert "unknown flag '--learnig-rate'; did you mean '--learning-rate'" in said
+    assert "unexpected 'extra'" in refused("train", "ppo", *RUN, "extra")
+    assert "Missing value" in refused("train", "ppo", *RUN, "--gamma")
+
+
+def test_several_unknown_flags_are_told_at_once(refused):
+    said = refused(
+        "train", "ppo", *RUN, "--learnig-rate", "1e-3", "--gama", "0.9", "--network.tors=mlp", "--epochs", "x"
+    )
+    assert "--learning-rate" in said and "--gamma" in said and "--network.torso" in said and "--epochs: 'x'" in said
+
+
+def test_several_wrong_values_are_told_at_once(refused):
+    said = refused(
+        *("train", "ppo", "--env", "gymnax:CartPool-v1", "--total-steps", "many"),
+        *("--learning-rate", "fast", "--epochs", "2.5", "--gamma", "1.5", "--objective", "klip"),
+        *("--network.core", "gruu:8", "--network.torso", "mlp:64,x", "--optimizer", "adam:epsilon=1"),
+    )
+    for part in (
+        "--total-steps: 'many' is not a number",
+        "--learning-rate: 'fast' is neither a number nor a schedule",
+        "--epochs: '2.5' is not a whole number",
+        "PPO.gamma=1.5 must be at least 0 and at most 1",
+        "--objective: unknown value 'klip'; did you mean 'clip'",
+        "--network.core: unknown part 'gruu'; did you mean 'gru'",
+        "--network.torso: 'x' is not a number",
+        "--optimizer: unknown argument of adam 'epsilon'; did you mean 'eps'",
+        "CartPole-v1",
+    ):
+        assert part in said
+
+
+def test_nothing_given(refused):
+    said = refused("train", "ppo")
+    assert "--env NAME" in said and "--total-steps N" in said
+
+
+def test_schedule_that_is_none(refused):
+    assert "'linear:1' has 1 numbers; write linear:START:END[:UNTIL]" in refused(
+        "train", "ppo", *RUN, "--learning-rate", "linear:1"
+    )
+
+
+def test_environment_parameter(refused):
+    said = refused("train", "ppo", *RUN, "--env-params", "gravty=3", "force_mag")
+    assert "'force_mag' is not of the form key=value" in said
+    said = refused("train", "ppo", *RUN, "--env-params", "gravty=3", "--env-params", "masscat=1")
+    assert "did you mean 'gravity'" in said and "did you mean 'masscart'" in said
+
+
+def test_devices_that_do_not_divide(refused):
+    said = refused("train", "ppo", *RUN, "--num-envs", "6", "--devices", "4")
+    assert "num_envs=6 does not divide over 4 devices; use 4 or 8" in said
+
+
+def test_more_devices_than_there_are(refused):
+    assert "devices=4096 must be between 1 and" in refused(
+        "train", "ppo", *RUN, "--num-envs", "4096", "--devices", "4096"
+    )
+
+
+def test_minibatches_that_do_not_divide(refused):
+    said = refused("train", "ppo", *RUN, "--num-envs", "4", "--rollout-length", "8", "--minibatches", "5")
+    assert "minibatches=5" in said
+
+
+def test_no_environments(refused):
+    assert "num_envs=0 must be at least 1" in refused("train", "ppo", *RUN, "--num-envs", "0")
+
+
+def test_discrete_algorithm_on_a_continuous_space(refused):
+    said = refused("train", "dqn", "--env", "gymnax:Pendulum-v1", "--total-steps", "1000")
+    assert "DQN chooses among discrete actions" in said and "use PPO" in said
+
+
+def test_network_that_does_not_fit(refused):
+    assert "NatureCNN needs images" in refused("train", "ppo", *RUN, "--network.torso", "naturecnn")
+
+
+def test_settings_of_the_run(refused):
+    said = refused("train", "ppo", *RUN, "--evaluation-episodes", "0", "--keep", "0")
+    assert "evaluation_episodes=0 must be at least 1" in said and "keep=0 must be at least 1" in said
+
+
+def test_preset(refused):
+    said = refused("train", "ppo", "--preset", "purejaxrl-carpole")
+    assert "did you mean 'purejaxrl-cartpole'" in said
+    assert "is for PPO, not for dqn" in refused("train", "dqn", "--preset", "purejaxrl-cartpole")
+
+
+def test_run_directory_in_use(refused, tmp_path):
+    with RunDirectory(tmp_path, {"algorithm": "other"}):
+        said = refused("train", "ppo", *RUN, "--run-dir", str(tmp_path))
+    assert f"in use by process {os.getpid()}" in said
+
+
+def test_run_directory_of_another_configuration(refused, tmp_path):
+    with RunDirectory(tmp_path, {"algorithm": {"type": "algorithm:ppo", "gamma": 0.5}, "seed": 0}):
+        pass
+    said = refused("train", "ppo", *RUN, "--run-dir", str(tmp_path))
+    assert "algorithm.gamma: 0.5 -> 0.99" in said and "--overwrite" in said
+    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 0  # nothing lost
+
+
+def test_disk_that_cannot_be_written(refused, tmp_path):
+    (tmp_path / "file").write_text("")
+    said = refused("train", "ppo", *RUN, "--run-dir", str(tmp_path / "file" / "run"))
+    assert "cannot write to the run directory" in said
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that is read-only even to root")
+def test_read_only_disk(refused):
+    said = refused("train", "ppo", *RUN, "--run-dir", "/proc/self/run")
+    assert "cannot write to the run directory /proc/self/run" in said
+
+
+def test_options_of_host_environments(refused):
+    run = ("train", "ppo", "--total-steps", "1000", "--env")
+    said = refused(*run, "envpool:Pong-v5", "--env-params", "preset=clasic")
+    assert "did you mean 'classic'" in said
+    said = refused(*run, "gymnasium:CartPole-v1", "--env-params", "workers=-1", "restarts=1")
+    assert "workers=-1; use 0" in said
+
+
+@pytest.mark.parametrize("env", ["brax:ant", "envpool:Pong-v5"])
+def test_extra_that_is_not_installed(env, refused, monkeypatch):
+    missing = env.partition(":")[0]
+    monkeypatch.setattr("jaxrl.envs.registry._installed", lambda suite: suite != missing)
+    said = refused("train", "ppo", "--env", env, "--total-steps", "1000")
+    assert f"pip install 'jaxrl[{missing}]'" in said
+
+
+def test_no_run_to_evaluate(refused, tmp_path):
+    assert "is not a run directory" in refused("eval", str(tmp_path / "nothing"))
+    assert "no run directory: jaxrl eval RUN" in refused("eval")
+    assert "--step-timeout: 0 must be more than 0" in refused("eval", str(tmp_path), "--step-timeout", "0")
+
+
+def test_nothing_to_plot(refused, tmp_path):
+    assert "no runs to plot" in refused("plot")
+    assert "is not a run directory" in refused("plot", str(tmp_path))
+
+
+def test_grid_of_a_sweep(refused):
+    said = refused("sweep", "ppo", *RUN, "--grid", "learnin_rate=1", "--grid", "gamma=0.9,high")
+    assert "did you mean 'learning_rate'" in said and "'high' is neither a number nor a schedule" in said
+
+
+def test_suite_of_envs(refused):
+    assert "unknown suite 'gym'; did you mean 'gymnax'" in refused("envs", "gym")

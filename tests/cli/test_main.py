@@ -1,0 +1,302 @@
+"""The command line as a newcomer meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.cli import flags, main, values
+from jaxrl.cli.doctor import OK, PROBLEM, packages
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import Linear
+from jaxrl.core.types import EnvSpec
+from jaxrl.networks import GRU, MLP
+from jaxrl.run.loading import load_run
+from jaxrl.run.presets import PRESETS
+
+SMALL = ["--num-envs", "2", "--rollout-length", "8", "--minibatches", "2", "--network.torso", "mlp:8", "--no-progress"]
+SMALL += ["--epochs", "1", "--evaluation-episodes", "2"]
+TRAIN = ["train", "ppo", "--env", "gymnax:CartPole-v1", *SMALL]
+RATE = "linear:1e-3:0"  # a schedule in every test, so that all share one compiled program
+
+
+@pytest.fixture
+def said(capsys, monkeypatch):
+    """Runs a command line that must succeed, and gives what it printed."""
+    jax.devices()
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*argv, code=0):
+        try:
+            found = main.main(list(argv))
+        except SystemExit as stopped:
+            found = stopped.code
+        printed = capsys.readouterr()
+        assert found == code, printed
+        return printed.out
+
+    return run
+
+
+# --- a run from end to end ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs") / "cartpole"
+
+
+def test_train_prints_the_evaluation_and_resumes(said, run_dir):
+    # Only files of earlier tests of this module are used by later ones; this is the first.
+    command = [*TRAIN, "--run-dir", str(run_dir), "--seed", "3", "--learning-rate", RATE]
+    printed = said(*command, "--total-steps", "64")
+    record = json.loads((run_dir / "result.json").read_text())
+    evaluation = record["evaluation"]
+    shown = f"return {evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f} over 2 episodes"
+    assert "PPO on gymnax:CartPole-v1: 64 steps" in printed and "steps/s" in printed
+    assert shown in printed and str(run_dir) in printed
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["seed"] == 3 and config["algorithm"]["learning_rate"]["start"] == 1e-3
+    assert config["algorithm"]["network"]["torso"]["widths"] == [8]
+
+    assert shown in said(*command, "--total-steps", "64")  # the same command again: nothing is left to do
+    assert "128 steps" in said(*command, "--total-steps", "128")  # and one that goes further
+    steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert max(steps) == 128
+
+
+def test_eval(said, run_dir):
+    printed = said("eval", str(run_dir), "--episodes", "2", "--seed", "1")
+    assert "PPO on gymnax:CartPole-v1, checkpoint at step 128" in printed
+    run = load_run(run_dir)
+    found = jaxrl.evaluate(run.policy.algo, run.policy.actor, run.env, run.policy.spec, episodes=2, seed=1)
+    assert f"return {found.return_mean:.2f} ± {found.return_std:.2f} over 2 episodes" in printed
+
+
+def test_eval_follows_a_run(said, run_dir, tmp_path):
+    assert run_dir.exists(), "the file's first test makes it; without, this one would wait for ever"
+    out = tmp_path / "found.jsonl"
+    printed = said("eval", str(run_dir), "--episodes", "2", "--follow", "--out", str(out))
+    assert "step 128: return" in printed
+    assert [json.loads(line)["step"] for line in out.read_text().splitlines()][-1] == 128
+    assert printed.splitlines()[-1] == f"evaluations: {out}"
+    assert f"nothing new: {out} has every" in said(
+        "eval", str(run_dir), "--episodes", "3", "--follow", "--out", str(out)
+    )
+    said("eval", str(run_dir), "--follow", "--best", code=2)
+    said("eval", str(run_dir), "--out", str(out), code=2)
+
+
+def test_plot(said, run_dir, tmp_path):
+    picture = tmp_path / "curve.png"
+    assert said("plot", str(run_dir), "--out", str(picture)).strip() == str(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    said("plot", str(run_dir), str(run_dir), "--out", str(picture), "--metric", "update/entropy")
+
+
+def test_early_stop(said):
+    assert "target return was reached" in said(
+        *TRAIN, "--total-steps", "64", "--learning-rate", RATE, "--target-return", "0"
+    )
+
+
+def test_not_a_number_is_a_failure(said):
+    said(*TRAIN, "--total-steps", "64", "--learning-rate", "linear:1e38:1e38", code=1)
+
+
+def test_sweep(said, tmp_path):
+    out = tmp_path / "sweep.npz"
+    printed = said(
+        *("sweep", "ppo", "--env", "gymnax:CartPole-v1", *SMALL, "--total-steps", "32", "--devices", "1"),
+        *("--seeds", "2", "--grid", "learning_rate=1e-3,1e-2", "--grid", "gamma=0.9", "--out", str(out)),
+    )
+    header, *rows = printed.splitlines()
+    assert header.split()[:2] == ["learning_rate", "gamma"]
+    assert {row.split()[0] for row in rows[:2]} == {"0.001", "0.01"}
+    saved = np.load(out)
+    assert saved["returns"].shape == (2, 2, 2) and saved["seeds"].tolist() == [0, 1]
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
+    command = [sys.executable, "-m", "jaxrl", *TRAIN, "--total-steps", "100000000", "--run-dir", str(tmp_path)]
+    command += ["--evaluate-every", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    metrics, deadline = tmp_path / "metrics.jsonl", time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "interrupted; the same command resumes from here" in printed
+    steps = [int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()]
+    assert steps and f"{max(steps):,} steps" in printed
+    assert load_run(tmp_path).step == max(steps)
+
+
+# --- help and lists ----------------------------------------------------------------------------------------------
+
+
+def test_overview_names_every_command(said):
+    printed = said()
+    assert printed == said("--help")
+    for command in main.COMMANDS:
+        assert f"  {command} " in printed
+
+
+def test_help_of_train_without_an_algorithm(said):
+    assert "jaxrl train dqn --help" in said("train", "--help")
+
+
+@pytest.mark.parametrize("name", sorted(jaxrl.ALGORITHMS))
+def test_help_documents_every_field(said, name):
+    printed = " ".join(said("train", name, "--help").replace("│", " ").split())
+    algo = jaxrl.make_algorithm(name)
+    groups = flags.algorithm_groups(algo)
+    for group in groups:
+        for flag in group.flags:
+            assert group.option(flag) in printed
+            assert flag.help, f"{group.option(flag)} has no help"
+    for flag in ("--total-steps", "--run-dir", "--evaluate-every", "--devices", "--shards", "--wandb", "--env-params"):
+        assert flag in printed
+    assert "(required)" in printed
+
+
+def test_help_shows_a_presets_values(said):
+    printed = said("train", "--preset", "purejaxrl-cartpole", "--help")
+    assert "linear:0.00025:0.0:1.0" in printed and "gymnax:CartPole-v1" in printed and "500000" in printed
+
+
+def test_envs(said):
+    names = said("envs").split()
+    assert names == jaxrl.environments()
+    assert said("envs", "gymnax").split() == [name for name in names if name.startswith("gymnax:")]
+
+
+def test_algos_tries_the_spaces(said):
+    lines = {line.split()[0]: line for line in said("algos").splitlines() if line}
+    assert "off-policy  discrete  " in lines["dqn"]
+    assert "on-policy   discrete, continuous" in lines["ppo"]
+    assert set(PRESETS) <= set(lines)
+
+
+def test_doctor(said):
+    printed = said("doctor")
+    for what in ("python", "jax: ", "devices", "random numbers: threefry2x32", "compiler", "disk", "no problem found"):
+        assert what in printed
+
+
+def test_doctor_finds_what_is_wrong(said, tmp_path):
+    found = {f.what: f for f in packages(lambda package: ["jax<0.1", "nonsense-that-is-not-there", "numpy>=1"])}
+    assert found["jax"].verdict == PROBLEM and "pip install 'jax<0.1'" in found["jax"].detail
+    assert found["nonsense-that-is-not-there"].verdict == PROBLEM
+    assert found["numpy"].verdict == OK
+    assert "1 problem found" in said("doctor", "--run-dir", "/proc/self/fd", code=1)
+
+
+def test_version(said):
+    assert said("--version").strip() == f"jaxrl {jaxrl.__version__}"
+
+
+# --- values as text ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(jaxrl.ALGORITHMS))
+def test_every_default_is_read_back_from_its_text(name):
+    for group in flags.algorithm_groups(jaxrl.make_algorithm(name)):
+        for flag in group.flags:
+            assert values.read(flag.annotation, values.written(flag.default)) == flag.default
+
+
+def test_every_field_of_an_algorithm_can_be_set():
+    algo = jaxrl.PPO()
+    given = ["--clip=linear:0.2:0.1", "--value-learning-rate", "1e-3", "--max-grad-norm", "none", "--epochs", "2"]
+    given += ["--no-clip-value", "--whole-episodes", "--objective", "kl", "--optimizer", "rmsprop:0.9:eps=1e-3"]
+    given += ["--network.torso", "mlp:32,16:activation=relu", "--network.core", "gru:8", "--network.shared"]
+    values, problems = flags.parse("test", "", flags.algorithm_groups(algo), given)
+    assert not problems
+    changed = flags.with_flags(algo, values)
+    assert changed == jaxrl.PPO(
+        clip=Linear(0.2, 0.1),
+        value_learning_rate=1e-3,
+        max_grad_norm=None,
+        epochs=2,
+        clip_value=False,
+        whole_episodes=True,
+        objective="kl",
+        optimizer=type(changed.optimizer)(decay=0.9, eps=1e-3),
+        network=jaxrl.networks.ActorCritic(torso=MLP((32, 16), "relu"), core=GRU(8), shared=True),
+    )
+    assert type(changed.optimizer).__name__ == "RMSProp"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text", "value"),
+    [
+        (int, "1e6", 1_000_000),
+        (int, "500_000", 500_000),
+        (int | None, "None", None),
+        (float | None, "-1.5", -1.5),
+        (tuple[int, ...], "1,2", (1, 2)),
+        (bool, "false", False),
+        (str | None, "text", "text"),
+    ],
+)
+def test_values(annotation, text, value):
+    assert values.read(annotation, text) == value
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"), [(int, "1.5"), (int, "inf"), (float, "nan"), (float, "1,5"), (bool, "yes"), (int, "")]
+)
+def test_values_that_are_none(annotation, text):
+    with pytest.raises(ConfigError):
+        values.read(annotation, text)
+
+
+def test_literals():
+    words = values.assignments("--p", ["a=1", "b=1e-3", "c=pooled", "d=True", "e=none", "f=(1, 2)", "g=x=y"])
+    assert {k: values.literal(v) for k, v in words.items()} == {
+        "a": 1, "b": 1e-3, "c": "pooled", "d": True, "e": None, "f": (1, 2), "g": "x=y",
+    }  # fmt: skip
+
+
+# --- presets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_preset_is_valid(name):
+    preset, known = PRESETS[name], jaxrl.environments()
+    suite = preset.env.partition(":")[0]
+    vector, screens = jaxrl.spaces.Box(-1, 1, (4,)), jaxrl.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    observation, actions = {
+        "gymnax": (vector, jaxrl.spaces.Discrete(2)),
+        "brax": (vector, jaxrl.spaces.Box(-1, 1, (2,))),
+        "envpool": (screens, jaxrl.spaces.Discrete(6)),
+    }[suite]
+    assert preset.algorithm.validate(EnvSpec("probe", observation, actions), preset.topology["num_envs"], 1) == []
+    assert preset.name == name and preset.source
+    installed = any(env.startswith(f"{suite}:") for env in known)  # a suite may be an extra
+    assert preset.env in known or not installed
+
+
+@pytest.mark.long
+def test_the_topology_has_flags(said, tmp_path):
+    run_dir = tmp_path / "run"
+    printed = said(
+        *("train", "ppo", "--env", "gymnasium:CartPole-v1", "--total-steps", "64", "--num-envs", "4", "--groups", "2"),
+        *("--rollout-length", "16", "--lockstep", "True", "--evaluation-episodes", "2", "--run-dir", str(run_dir)),
+    )
+    assert "PPO on gymnasium:CartPole-v1: 64 steps" in printed
+    topology = json.loads((run_dir / "config.json").read_text())["topology"]
+    assert (topology["num_envs"], topology["groups"], topology["lockstep"]) == (4, 2, True)
+    said(*("train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", "--actors", "2"), code=2)

@@ -1,0 +1,117 @@
+"""`--distributed` as two people type it, on loopback."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl.cli import main
+from jaxrl.core.errors import ConfigError, PeerError
+from jaxrl.parallel.multihost import distributed
+
+PATIENCE = 240  # seconds; on an idle core a tenth
+TRAIN = ["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "128", "--num-envs", "4", "--devices", "2"]
+TRAIN += ["--rollout-length", "8", "--minibatches", "2", "--epochs", "1", "--network.torso", "mlp:8", "--no-progress"]
+TRAIN += ["--evaluation-episodes", "2", "--evaluate-every", "0"]
+
+
+def two(first, second):
+    """Runs two command lines as the two processes of a run; exit codes, what they printed, and their complaints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = ["--distributed", "--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id"]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for index, argv in enumerate((first, second)):
+            words = [sys.executable, "-m", "jaxrl", *argv, *place, str(index)]
+            process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        said = [process.communicate(timeout=PATIENCE) for process in processes]
+    return [process.returncode for process in processes], [out for out, _ in said], [err for _, err in said]
+
+
+@pytest.mark.long
+def test_two_command_lines_are_one_run(tmp_path):
+    run_dir = tmp_path / "run"
+    command = [*TRAIN, "--run-dir", str(run_dir)]
+    codes, (first, second), complaints = two(command, command)
+    assert codes == [0, 0], complaints
+    assert "PPO on gymnax:CartPole-v1: 128 steps" in first and str(run_dir) in first
+    assert "steps" not in second and "evaluation" not in second, "the first process alone tells the result"
+    record = json.loads((run_dir / "result.json").read_text())
+    assert record["total_steps"] == 128 and record["evaluation"]["episodes"] == 2
+    assert json.loads((run_dir / "config.json").read_text())["topology"]["devices"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.long
+def test_two_command_lines_that_differ_are_both_refused(tmp_path):
+    codes, _, complaints = two(
+        [*TRAIN, "--run-dir", str(tmp_path / "run")], [*TRAIN, "--run-dir", str(tmp_path / "run"), "--seed", "1"]
+    )
+    assert codes == [2, 2]
+    for complaint in complaints:
+        assert "seed is not the same: 0 on process 0, 1 on process 1" in complaint and "Traceback" not in complaint
+    assert not (tmp_path / "run").exists()
+
+
+# --- without a second process --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--process-id", "0"], "--process-id: only with --distributed"),
+        (["--distributed", "--coordinator", "host:1"], "--num-processes, --process-id: missing; give all three"),
+        (["--distributed", "--coordinator", "host", "--num-processes", "2", "--process-id", "0"], "must be HOST:PORT"),
+        (["--distributed", "--coordinator", "host:1", "--num-processes", "2", "--process-id", "2"], "between 0 and 1"),
+        (["--distributed", "--coordinator", "host:1", "--num-processes", "0", "--process-id", "0"], "at least 1"),
+        (["--distributed", "--process-id", "x"], "--process-id: 'x'"),
+        (["--distributed"], "no cluster was detected"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_wrong_combinations_start_nothing(command, flags, words, capsys, monkeypatch):
+    def initialize(*arguments, **_):
+        assert arguments == (None, None, None), "joined the others in spite of what is wrong"
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(distributed.jax.distributed, "initialize", initialize)
+    assert main.main([command, "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_told_before_others_are_waited_for(capsys, monkeypatch):
+    monkeypatch.setattr(distributed.jax.distributed, "initialize", lambda *_, **__: pytest.fail("joined"))
+    assert main.main(["train", "ppo", "--env", "gymnax:CartPole-v1", "--distributed", "--gamma", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "PPO.gamma=2.0" in said and "--total-steps" in said
+
+
+def test_one_that_fails_tells_those_who_wait_for_it(monkeypatch):
+    class Store(dict):
+        def key_value_set(self, key, value):
+            self[key] = value
+
+        def key_value_delete(self, key):
+            del self[key]
+
+        def blocking_key_value_get(self, key, milliseconds):
+            return self[key]
+
+    store, place = Store(), distributed._engine.global_state
+    for name, value in {"client": store, "num_processes": 2, "process_id": 1}.items():
+        monkeypatch.setattr(place, name, value)
+    monkeypatch.setattr(distributed, "_exchanges", iter(range(10)))
+    with pytest.raises(ConfigError), distributed.report_errors():
+        raise ConfigError("no such environment here")
+    monkeypatch.setattr(distributed, "_exchanges", iter(range(10)))
+    with pytest.raises(PeerError, match="process 1 failed: ConfigError: no such environment here"):
+        distributed._exchange("settings", {}, 0, 2)

@@ -1,0 +1,117 @@
+"""One table of names: filled by the packages, extended by users, found without importing everything."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from helpers.registered import nothing_registered_for_good
+
+import jaxrl
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError
+
+KINDS = sorted(registry._HOMES)
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    with nothing_registered_for_good():
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine:
+    """A class of a user's own."""
+
+    number: int = 1
+
+
+def rule(learning_rate):
+    return learning_rate
+
+
+def test_names_lead_to_things_and_back():
+    for kind in KINDS:
+        known = registry.registered(kind)
+        assert known, kind
+        for name, thing in known.items():
+            assert registry.find(f"{kind}:{name}") is thing
+            assert registry.find(registry.name_of(thing)) is thing
+    for suite in registry.SUITES:
+        assert registry.name_of(registry.find(f"suite:{suite}")) == f"suite:{suite}"
+
+
+@pytest.mark.long
+def test_the_modules_of_a_kind_enter_all_of_its_names():
+    """Whatever else was imported: a name is found in a process that has only just started."""
+    everything = {kind: sorted(registry.registered(kind)) for kind in KINDS}
+    code = "import json, sys; from jaxrl.core import registry; print(json.dumps(sorted(registry.registered({!r}))))"
+    for kind in KINDS:
+        done = subprocess.run([sys.executable, "-c", code.format(kind)], capture_output=True, text=True, timeout=300)
+        assert done.stdout.strip() == str(everything[kind]).replace("'", '"'), (kind, done.stderr)
+
+
+def test_registering_imports_nothing():
+    code = "import sys; from jaxrl.core import registry; assert 'jaxrl.algos' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_classes_and_functions():
+    assert jaxrl.register(Mine) is Mine and jaxrl.register(rule) is rule
+    assert registry.name_of(Mine) == "user:Mine" and registry.find("user:rule") is rule
+
+    @jaxrl.register("another")
+    @dataclasses.dataclass
+    class Another:
+        pass
+
+    assert registry.find("user:another") is Another
+
+
+def test_a_cell_may_be_run_again_but_another_definition_not():
+    jaxrl.register("mine", Mine)
+    again = dataclasses.make_dataclass("Mine", [("number", int)])
+    again.__module__, again.__qualname__ = Mine.__module__, Mine.__qualname__
+    jaxrl.register("mine", again)
+    assert registry.find("user:mine") is again
+    with pytest.raises(ConfigError, match="user name 'mine' is taken by .*Mine; choose another"):
+        jaxrl.register("mine", rule)
+    with pytest.raises(ConfigError, match="taken"):
+        jaxrl.register("mine:One-v0", lambda: None)
+        jaxrl.register("mine:One-v0", lambda: None)
+
+
+def test_an_algorithm_is_registered_by_its_decorator():
+    assert jaxrl.register(jaxrl.PPO) is jaxrl.PPO and "PPO" not in registry.registered("user")
+    with pytest.raises(ConfigError, match="algorithm name 'ppo' is taken by jaxrl.algos.ppo.PPO"):
+        registry.add("algorithm", ppo=Mine)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "-x", "a/b", ":x", "mine:", "user:X", "gymnax:X", "pro be:X"])
+def test_bad_names(name):
+    with pytest.raises(ConfigError) as caught:
+        jaxrl.register(name, Mine)
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("thing", [3, None, lambda x: x], ids=["number", "none", "lambda"])
+def test_things_without_a_name(thing):
+    with pytest.raises(ConfigError, match="has no name of its own"):
+        jaxrl.register(thing)
+
+
+def test_classes_must_be_dataclasses():
+    class Plain:
+        pass
+
+    with pytest.raises(ConfigError, match="Plain is not a dataclass"):
+        jaxrl.register(Plain)
+
+
+def test_unknown_names():
+    with pytest.raises(ConfigError, match="unknown kind of registered names 'torsos'; did you mean 'torso'"):
+        registry.registered("torsos")
+    with pytest.raises(ConfigError, match="unknown schedule 'linea'; did you mean 'linear'"):
+        registry.find("schedule:linea")
+    assert registry.name_of(Mine) is None and registry.name_of([]) is None

@@ -1,0 +1,76 @@
+"""Spaces: samples lie within, equality and hashing go by value."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl.core import spaces
+from jaxrl.core.spaces import Box, Dict, Discrete, MultiDiscrete
+
+SPACES = [
+    Box(-1.0, 2.0, (3,)),
+    Box(np.asarray([0.0, -np.inf, -np.inf, 1.0]), np.asarray([1.0, 0.0, np.inf, np.inf]), (4,)),
+    Box(0, 255, (2, 2), np.uint8),
+    Box(-3, 3, (), np.int32),
+    Box(0, 1, (5,), np.bool_),
+    Box(0.0, 1.0, (0,)),
+    Discrete(4),
+    MultiDiscrete((2, 5, 1)),
+    Dict({"b": Discrete(2), "a": Box(0.0, 1.0, (2,)), "c": Dict({"d": Discrete(3)})}),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_samples_lie_within_and_have_the_spaces_types(space):
+    samples = jax.vmap(space.sample)(jax.random.split(jax.random.key(0), 200))
+    assert bool(jax.vmap(space.contains)(samples).all())
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), spaces.zeros(space))
+    assert jax.tree.map(lambda x: (x.shape[1:], x.dtype), samples) == shapes
+    assert spaces.size(space) == sum(x[0].size for x in jax.tree.leaves(samples))
+
+
+def test_samples_reach_all_of_a_finite_space():
+    keys = jax.random.split(jax.random.key(0), 4000)
+    assert set(np.unique(jax.vmap(Discrete(4).sample)(keys))) == {0, 1, 2, 3}
+    assert set(np.unique(jax.vmap(Box(0, 255, (), np.uint8).sample)(keys))) == set(range(256))
+    assert set(np.unique(jax.vmap(Box(-1, 1, (), np.int32).sample)(keys))) == {-1, 0, 1}
+    box = np.asarray(jax.vmap(Box(-1.0, 3.0, ()).sample)(keys))
+    assert abs(box.mean() - 1.0) < 0.1 and box.min() < -0.98 and box.max() > 2.98
+
+
+@pytest.mark.parametrize(
+    ("space", "outside"),
+    [
+        (Box(-1.0, 1.0, (2,)), np.asarray([0.0, 1.5])),
+        (Box(-1.0, 1.0, (2,)), np.asarray([np.nan, 0.0])),
+        (Discrete(3), 3),
+        (Discrete(3), -1),
+        (MultiDiscrete((2, 3)), np.asarray([1, 3])),
+        (Dict({"a": Discrete(2)}), {"a": 2}),
+        (Dict({"a": Discrete(2)}), {"a": 1, "b": 0}),
+        (Dict({"a": Discrete(2)}), {}),
+    ],
+)
+def test_what_lies_outside(space, outside):
+    assert not bool(space.contains(outside))
+
+
+def test_equality_and_hash_go_by_value():
+    assert Box(-1.0, 1.0, (2,)) == Box(np.full(2, -1.0), np.full(2, 1.0), [2])
+    assert hash(Box(-1.0, 1.0, (2,))) == hash(Box(np.full(2, -1.0), 1.0, (2,)))
+    assert len({*SPACES, *SPACES}) == len(SPACES)
+    assert Box(-1.0, 1.0, (2,)) != Box(-1.0, 1.0, (2,), np.float16)
+    assert Dict({"b": Discrete(2), "a": Discrete(3)}) == Dict({"a": Discrete(3), "b": Discrete(2)})
+
+
+def test_bounded():
+    assert Box(-1.0, 1.0, (2,)).bounded and Box(0, 255, (), np.uint8).bounded
+    assert not Box(-1.0, np.inf, (2,)).bounded
+    assert not Box(-np.finfo(np.float32).max, 1.0, ()).bounded
+
+
+def test_spaces_are_static_arguments():
+    double = jax.jit(lambda x, space: x * space.shape[0], static_argnums=1)
+    assert double(jnp.float32(2), Box(0.0, 1.0, (3,))) == double(jnp.float32(2), Box(0.0, 1.0, (3,)))
+    assert double._cache_size() == 1

@@ -1,0 +1,199 @@
+"""Environments survive being written as JSON and read back, and no file has a module imported or a class made."""
+
+import json
+import subprocess
+import sys
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from flax import struct
+from helpers.registered import nothing_registered_for_good
+
+import jaxrl
+from jaxrl import envs
+from jaxrl.core.errors import ConfigError
+from jaxrl.envs import wrappers
+from jaxrl.envs.configs import from_config, full_name, to_config
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.envs.probes import Probe
+
+
+def there_and_back(env):
+    return from_config(json.loads(json.dumps(to_config(env), allow_nan=False)))
+
+
+ENVIRONMENTS = {
+    "cartpole": lambda: jaxrl.make("gymnax:CartPole-v1"),
+    "parameters": lambda: jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=7, gravity=3.5),
+    "constructor": lambda: jaxrl.make("gymnax:DeepSea-bsuite", size=4),
+    "minatar": lambda: jaxrl.make("gymnax:Breakout-MinAtar"),
+    "pooled": lambda: jaxrl.make("gymnax:MountainCar-v0", auto_reset="pooled"),
+    "wrapped": lambda: jaxrl.make(
+        "gymnax:Pendulum-v1",
+        wrappers=(
+            lambda env: wrappers.TimeLimit(env, 9),
+            lambda env: wrappers.ActionRepeat(env, 2),
+            lambda env: wrappers.FrameStack(env, 3),
+        ),
+    ),
+    "probe": lambda: jaxrl.make("probe:Truncated", continuous=True),
+    "arrays": lambda: jaxrl.make("gymnax:DiscountingChain-bsuite"),
+    "brax": lambda: jaxrl.make("brax:fast", episode_length=5),
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_environments(name):
+    """What comes back is the same environment: the same program, name and spaces, and the same episodes."""
+    env = ENVIRONMENTS[name]()
+    back = there_and_back(env)
+    assert jax.tree.structure(back) == jax.tree.structure(env)
+    for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(env), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert back.name == env.name
+    assert back.observation_space == env.observation_space and back.action_space == env.action_space
+
+    @jax.jit
+    def play(env):
+        state, first = env.reset(jax.random.key(0))
+        action = env.action_space.sample(jax.random.key(1))
+        return first, jax.lax.scan(
+            lambda s, key: env.step(s, action, key), state, jax.random.split(jax.random.key(2), 12)
+        )[1]
+
+    jax.tree.map(np.testing.assert_array_equal, play(env), play(back))
+    assert envs.prepared(back) is not None
+
+
+def test_a_file_holds_the_suite_the_name_and_numbers():
+    config = to_config(jaxrl.make("gymnax:CartPole-v1", gravity=3.5))
+    assert (config["suite"], config["name"]) == ("gymnax", "CartPole-v1") and full_name(config) == "gymnax:CartPole-v1"
+    assert config["parameters"]["gravity"] == 3.5 and config["parameters"]["max_steps_in_episode"] == 500
+    assert config["wrappers"] == [{"type": "wrapper:episodestatistics"}, {"type": "wrapper:autoreset"}]
+    assert "gymnax." not in json.dumps(config) and "jaxrl" not in json.dumps(config)
+
+
+HOSTS = {
+    "gymnasium": ("gymnasium:CartPole-v1", {"max_episode_steps": 7, "workers": 2, "restarts": 0}),
+    "envpool": ("envpool:CartPole-v1", {"max_episode_steps": 7}),
+    "atari": ("envpool:Pong-v5", {"preset": "classic"}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_recipes(name):
+    env, parameters = HOSTS[name]
+    recipe = jaxrl.make(env, **parameters)
+    back = there_and_back(recipe)
+    assert back == recipe and type(back) is type(recipe) and back.name == env
+
+
+def test_a_jax_environment_served_from_the_host():
+    back = there_and_back(ServedFromHost(jaxrl.make("gymnax:CartPole-v1")))
+    assert isinstance(back, ServedFromHost) and back.name == "gymnax:CartPole-v1"
+
+
+class Corridor(struct.PyTreeNode):
+    """An environment of a user's own."""
+
+    probe: Probe = Probe(reward=1.0)
+    length: int = struct.field(pytree_node=False, default=3)
+
+    name, resets = "corridor", False
+    observation_space, action_space = Probe().observation_space, Probe().action_space
+
+    def reset(self, key):
+        return self.probe.reset(key)
+
+    def step(self, state, action, key):
+        return self.probe.step(state, action, key)
+
+
+class Doubled(struct.PyTreeNode):
+    """A wrapper of a user's own."""
+
+    env: object
+    factor: float = 2.0
+
+    name, resets = "doubled", False
+    observation_space, action_space = Probe().observation_space, Probe().action_space
+
+    def reset(self, key):
+        return self.env.reset(key)
+
+    def step(self, state, action, key):
+        return self.env.step(state, action, key)
+
+
+def test_environments_and_wrappers_of_a_user():
+    with nothing_registered_for_good():
+        jaxrl.register("mine:Corridor-v0", Corridor)
+        env = jaxrl.make("mine:Corridor-v0", length=5, wrappers=[Doubled])
+        with pytest.raises(ConfigError, match="register its class or function with jaxrl.register"):
+            there_and_back(env)
+        jaxrl.register(Doubled)
+        config = to_config(env)
+        assert full_name(config) == "mine:Corridor-v0" and config["parameters"]["length"] == 5
+        back = there_and_back(env)
+        assert jax.tree.structure(back) == jax.tree.structure(env)
+        assert back.env.env.env.length == 5 and back.env.factor == 2.0
+    with pytest.raises(ConfigError, match=r"unknown environment 'mine:Corridor-v0'.*jaxrl.register"):
+        from_config(config)
+    with nothing_registered_for_good():
+        jaxrl.register(Corridor)
+        assert there_and_back(Corridor(length=2)) == Corridor(length=2)
+
+
+def test_classes_that_are_not_registered_are_said_to_be_so():
+    with pytest.raises(ConfigError, match=r"Corridor.*could not be written"):
+        there_and_back(Corridor())
+
+
+GOOD = to_config(jaxrl.make("gymnax:CartPole-v1"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"suite": "gymnasium", "name": "host_probes:Counting-v0", "parameters": {}, "wrappers": []}, "may not"),
+        ({"suite": "gymnasium", "name": ".os:X", "parameters": {}, "wrappers": []}, "may not"),
+        ({"suite": "gymnasium", "parameters": {"workers": "many"}, "wrappers": []}, "cannot have workers='many'"),
+        ({"suite": "envpool", "parameters": {"base_path": "/tmp"}, "wrappers": []}, "base_path is not for"),
+        ({"suite": "os", "name": "system"}, "unknown environment 'os:system'"),
+        ({"suite": "user", "name": "X"}, "unknown class or function 'X'"),
+        ({"suite": 3}, "no environment"),
+        ({"parameters": 3}, "no environment"),
+        ({"wrappers": {}}, "no environment"),
+        ({"name": "CartPol-v1"}, "did you mean 'CartPole-v1'"),
+        ({"parameters": {"gravity": "much"}}, "does not fit its default"),
+        ({"parameters": {"gravit": 1.0}}, "did you mean 'gravity'"),
+        ({"wrappers": [{"type": "os:system"}]}, "no wrapper"),
+        ({"wrappers": [{"type": "torso:mlp"}]}, "no wrapper"),
+        ({"wrappers": [3]}, "no wrapper"),
+        ({"wrappers": [{"type": "wrapper:autoreset", "color": 1}]}, "has no field color"),
+        ({"wrappers": [{"type": "wrapper:framestack", "frames": "x"}]}, "cannot have frames='x'"),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+def test_files_that_jaxrl_did_not_write(change, words):
+    with pytest.raises(ConfigError, match=words):
+        from_config(GOOD | change)
+
+
+def test_a_module_that_a_file_names_is_not_imported(tmp_path):
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    config = {"suite": "gymnasium", "name": "evil:CartPole-v1", "parameters": {}, "wrappers": []}
+    code = (
+        "from jaxrl.envs.configs import from_config\nfrom jaxrl.core.errors import ConfigError\n"
+        f"try:\n    from_config({config!r})\nexcept ConfigError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "asks for the import of a module" in done.stdout, done.stderr
+
+
+def test_reading_a_host_recipe_makes_no_environment(monkeypatch):
+    recipe = jaxrl.make("gymnasium:CartPole-v1")
+    monkeypatch.setattr(gymnasium, "make", lambda *_, **__: pytest.fail("made"))
+    assert there_and_back(recipe) == recipe

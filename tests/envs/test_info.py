@@ -1,0 +1,180 @@
+"""What environments tell beside the reward: from suites to the metrics of training, episode by episode."""
+
+import json
+
+import gymnax
+import host_probes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from gymnax.environments.classic_control.cartpole import CartPole
+from helpers.programs import ENV, PPO
+
+import jaxrl
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
+from jaxrl.envs import check_env
+from jaxrl.envs.configs import from_config, to_config
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.wrappers import EpisodeStatistics
+
+COUNTING = f"gymnasium:{host_probes.__name__}:Counting-v0"
+
+
+@struct.dataclass
+class Telling:
+    """Tells the number of each step, and another thing if `wrong`; episodes are 3 or 5 steps long."""
+
+    wrong: bool = struct.field(pytree_node=False, default=False)
+    name = "tests:Telling"
+    observation_space, action_space, resets = spaces.Box(0, 9, (1,)), spaces.Discrete(2), False
+
+    def reset(self, key):
+        length = jnp.where(jax.random.bernoulli(key), jnp.int32(3), jnp.int32(5))
+        return (jnp.int32(0), length), restart(jnp.zeros(1), info=("step", "square"))
+
+    def step(self, state, action, key):
+        now, length = state[0] + 1, state[1]
+        info = {"step": now, "square": now**2} | ({"more": now} if self.wrong else {})
+        end = now >= length
+        return (now, length), transition(now.astype(jnp.float32).reshape(1), jnp.float32(1), end, False, info=info)
+
+
+def metrics(env, topology=None):
+    topology = topology or jaxrl.Anakin(num_envs=8)
+    result = jaxrl.train(PPO, env, total_steps=256, topology=topology, evaluation_episodes=1, progress=False)
+    return [row for row in result.metrics if row.get("train/episodes")]
+
+
+# --- JAX -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_that_tells_nothing_has_nothing_in_its_program():
+    _, time_step = ENV.reset(jax.random.key(0))
+    assert time_step.info is None and time_step.episode.info is None
+
+
+def test_sums_are_over_the_episode_and_begin_anew():
+    env = jaxrl.envs.prepared(Telling())
+    state, _ = env.reset(jax.random.key(0))
+    _, steps = jax.lax.scan(
+        lambda s, key: env.step(s, jnp.int32(0), key), state, jax.random.split(jax.random.key(1), 40)
+    )
+    total = 0.0
+    for told, so_far, first in zip(steps.info["step"], steps.episode.info["step"], steps.first, strict=True):
+        total = 0.0 if first else total + told
+        assert so_far == total and not (first and told)
+    assert steps.first.sum() >= 6
+
+
+def test_metrics_are_means_over_steps_and_then_over_episodes():
+    rows = metrics(Telling())
+    assert rows
+    for row in rows:
+        short = (5 - row["train/length_mean"]) / 2  # the share of episodes of 3 steps
+        assert row["train/info/step"] == pytest.approx(2 * short + 3 * (1 - short))
+        assert row["train/info/square"] == pytest.approx(14 / 3 * short + 11 * (1 - short))
+
+
+def test_host_and_jax_environments_give_the_same_metrics():
+    one, other = (
+        metrics(Telling()),
+        metrics(ServedFromHost(jaxrl.envs.prepared(Telling())), jaxrl.Sebulba(num_envs=8, lockstep=True)),
+    )
+    names = ("train/info/step", "train/info/square", "train/length_mean", "train/episodes")
+    found = [{name: sum(row[name] * row["train/episodes"] for row in rows) for name in names} for rows in (one, other)]
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_the_contract_is_checked():
+    check_env(Telling(), steps=20)
+    with pytest.raises(EnvironmentContractError, match=r"\['more'\]: reset gives nothing, step gives float32"):
+        check_env(Telling(wrong=True), steps=0)
+
+
+def test_gymnax_environments_tell_their_scalars_but_the_discount():
+    class Pole(CartPole):
+        def step_env(self, key, state, action, params):
+            observation, state, reward, terminated, info = super().step_env(key, state, action, params)
+            info |= {"angle": jnp.abs(state.theta), "picture": observation}
+            return observation, state, reward, terminated, info
+
+    gymnax.registration.register("TellingPole-v0", Pole)
+    try:
+        env = jaxrl.make("gymnax:TellingPole-v0", auto_reset=None)
+        state, time_step = env.reset(jax.random.key(0))
+        assert time_step.info == {"angle": 0}
+        state, time_step = env.step(state, jnp.int32(1), jax.random.key(1))
+        assert time_step.info == {"angle": abs(time_step.observation[2])}
+        assert time_step.info["angle"].dtype == jnp.float32
+    finally:
+        gymnax.registered_envs.remove("TellingPole-v0")
+        del gymnax.registration._registry["TellingPole-v0"]
+
+
+def test_brax_tells_the_parts_of_its_reward():
+    pytest.importorskip("brax")
+    env = EpisodeStatistics(jaxrl.make("brax:reacher", backend="spring", auto_reset=None))
+
+    @jax.jit
+    def run(key):
+        state, first = env.reset(key)
+        return first, jax.lax.scan(
+            lambda s, key: env.step(s, jnp.float32([0.5, -1.0]), key), state, jax.random.split(key, 3)
+        )[1]
+
+    first, steps = run(jax.random.key(0))
+    assert first.info == {"reward_ctrl": 0, "reward_dist": 0} == first.episode.info
+    np.testing.assert_allclose(steps.info["reward_ctrl"], [-1.25] * 3, rtol=1e-5)
+    np.testing.assert_allclose(steps.info["reward_ctrl"] + steps.info["reward_dist"], steps.reward, rtol=1e-5)
+    np.testing.assert_allclose(steps.episode.info["reward_dist"], np.cumsum(steps.info["reward_dist"]), rtol=1e-5)
+
+
+# --- on the host -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_numbers_of_gymnasiums_info_become_metrics(workers):
+    env = jaxrl.make(COUNTING, workers=workers, info=("step",))
+    check_env(env, steps=10)
+    rows = metrics(env, jaxrl.Sebulba(num_envs=8))
+    assert rows and all(row["train/info/step"] == 2.0 for row in rows)  # 1, 2, 3
+    assert not any("info" in name for row in metrics(jaxrl.make(COUNTING), jaxrl.Sebulba(num_envs=8)) for name in row)
+
+
+@pytest.mark.parametrize(
+    "name, told", [("envpool:HalfCheetah-v4", ("x_position", "reward_run")), ("gymnasium:CartPole-v1", ("a", "b"))]
+)
+def test_what_is_to_be_told_is_in_a_runs_configuration(name, told):
+    pytest.importorskip("envpool")
+    env = jaxrl.make(name, info=told)
+    assert from_config(json.loads(json.dumps(to_config(env)))) == env
+    assert env.info == told
+
+
+@pytest.mark.parametrize("name, words", [("stp", r"missing; it has \['kind', 'step'\]"), ("kind", "is 'probe'")])
+def test_info_without_such_a_number_ends_the_run_and_says_what_there_is(name, words):
+    host = jaxrl.make(COUNTING, info=(name,)).build(2, 0)
+    host.reset()
+    with pytest.raises(
+        EnvironmentFailedError, match=f"info='{name}': every step must report this as a number.*{words}"
+    ):
+        host.step(np.zeros(2, np.int32))
+
+
+def test_envpool_tells_what_was_asked_for():
+    pytest.importorskip("envpool")
+    recipe = jaxrl.make("envpool:HalfCheetah-v4", info=("reward_run", "reward_ctrl"), max_episode_steps=5)
+    host = recipe.build(2, 0)
+    shown = [host.reset(), *(host.step(np.full((2, 6), 0.5, np.float32)) for _ in range(7))]
+    host.close()
+    for timestep in shown:
+        told = timestep.info["reward_run"] + timestep.info["reward_ctrl"]
+        np.testing.assert_allclose(told, timestep.reward, atol=1e-5)
+    sums = [timestep.episode.info["reward_run"] + timestep.episode.info["reward_ctrl"] for timestep in shown]
+    np.testing.assert_allclose(sums, [timestep.episode.returns for timestep in shown], atol=1e-4)
+    with pytest.raises(ConfigError, match="did you mean 'reward_run'"):
+        jaxrl.make("envpool:HalfCheetah-v4", info=("reward_rum",))

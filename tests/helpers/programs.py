@@ -1,0 +1,133 @@
+"""Small programs that several tests train: a second or so to run, and compiled once for all tests of a process."""
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+import jaxrl
+from jaxrl import networks
+
+SMALL = networks.MLP((16,))
+NUM_ENVS = 8
+ROWS = NUM_ENVS * 8  # an iteration of every algorithm below
+
+# Short episodes, so that a few rows hold terminations and truncations.
+ENV = jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=12)
+
+PPO = jaxrl.PPO(
+    rollout_length=8,
+    epochs=2,
+    minibatches=2,
+    learning_rate=jaxrl.schedules.Linear(1e-2, 1e-3),
+    network=networks.ActorCritic(torso=SMALL),
+)
+RECURRENT_PPO = jaxrl.PPO(
+    rollout_length=8,
+    epochs=2,
+    minibatches=2,
+    learning_rate=1e-2,
+    normalize_observation=True,
+    normalize_reward=True,
+    network=networks.ActorCritic(
+        torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True, shared=True
+    ),
+)
+# The replay wraps before the tenth update; the first iterations only fill it.
+DQN = jaxrl.DQN(
+    learning_rate=1e-2,
+    rollout_length=8,
+    n_step=3,
+    prioritized=True,
+    capacity=NUM_ENVS * 32,
+    min_size=NUM_ENVS * 16,
+    batch_size=32,
+    replay_ratio=2 / ROWS,
+    target_period=3,
+    network=networks.QNetwork(torso=SMALL),
+)
+R2D2 = jaxrl.R2D2(
+    learning_rate=1e-2,
+    rollout_length=8,
+    sequence_length=6,
+    replay_ratio=1 / ROWS,
+    burn_in=2,
+    n_step=2,
+    capacity=NUM_ENVS * 32,
+    min_size=NUM_ENVS * 16,
+    batch_size=8,
+    target_period=3,
+    network=networks.QNetwork(torso=SMALL, core=networks.GRU(8), previous_action=True, previous_reward=True),
+)
+ALGORITHMS = {"ppo": PPO, "recurrent_ppo": RECURRENT_PPO, "dqn": DQN}
+SWEEP = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 4, "points": 2, "progress": False}
+
+
+def anakin(devices=1):
+    """The same run on any number of devices up to 4."""
+    return jaxrl.Anakin(num_envs=NUM_ENVS, devices=devices, shards=4)
+
+
+def plain(tree):
+    """Keys as their data, everything as numpy."""
+
+    def one(x):
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x = jax.random.key_data(x)
+        return np.asarray(x)
+
+    return jax.tree.map(one, tree)
+
+
+def assert_equal(one, other, tolerance=0.0):
+    """Every leaf is the same: floating numbers within `tolerance`, all else, and with tolerance 0 all, exactly."""
+    one, other = plain(one), plain(other)
+    for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        name = jax.tree_util.keystr(path)
+        if a.dtype.kind == "f" and tolerance:
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=name)
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def all_finite(tree):
+    return all(np.isfinite(x).all() for x in jax.tree.leaves(plain(tree)) if x.dtype.kind == "f")
+
+
+@struct.dataclass
+class Spoiled:
+    """`env`, which shows `value` as its reward or observation at one tick of every run, in every environment."""
+
+    env: Any
+    tick: Any = np.int32(2**31 - 1)
+    value: Any = np.float32(np.nan)
+    in_reward: Any = np.bool_(True)
+    in_observation: Any = np.bool_(False)
+
+    name = property(lambda self: self.env.name)
+    observation_space = property(lambda self: self.env.observation_space)
+    action_space = property(lambda self: self.env.action_space)
+    resets = property(lambda self: self.env.resets)
+
+    def reset(self, key):
+        state, timestep = self.env.reset(key)
+        return (state, jnp.int32(0)), timestep
+
+    def step(self, state, action, key):
+        state, steps_per_env = state
+        state, timestep = self.env.step(state, action, key)
+        now = steps_per_env + 1 == self.tick
+        spoil = lambda x, here: jnp.where(now & here, jnp.full_like(x, self.value), x)  # noqa: E731
+        timestep = timestep.replace(
+            reward=spoil(timestep.reward, self.in_reward),
+            observation=spoil(timestep.observation, self.in_observation),
+        )
+        return (state, steps_per_env + 1), timestep
+
+
+def actor_threads():
+    """The threads of host actors that run; others in the process (JAX's, a test runner's) come and go as they like."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith(("actor-", "stepper"))]

@@ -1,0 +1,128 @@
+"""Episodes made up for tests, comparisons of them bit by bit, and what plays others."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+import jaxrl
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import env_spec
+from jaxrl.data.episodes import Episode
+from jaxrl.envs.timestep import restart, transition
+from jaxrl.run.policy import Policy
+
+TYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+
+
+def noise(rng, shape, dtype):
+    """Every bit by chance, NaNs and all."""
+    dtype = np.dtype(dtype)
+    if dtype == np.bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    return rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype)[..., 0]
+
+
+def episode(seed=0, transitions=4, ending="terminated", dtypes=TYPES):
+    """An episode with numbers, vectors and pictures of every type."""
+    rng, steps = np.random.default_rng(seed), transitions + 1
+    shapes = {"number": (), "vector": (3,), "picture": (5, 4, 1)}
+    observation = {
+        kind: {np.dtype(dtype).name: noise(rng, (steps, *shape), dtype) for dtype in dtypes}
+        for kind, shape in shapes.items()
+    }
+    action = {
+        "which": rng.integers(0, 6, steps).astype(np.int32),
+        "how": rng.normal(size=(steps, 2)).astype(np.float32),
+    }
+    reward, discount = rng.normal(size=steps).astype(np.float32), np.ones(steps, np.float32)
+    for x in (*action.values(), reward, discount):
+        x[-1] = 0
+    is_first, is_last, is_terminal = np.zeros((3, steps), bool)
+    is_first[0] = is_last[-1] = True
+    if ending == "terminated":
+        discount[-2], is_terminal[-1] = 0, True
+    return Episode(
+        observation, action, reward, discount, is_first, is_last, is_terminal, {"ending": ending, "score": 0.1 + seed}
+    )
+
+
+def spaces_of(episode):
+    """What its observations are elements of, and its actions."""
+
+    def space(x):
+        if isinstance(x, dict):
+            return spaces.Dict({name: space(child) for name, child in x.items()})
+        limits = np.iinfo(x.dtype) if x.dtype.kind in "iu" else None
+        low, high = (-np.inf, np.inf) if x.dtype.kind == "f" else (limits.min, limits.max) if limits else (0, 1)
+        return spaces.Box(low, high, x.shape[1:], x.dtype)
+
+    return space(episode.observation), space(episode.action)
+
+
+def killed(folder, kind, by_chance=0):
+    """What was seen of datasets whose writers were killed, `(moment, signal, files)`, the last ones by chance."""
+    tests = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.fspath(tests), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, tests / "helpers" / "kill_writers.py", folder, kind, str(by_chance)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return [line.split(": ") for line in done.stdout.splitlines()]
+
+
+def assert_bitwise(one, other):
+    """The same names, shapes, types and bits."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for (path, x), y in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        x, y = np.asarray(x), np.asarray(y)
+        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes()), jax.tree_util.keystr(path)
+
+
+def spoil(directory, rng):
+    """One bit of the file of records is another."""
+    (file,) = directory.glob("*.array_record*")
+    data = bytearray(file.read_bytes())
+    data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+    file.write_bytes(bytes(data))
+
+
+def untrained(env, algo):
+    """A policy by chance."""
+    spec = env_spec(jaxrl.envs.prepared(env))
+    algo = resolve_schedules(algo, np.float32(0.0))
+    return Policy(algo, algo.actor(algo.init(jax.random.key(1), spec)), spec)
+
+
+@struct.dataclass
+class Clock:
+    """Shows the time in three ways; the reward is the time. Terminates after as many steps as the first reset said."""
+
+    name = "tests:Clock"
+    observation_space = spaces.Dict(
+        {
+            "face": spaces.Box(0, 255, (6, 8, 1), np.uint8),
+            "hands": spaces.Dict({"now": spaces.Box(0, 99, (2,), np.float32), "odd": spaces.Box(0, 1, (), np.bool_)}),
+        }
+    )
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    resets = False
+
+    def reset(self, key):
+        length = jax.random.randint(key, (), 1, 9)
+        return (jnp.int32(0), length), restart(self._shown(jnp.int32(0), length))
+
+    def step(self, state, action, key):
+        now, length = state[0] + 1, state[1]
+        reward = now.astype(jnp.float32)
+        return (now, length), transition(self._shown(now, length), reward, now >= length, jnp.asarray(False))
+
+    def _shown(self, now, length):
+        hands = jnp.stack([now, length]).astype(jnp.float32)
+        face = jnp.full((6, 8, 1), now, jnp.uint8)
+        return {"face": face, "hands": {"now": hands, "odd": (now % 2).astype(jnp.bool_)}}

@@ -1,0 +1,160 @@
+"""Ray actors that hold environments: the rows are those of this process, and what is lost is masked."""
+
+import os
+
+import numpy as np
+import pytest
+from helpers.programs import NUM_ENVS, PPO, assert_equal, plain
+
+import jaxrl
+from jaxrl.cli import values
+from jaxrl.core.errors import ConfigError, EnvironmentFailedError
+from jaxrl.envs.host.episodes import environment_seeds
+from jaxrl.parallel.ray.environments import RemoteRecipe
+from jaxrl.parallel.ray.remote import Remote
+
+COUNTING = "gymnasium:host_probes:Counting-v0"
+HALF = Remote(actors=2, cpus=0.5)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A Ray cluster of this machine, for all tests."""
+    ray = pytest.importorskip("ray", reason="nothing of Ray was tested: pip install ray")
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(logging_level="ERROR")
+    else:
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, logging_level="ERROR")
+    yield ray
+    ray.shutdown()
+
+
+def played(env, steps):
+    """The moments from the first reset on."""
+    try:
+        return [env.reset()] + [env.step(np.full(env.num_envs, step % 2)) for step in range(steps)]
+    finally:
+        env.close()
+        env.close()
+
+
+def counting(remote=None, **options):
+    recipe = jaxrl.make(COUNTING, **options)
+    return recipe if remote is None else RemoteRecipe(recipe, remote, remote.actors)
+
+
+def lethal(fault, seed=7):
+    """Environments of which the last two, which are of one actor, meet `fault` in the third step."""
+    return {"fault": fault, "at": (0, 2), "seeds": environment_seeds(seed, 4)[2:]}
+
+
+@pytest.mark.long
+def test_the_rows_are_those_of_this_process(cluster):
+    here, there = (played(counting(remote).build(4, 7, 2), 8) for remote in (None, HALF))
+    for one, other in zip(here, there, strict=True):
+        assert_equal(one, other)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_an_actor_that_dies_is_replaced_and_its_row_begins_an_episode(cluster):
+    env = counting(HALF, **lethal("kill")).build(4, 7)
+    with pytest.warns(RuntimeWarning, match="environments 2 to 3 died .*replaced .1 of restarts=3"):
+        rows = played(env, 6)
+    assert env.failures == 1
+    first, last = (np.stack([getattr(row, name) for row in rows]) for name in ("first", "last"))
+    assert not last[2].any() and first[3].tolist() == [False, False, True, True]
+    # Episodes of 3 steps: the first two go on undisturbed, the others begin anew.
+    assert last.argmax(axis=0).tolist() == [3, 3, 6, 6]
+    assert rows[3].reward.tolist() == [3.0, 3.0, 0.0, 0.0]
+
+
+@pytest.mark.long
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("fault", "remote", "words"),
+    [
+        ("kill", Remote(actors=2, cpus=0.5, restarts=0), "environments 2 to 3 died .*restarts=0 is used up"),
+        ("hang", Remote(actors=2, cpus=0.5, restarts=0, step_timeout=1.0), "did not answer within 1 s"),
+        ("raise", HALF, "the simulator is out of cheese"),
+    ],
+)
+def test_what_cannot_be_replaced_is_a_clear_stop(cluster, fault, remote, words):
+    env = counting(remote, **lethal(fault)).build(4, 7)
+    with pytest.raises(EnvironmentFailedError, match=f"(?s){words}") as caught:
+        played(env, 6)
+    if fault == "raise":
+        assert caught.value.index == 2 and caught.value.seed == environment_seeds(7, 4)[2] and caught.value.action == 1
+
+
+@pytest.mark.long
+def test_a_run_is_the_same_wherever_its_environments_are(cluster):
+    env, found = jaxrl.make("gymnasium:CartPole-v1"), []
+    for remote in (None, HALF):
+        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, groups=2, lockstep=True, remote=remote).bind(PPO, env)
+        try:
+            state, report = program.chunk(PPO, env, program.start(PPO, env, 3), 4, 100)
+            found.append(plain((state, report.replace(actors={}))))
+        finally:
+            program.close()
+    assert_equal(*found)
+
+
+@pytest.mark.long
+def test_a_run_is_the_same_where_actors_have_the_policy(cluster):
+    env, found = jaxrl.make("gymnasium:CartPole-v1"), []
+    there = Remote(actors=2, policy=True, cpus=0.5)
+    for layout in ({"actors": 2}, {"remote": there}):
+        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True, lag=1, **layout).bind(PPO, env)
+        try:
+            state, report = program.chunk(PPO, env, program.start(PPO, env, 3), 4, 100)
+            found.append(plain((state, report.replace(actors={}))))
+            assert report.actors["policy_lag"] == pytest.approx(3 / 4) and report.actors["inference_batch"] == 4
+        finally:
+            program.close()
+    assert_equal(*found, 1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_an_actor_with_the_policy_that_dies_is_replaced(cluster):
+    env = counting(fault="kill", at=(1, 1), seeds=environment_seeds(7, 4)[2:])
+    there = Remote(actors=2, policy=True, cpus=0.5)
+    program = jaxrl.Sebulba(num_envs=4, shards=4, remote=there).bind(PPO, env)
+    try:
+        with pytest.warns(RuntimeWarning, match="environments 2 to 3 died"):
+            state, report = program.chunk(PPO, env, program.start(PPO, env, 7), 3, 100)
+    finally:
+        program.close()
+    assert report.actors["failures"] == 1 and report.failed_at == -1
+    assert int(np.asarray(state.steps_per_env.low)) == 3 * 8
+
+
+# --- without a cluster -----------------------------------------------------------------------------------------------
+
+
+def test_settings_that_do_not_fit_are_told_at_once(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    env = jaxrl.make("gymnasium:CartPole-v1")
+    with pytest.raises(ConfigError) as caught:
+        remote = Remote(actors=3, restarts=-1, step_timeout=0.0, cpus=-1.0)
+        jaxrl.Sebulba(num_envs=8, actors=2, remote=remote).bind(PPO, env)
+    said = "\n".join(caught.value.problems)
+    for words in ("remote.actors=3 must be a multiple of the 2 groups", "restarts=-1", "step_timeout=0.0", "cpus=-1.0"):
+        assert words in said
+    with pytest.raises(ConfigError, match="remote.actors=3 do not divide the 8 environments"):
+        jaxrl.Sebulba(num_envs=8, remote=Remote(actors=3)).bind(PPO, env)
+    with pytest.raises(ConfigError, match="actors=2, groups=1: both must be 1 with remote.policy"):
+        jaxrl.Sebulba(num_envs=8, actors=2, remote=Remote(policy=True)).bind(PPO, env)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(jaxrl.JaxrlError, match=r"pip install 'jaxrl\[ray\]'"):
+        jaxrl.Sebulba(remote=Remote()).bind(PPO, jaxrl.make("gymnasium:CartPole-v1"))
+
+
+def test_the_flag():
+    asked = values.read(Remote | None, "remote:actors=4:restarts=1")
+    assert asked == Remote(actors=4, restarts=1)
+    assert values.read(Remote | None, values.written(asked).replace("address=None", "address=none")) == asked

@@ -1,0 +1,174 @@
+"""Actor threads: the same run however environments are grouped, exact lags, and what is told of them."""
+
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from helpers.programs import (
+    ALGORITHMS,
+    ENV,
+    NUM_ENVS,
+    R2D2,
+    ROWS,
+    actor_threads,
+    all_finite,
+    anakin,
+    assert_equal,
+    plain,
+)
+
+import jaxrl
+from jaxrl.core.errors import ConfigError
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.parallel.sebulba import topology as sebulba
+from jaxrl.parallel.sebulba.actors import ParameterServer
+from jaxrl.parallel.sebulba.learning import HostLearning
+from jaxrl.run.loop import Loop
+
+HOST = ServedFromHost(ENV)
+
+
+def run(name, iterations=6, seed=3, **topology):
+    """The state and the report after some iterations, as numpy; and no thread is left."""
+    algo = R2D2 if name == "r2d2" else ALGORITHMS[name]
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology).bind(algo, HOST)
+    try:
+        state = program.start(algo, HOST, seed)
+        state, report = program.chunk(algo, HOST, state, iterations, 100)
+        return plain((state, report))
+    finally:
+        program.close()
+        assert not actor_threads()
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """The same run as one program."""
+    algo = ALGORITHMS["recurrent_ppo"]
+    program = anakin().bind(algo, ENV)
+    return plain(program.chunk(algo, ENV, program.start(algo, ENV, 3), 6, 100))
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        pytest.param({"actors": 2, "groups": 2}, id="two threads of two", marks=pytest.mark.long),
+        pytest.param({"groups": 2, "actor_devices": 2, "devices": 2}, id="two devices"),
+    ],
+)
+def test_grouping_and_devices_change_nothing(topology, compiled):
+    state, report = run("recurrent_ppo", lockstep=True, **topology)
+    assert_equal(compiled[0].replace(env_state=()), state, 1e-5)
+    assert_equal(compiled[1], report.replace(actors={}), 1e-5)
+    assert report.actors["policy_lag"] == 0 and report.actors["failures"] == 0
+
+
+def test_a_lag_of_one_is_exact_and_the_same_on_every_run(compiled):
+    one, report = run("recurrent_ppo", lockstep=True, lag=1, actors=2)
+    other, _ = run("recurrent_ppo", lockstep=True, lag=1, actors=2)
+    assert_equal(one, other)
+    assert report.actors["policy_lag"] == pytest.approx(5 / 6), "the first rollout cannot be late"
+    with pytest.raises(AssertionError):
+        assert_equal(compiled[0].learner, one.learner, 1e-5)
+
+
+def test_overlapping_runs_learn_from_every_row_and_tell_how_it_went():
+    state, report = run("r2d2", actors=2, queue=2)
+    assert int(np.asarray(state.steps_per_env.low)) == 6 * 8 and report.failed_at == -1 and report.iterations == 5
+    assert state.learner.updates == 5 and all_finite(state.learner)
+    network = state.learner.network
+    moved = jax.tree.map(lambda x, target: (x != target).any(), network.params, network.target_params)
+    assert all(jax.tree.leaves(moved)), "the target is two updates old"
+    figures = report.actors
+    assert 0 <= figures["policy_lag"] <= 3, "as many rollouts as wait, and the one that is collected"
+    assert figures["inference_batch"] == NUM_ENVS / 2 and 0 <= figures["queue_depth"] <= 2
+    assert figures["seconds"] > 0 and figures["stepping_seconds"] > 0
+    assert figures["actor_blocked_seconds"] >= 0 and figures["learner_blocked_seconds"] >= 0
+    assert {f"actors/{name}" for name in figures} <= set(report.metrics())
+
+
+def test_who_waits_for_whom(monkeypatch):
+    """In lockstep one side always waits: actors while a slow learner learns, but no learner that is learning."""
+    learn, pause = HostLearning.learn, 0.05
+
+    def slowly(*arguments):
+        time.sleep(pause)
+        return learn(*arguments)
+
+    monkeypatch.setattr(HostLearning, "learn", slowly)
+    monkeypatch.setattr(sebulba, "_under_way", lambda state: lambda: True)
+    figures = run("dqn", iterations=4, lockstep=True, groups=2)[1].actors
+    assert figures["actor_blocked_seconds"] >= 2 * 3 * pause, "two groups, all rollouts but the first"
+    assert figures["learner_blocked_seconds"] == 0
+    monkeypatch.setattr(sebulba, "_under_way", lambda state: lambda: False)
+    assert run("dqn", iterations=4, lockstep=True, groups=2)[1].actors["learner_blocked_seconds"] > 0
+
+
+def test_training_goes_on_where_it_stopped_with_new_episodes(tmp_path, monkeypatch):
+    settings = {"topology": jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), "progress": False}
+    settings |= {"evaluate_every": 0, "evaluation_episodes": 8, "run_dir": tmp_path / "run"}
+    algo = ALGORITHMS["dqn"]
+    first = jaxrl.train(algo, HOST, total_steps=4 * ROWS, **settings)
+    resume, resumed = Loop._resume, []
+
+    def resuming(self, checkpointer, template):
+        state, done, kept = resume(self, checkpointer, template)
+        resumed.append(jax.tree.map(np.array, plain(state)))  # its buffers are donated later
+        return state, done, kept
+
+    monkeypatch.setattr(Loop, "_resume", resuming)
+    told = rf"resumed at step {4 * ROWS}; host environments start new episodes; everything else is restored"
+    with pytest.warns(RuntimeWarning, match=told):
+        again = jaxrl.train(algo, HOST, total_steps=6 * ROWS, **settings)
+    [state] = resumed
+    for part in ("learner", "buffers", "key", "steps_per_env", "empty_at"):
+        assert jax.tree.leaves(getattr(state, part))
+        assert_equal(getattr(first.state, part), getattr(state, part))
+    assert state.timestep.first.all() and not np.asarray(first.state.timestep.first).all()
+    assert first.state.learner.updates == 6 and again.state.learner.updates == 10
+    assert int(again.state.steps_per_env) == 6 * 8
+    assert {"actors/policy_lag", "actors/queue_depth"} <= set(again.metrics[-2])
+
+
+def test_settings_that_do_not_fit_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        jaxrl.Sebulba(num_envs=7, actors=2, groups=3, lag=1, queue=0, step_timeout=0.0).bind(ALGORITHMS["ppo"], HOST)
+    said = "\n".join(caught.value.problems)
+    for words in ("groups=3", "lag=1", "queue=0", "step_timeout=0.0", "num_envs=7 does not divide over 6 groups"):
+        assert words in said
+
+
+# --- versions --------------------------------------------------------------------------------------------------------
+
+
+def test_every_group_acts_with_the_version_that_the_first_one_took():
+    board = ParameterServer(lag=None, apart=3)
+    board.publish(0, "zero")
+    assert board.for_rollout(0) == "zero"
+    board.publish(1, "one")
+    assert board.for_rollout(0) == "zero", "another group, later"
+    assert board.for_rollout(1) == "one" and board.version_of(1) == 1
+
+
+def test_an_exact_lag_waits_for_its_version():
+    board, got = ParameterServer(lag=1, apart=3), []
+    board.publish(0, "zero")
+    assert board.for_rollout(0) == "zero" and board.for_rollout(1) == "zero"
+    waiting = threading.Thread(target=lambda: got.append(board.for_rollout(2)))
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive() and not got
+    board.publish(1, "one")
+    waiting.join(10)
+    assert got == ["one"]
+
+
+def test_closing_lets_everybody_go():
+    board, got = ParameterServer(lag=0, apart=3), []
+    waiting = threading.Thread(target=lambda: got.append(board.for_rollout(4)))
+    waiting.start()
+    board.close()
+    waiting.join(10)
+    assert got == [None]

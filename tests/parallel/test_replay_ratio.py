@@ -1,0 +1,131 @@
+"""Updates are as many as the replay ratio says, exactly, whatever the environments, rollouts and topology."""
+
+import dataclasses
+from fractions import Fraction
+from math import floor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from helpers.programs import ENV
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxrl
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import ActorOutput, ActorState, Counter, Replay, UpdateInfo
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.parallel import replay_ratio
+
+RATIOS = st.fractions(min_value=Fraction(1, 40), max_value=4, max_denominator=40)
+
+
+@struct.dataclass
+class Counting:
+    """Acts alike everywhere; its state is how often it was updated."""
+
+    source: Replay = struct.field(pytree_node=False)
+
+    @property
+    def experience(self):
+        return {"replay": self.source}
+
+    def validate(self, spec, num_envs, shards):
+        return []
+
+    def init(self, key, spec):
+        return jnp.int32(0)
+
+    def actor(self, state):
+        return ActorState(params=state)
+
+    def initial_carry(self, spec, env_index, num_envs):
+        return ()
+
+    def act(self, actor, timestep, carry, key, *, spec, explore):
+        return ActorOutput(jnp.zeros(timestep.first.shape, jnp.int32), carry)
+
+    def update(self, state, batch, *, spec, key, replicas):
+        return state + 1, UpdateInfo({"weight": jnp.mean(batch["replay"].weight.astype(jnp.float32))})
+
+
+def counting(ratio, length, min_size=1):
+    source = Replay(4096, batch_size=8, min_size=min_size, rollout_length=length, replay_ratio=float(ratio))
+    return Counting(source)
+
+
+def after(algo, topology, iterations, env=ENV):
+    """Updates that the learner counts after so many iterations, in two chunks, and those that the reports count."""
+    program = topology.bind(algo, env)
+    try:
+        state, made = program.start(algo, env, 0), 0.0
+        for length in (iterations // 3, iterations - iterations // 3):
+            if length:
+                state, report = program.chunk(algo, env, state, length, 10**6)
+                made += float(report.metrics()["train/updates"])
+        return int(state.learner), made
+    finally:
+        program.close()
+
+
+@given(ratio=RATIOS, num_envs=st.integers(1, 64), length=st.integers(1, 40), start=st.integers(0, 2**50))
+def test_iterations_add_up_to_the_ratio(ratio, num_envs, length, start):
+    average = replay_ratio.updates_per_iteration(float(ratio), num_envs, length)
+    assert average == ratio * num_envs * length
+    iterations = start // length + np.arange(1, 2 * average.denominator + 1)
+    steps = iterations * length
+    counter = Counter(jnp.asarray(steps >> 32, jnp.uint32), jnp.asarray(steps & 0xFFFFFFFF, jnp.uint32))
+    updates = np.broadcast_to(replay_ratio.updates_now(average, counter, length), steps.shape)
+    expected = [floor(int(k) * average) - floor((int(k) - 1) * average) for k in iterations]
+    np.testing.assert_array_equal(updates, expected)
+    assert updates.sum() == ratio * num_envs * length * 2 * average.denominator
+
+
+@settings(max_examples=5, deadline=None)
+@given(ratio=RATIOS, num_envs=st.sampled_from([1, 3, 8]), length=st.integers(1, 5))
+def test_anakin_makes_exactly_as_many(ratio, num_envs, length):
+    average = ratio * num_envs * length
+    iterations = 2 * average.denominator
+    expected = average * iterations
+    assert after(counting(ratio, length), jaxrl.Anakin(num_envs, devices=1), iterations) == (expected, expected)
+
+
+@pytest.mark.parametrize("ratio, num_envs, iterations, expected", [(0.25, 1, 8, 2), (2.5, 1, 6, 15), (1, 8, 3, 24)])
+def test_anakin_with_the_usual_ratios(ratio, num_envs, iterations, expected):
+    assert after(counting(ratio, 1), jaxrl.Anakin(num_envs, devices=1), iterations) == (expected, expected)
+
+
+def test_lockstep_sebulba_makes_exactly_as_many():
+    topology = jaxrl.Sebulba(num_envs=2, lockstep=True)
+    assert after(counting(0.625, 2), topology, 4, ServedFromHost(ENV)) == (10, 10)
+
+
+def test_before_there_is_enough_there_are_none():
+    # 16 environment steps an iteration and 1.6 updates; the first two iterations have too few steps.
+    algo = counting(0.1, 2, min_size=48)
+    assert after(algo, jaxrl.Anakin(8, devices=1), 2) == (0, 0)
+    assert after(algo, jaxrl.Anakin(8, devices=1), 10) == (16 - 3, 16 - 3)
+
+
+def test_runs_that_are_mapped_make_as_many_each():
+    algo = counting(0.3, 1)
+    program = jaxrl.Anakin(1, devices=1).bind(algo, ENV)
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+    state, _ = jax.vmap(lambda key: program.run(algo, ENV, key, 20, jnp.float32(20.0)))(keys)
+    np.testing.assert_array_equal(state.learner, [6, 6, 6])
+
+
+@pytest.mark.parametrize(
+    "ratio, said",
+    [(np.pi, "use 3.14"), (1e-7, r"use 1.5\d*e-05 \(1 updates every 65536"), (0.0, "above 0"), (np.inf, "above 0")],
+)
+def test_a_ratio_that_cannot_be_kept_is_refused_and_one_that_can_be_is_named(ratio, said):
+    algo = counting(1, 1)
+    algo = algo.replace(source=dataclasses.replace(algo.source, replay_ratio=ratio))
+    with pytest.raises(ConfigError, match=said) as error:
+        jaxrl.Anakin(1, devices=1).bind(algo, ENV)
+    if "use " in str(error.value):
+        named = float(str(error.value).split("; use ")[1].split()[0])
+        assert replay_ratio.problems(named, 1, 1) == []

@@ -1,0 +1,191 @@
+"""Evaluations in a thread of their own: the run is the same, and what they find comes one evaluation later."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
+
+import jaxrl
+from jaxrl.run import loop
+from jaxrl.run.async_evaluation import Evaluator
+from jaxrl.run.checkpoint import Checkpointer, best_step, read_manifest
+from jaxrl.run.evaluation import Evaluation
+from jaxrl.run.loggers import read_metrics
+
+EACH = 4 * ROWS  # between evaluations
+TOTAL = 3 * EACH
+
+
+def train(run_dir=None, **settings):
+    settings = {"evaluate_every": EACH, "checkpoint_every": EACH, "evaluation_episodes": 8} | settings
+    return jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=run_dir, progress=False, **settings)
+
+
+@pytest.fixture(autouse=True)
+def long_chunks(monkeypatch):
+    """Chunks that end at borders only, whatever the machine is doing."""
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+
+
+@pytest.fixture(scope="module")
+def in_step(tmp_path_factory):
+    """The run whose evaluations are waited for."""
+    return train(tmp_path_factory.mktemp("runs") / "in_step")
+
+
+def evaluations(run_dir):
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    return {
+        row["step"]: {name: value for name, value in row.items() if name.startswith("evaluation/")}
+        for row in rows
+        if "evaluation/return_mean" in row
+    }
+
+
+def scores(run_dir):
+    with Checkpointer(run_dir / "checkpoints", config={}) as saved:
+        return {step: read_manifest(saved.directory, step).score for step in saved.steps()}
+
+
+def assert_same_run(result, other):
+    assert_equal(result.state, other.state)
+    assert evaluations(result.run_dir) == evaluations(other.run_dir)
+    assert scores(result.run_dir) == scores(other.run_dir)
+    np.testing.assert_array_equal(result.evaluation.returns, other.evaluation.returns)
+
+
+def found(score):
+    return Evaluation(np.array([score], np.float32), np.array([1], np.int32), 0)
+
+
+# --- the thread ------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_is_played_in_another_thread_and_collected():
+    there, told = threading.Event(), []
+
+    def play(algo, actor):
+        assert there.wait(10)
+        return found(float(actor + (threading.current_thread() is not threading.main_thread())))
+
+    evaluator = Evaluator(play, lambda step, outcome: told.append((step, outcome.return_mean)), beside=True)
+    evaluator.collect()  # nothing
+    evaluator.begin(5, None, 10, jax.devices())
+    evaluator.look()  # does not wait
+    with pytest.raises(RuntimeError, match="evaluation of step 5 was not collected"):
+        evaluator.begin(6, None, 0, jax.devices())
+    assert not told
+    there.set()
+    evaluator.collect()
+    assert told == [(5, 11.0)] and evaluator.scores == {5: 11.0} and evaluator.latest.return_mean == 11.0
+    evaluator.begin(6, None, 0, jax.devices())
+    evaluator.close()
+    evaluator.close()
+    assert not any(thread.name == "evaluator" for thread in threading.enumerate())
+
+
+def test_what_it_raises_is_raised_where_the_run_looks():
+    def play(algo, actor):
+        raise ValueError("the arm fell off")
+
+    evaluator = Evaluator(play, lambda step, outcome: None, beside=True)
+    evaluator.begin(5, None, None, jax.devices())
+    with pytest.raises(ValueError, match="fell off"):
+        while True:
+            evaluator.look()
+    evaluator.look()  # once
+
+
+# --- in a run ----------------------------------------------------------------------------------------------------
+
+
+def test_beside_a_run_evaluations_find_what_they_find_in_step(tmp_path, in_step):
+    beside = train(tmp_path / "beside", async_evaluation=True)
+    assert_same_run(beside, in_step)
+    assert list(evaluations(beside.run_dir)) == [EACH, 2 * EACH, 3 * EACH]
+    assert None not in scores(beside.run_dir).values()
+    assert best_step(beside.run_dir / "checkpoints") == best_step(in_step.run_dir / "checkpoints")
+
+
+def test_the_run_goes_on_meanwhile(monkeypatch):
+    """The first evaluation ends when the run has come further: it would never, were it waited for."""
+    further = threading.Event()
+
+    class Rows:
+        def write(self, step, metrics):
+            if step > EACH and "evaluation/return_mean" not in metrics:
+                further.set()
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration: some end before the next border
+    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: found(float(further.wait(60))))
+    result = train(async_evaluation=True, loggers=[Rows()])
+    values = [row["evaluation/return_mean"] for row in result.metrics if "evaluation/return_mean" in row]
+    assert values == [1.0, 1.0, 1.0]
+
+
+def test_a_target_that_is_reached_ends_the_run_at_the_next_evaluation(tmp_path, monkeypatch):
+    numbers = iter([100.0, 1.0])
+    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: found(next(numbers)))
+    settings = {"async_evaluation": True, "target_return": 50.0}
+    result = train(tmp_path / "run", **settings)
+    assert (result.stopped, result.total_steps, result.evaluation.return_mean) == ("target_return", 2 * EACH, 1.0)
+    assert scores(result.run_dir) == {EACH: 100.0, 2 * EACH: 1.0}
+    numbers = iter([1.0])  # for the result, of a run that had ended
+    again = train(tmp_path / "run", **settings)
+    assert (again.stopped, again.total_steps) == ("target_return", 2 * EACH)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_evaluation_that_was_cut_short_is_played_again(tmp_path, in_step, monkeypatch, kept):
+    """The run ends, as by a kill, before or after the second evaluation is written down."""
+    end, times = Evaluator._end, []
+
+    def killed(self, outcome):
+        if self._step == 2 * EACH:
+            times.append(0)
+            if kept:
+                end(self, outcome)
+            raise ConnectionAbortedError("killed")
+        end(self, outcome)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "_end", killed)
+        with pytest.raises(ConnectionAbortedError):
+            train(tmp_path / "run", async_evaluation=True)
+    assert times and list(evaluations(tmp_path / "run")) == ([EACH, 2 * EACH] if kept else [EACH])
+    assert max(scores(tmp_path / "run")) == 2 * EACH
+    assert_same_run(train(tmp_path / "run", async_evaluation=True), in_step)
+
+
+def test_a_checkpoint_stays_until_its_score_is_known(tmp_path):
+    """Saved more often than evaluated, and one kept: the best one's score comes when two newer ones are there."""
+    with Checkpointer(tmp_path, config={}, keep=1) as saved:
+        saved.awaiting = 1
+        for step in (1, 2, 3):
+            saved.save(step, {"x": np.float32(step)})
+        saved.wait()
+        assert saved.steps() == [1, 3]
+        saved.score(1, 10.0)
+        assert (saved.best, best_step(tmp_path)) == (1, 1)
+        saved.save(4, {"x": np.float32(4)}, score=5.0)
+        saved.score(2, 20.0)  # long gone
+        assert (saved.steps(), saved.best) == ([1, 4], 1)
+        saved.score(4, float("nan"))
+        saved.save(5, {"x": np.float32(5)}, score=11.0)
+        saved.wait()
+        assert saved.steps() == [5]
+
+
+def test_an_evaluation_that_raises_ends_the_run(monkeypatch):
+    def fail(*_, **__):
+        raise OSError("no such game")
+
+    monkeypatch.setattr(loop, "evaluate", fail)
+    with pytest.raises(OSError, match="no such game"):
+        train(async_evaluation=True)

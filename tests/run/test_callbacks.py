@@ -1,0 +1,197 @@
+"""Callbacks: they see a run, stop it, change its environment, and are part of what is resumed."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, assert_equal
+
+import jaxrl
+from jaxrl.core.errors import ConfigError
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.run.callbacks import Callbacks, Decision, FunctionCallback, Moment, StopAtReturn
+from jaxrl.run.checkpoint import read_manifest
+from jaxrl.run.loggers import read_metrics
+
+EVERY = 2 * ROWS
+TOTAL = 8 * ROWS
+
+
+def train(run_dir=None, *, algo=PPO, env=ENV, total_steps=TOTAL, **settings):
+    settings = {"evaluate_every": EVERY, "checkpoint_every": ROWS, "evaluation_episodes": 2} | settings
+    settings |= {"num_envs": NUM_ENVS} if "topology" not in settings else {}
+    return jaxrl.train(algo, env, total_steps=total_steps, run_dir=run_dir, progress=False, **settings)
+
+
+def gravity(env):
+    return env.env.env.params.gravity
+
+
+def with_gravity(env, value):
+    core = env.env.env
+    return env.replace(env=env.env.replace(env=core.replace(params=core.params.replace(gravity=value))))
+
+
+class Heavier:
+    """A curriculum: gravity grows at every call; it remembers how often it was called."""
+
+    name = "heavier"
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, moment):
+        self.calls += 1
+        harder = with_gravity(moment.env, 9.8 + self.calls)
+        return Decision(env=harder, metrics={"gravity": 9.8 + self.calls, "calls": self.calls})
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+class Seen:
+    """Keeps what it is shown."""
+
+    name = "seen"
+
+    def __init__(self):
+        self.moments = []
+
+    def __call__(self, moment):
+        step = int(moment.state.steps_per_env) * NUM_ENVS
+        self.moments.append((moment.step, step, moment.score, dict(moment.metrics)))
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        assert state == {}
+
+
+def test_they_see_step_metrics_and_state():
+    seen = Seen()
+    result = train(callbacks=[seen], callback_every=3 * ROWS)
+    steps = [moment[0] for moment in seen.moments]
+    assert steps == [2 * ROWS, 3 * ROWS, 4 * ROWS, 6 * ROWS, 8 * ROWS], "evaluations, and every third iteration"
+    assert [moment[1] for moment in seen.moments] == steps, "the state is that of the step"
+    scores = {row["step"]: row["evaluation/return_mean"] for row in result.metrics if "evaluation/return_mean" in row}
+    for step, _, score, metrics in seen.moments:
+        assert score == scores.get(step) and "update/value_loss" in metrics
+        assert metrics["evaluation/return_mean"] == scores[step // EVERY * EVERY]
+
+
+def test_a_callback_stops_the_run(tmp_path):
+    def enough(moment):
+        return Decision(stop="enough") if moment.step >= 4 * ROWS else None
+
+    path = tmp_path / "run"
+    result = train(path, callbacks=[FunctionCallback(enough)])
+    assert (result.stopped, result.total_steps) == ("enough", 4 * ROWS)
+    assert json.loads((path / "result.json").read_text())["stopped"] == "enough"
+    again = train(path, callbacks=[FunctionCallback(enough)])
+    assert (again.stopped, again.total_steps) == ("enough", 4 * ROWS), "started again, it does not train on"
+    assert train(path).stopped == "finished", "without the callback it does"
+
+
+def test_target_return_is_a_callback(tmp_path):
+    assert train(tmp_path / "run", target_return=1e9).stopped == "finished"
+    stopped = train(tmp_path / "other", target_return=-1e9)
+    assert (stopped.stopped, stopped.total_steps) == ("target_return", EVERY)
+    assert train(callbacks=[StopAtReturn(-1e9)]).total_steps == EVERY
+    again = train(tmp_path / "other", target_return=-1e9)
+    assert (again.stopped, again.total_steps) == ("target_return", EVERY)
+    assert train(tmp_path / "other", target_return=1e9).stopped == "finished"
+
+
+def test_a_curriculum_changes_what_is_trained_in_and_not_what_is_evaluated():
+    heavier = Heavier()
+    changed, plain = train(callbacks=[heavier]), train()
+    assert heavier.calls == 4 and gravity(changed.env) == 9.8
+    rows = [row for row in changed.metrics if "callback/gravity" in row]
+    assert [row["callback/gravity"] for row in rows] == [10.8, 11.8, 12.8, 13.8]
+    first, last = ([row for row in run.metrics if "evaluation/return_mean" in row] for run in (changed, plain))
+    assert first[0]["evaluation/return_mean"] == last[0]["evaluation/return_mean"], "the same until it was changed"
+    states = [jax.device_get(run.state.timestep.observation) for run in (changed, plain)]
+    assert not np.array_equal(*states)
+
+
+@pytest.mark.parametrize("algo", [PPO, DQN], ids=["ppo", "dqn"])
+def test_a_killed_curriculum_equals_one_that_was_not(algo, tmp_path):
+    def killed(moment):
+        if moment.step == 6 * ROWS:
+            raise KeyboardInterrupt
+
+    whole = train(tmp_path / "whole", algo=algo, callbacks=[Heavier()])
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "killed", algo=algo, callbacks=[Heavier(), FunctionCallback(killed, "killed")])
+    kept = read_manifest(tmp_path / "killed" / "checkpoints").callbacks
+    assert kept["states"] == {"heavier": {"calls": 2}, "killed": {}}, "the newest checkpoint is of step 5"
+    heavier = Heavier()
+    resumed = train(tmp_path / "killed", algo=algo, callbacks=[heavier])
+    assert heavier.calls == 4
+    assert_equal(jax.device_get(resumed.state), jax.device_get(whole.state))
+    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed")]
+    one, other = ([(r["step"], r["callback/gravity"]) for r in some if "callback/gravity" in r] for some in rows)
+    assert one == other
+
+
+def moment(env=ENV):
+    return Moment(step=0, total_steps=1, metrics={}, score=None, state=None, env=env)
+
+
+def test_an_environment_of_another_form_is_refused():
+    for wrong, words in (
+        (jaxrl.make("gymnax:Acrobot-v1"), "another structure"),
+        (with_gravity(ENV, np.zeros(3)), "changes the shape"),
+    ):
+        callbacks = Callbacks([FunctionCallback(lambda moment, wrong=wrong: Decision(env=wrong), "wrong")])
+        with pytest.raises(ConfigError, match=f"callback wrong .*{words}"):
+            callbacks(moment())
+    callbacks = Callbacks([FunctionCallback(lambda moment: Decision(env=ENV), "wrong")])
+    with pytest.raises(ConfigError, match="on the host"):
+        callbacks(moment(None))
+
+
+def test_the_type_of_every_leaf_stays():
+    changed = Callbacks([FunctionCallback(lambda moment: Decision(env=with_gravity(moment.env, np.float64(3))), "x")])
+    placed = jax.device_put(ENV)
+    env = changed(moment(placed)).env
+    assert jax.tree.map(jax.typeof, env) == jax.tree.map(jax.typeof, placed)
+
+
+def test_several_are_asked_in_order():
+    first = FunctionCallback(lambda moment: Decision(stop="one", env=with_gravity(moment.env, 1.0)), "a")
+    second = FunctionCallback(lambda moment: Decision(stop="two", metrics={"g": gravity(moment.env)}), "b")
+    decision = Callbacks([first, second])(moment())
+    assert decision.stop == "one" and decision.metrics == {"callback/g": 1.0} and gravity(decision.env) == 1.0
+
+
+def test_what_does_not_fit_is_told():
+    twice = [FunctionCallback(lambda moment: None, "a"), FunctionCallback(lambda moment: None, "a")]
+    with pytest.raises(ConfigError, match="two callbacks are called a"):
+        train(callbacks=twice)
+    with pytest.raises(ConfigError, match="callback_every=0 must be at least 1"):
+        train(callback_every=0)
+    with pytest.raises(ConfigError, match="stops the run as 'finished'"):
+        Callbacks([FunctionCallback(lambda moment: Decision(stop="finished"), "a")])(moment())
+
+    class Odd(Seen):
+        def state_dict(self):
+            return {"x": object()}
+
+    with pytest.raises(ConfigError, match="state of callback seen is not of JSON values"):
+        Callbacks([Odd()]).keep()
+
+
+def test_host_environments_have_callbacks_too():
+    env = ServedFromHost(jaxrl.make("gymnax:CartPole-v1"))
+    seen = Seen()
+    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, lockstep=True)
+    result = train(env=env, topology=topology, callbacks=[seen], target_return=-1e9)
+    assert result.stopped == "target_return" and len(seen.moments) == 1
+    assert dataclasses.is_dataclass(Moment)

@@ -1,0 +1,372 @@
+import os
+import shutil
+import subprocess
+import sys
+import typing
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrl.core.errors import CheckpointError
+from jaxrl.run import checkpoint
+from jaxrl.run.checkpoint import Checkpointer, best_step, read_manifest, restore
+
+# Orbax's event loop, after an error that is expected here.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@struct.dataclass
+class Learner:
+    params: dict
+    opt: tuple
+    key: jax.Array
+
+
+def make_state(seed=0):
+    key = jax.random.key(seed)
+    policy = {"kernel": jax.random.normal(key, (5, 3)), "bias": jnp.arange(3, dtype=jnp.bfloat16) + seed}
+    return {
+        "learner": Learner(
+            params={"policy": policy},
+            opt=((), (jnp.uint32(4294967295), jnp.zeros((0, 4))), jnp.array([True, False])),
+            key=key,
+        ),
+        "keys": jax.random.split(key, (2, 3)),
+        "odd": jnp.array([jnp.nan, -0.0, jnp.inf, 1e-40], jnp.float32),
+        "half": jnp.float16(1.5),
+        "host": np.arange(4, dtype=np.int64),
+        "count": 7 + seed,
+        "rate": 0.1,
+        "done": False,
+    }
+
+
+def bits(leaf):
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+def assert_same(tree, expected):
+    assert jax.tree.structure(tree) == jax.tree.structure(expected)
+    for (path, leaf), other in zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(expected), strict=True):
+        assert type(leaf) is type(other), path
+        assert bits(leaf) == bits(other), path
+
+
+def flip_bit(path, position=None):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if position is None else position] ^= 0x10
+    path.write_bytes(bytes(data))
+
+
+def largest_file(directory):
+    return max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Steps 10, 20 and 30, each with the state of its seed."""
+    with Checkpointer(tmp_path / "checkpoints", config={"seed": 0}) as checkpointer:
+        for step in (10, 20, 30):
+            checkpointer.save(step, make_state(step))
+    return tmp_path / "checkpoints"
+
+
+def test_every_kind_of_leaf_comes_back_bitwise(tmp_path):
+    state = make_state()
+    with Checkpointer(tmp_path, config={"env": "gymnax:CartPole-v1", "sizes": (64, 64)}) as checkpointer:
+        checkpointer.save(8192, state, score=3.5)
+        got, step, manifest = checkpointer.restore(make_state(1))
+    assert step == 8192
+    assert_same(got, state)
+    assert manifest.config == {"env": "gymnax:CartPole-v1", "sizes": [64, 64]}
+    assert (manifest.jax_version, manifest.score) == (jax.__version__, 3.5)
+    names = [leaf.name for leaf in manifest.leaves]
+    assert "learner/params/policy/kernel" in names and "learner/opt/1/0" in names
+
+
+def test_a_template_may_be_shapes_only(tmp_path):
+    state = {"x": jnp.arange(6.0).reshape(2, 3), "key": jax.random.key(3)}
+    with Checkpointer(tmp_path, config={}) as checkpointer:
+        checkpointer.save(1, state)
+    got, _, _ = restore(tmp_path, jax.eval_shape(lambda: state))
+    assert_same(got, state)
+    assert not got["x"].committed
+
+
+def test_restores_to_the_sharding_of_the_template_whatever_it_was_saved_on(tmp_path):
+    four = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    two = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+
+    def place(mesh):
+        values = {"x": jnp.arange(32.0).reshape(8, 4), "keys": jax.random.split(jax.random.key(0), 8), "p": jnp.ones(3)}
+        spec = {"x": P("data"), "keys": P("data"), "p": P()}
+        return jax.tree.map(lambda value, spec: jax.device_put(value, NamedSharding(mesh, spec)), values, spec)
+
+    with Checkpointer(tmp_path, config={}) as checkpointer:
+        checkpointer.save(1, place(four))
+    for mesh in (four, two):
+        got, _, _ = restore(tmp_path, place(mesh))
+        assert_same(got, place(mesh))
+        jax.tree.map(lambda leaf, like: like.sharding == leaf.sharding or pytest.fail(), got, place(mesh))
+    lone, _, _ = restore(tmp_path, jax.device_put(place(four), jax.devices()[1]))
+    assert lone["x"].devices() == {jax.devices()[1]}
+
+
+def test_the_state_may_be_donated_as_soon_as_save_returns(tmp_path):
+    overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+    state = jnp.arange(1_000_000, dtype=jnp.float32)
+    address = state.unsafe_buffer_pointer()
+    with Checkpointer(tmp_path, config={}) as checkpointer:
+        checkpointer.save(1, {"x": state})
+        state = overwrite(state)
+        assert state.unsafe_buffer_pointer() == address  # the saved copy does not stand in the way of donation
+        got, _, _ = checkpointer.restore({"x": state})
+    np.testing.assert_array_equal(got["x"], np.arange(1_000_000, dtype=np.float32))
+
+
+def test_a_restored_state_may_be_donated(saved):
+    state, _, _ = restore(saved, make_state())
+    jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(state["odd"]))
+    again, _, _ = restore(saved, make_state())
+    assert_same(again, make_state(30))
+
+
+def test_saving_again_compiles_nothing(tmp_path):
+    state = make_state()
+    with Checkpointer(tmp_path, config={}) as checkpointer:
+        checkpointer.save(1, state)
+        checkpointer.wait()
+        compiles = []
+        jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiles.append(event))
+        checkpointer.save(2, state)
+        checkpointer.wait()
+    assert not [event for event in compiles if "backend_compile" in event]
+
+
+def test_keeps_the_newest_and_the_best(tmp_path):
+    scores = {1: 5.0, 2: 9.0, 3: float("nan"), 4: 1.0, 5: None, 6: 2.0}
+    with Checkpointer(tmp_path, config={}, keep=2) as checkpointer:
+        for step, score in scores.items():
+            checkpointer.save(step, {"x": jnp.float32(step)}, score=score)
+        checkpointer.wait()
+        assert checkpointer.steps() == [2, 5, 6]
+        assert checkpointer.best == 2
+    with Checkpointer(tmp_path, config={}, keep=1) as checkpointer:
+        assert checkpointer.best == 2  # remembered by the manifests
+        checkpointer.save(7, {"x": jnp.float32(7)}, score=10.0)
+        checkpointer.wait()
+        assert checkpointer.steps() == [7]
+    assert best_step(tmp_path) == 7
+    with pytest.raises(CheckpointError, match="has a score"):
+        best_step(tmp_path / "nowhere")
+
+
+def test_saving_a_step_again_replaces_it(saved):
+    with Checkpointer(saved, config={}) as checkpointer:
+        checkpointer.save(30, make_state(99))
+        got, _, _ = checkpointer.restore(make_state())
+        assert_same(got, make_state(99))
+        assert checkpointer.steps() == [10, 20, 30]
+
+
+def test_a_part_can_be_restored(saved):
+    key = jax.random.key(30)
+    template = {"learner": {"params": {"policy": {"kernel": jnp.zeros((5, 3))}}}}
+    got, _, _ = restore(saved, template, partial=True)
+    np.testing.assert_array_equal(got["learner"]["params"]["policy"]["kernel"], jax.random.normal(key, (5, 3)))
+
+
+DAMAGES = {
+    "flipped bit in the arrays": lambda step: flip_bit(largest_file(step / "state")),
+    "truncated arrays": lambda step: os.truncate(largest_file(step / "state"), 10),
+    "empty arrays": lambda step: os.truncate(largest_file(step / "state"), 0),
+    "missing arrays": lambda step: [shutil.rmtree(path) for path in step.rglob("d")],
+    "missing state": lambda step: shutil.rmtree(step / "state"),
+    "missing manifest": lambda step: (step / "manifest.json").unlink(),
+    "partial manifest": lambda step: os.truncate(step / "manifest.json", 200),
+    "flipped bit in the manifest": lambda step: flip_bit(step / "manifest.json"),
+    "another manifest": lambda step: (step / "manifest.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_taken(saved, damage):
+    DAMAGES[damage](saved / f"{30:012d}")
+    with pytest.warns(RuntimeWarning, match="damaged checkpoint .*000000000030: .*taking step 20"):
+        state, step, _ = restore(saved, make_state())
+    assert step == 20
+    assert_same(state, make_state(20))
+
+
+def test_every_flipped_bit_is_noticed_or_harmless(saved):
+    """A flip in any file either changes nothing that is restored, or is noticed; never a wrong state."""
+    expected = make_state(30)
+    rng = np.random.default_rng(0)
+    files = sorted(path for path in (saved / f"{30:012d}").rglob("*") if path.is_file() and path.stat().st_size)
+    noticed = 0
+    for path in files:
+        intact = path.read_bytes()
+        for position in rng.integers(len(intact), size=3):
+            flip_bit(path, int(position))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                state, step, _ = restore(saved, make_state())
+            noticed += step == 20
+            assert (step == 20) == any("damaged checkpoint" in str(w.message) for w in caught)
+            assert_same(state, expected if step == 30 else make_state(20))
+            path.write_bytes(intact)
+    assert noticed > 5
+
+
+def test_the_damaged_leaf_is_named(saved):
+    record = read_manifest(saved, 30)
+    record.leaves[[leaf.name for leaf in record.leaves].index("odd")].crc32 ^= 1
+    checkpoint.manifests.write(saved / f"{30:012d}" / "manifest.json", record)
+    with pytest.raises(CheckpointError, match="leaf odd does not match its checksum"):
+        restore(saved, make_state(), step=30)
+
+
+def test_all_damaged_is_an_error_that_lists_each(saved):
+    flip_bit(largest_file(saved / f"{10:012d}" / "state"))
+    (saved / f"{20:012d}" / "manifest.json").unlink()
+    shutil.rmtree(saved / f"{30:012d}" / "state")
+    with pytest.raises(CheckpointError) as error:
+        restore(saved, make_state())
+    for step in (10, 20, 30):
+        assert f"{step:012d}: " in str(error.value)
+    with Checkpointer(saved, config={}) as checkpointer:
+        assert not checkpointer.is_empty()
+
+
+def test_damaged_steps_do_not_push_out_sound_ones(saved):
+    for step in (20, 30):
+        (saved / f"{step:012d}" / "manifest.json").unlink()
+    with Checkpointer(saved, config={}, keep=2) as checkpointer:
+        with pytest.warns(RuntimeWarning, match="damaged"):
+            _, step, _ = checkpointer.restore(make_state())
+        assert step == 10
+        checkpointer.save(15, make_state(15))
+        checkpointer.wait()
+        assert checkpointer.steps() == [10, 15]
+        assert checkpointer.restore(make_state())[1] == 15
+
+
+def test_another_structure_names_the_leaves(saved):
+    template = make_state()
+    template["extra"] = jnp.zeros(2)
+    template["odd"] = jnp.zeros(5)
+    template["half"] = jnp.float32(0)
+    del template["keys"]
+    with pytest.raises(CheckpointError) as error:
+        restore(saved, template)
+    text = str(error.value)
+    assert "leaf extra was not saved" in text
+    assert "leaf odd was saved as float32[4], here it is float32[5]" in text
+    assert "leaf half was saved as float16[], here it is float32[]" in text
+    assert "leaf keys was saved, here there is none" in text
+
+
+def test_nothing_there_is_an_error(tmp_path, saved):
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        restore(tmp_path / "nowhere", {})
+    with pytest.raises(CheckpointError, match=r"no checkpoint 25 .* there are: \[10, 20, 30\]"):
+        restore(saved, make_state(), step=25)
+    with pytest.raises(CheckpointError, match="only arrays and numbers"):
+        Checkpointer(tmp_path / "other", config={}).save(1, {"name": "text"})
+
+
+def test_a_newer_format_says_so(saved):
+    record = read_manifest(saved)
+    record.format, record.jaxrl_version = 99, "9.9"
+    checkpoint.manifests.write(saved / f"{30:012d}" / "manifest.json", record)
+    with pytest.raises(CheckpointError, match=r"format 99, written by jaxrl 9\.9"):
+        restore(saved, make_state())
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot keep checkpoints"):
+        Checkpointer(tmp_path / "file" / "checkpoints", config={})
+
+
+def test_failed_saves_warn_then_raise_and_leave_nothing(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    checkpointer = Checkpointer(tmp_path, config={}, max_failures=3)
+    checkpointer.save(1, {"x": jnp.ones(3)})
+    assert checkpointer.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.ocp.Checkpointer, "save", full)
+        for step in (2, 3):
+            checkpointer.save(step, {"x": jnp.ones(3)})
+            with pytest.warns(RuntimeWarning, match=rf"checkpoint {step} could not be saved.*No space left"):
+                assert not checkpointer.wait()
+    checkpointer.save(4, {"x": jnp.ones(3)})
+    assert checkpointer.wait()  # a success starts the count anew
+    monkeypatch.setattr(checkpoint.manifests, "write", full)
+    for step in (5, 6, 7):
+        checkpointer.save(step, {"x": jnp.ones(3)})
+        if step < 7:
+            with pytest.warns(RuntimeWarning):
+                checkpointer.wait()
+    with pytest.raises(CheckpointError, match="3 saves in a row failed"):
+        checkpointer.close()
+    checkpointer.close()
+    assert checkpointer.failures == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{1:012d}", f"{4:012d}"]
+
+
+def test_what_a_killed_save_left_is_cleaned(saved):
+    shutil.copytree(saved / f"{30:012d}", saved / f".saving-{40:012d}")
+    (saved / f"{20:012d}").rename(saved / f".replaced-{20:012d}")  # killed between the old contents and the new
+    shutil.copytree(saved / f"{30:012d}", saved / f".replaced-{30:012d}")
+    assert restore(saved, make_state())[1] == 30  # reading changes nothing
+    with Checkpointer(saved, config={}) as checkpointer:
+        assert checkpointer.steps() == [10, 20, 30]
+    assert sorted(path.name for path in saved.iterdir()) == [f"{step:012d}" for step in (10, 20, 30)]
+
+
+KILLED: typing.Final = """
+import os, random, signal, sys, threading, time
+import jax, numpy as np
+from jaxrl.run.checkpoint import Checkpointer
+
+directory, seed = sys.argv[1], int(sys.argv[2])
+checkpointer = Checkpointer(directory, config={}, keep=2)
+start = max(checkpointer.steps(), default=0)
+state = lambda step: {"x": np.random.default_rng(step).normal(size=(400, 500)), "step": step}
+checkpointer.save(start + 1, state(start + 1))
+checkpointer.wait()
+delay = random.Random(seed).uniform(0.0, 0.15)
+threading.Thread(target=lambda: (time.sleep(delay), os.kill(os.getpid(), signal.SIGKILL))).start()
+for step in range(start + 2, start + 10_000):
+    checkpointer.save(step, state(step))
+"""
+
+
+@pytest.mark.faults
+def test_a_save_killed_at_any_moment_leaves_only_whole_steps(tmp_path):
+    template = {"x": np.zeros((400, 500)), "step": 0}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    before = 0
+    for seed in range(2):
+        child = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(seed)], env=environment)
+        assert child.returncode == -9
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with Checkpointer(tmp_path, config={}) as checkpointer:
+                state, step, _ = checkpointer.restore(template)
+        assert step == state["step"] > before
+        np.testing.assert_array_equal(state["x"], np.random.default_rng(step).normal(size=(400, 500)))
+        assert all(path.name.isdecimal() for path in tmp_path.iterdir())
+        before = step

@@ -1,0 +1,148 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl.core.errors import RunDirectoryError
+from jaxrl.run import directory as run_directory
+from jaxrl.run.directory import RunDirectory, difference, read_config
+
+CONFIG = {"algo": {"name": "ppo", "gamma": 0.99, "network": {"sizes": [64, 64]}}, "total_steps": 100, "seed": 0}
+
+
+def test_a_new_directory_holds_the_configuration(tmp_path):
+    with RunDirectory(tmp_path / "a" / "run", {**CONFIG, "sizes": (1, 2)}) as run:
+        assert not run.resumed
+        assert read_config(run.path) == {**CONFIG, "sizes": [1, 2]}
+        assert run.metrics_jsonl == tmp_path / "a" / "run" / "metrics.jsonl"
+    run.close()
+
+
+def test_the_same_configuration_resumes_and_total_steps_may_change(tmp_path):
+    RunDirectory(tmp_path, CONFIG).close()
+    with RunDirectory(tmp_path, {**CONFIG, "total_steps": 200, "logging": {"wandb": True}}) as run:
+        assert run.resumed
+    assert read_config(tmp_path)["total_steps"] == 200
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path):
+    RunDirectory(tmp_path, CONFIG).close()
+    other = {**CONFIG, "algo": {"name": "ppo", "gamma": 0.9, "network": {"sizes": [32]}}, "env": "gymnax:CartPole-v1"}
+    with pytest.raises(RunDirectoryError) as error:
+        RunDirectory(tmp_path, other)
+    text = str(error.value)
+    assert "algo.gamma: 0.99 -> 0.9" in text
+    assert "algo.network.sizes: [64, 64] -> [32]" in text
+    assert 'env: (absent) -> "gymnax:CartPole-v1"' in text
+    assert "seed" not in text and "--overwrite" in text
+    assert read_config(tmp_path) == CONFIG
+    RunDirectory(tmp_path, CONFIG).close()  # the refused one gave the lock back
+
+
+def test_overwrite_deletes_only_what_jaxrl_makes(tmp_path):
+    RunDirectory(tmp_path, CONFIG).close()
+    mine = [tmp_path / "notes.txt", tmp_path / "checkpoints" / "mine.txt", tmp_path / "tensorboard" / "mine.txt"]
+    ours = [
+        tmp_path / "metrics.jsonl",
+        tmp_path / "result.json",
+        tmp_path / "checkpoints" / "000000000100" / "manifest.json",
+        tmp_path / "checkpoints" / ".saving-000000000200" / "manifest.json",
+        tmp_path / "tensorboard" / "events.out.tfevents.1.host",
+    ]
+    for path in mine + ours:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    with RunDirectory(tmp_path, {**CONFIG, "seed": 1}, overwrite=True) as run:
+        assert not run.resumed
+    assert all(path.exists() for path in mine)
+    assert not any(path.exists() for path in ours)
+    assert read_config(tmp_path)["seed"] == 1
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_files_without_a_configuration_are_not_taken_for_a_run(tmp_path, overwrite):
+    (tmp_path / "metrics.jsonl").write_text("somebody's")
+    with pytest.raises(RunDirectoryError, match=r"holds metrics\.jsonl but no config\.json"):
+        RunDirectory(tmp_path, CONFIG, overwrite=overwrite)
+    assert (tmp_path / "metrics.jsonl").read_text() == "somebody's"
+
+
+@pytest.mark.long
+def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
+    script = "import sys; from jaxrl.run.directory import RunDirectory; RunDirectory(sys.argv[1], {})"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with RunDirectory(tmp_path, {}):
+        refused = subprocess.run(command, capture_output=True, text=True)
+        with pytest.raises(RunDirectoryError, match="in use"):
+            RunDirectory(tmp_path, {})
+    assert refused.returncode == 1
+    assert f"is in use by process {os.getpid()} on " in refused.stderr
+    assert subprocess.run(command).returncode == 0
+
+
+def test_a_directory_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="cannot write to the run directory .*file/run"):
+        RunDirectory(tmp_path / "file" / "run", CONFIG)
+
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_directory, "_probe", full)
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        RunDirectory(tmp_path / "run", CONFIG)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"torn": '])
+def test_a_broken_configuration_is_told(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(RunDirectoryError, match=r"config\.json"):
+        read_config(tmp_path)
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        read_config(tmp_path / "nowhere")
+
+
+def test_json_is_written_in_one_piece(tmp_path):
+    path = tmp_path / "result.json"
+    run_directory.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        run_directory.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_links_in_the_directory_lead_nowhere(tmp_path):
+    target, path = tmp_path / "precious", tmp_path / "run"
+    path.mkdir()
+    target.write_text("precious")
+    for name in (".probe", ".config.json.tmp", ".result.json.tmp", "config.json.tmp"):
+        (path / name).symlink_to(target)
+    with RunDirectory(path, CONFIG) as run:
+        run_directory.write_json(run.result, {})
+    assert target.read_text() == "precious"
+    (path / ".lock").unlink()
+    (path / ".lock").symlink_to(target)
+    with pytest.raises(RunDirectoryError, match="cannot write to the run directory"):
+        RunDirectory(path, CONFIG)
+    assert target.read_text() == "precious"
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path):
+    (tmp_path / ".config.json.abc123.tmp").write_text("half")
+    with RunDirectory(tmp_path, CONFIG) as run:
+        assert [file.name for file in sorted(run.path.iterdir())] == [".lock", "config.json"]
+
+
+def test_a_configuration_that_is_nested_deeply_is_told(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 200_000)
+    with pytest.raises(RunDirectoryError, match=r"config\.json cannot be read"):
+        read_config(tmp_path)
+
+
+def test_difference_of_nested_fields():
+    assert difference({"a": {"b": 1, "c": {}}}, {"a": {"b": 1, "c": {"d": None}}}) == [
+        "a.c: {} -> (absent)",
+        "a.c.d: (absent) -> null",
+    ]
+    assert difference({"log": {"a": 1}, "logger": 1}, {"log": {"a": 2}, "logger": 2}, ["log"]) == ["logger: 1 -> 2"]

@@ -1,0 +1,209 @@
+"""Policies read back from run directories."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl import networks
+from jaxrl.core.config import decode, encode
+from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
+from jaxrl.core.schedules import Linear
+from jaxrl.run.loading import load, load_run
+
+ALGO = jaxrl.DQN(
+    epsilon=Linear(1.0, 0.1),
+    capacity=64,
+    min_size=8,
+    batch_size=4,
+    rollout_length=4,
+    replay_ratio=0.125,  # one an iteration of 2 environments
+    network=networks.QNetwork(torso=networks.MLP((8,))),
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run with two checkpoints, and its directory."""
+    path = tmp_path_factory.mktemp("runs") / "dqn"
+    result = jaxrl.train(
+        ALGO,
+        "gymnax:CartPole-v1",
+        total_steps=60,  # 8 iterations of 8 rows: the run ends at 64
+        num_envs=2,
+        run_dir=path,
+        evaluate_every=32,
+        checkpoint_every=32,
+        evaluation_episodes=2,
+        progress=False,
+    )
+    return result, path
+
+
+def test_policy_read_back_equals_the_one_trained(trained):
+    result, path = trained
+    policy = load(path)
+    assert jax.tree.structure(policy.algo) == jax.tree.structure(result.policy.algo)
+    np.testing.assert_array_equal(jax.tree.leaves(policy.algo), jax.tree.leaves(result.policy.algo))
+    for mine, theirs in zip(jax.tree.leaves(policy.actor), jax.tree.leaves(result.policy.actor), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    observations = np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4)
+    np.testing.assert_array_equal(policy(observations)[0], result.policy(observations)[0])
+
+
+def test_schedules_are_those_of_the_checkpoint(trained):
+    _, path = trained
+    assert load(path).actor.exploration["epsilon"] == pytest.approx(0.1)
+    middle = load_run(path, step=32)
+    assert middle.step == 32
+    assert middle.policy.actor.exploration["epsilon"] == pytest.approx(0.55)
+    assert middle.algo == ALGO
+
+
+def test_best_is_the_checkpoint_of_the_highest_evaluation(trained):
+    result, path = trained
+    scores = {row["step"]: row["evaluation/return_mean"] for row in result.metrics if "evaluation/return_mean" in row}
+    assert load_run(path, best=True).step == max(scores, key=lambda step: (scores[step], step))
+
+
+def test_saved_result_loads(trained, tmp_path):
+    result, _ = trained
+    run = load_run(result.save(tmp_path / "saved"))
+    assert run.step == result.total_steps
+    np.testing.assert_array_equal(jax.tree.leaves(run.policy.actor)[0], jax.tree.leaves(result.policy.actor)[0])
+    with pytest.raises(CheckpointError, match="has a score"):
+        load(tmp_path / "saved", best=True)
+
+
+def test_another_environment_takes_its_place(trained):
+    _, path = trained
+    heavy = jaxrl.make("gymnax:CartPole-v1", gravity=20.0)
+    assert jax.tree.leaves(load_run(path, env=heavy).env) == jax.tree.leaves(heavy)
+
+
+def test_environment_that_does_not_fit_is_told_in_its_own_words(trained):
+    _, path = trained
+    with pytest.raises(ConfigError, match="Acrobot-v1 has observations .*trained on") as caught:
+        load(path, env="gymnax:Acrobot-v1")
+    assert len(caught.value.problems) == 2  # the actions too
+
+
+def test_no_run_directory(tmp_path):
+    with pytest.raises(RunDirectoryError, match="no config.json"):
+        load(tmp_path)
+
+
+def test_directory_of_another_program(tmp_path):
+    (tmp_path / "config.json").write_text('{"model": "gpt", "format": 1}')
+    with pytest.raises(RunDirectoryError, match="lacks algorithm"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (None, "no format number: an earlier jaxrl wrote it"),
+        (2, "has format 2, and this jaxrl reads format 1; use the jaxrl that wrote it"),
+        ("1", "has format '1'"),
+        (True, "has format True"),
+    ],
+)
+def test_another_format_is_refused_in_a_line(trained, tmp_path, number, words):
+    _, path = trained
+    config = json.loads((path / "config.json").read_text())
+    assert config.pop("format") == 1
+    (tmp_path / "config.json").write_text(json.dumps(config | ({} if number is None else {"format": number})))
+    with pytest.raises(RunDirectoryError, match=words) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RunDirectoryError, match=words):
+        jaxrl.train(ALGO, "gymnax:CartPole-v1", total_steps=60, num_envs=2, run_dir=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"algorithm": 3}, "names no algorithm"),
+        ({"algorithm": {"type": "torso:mlp"}}, "names no algorithm"),
+        ({"environment": "gymnax:CartPole-v1"}, "describes no environment"),
+        ({"environment": {"suite": "gymnax"}}, "no environment"),
+        ({"topology": {"type": "torso:mlp"}}, "names no topology"),
+        ({"total_steps": "many"}, "total_steps='many'"),
+    ],
+    ids=str,
+)
+def test_values_of_the_wrong_kind(trained, tmp_path, change, words):
+    _, path = trained
+    config = json.loads((path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    (tmp_path / "checkpoints").symlink_to(path / "checkpoints")
+    with pytest.raises(ConfigError, match=words):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("field", "value"), [("gamma", 7.0), ("gamma", "high"), ("batch_size", -1), ("network", 3)])
+def test_fields_are_checked(trained, tmp_path, field, value):
+    _, path = trained
+    config = json.loads((path / "config.json").read_text())
+    config["algorithm"][field] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=field):
+        load(tmp_path)
+
+
+def test_no_file_of_a_run_names_a_module(trained):
+    _, path = trained
+    texts = {file: file.read_text() for file in path.rglob("*.json*") if "state" not in file.parts}
+    assert len(texts) >= 4
+    for file, text in texts.items():
+        named = set(re.findall(r"(?:jaxrl|gymnax|flax|optax)[.:][\w.:]+", text))
+        assert named <= {"gymnax:CartPole"}, (file, named)
+
+
+def test_run_without_checkpoint(trained, tmp_path):
+    _, path = trained
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        load(tmp_path)
+
+
+def test_step_that_is_not_there(trained):
+    _, path = trained
+    with pytest.raises(CheckpointError, match=r"no checkpoint 7 .*\[32, 64\]"):
+        load(path, step=7)
+    with pytest.raises(ConfigError, match="give one of them"):
+        load(path, step=32, best=True)
+
+
+def test_foreign_class_is_not_made_unless_handed_in(trained, tmp_path):
+    _, path = trained
+    config = json.loads((path / "config.json").read_text())
+    config["algorithm"]["type"] = "subprocess:Popen"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "checkpoints").symlink_to(path / "checkpoints")
+    with pytest.raises(ConfigError, match="not a registered name.*jaxrl.load"):
+        load(tmp_path)
+    assert load_run(tmp_path, algo=ALGO).step == 64
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        jaxrl.spaces.Dict({"image": jaxrl.spaces.Box(0, 255, (2, 2, 1), np.uint8), "which": jaxrl.spaces.Discrete(3)}),
+        jaxrl.spaces.MultiDiscrete((2, 3)),
+        jaxrl.DQN(),
+        jaxrl.PPO(
+            learning_rate=Linear(1e-3, 0.0),
+            network=networks.ActorCritic(
+                torso=networks.DictEncoder({"image": networks.MinAtarCNN(), "which": None}), core=networks.LSTM(8)
+            ),
+        ),
+        jaxrl.Anakin(num_envs=4, devices=2),
+        {"a": (1, 2.5, float("inf"), None, True)},
+    ],
+)
+def test_configuration_survives_json(value):
+    assert decode(json.loads(json.dumps(encode(value)))) == value

@@ -1,0 +1,173 @@
+"""Policies act as in training, on one observation or many, and refuse what they were not trained on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.programs import ALGORITHMS, ENV, PPO, RECURRENT_PPO
+
+from jaxrl import envs, networks
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec, NetworkInputs, env_spec
+from jaxrl.parallel.rollout import first_timestep, with_previous_action
+from jaxrl.run.policy import Policy, checked_batch
+
+
+def policy_of(algo, env=ENV, noise=0.5):
+    """An untrained policy whose parameters matter, with statistics that do too."""
+    spec = env_spec(envs.prepared(env)) if not isinstance(env, EnvSpec) else env
+    algo = resolve_schedules(algo, jnp.float32(1.0))
+    learner = algo.init(jax.random.key(0), spec)
+    actor = algo.actor(jax.tree.map(lambda x: x + jnp.asarray(0.3, x.dtype) if x.dtype.kind == "f" else x, learner))
+    params = jax.tree.map(lambda x: x + noise * jax.random.normal(jax.random.key(0), x.shape), actor.params)
+    return Policy(algo, actor.replace(params=params), spec)
+
+
+OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_one_many_numpy_or_jax(name):
+    policy = policy_of(ALGORITHMS[name])
+    actions, memory = policy(OBSERVATIONS)
+    assert actions.shape == (6,) and actions.dtype == jnp.int32 and set(np.unique(actions)) == {0, 1}
+    np.testing.assert_array_equal(policy(jnp.asarray(OBSERVATIONS))[0], actions)
+    for observation, action in zip(OBSERVATIONS, actions, strict=True):
+        one, carry = policy(observation)
+        assert one.shape == () and one == action
+        assert jax.tree.map(jnp.shape, carry) == jax.tree.map(lambda x: x.shape[1:], memory)
+        assert policy(observation.tolist())[0] == action and policy(observation.astype(np.float64))[0] == action
+    assert type(policy.algo).__name__ in repr(policy) and "CartPole" in repr(policy)
+
+
+def test_what_is_not_an_observation_is_refused():
+    policy = policy_of(PPO)
+    for wrong, words in (
+        (np.zeros(3, np.float32), r"shape \(3,\), the policy was trained on \(4,\)"),
+        (np.zeros((2, 2, 4), np.float32), r"shape \(2, 2, 4\)"),
+        (np.float32(0), r"shape \(\)"),
+        (np.zeros(4, np.complex64), "dtype complex64, the policy was trained on float32"),
+        (np.asarray(["a"] * 4), "dtype <U1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            policy(wrong)
+
+
+def test_checked_batch():
+    image = spaces.Box(0, 255, (2, 3), np.uint8)
+    assert checked_batch(np.zeros((2, 3), np.uint8), image) is None
+    assert checked_batch(np.zeros((7, 2, 3), np.uint8), image) == 7
+    with pytest.raises(ConfigError, match="dtype float32, the policy was trained on uint8"):
+        checked_batch(np.zeros((2, 3), np.float32), image)
+    both = spaces.Dict({"image": image, "speed": spaces.Box(-1.0, 1.0, ())})
+    assert checked_batch({"image": np.zeros((2, 3), np.uint8), "speed": np.float32(0)}, both) is None
+    assert checked_batch({"image": np.zeros((5, 2, 3), np.uint8), "speed": np.zeros(5, np.float32)}, both) == 5
+    for wrong, words in (
+        ({"image": np.zeros((5, 2, 3), np.uint8), "speed": np.float32(0)}, "mixes batches"),
+        ({"image": np.zeros((2, 3), np.uint8)}, r"has \['image'\], the policy was trained on a dictionary of"),
+        (np.zeros(3), "has ndarray"),
+        ({"image": np.zeros((2, 2), np.uint8), "speed": np.float32(0)}, r"observation\['image'\] has shape \(2, 2\)"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            checked_batch(wrong, both)
+
+
+def test_dictionaries():
+    spec = EnvSpec(
+        "test:Dict",
+        spaces.Dict({"image": spaces.Box(0, 255, (3, 3), np.uint8), "speed": spaces.Box(-1.0, 1.0, (2,))}),
+        spaces.Discrete(3),
+    )
+    encoders = {"image": networks.MLP((8,)), "speed": networks.MLP((8,))}
+    policy = policy_of(PPO.replace(network=networks.ActorCritic(torso=networks.DictEncoder(encoders))), spec)
+    rng = np.random.default_rng(1)
+    batch = {
+        "image": rng.integers(0, 255, (5, 3, 3), dtype=np.uint8),
+        "speed": rng.normal(size=(5, 2)).astype(np.float32),
+    }
+    actions, _ = policy(batch)
+    assert actions.shape == (5,)
+    for i, action in enumerate(actions):
+        assert policy({name: x[i] for name, x in batch.items()})[0] == action
+
+
+def episodes(policy, num_envs, steps_per_env, explore=False):
+    """Moments of a few environments, and what the algorithm itself does there as in training."""
+    env = envs.prepared(ENV)
+    keys = jax.random.split(jax.random.key(5), (steps_per_env, num_envs))
+    state, timestep = jax.vmap(env.reset)(keys[0])
+    timestep = first_timestep(timestep, policy.spec)
+    carry = jax.vmap(lambda i: policy.algo.initial_carry(policy.spec, i, num_envs))(jnp.arange(num_envs))
+    act = jax.jit(
+        lambda timestep, carry, keys: policy.algo.act(
+            policy.actor, timestep, carry, keys, spec=policy.spec, explore=explore
+        )
+    )
+    for tick in range(steps_per_env):
+        output = act(timestep, carry, jax.random.split(jax.random.key(tick), num_envs))
+        yield timestep, output.action
+        state, following = jax.vmap(env.step)(state, output.action, keys[tick])
+        timestep, carry = with_previous_action(following, output.action), output.carry
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_memory_is_that_of_training(explore):
+    """Recurrent state, previous action and previous reward, over several episodes, for one and for many."""
+    policy = policy_of(RECURRENT_PPO, noise=2.0)
+    memory, single, forgot, otherwise = None, None, 0, 0
+    for tick, (timestep, action) in enumerate(episodes(policy, 3, 30, explore)):
+        told = {"first": timestep.first, "reward": timestep.reward}
+        key = jax.random.key(tick) if explore else None
+        mine, memory = policy(timestep.observation, memory, key=key, **told)
+        np.testing.assert_array_equal(mine, action)
+        if explore:
+            continue
+        told = {name: value[1] for name, value in told.items()}
+        if single is not None:
+            wrong = single.replace(previous_action=1 - single.previous_action)
+            otherwise += int(policy(timestep.observation[1], wrong, **told)[0] != action[1])
+        one, single = policy(timestep.observation[1], single, **told)
+        assert one == action[1]
+        forgot += int((policy(timestep.observation)[0] != action).sum())
+    if not explore:
+        assert forgot > 0 and otherwise > 0, "memory or previous action makes no difference, so this shows nothing"
+
+
+def test_an_episode_begins_where_there_is_no_memory():
+    policy = policy_of(RECURRENT_PPO)
+    _, memory = policy(OBSERVATIONS)
+    _, later = policy(OBSERVATIONS, memory)
+    again, fresh = policy(OBSERVATIONS, later, first=True)
+    np.testing.assert_array_equal(again, policy(OBSERVATIONS)[0])
+    jax.tree.map(np.testing.assert_array_equal, fresh, memory)
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(later), jax.tree.leaves(memory), strict=True))
+    begun = policy.initial_carry(6)
+    jax.tree.map(np.testing.assert_array_equal, policy(OBSERVATIONS, begun, first=True)[1], memory)
+    single = jax.tree.map(jnp.shape, policy.initial_carry())
+    assert single == jax.tree.map(lambda x: x.shape[1:], begun)
+
+
+def test_a_key_samples():
+    policy = policy_of(PPO)
+    same = np.broadcast_to(OBSERVATIONS[0], (2000, 4))
+    sampled, _ = policy(same, key=jax.random.key(1))
+    np.testing.assert_array_equal(sampled, policy(same, key=jax.random.key(1))[0])
+    spec = policy.spec
+    timestep = first_timestep(jax.vmap(envs.prepared(ENV).reset)(jax.random.split(jax.random.key(0), 1))[1], spec)
+    seen = jax.tree.map(lambda x: x[None], timestep.replace(observation=OBSERVATIONS[:1]))
+    inputs = NetworkInputs.of_timesteps(seen)
+    output, _, _ = policy.algo.network.apply(policy.actor.params, inputs, (), spec=spec, model_state=(), train=False)
+    share = jnp.exp(output.distribution.log_prob(jnp.ones((1, 1), jnp.int32)))
+    assert abs(float(sampled.mean()) - float(share[0, 0])) < 4 * 0.5 / 2000**0.5
+    assert len(np.unique(policy(same)[0])) == 1
+
+
+def test_action_masks():
+    policy = policy_of(PPO)
+    free, _ = policy(OBSERVATIONS)
+    mask = np.ones((6, 2), bool)
+    mask[np.arange(6), np.asarray(free)] = False
+    np.testing.assert_array_equal(policy(OBSERVATIONS, action_mask=mask)[0], 1 - free)
+    assert policy(OBSERVATIONS[0], action_mask=mask[0])[0] == 1 - free[0]

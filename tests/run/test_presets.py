@@ -1,0 +1,131 @@
+"""Presets hold the numbers of their sources, written down here once more, from the sources."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden import make_presets
+
+import jaxrl
+from jaxrl.core import spaces
+from jaxrl.core.config import decode
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec
+from jaxrl.run.directory import difference
+from jaxrl.run.presets import PRESETS, preset
+
+# github.com/facebookresearch/torchbeast at 3f3029c, torchbeast/polybeast_learner.py: the flags' defaults, and where
+# the loss is a sum, `torch.optim.RMSprop` adds epsilon to the root, and `done` includes time limits.
+TORCHBEAST = {
+    "learning rate": 0.00048,
+    "at the end": 0.0,
+    "decay": 0.99,
+    "epsilon": 0.01,
+    "epsilon in the root": False,
+    "largest gradient": 40.0,
+    "discount": 0.99,
+    "value cost": 0.5,
+    "entropy cost": 0.0006,
+    "rows": 80,
+    "rollouts": 8,
+    "rewards": "abs_one",
+    "reduction": "sum",
+    "bootstraps at time limits": False,
+    "clips": (1.0, 1.0, 1.0),
+    "lambda": 1.0,
+}
+# Espeholt et al. (2018), arXiv:1802.01561, table G.1; the decay, the sum, TensorFlow's RMSProp with epsilon in the root
+# and `done` at time limits are those of github.com/google-deepmind/scalable_agent at 6c0c8a7, experiment.py.
+PAPER = TORCHBEAST | {
+    "learning rate": 0.0006,
+    "epsilon in the root": True,
+    "entropy cost": 0.01,
+    "rows": 20,
+    "rollouts": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("torchbeast", TORCHBEAST), ("impala-paper", PAPER), ("impala-paper-shallow", PAPER)]
+)
+def test_impala(name, numbers):
+    preset = PRESETS[name]
+    algo, last = (resolve_schedules(preset.algorithm, jnp.float32(progress)) for progress in (0.0, 1.0))
+    found = {
+        "learning rate": float(algo.learning_rate),
+        "at the end": float(last.learning_rate),
+        "decay": algo.optimizer.decay,
+        "epsilon": algo.optimizer.eps,
+        "epsilon in the root": algo.optimizer.eps_in_root,
+        "largest gradient": algo.max_grad_norm,
+        "discount": algo.gamma,
+        "value cost": algo.value_cost,
+        "entropy cost": algo.entropy_cost,
+        "rows": algo.rollout_length,
+        "rollouts": preset.topology["num_envs"],
+        "rewards": algo.reward_clipping,
+        "reduction": algo.reduction,
+        "bootstraps at time limits": algo.bootstrap_truncated,
+        "clips": (algo.clip_rho, algo.clip_c, algo.clip_pg_rho),
+        "lambda": algo.trace_lambda,
+    }
+    assert found.keys() == numbers.keys()
+    for key, value in numbers.items():
+        wanted = pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+        assert found[key] == wanted, key
+    assert preset.total_steps * 4 == 200_000_000, "the frames of the paper's Atari runs, and of TorchBeast's paper"
+    assert "preset=classic" in preset.source, "lost lives end episodes in both"
+    # Nothing of jaxrl's own is added to them.
+    assert not (algo.normalize_observation or algo.normalize_reward or algo.whole_episodes)
+    assert algo.value_learning_rate is None and algo.network.shared
+
+
+def conv(inputs, outputs, kernel):
+    return inputs * outputs * kernel**2 + outputs
+
+
+def dense(inputs, outputs):
+    return (inputs + 1) * outputs
+
+
+# Three sections, each a convolution and two blocks of two; 84 x 84 is halved to 11 x 11.
+DEEP = sum(conv(i, o, 3) + 4 * conv(o, o, 3) for i, o in ((4, 16), (16, 32), (32, 32))) + dense(11 * 11 * 32, 256)
+SHALLOW = conv(4, 16, 8) + conv(16, 32, 4) + dense(9 * 9 * 32, 256)
+ACTIONS = 6
+LSTM = 4 * dense(256 + ACTIONS + 1 + 256, 256)  # of the features, the previous action and reward, and its own output
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("torchbeast", DEEP + dense(256 + 1, ACTIONS) + dense(256 + 1, 1)),  # the previous reward, no LSTM
+        ("impala-paper", DEEP + LSTM + dense(256, ACTIONS) + dense(256, 1)),
+        ("impala-paper-shallow", SHALLOW + LSTM + dense(256, ACTIONS) + dense(256, 1)),
+    ],
+)
+def test_networks_of_impala(name, parameters):
+    spec = EnvSpec("pong", spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(ACTIONS))
+    shapes, _ = jax.eval_shape(lambda key: PRESETS[name].algorithm.network.init(key, spec), jax.random.key(0))
+    assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == parameters
+
+
+def test_no_default_moves_a_preset():
+    """If a default changed, write the field into the preset; if a field is new, run tests/golden/make_presets.py."""
+    golden = json.loads(make_presets.FILE.read_text())
+    assert set(golden) == set(PRESETS)
+    for name, fixed in golden.items():
+        now = json.loads(json.dumps(make_presets.encoded(PRESETS[name])))
+        assert difference(fixed, now) == [], name
+        assert decode(fixed["algorithm"]) == PRESETS[name].algorithm
+
+
+def test_presets_by_name():
+    found = jaxrl.preset("purejaxrl-cartpole")
+    assert isinstance(found, jaxrl.Preset) and found.env == "gymnax:CartPole-v1" and found.total_steps == 500_000
+    assert jaxrl.Anakin(**found.topology).num_envs == 4 and found.algorithm.gamma == 0.99
+    with pytest.raises(ConfigError, match="unknown preset 'rainbo'; did you mean 'rainbow'"):
+        preset("rainbo")

@@ -1,0 +1,101 @@
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from jaxrl.run.progress import ProgressBar
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def plain(**options):
+    out, clock = io.StringIO(), Clock()
+    return ProgressBar(console=Console(file=out, width=100), interval=5.0, clock=clock, **options), out, clock
+
+
+def test_lines_now_and_then_where_there_is_no_terminal():
+    progress, out, clock = plain()
+    progress.start(1_000_000, initial=100_000)
+    for step in range(200_000, 1_000_001, 100_000):
+        clock.now += 1.0
+        progress.update(step, {"train/return_mean": step / 1e5, "train/loss": float("nan")})
+    progress.close()
+    progress.close()
+    lines = out.getvalue().splitlines()
+    assert lines == [
+        "200,000 / 1,000,000 steps  100,000 steps/s  return 2  0:08 left",
+        "700,000 / 1,000,000 steps  100,000 steps/s  return 7  0:03 left",
+        "1,000,000 / 1,000,000 steps  100,000 steps/s  return 10  0:00 left",
+    ]
+
+
+def test_the_evaluation_return_is_shown_where_there_is_no_other():
+    progress, out, clock = plain()
+    progress.start(7200 * 4)
+    clock.now += 4.0
+    progress.update(4, {"evaluation/return_mean": 1.5})
+    progress.close()
+    assert out.getvalue() == "4 / 28,800 steps  1 steps/s  return 1.5  7:59:56 left\n"
+
+
+def test_another_unit():
+    progress, out, clock = plain(unit="episodes")
+    progress.start(8)
+    clock.now += 2.0
+    progress.update(4)
+    progress.close()
+    assert out.getvalue() == "4 / 8 episodes  2 episodes/s  0:02 left\n"
+
+
+def test_a_bar_in_a_terminal_and_the_cursor_back_after_an_exception():
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    with pytest.raises(ZeroDivisionError), ProgressBar(console=console, clock=clock) as progress:
+        progress.start(1000)
+        clock.now += 1.0
+        progress.update(500, {"train/return_mean": 21.5})
+        progress.note("[saved] checkpoint 500")
+        raise ZeroDivisionError
+    text = out.getvalue()
+    assert "500 / 1,000 steps  500 steps/s  return 21.5  0:01 left" in text
+    assert "[saved] checkpoint 500" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor hidden, and shown again
+
+
+def test_the_cursor_is_back_when_the_process_ends_without_close():
+    script = "from jaxrl.run.progress import ProgressBar\n"
+    script += "p = ProgressBar(); p.start(10); p.update(5); raise SystemExit(3)"
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    child = subprocess.run([sys.executable, "-c", script], stderr=follower, env=environment)
+    os.close(follower)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert child.returncode == 3
+    assert "5 / 10 steps" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def test_one_changing_line_in_a_notebook(monkeypatch):
+    display = pytest.importorskip("IPython.display")
+    shown = []
+
+    class Handle:
+        def update(self, line):
+            shown.append(repr(line))
+
+    monkeypatch.setattr(display, "display", lambda line, display_id: shown.append(repr(line)) or Handle())
+    progress = ProgressBar(console=Console(file=io.StringIO(), force_jupyter=True), clock=Clock())
+    progress.start(10)
+    progress.update(5)
+    progress.close()
+    assert shown == ["0 / 10 steps", "5 / 10 steps", "5 / 10 steps"]

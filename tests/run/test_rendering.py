@@ -1,0 +1,225 @@
+"""Episodes as pictures: the right moments, drawn where the state says, and clear refusals."""
+
+import base64
+import json
+import re
+import zlib
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from PIL import Image
+
+import jaxrl
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import env_spec
+from jaxrl.envs import drawings
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.envs.timestep import restart, transition
+from jaxrl.networks import MLP, ActorCritic
+from jaxrl.run import rendering
+from jaxrl.run.policy import Policy
+
+
+def untrained(env):
+    env = jaxrl.envs.prepared(env)
+    spec = env_spec(env)
+    algo = resolve_schedules(jaxrl.PPO(network=ActorCritic(torso=MLP((8,)))), np.float32(0.0))
+    return Policy(algo, algo.actor(algo.init(jax.random.key(1), spec)), spec)
+
+
+@pytest.fixture(scope="module")
+def cart_pole():
+    env = jaxrl.make("gymnax:CartPole-v1")
+    return untrained(env), env
+
+
+def gif(path):
+    picture = Image.open(path)
+    frames = []
+    for number in range(picture.n_frames):
+        picture.seek(number)
+        frames.append((np.asarray(picture.convert("RGB")), picture.info["duration"]))
+    return frames
+
+
+def test_a_gif_shows_one_episode_from_first_to_last_moment(cart_pole, tmp_path):
+    policy, env = cart_pole
+    path = rendering.render(policy, env, tmp_path / "new" / "a.gif", seed=3, max_steps=60)
+    played = jaxrl.evaluate(policy.algo, policy.actor, env, policy.spec, seed=3, episodes=1)
+    assert path == tmp_path / "new" / "a.gif"
+    frames = gif(path)
+    assert 1 < played.lengths[0] < 60
+    assert len(frames) == played.lengths[0] + 1
+    assert {duration for _, duration in frames[:-1]} == {20}  # the 0.02 s of the simulation
+    assert frames[0][0].shape[2] == 3
+
+
+def test_a_longer_episode_is_cut_and_a_seed_is_an_episode(cart_pole, tmp_path):
+    policy, env = cart_pole
+    render = partial(rendering.render, policy, env, max_steps=4)
+    first = gif(render(tmp_path / "a.gif", seed=0))
+    again = gif(render(tmp_path / "b.gif", seed=0))
+    other = gif(render(tmp_path / "c.gif", seed=1))
+    assert len(first) == 5
+    assert all(np.array_equal(a, b) for (a, _), (b, _) in zip(first, again, strict=True))
+    assert any(not np.array_equal(a, b) for (a, _), (b, _) in zip(first, other, strict=True))
+
+
+# --- drawings ------------------------------------------------------------------------------------------------------
+
+
+def center(frame, color):
+    """Mean (x, y) of the pixels near a color, y downwards, as fractions of the frame."""
+    near = np.abs(frame.astype(int) - np.asarray(color)).sum(axis=-1) < 30
+    assert near.any()
+    y, x = np.nonzero(near)
+    return x.mean() / frame.shape[1], y.mean() / frame.shape[0]
+
+
+def drawn(name, **values):
+    return drawings._DRAWINGS[name].draw({key: np.float32(value) for key, value in values.items()})
+
+
+def test_the_pole_leans_where_the_angle_says():
+    sees = {"x": 0.0, "length": 0.5, "limit": 2.4}
+    for theta in (-0.5, 0.0, 0.5):
+        frame = drawn("gymnax:CartPole-v1", theta=theta, **sees)
+        x, _ = center(frame, drawings._ORANGE)
+        assert np.sign(round(x - 0.5, 2)) == np.sign(theta)
+    right = drawn("gymnax:CartPole-v1", **(sees | {"x": 1.0}), theta=0.0)
+    assert center(right, drawings._BLACK)[0] == pytest.approx(0.5 + 1.0 / 5.4, abs=0.01)
+
+
+def test_pendulum_upright_at_zero_and_acrobot_hanging_at_zero():
+    for theta, where in ((0.0, (0.5, 0.3)), (np.pi, (0.5, 0.7)), (np.pi / 2, (0.3, 0.5))):
+        frame = drawn("gymnax:Pendulum-v1", theta=theta, torque=0.0, limit=2.0)
+        assert center(frame, drawings._RED) == pytest.approx(where, abs=0.05)
+    sees = {"first": 1.0, "second": 1.0}
+    hanging = drawn("gymnax:Acrobot-v1", inner=0.0, outer=0.0, **sees)
+    folded = drawn("gymnax:Acrobot-v1", inner=0.0, outer=np.pi, **sees)
+    assert center(hanging, drawings._ORANGE)[1] > 0.75 > center(folded, drawings._ORANGE)[1] + 0.05
+    assert center(hanging, drawings._BLUE)[0] == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_car_climbs():
+    sees = {"low": -1.2, "high": 0.6, "goal": 0.5}
+    bottom = center(drawn("gymnax:MountainCar-v0", x=-0.5, **sees), drawings._RED)
+    top = center(drawn("gymnax:MountainCar-v0", x=0.4, **sees), drawings._RED)
+    assert top[0] > bottom[0] and top[1] < bottom[1]
+
+
+def test_planes_show_the_first_plane_that_is_set():
+    grid = np.zeros((10, 10, 4), bool)
+    grid[2, 3, 1] = grid[2, 3, 3] = grid[9, 9, 3] = True
+    frame = drawings.planes(grid)
+    assert frame.shape == (240, 240, 3) and frame.dtype == np.uint8
+    cells = frame[12::24, 12::24]
+    assert tuple(cells[2, 3]) == tuple(drawings._PLANES[1])
+    assert tuple(cells[9, 9]) == tuple(drawings._PLANES[3])
+    assert len(np.unique(frame.reshape(-1, 3), axis=0)) == 3
+
+
+def test_images_of_every_kind():
+    gray = drawings.image(np.asarray([[0, 255], [128, 0]], np.uint8))
+    assert gray.shape == (240, 240, 3) and tuple(gray[0, -1]) == (255, 255, 255) and tuple(gray[-1, 0]) == (128,) * 3
+    color = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    assert np.array_equal(drawings.image(color)[::120, ::120], color)
+    stack = np.stack([np.zeros((2, 2), np.uint8), np.full((2, 2), 9, np.uint8)], axis=-1)
+    assert (drawings.image(stack) == 9).all()  # the newest
+    assert tuple(drawings.image(np.full((2, 2, 3), 0.5, np.float32), (0.0, 1.0))[0, 0]) == (127, 127, 127)
+    assert np.array_equal(drawings.image(np.ones((2, 2, 4), np.float32)), drawings.planes(np.ones((2, 2, 4))))
+
+
+def test_minatar_is_drawn_from_its_state_under_any_wrapper():
+    plain = jaxrl.make("gymnax:Breakout-MinAtar")
+    wrapped = jaxrl.make("gymnax:Breakout-MinAtar", wrappers=(jaxrl.envs.FrameStack, jaxrl.envs.Flatten))
+    key = jax.random.key(0)
+    drawing = drawings._DRAWINGS["gymnax:Breakout-MinAtar"]
+    _, observation = plain.reset(key)
+    state, _ = wrapped.reset(key)
+    base = rendering._unwrapped(wrapped)
+    alone = jax.tree.structure(jax.eval_shape(base.reset, key)[0])
+    found = rendering._part(state, alone)
+    view = drawing.view(base, found, None)
+    assert np.array_equal(drawing.draw(np.asarray(view)), drawings.planes(np.asarray(observation.observation)))
+
+
+# --- an environment of one's own -----------------------------------------------------------------------------------
+
+
+@struct.dataclass
+class Lamp:
+    """A picture that is brighter at every step; four steps."""
+
+    name = "my:Lamp"
+    observation_space = spaces.Box(0, 255, (6, 8, 1), np.uint8)
+    action_space = spaces.Discrete(2)
+    resets = False
+
+    def reset(self, key):
+        return jnp.zeros((), jnp.int32), restart(jnp.zeros((6, 8, 1), jnp.uint8))
+
+    def step(self, state, action, key):
+        state = state + 1
+        observation = jnp.full((6, 8, 1), 60, jnp.uint8) * state.astype(jnp.uint8)
+        return state, transition(observation, jnp.float32(1.0), state >= 4, jnp.asarray(False))
+
+
+def test_images_are_drawn_as_observed_and_drawings_can_be_added(tmp_path):
+    policy = untrained(Lamp())
+    frames = [frame for frame, _ in gif(rendering.render(policy, Lamp(), tmp_path / "lamp.gif", max_steps=6))]
+    assert [int(frame[0, 0, 0]) for frame in frames] == pytest.approx([0, 60, 120, 180, 240], abs=4)
+    own = drawings.Drawing(
+        lambda env, state, time_step: state, lambda view: np.full((40, 80, 3), 50 * int(view), np.uint8)
+    )
+    drawings.register("my:Lamp", own)
+    try:
+        frames = [frame for frame, _ in gif(rendering.render(policy, Lamp(), tmp_path / "own.gif", max_steps=6))]
+    finally:
+        del drawings._DRAWINGS["my:Lamp"]
+    assert frames[0].shape == (56, 80, 3)
+    assert [int(frame[0, 0, 0]) for frame in frames] == pytest.approx([0, 50, 100, 150, 200], abs=4)
+
+
+# --- brax ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_brax_is_a_page_with_every_moment(tmp_path):
+    pytest.importorskip("brax")
+    env = jaxrl.make("brax:inverted_pendulum", backend="spring")
+    policy = untrained(env)
+    page = rendering.render(policy, env, tmp_path / "pendulum.html", max_steps=3).read_text()
+    packed = max(re.findall(r"[A-Za-z0-9+/=]{100,}", page), key=len)
+    system = json.loads(zlib.decompress(base64.b64decode(packed)))
+    assert len(system["states"]["x"]) == 4
+    with pytest.raises(ConfigError, match=r"end in \.html"):
+        rendering.render(policy, env, tmp_path / "pendulum.gif")
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_drawn_says_what_can(cart_pole, tmp_path):
+    probe = jaxrl.make("probe:Constant")
+    with pytest.raises(ConfigError, match="cannot be drawn.*gymnax:Acrobot-v1.*brax"):
+        rendering.render(untrained(probe), probe, tmp_path / "a.gif")
+    policy, env = cart_pole
+    with pytest.raises(ConfigError, match="on the host"):
+        rendering.render(policy, ServedFromHost(env), tmp_path / "a.gif")
+    with pytest.raises(ConfigError, match=r"'.*a\.mp4'.*end in \.gif"):
+        rendering.render(policy, env, tmp_path / "a.mp4")
+    with pytest.raises(ConfigError, match="max_steps=0"):
+        rendering.render(policy, env, tmp_path / "a.gif", max_steps=0)
+    with pytest.raises(ConfigError, match="observation_space.*trained on"):
+        rendering.render(policy, "gymnax:Acrobot-v1", tmp_path / "a.gif")
+    with pytest.raises(ConfigError, match="did you mean"):
+        rendering.render(policy, "gymnax:CartPole-v2", tmp_path / "a.gif")
+    assert list(tmp_path.iterdir()) == []

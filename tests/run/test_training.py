@@ -1,0 +1,439 @@
+"""The loop: what it writes, what it compiles, when it stops, and how it goes on."""
+
+import contextlib
+import csv
+import json
+import math
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
+
+import jaxrl
+from jaxrl import envs
+from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import env_spec
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.run import checkpoint, loop
+from jaxrl.run.loading import load_run
+from jaxrl.run.loggers import read_metrics
+from jaxrl.run.training import resolved_defaults
+
+ITERATIONS = 12
+TOTAL = ITERATIONS * ROWS
+
+
+class Rows:
+    """A logger that keeps what it is given, and calls `then` on every row."""
+
+    def __init__(self, then=lambda number, step, metrics: None):
+        self.rows, self.then, self.closed = [], then, 0
+
+    def write(self, step, metrics):
+        self.rows.append({"step": step} | dict(metrics))
+        self.then(len(self.rows), step, metrics)
+
+    def close(self):
+        self.closed += 1
+
+
+def train(run_dir=None, *, total_steps=TOTAL, topology=None, algo=PPO, env=ENV, **settings):
+    settings = {"evaluate_every": 4 * ROWS, "checkpoint_every": 2 * ROWS, "evaluation_episodes": 8} | settings
+    return jaxrl.train(
+        algo,
+        env,
+        total_steps=total_steps,
+        topology=topology or anakin(),
+        run_dir=run_dir,
+        progress=False,
+        **settings,
+    )
+
+
+@pytest.fixture(autouse=True)
+def long_chunks(monkeypatch):
+    """Chunks that end at borders only, whatever the machine is doing: 1, then up to 8 times the last."""
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A whole run with a run directory."""
+    logger = Rows()
+    return train(tmp_path_factory.mktemp("runs") / "whole", loggers=[logger]), logger
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """What a run that is interrupted in the middle leaves, each time in a directory of its own."""
+    import shutil
+
+    source = tmp_path_factory.mktemp("half") / "run"
+
+    def interrupt(number, step, metrics):
+        if step >= 6 * ROWS:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+
+    result = train(source, loggers=[Rows(interrupt)])
+    assert result.stopped == "interrupted" and result.total_steps < TOTAL
+
+    def copy(where):
+        shutil.copytree(source, where)
+        return where
+
+    return copy, result
+
+
+# --- what it leaves behind --------------------------------------------------------------------------------------
+
+
+def test_result(finished):
+    result, logger = finished
+    assert result.stopped == "finished" and result.problem is None and result.total_steps == TOTAL
+    assert int(result.state.steps_per_env) == TOTAL // NUM_ENVS
+    assert result.evaluation.episodes == 8 and result.evaluation.unfinished == 0
+    assert result.evaluation.return_mean == pytest.approx(float(np.mean(result.evaluation.returns)))
+    evaluated = [row["step"] for row in result.metrics if "evaluation/return_mean" in row]
+    assert evaluated == [4 * ROWS, 8 * ROWS, 12 * ROWS]
+    trained = [row for row in result.metrics if "update/policy_loss" in row]
+    assert trained[-1]["step"] == TOTAL and {"train/return_mean", "seconds"} <= set(trained[-1])
+    assert result.wall_seconds > 0 and result.steps_per_second > 0
+    assert [row["step"] for row in logger.rows] == [row["step"] for row in result.metrics] and logger.closed == 1
+
+
+def test_run_directory(finished):
+    result, _ = finished
+    record = json.loads((result.run_dir / "result.json").read_text())
+    assert set(record) == {"evaluation", "stopped", "problem", "total_steps", "steps_per_second", "wall_seconds"}
+    assert record["evaluation"] == json.loads(json.dumps(result.evaluation.metrics()))
+    assert {"return_mean", "return_std", "episodes"} <= set(record["evaluation"])
+    assert record["total_steps"] == TOTAL and record["stopped"] == "finished" and record["steps_per_second"] > 0
+    rows = read_metrics(result.run_dir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [row["step"] for row in result.metrics]
+    table = list(csv.DictReader((result.run_dir / "metrics.csv").open()))
+    assert [int(row["step"]) for row in table] == [row["step"] for row in rows]
+    assert list((result.run_dir / "tensorboard").glob("events.out.tfevents.*"))
+    assert (result.run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    steps = sorted(int(path.name) for path in (result.run_dir / "checkpoints").iterdir())
+    assert steps[-3:] == [8 * ROWS, 10 * ROWS, 12 * ROWS] and len(steps) <= 4  # the newest three, and the best
+    config = json.loads((result.run_dir / "config.json").read_text())
+    assert config["topology"]["shards"] == 4 and config["seed"] == 0 and config["total_steps"] == TOTAL
+
+
+def test_the_same_seed_is_the_same_run_and_chunks_do_not_matter(finished, monkeypatch):
+    result, _ = finished
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration
+    again = train()
+    assert_equal(result.state, again.state)
+    np.testing.assert_array_equal(result.evaluation.returns, again.evaluation.returns)
+    other = train(seed=1)
+    with pytest.raises(AssertionError):
+        assert_equal(result.state, other.state)
+
+
+def test_evaluations_do_not_disturb_training(finished):
+    result, _ = finished
+    assert_equal(result.state, train(evaluate_every=0, evaluation_episodes=3).state)
+
+
+def test_a_result_can_be_saved_and_loaded(finished, tmp_path):
+    result, _ = finished
+    result.save(tmp_path / "saved")
+    observation = np.asarray([0.01, -0.02, 0.03, 0.04], np.float32)
+    for policy in (jaxrl.load(tmp_path / "saved"), jaxrl.load(result.run_dir)):
+        assert_equal(policy.actor, result.policy.actor)
+        assert policy(observation)[0] == result.policy(observation)[0]
+
+
+def test_host_environments_take_the_same_loop(finished):
+    result, _ = finished
+    on_host = train(
+        env=ServedFromHost(ENV), topology=jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), evaluate_every=0
+    )
+    assert_equal(result.state.learner, on_host.state.learner, 1e-5)
+    assert on_host.evaluation.episodes == 8
+
+
+# --- nothing compiles and nothing moves --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_no_compile_and_no_implicit_transfer_after_the_first_round(devices, tmp_path):
+    compiled = []
+
+    def listen(name, seconds, **_):
+        if "backend_compile" in name:
+            compiled.append(name)
+
+    counted, guard = [], contextlib.ExitStack()
+
+    def count(number, step, metrics):
+        if "evaluation/return_mean" in metrics:
+            counted.append(len(compiled))
+            if len(counted) == 1:
+                # From here on: the first save, chunks of other lengths, evaluations, saves, the end.
+                guard.enter_context(jax.transfer_guard("disallow"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        with guard:
+            result = train(
+                tmp_path / "run",
+                topology=anakin(devices),
+                evaluate_every=2 * ROWS,
+                checkpoint_every=2 * ROWS,
+                evaluation_episodes=5 + devices,  # a program that no other test has compiled
+                loggers=[Rows(count)],
+            )
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert result.stopped == "finished" and len(counted) == ITERATIONS // 2
+    assert counted[0] > 0, "the count counts nothing"
+    assert counted[1:] == counted[:1] * (len(counted) - 1), counted
+
+
+def test_the_transfer_guard_would_have_seen_one():
+    with pytest.raises(Exception, match="Disallowed host-to-device"), jax.transfer_guard("disallow"):
+        jax.jit(lambda x: x + 1.0)(2.0)
+
+
+# --- going on ---------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(finished, half, tmp_path):
+    whole, _ = finished
+    copy, interrupted = half
+    assert 6 * ROWS <= interrupted.total_steps < TOTAL and interrupted.evaluation is not None
+    record = json.loads((copy(tmp_path / "run") / "result.json").read_text())
+    assert record["stopped"] == "interrupted" and record["total_steps"] == interrupted.total_steps
+    resumed = train(tmp_path / "run")
+    assert resumed.stopped == "finished"
+    assert_equal(whole.state, resumed.state)
+    np.testing.assert_array_equal(whole.evaluation.returns, resumed.evaluation.returns)
+    assert_rows_are_in_order(tmp_path / "run", [4, 8, 12])
+
+
+def assert_rows_are_in_order(run_dir, evaluated):
+    """No row twice, none from a future that did not happen."""
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    kinds = [(row["step"], "evaluation/return_mean" in row) for row in rows]
+    assert kinds == sorted(set(kinds)), kinds
+    assert [step // ROWS for step, evaluation in kinds if evaluation] == evaluated
+
+
+def test_rows_that_a_killed_run_wrote_after_its_last_checkpoint_go(half, tmp_path):
+    run_dir = half[0](tmp_path / "run")
+    with open(run_dir / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 11 * ROWS, "update/loss": 1e9}) + "\n" + '{"step": 99')
+    resumed = train(run_dir)
+    assert_rows_are_in_order(run_dir, [4, 8, 12])
+    assert all(row.get("update/loss", 0.0) < 1e9 for row in resumed.metrics)
+    assert [row["step"] for row in resumed.metrics] == [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")]
+
+
+def test_a_finished_run_only_evaluates(finished, tmp_path):
+    result, _ = finished
+    import shutil
+
+    run_dir = shutil.copytree(result.run_dir, tmp_path / "run")
+    before = (run_dir / "metrics.jsonl").read_text()
+    for _ in range(2):
+        logger = Rows()
+        again = train(run_dir, loggers=[logger])
+        assert again.stopped == "finished" and again.total_steps == TOTAL and not logger.rows
+        assert_equal(result.state, again.state)
+        np.testing.assert_array_equal(result.evaluation.returns, again.evaluation.returns)
+        assert (run_dir / "metrics.jsonl").read_text() == before
+        assert json.loads((run_dir / "result.json").read_text())["evaluation"]["episodes"] == 8
+
+
+def test_more_total_steps_go_on(finished, tmp_path):
+    import shutil
+
+    run_dir = shutil.copytree(finished[0].run_dir, tmp_path / "run")
+    longer = train(run_dir, total_steps=TOTAL + 4 * ROWS)
+    assert longer.stopped == "finished" and longer.total_steps == TOTAL + 4 * ROWS
+    assert int(longer.state.steps_per_env) == longer.total_steps // NUM_ENVS
+    assert_rows_are_in_order(run_dir, [4, 8, 12, 16])
+
+
+def test_fewer_devices_go_on(finished, tmp_path, half):
+    """The shards are what a run depends on; the devices that share them may change."""
+    logger = Rows(lambda number, step, metrics: interrupt_at(step, 6 * ROWS))
+    stopped = train(tmp_path / "run", topology=anakin(2), loggers=[logger])
+    assert stopped.stopped == "interrupted"
+    resumed = train(tmp_path / "run", topology=anakin(1))
+    assert resumed.stopped == "finished" and resumed.total_steps == TOTAL
+    assert_equal(finished[0].state, resumed.state, 1e-5)
+    with pytest.raises(RunDirectoryError, match="topology.shards: 4 -> 2"):
+        train(tmp_path / "run", topology=jaxrl.Anakin(num_envs=NUM_ENVS, devices=1, shards=2))
+
+
+def interrupt_at(now, step):
+    import signal
+
+    if now >= step:
+        signal.raise_signal(signal.SIGINT)
+
+
+# --- ends -------------------------------------------------------------------------------------------------------
+
+
+def test_target_return_ends_the_run(tmp_path):
+    result = train(tmp_path / "run", target_return=1.0)
+    assert result.stopped == "target_return" and result.total_steps == 4 * ROWS
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["stopped"] == "target_return"
+    again = train(tmp_path / "run", target_return=1.0)
+    assert again.stopped == "target_return" and again.total_steps == 4 * ROWS
+    np.testing.assert_array_equal(again.evaluation.returns, result.evaluation.returns)
+    assert_rows_are_in_order(tmp_path / "run", [4])
+    # A higher target, and it goes on.
+    assert train(tmp_path / "run", target_return=1e6).stopped == "finished"
+    assert_rows_are_in_order(tmp_path / "run", [4, 8, 12])
+
+
+def test_a_failing_logger_warns_once_and_training_goes_on(finished):
+    class Broken(Rows):
+        def write(self, step, metrics):
+            raise OSError("the disk of the logger is full")
+
+    fine = Rows()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = train(loggers=[Broken(), fine])
+    told = [str(w.message) for w in caught if "Broken failed" in str(w.message)]
+    assert len(told) == 1 and "disk of the logger is full" in told[0]
+    assert result.stopped == "finished" and fine.rows[-1]["step"] == TOTAL
+    assert_equal(finished[0].state, result.state)
+
+
+def test_training_in_another_thread(finished):
+    """Signals belong to the main thread; training does not."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(train()))
+    thread.start()
+    thread.join()
+    assert_equal(finished[0].state, results[0].state)
+
+
+def test_quiet():
+    """A run warns of nothing where nothing is wrong, also when no episode ends for a while."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*optax.global_norm.*")
+        result = train(env=jaxrl.make("gymnax:CartPole-v1"), total_steps=ROWS, evaluation_episodes=2)
+    assert "train/episodes" in result.metrics[0]
+    assert all(math.isfinite(value) for row in result.metrics for value in row.values())
+
+
+def test_progress_is_shown(capsys):
+    jaxrl.train(PPO, ENV, total_steps=2 * ROWS, topology=anakin(), evaluation_episodes=8)
+    assert f"{2 * ROWS:,} / {2 * ROWS:,} steps" in capsys.readouterr().err
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+
+def test_every_wrong_setting_is_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        train(total_steps=0, evaluation_episodes=0, evaluate_every=-1, checkpoint_every=-5, keep=0)
+    assert len(caught.value.problems) == 5
+    with pytest.raises(ConfigError, match="num_envs=4 and topology"):
+        train(num_envs=4)
+    with pytest.raises(ConfigError, match="no environment"):
+        train(env=object())
+
+
+def test_a_run_of_another_configuration_is_left_alone(half, tmp_path):
+    run_dir = half[0](tmp_path / "run")
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(RunDirectoryError, match=r"algorithm.gamma: 0.99 -> 0.5[\s\S]*seed: 0 -> 3[\s\S]*--overwrite"):
+        train(run_dir, algo=PPO.replace(gamma=0.5), seed=3)
+    assert before == {path: path.read_bytes() for path in before}
+    fresh = train(run_dir, algo=PPO.replace(gamma=0.5), seed=3, overwrite=True, total_steps=2 * ROWS)
+    assert fresh.total_steps == 2 * ROWS and fresh.metrics[0]["step"] == ROWS
+
+
+def test_a_run_directory_in_use_is_refused(tmp_path):
+    errors = []
+
+    def second(number, step, metrics):
+        if number == 1:
+            with pytest.raises(RunDirectoryError, match="is in use by process") as caught:
+                train(tmp_path / "run")
+            errors.append(caught)
+
+    assert train(tmp_path / "run", loggers=[Rows(second)], total_steps=2 * ROWS).stopped == "finished"
+    assert len(errors) == 1
+    assert train(tmp_path / "run", total_steps=2 * ROWS).stopped == "finished", "the lock was not given back"
+
+
+def test_a_directory_that_cannot_be_made_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    logger = Rows()
+    with pytest.raises(RunDirectoryError, match="cannot write to the run directory"):
+        train(tmp_path / "file" / "run", loggers=[logger])
+    assert not logger.rows
+
+
+def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
+    settings = {"topology": anakin(), "evaluate_every": 0, "progress": False, "save_replay": False}
+    first = jaxrl.train(DQN, ENV, total_steps=6 * ROWS, run_dir=tmp_path / "run", **settings)
+    assert first.state.learner.updates == 10, "two a round, from the second of six rounds on"
+    again = jaxrl.train(DQN, ENV, total_steps=9 * ROWS, run_dir=tmp_path / "run", **settings)
+    # Of the three rounds that follow, the first only stores.
+    assert again.state.learner.updates == 14 and again.state.buffers["replay"].ring.filled == 3 * 8
+    assert int(again.state.steps_per_env) == 9 * 8 and int(again.state.empty_at) == 6 * 8
+
+    def saved():
+        return [leaf.name for leaf in checkpoint.read_manifest(tmp_path / "run" / "checkpoints").leaves]
+
+    assert saved() and not [name for name in saved() if "buffers" in name]
+    settings["save_replay"] = True  # it may be changed
+    last = jaxrl.train(DQN, ENV, total_steps=10 * ROWS, run_dir=tmp_path / "run", **settings)
+    assert last.state.learner.updates == 14 and [name for name in saved() if "buffers" in name]
+
+
+# --- defaults that depend on the environment -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "said"),
+    [
+        (jaxrl.PPO(), "gymnax:CartPole-v1", ["network.torso: MLP("]),
+        (jaxrl.DQN(), "gymnax:Breakout-MinAtar", ["network.torso: MinAtarCNN("]),
+        (jaxrl.SAC(), "gymnax:Pendulum-v1", ["policy.torso: MLP(widths=()", "critic.torso: MLP(widths=()"]),
+        (jaxrl.IQL(), "gymnax:Pendulum-v1", ["policy.torso: MLP(", "critic.torso: MLP(", "value.torso: MLP("]),
+        (jaxrl.PQN(), "gymnax:CartPole-v1", []),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_defaults_are_resolved_from_the_environment(algo, env, said):
+    spec = env_spec(envs.prepared(jaxrl.make(env)))
+    resolved = algo.resolve(spec, 8)
+    lines = resolved_defaults(algo, resolved)
+    assert len(lines) == len(said) and all(map(str.startswith, lines, said)), lines
+    assert resolved.resolve(spec, 8) == resolved and resolved_defaults(resolved, resolved) == []
+    one, other = (
+        jax.eval_shape(lambda key, a=a: resolve_schedules(a, jnp.float32(0)).init(key, spec), jax.random.key(0))
+        for a in (algo, resolved)
+    )
+    assert jax.tree.structure(one) == jax.tree.structure(other), "what it resolves to is what it was all along"
+    assert jax.tree.leaves(one) == jax.tree.leaves(other)
+
+
+def test_a_run_prints_and_keeps_what_was_resolved(tmp_path, capfd):
+    settings = {"total_steps": 8, "num_envs": 2, "evaluation_episodes": 2, "run_dir": tmp_path / "run"}
+    algo = jaxrl.PPO(rollout_length=4, epochs=1, minibatches=1)
+    result = jaxrl.train(algo, "gymnax:CartPole-v1", **settings)
+    assert "network.torso: MLP(" in "".join(capfd.readouterr())
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["algorithm"]["network"]["torso"]["type"] == "torso:mlp"
+    assert result.algo == algo.resolve(result.spec, 2) == load_run(tmp_path / "run").algo

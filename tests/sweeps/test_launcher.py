@@ -1,0 +1,151 @@
+"""Experiments side by side: what each left behind, gathered; those that fail disturb none, and none is run twice."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS
+
+import jaxrl
+from jaxrl.cli import main
+from jaxrl.core.errors import ConfigError
+from jaxrl.run.loop import Loop
+from jaxrl.sweeps import launcher
+from jaxrl.sweeps.launcher import launch
+
+PLAIN = PPO.replace(learning_rate=1e-2)
+SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "points": 4, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray", reason="nothing of Ray was tested: pip install ray")
+    options = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 2, "include_dashboard": False}
+    ray.init(logging_level="ERROR", **options)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.long
+def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
+    other = tmp_path / "learning_rate=0.003" / "seed=5"
+    other.mkdir(parents=True)
+    (other / "config.json").write_text('{"format": 1, "of": "another run"}')
+    found = launch(PLAIN, ENV, run_dir=tmp_path, seeds=[5], learning_rate=[1e-2, 1e30, 3e-3], **SETTINGS)
+
+    assert found.failed.tolist() == [[False], [True], [True]]
+    assert set(found.errors) == {(1, 0), (2, 0)}
+    assert "not finite" in found.errors[1, 0]
+    assert "Traceback" in found.errors[2, 0] and "holds a run of another configuration" in found.errors[2, 0]
+    alone = jaxrl.train(
+        PLAIN, ENV, total_steps=2 * ROWS, num_envs=NUM_ENVS, seed=5, evaluation_episodes=2, progress=False
+    )
+    assert found.scores[0, 0] == pytest.approx(alone.evaluation.return_mean)
+    assert found.best == {"learning_rate": 1e-2} and found.table().splitlines()[1].split()[0] == "0.01"
+    run_dir = found.run_dirs[0][0]
+    assert run_dir == tmp_path / "learning_rate=0.01" / "seed=5"
+    assert isinstance(jaxrl.load(run_dir), jaxrl.Policy)
+    losses = [row["update/value_loss"] for row in alone.metrics if "update/value_loss" in row]
+    assert found.metrics["update/value_loss"][0, 0, -1] == pytest.approx(losses[-1], rel=1e-5)
+
+    monkeypatch.setattr(launcher, "connect", lambda address: pytest.fail("ran what had ended"))
+    again = launch(PLAIN, ENV, run_dir=tmp_path, seeds=[5], learning_rate=[1e-2], **SETTINGS)
+    assert again.scores.tolist() == found.scores[:1].tolist() and not again.errors
+
+
+# --- without a cluster -----------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_told_before_anything_is_launched(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "connect", lambda address: pytest.fail("launched"))
+    for settings, words in (
+        ({"cpus_per_run": -1.0, "restarts": -1}, "cpus_per_run=-1.0 must be at least 0\nrestarts=-1"),
+        ({"minibatches": [2, 5]}, "minibatches"),
+        ({"seeds": []}, "seeds: at least one"),
+        ({"clip": []}, "clip has no values"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            launch(PLAIN, ENV, run_dir=tmp_path, **SETTINGS | settings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--backend", "ray"], "--backend ray needs --run-dir"),
+        (["--backend", "ray", "--run-dir", "x", "--mapping", "vmap"], "--mapping: not with --backend ray"),
+        (["--run-dir", "x"], "--run-dir: not with --backend jax"),
+        (["--cpus-per-run", "2", "--address", "x"], "--cpus-per-run: not with --backend jax"),
+    ],
+)
+def test_flags_of_one_backend_are_not_for_the_other(flags, words, capsys):
+    command = ["sweep", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", *flags]
+    assert main.main(command) == 2
+    assert words in capsys.readouterr().err
+
+
+class _Launched(Exception):
+    """Something was to be run."""
+
+
+def _refuse(address):
+    raise _Launched
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """The directory of experiments of which one, clip=0.2 and seed 5, has ended: as `train` describes it."""
+    root = tmp_path_factory.mktemp("ended")
+    run_dir = root / "clip=0.2" / "seed=5"
+    settings = {name: value for name, value in SETTINGS.items() if name != "points"}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Loop, "train", lambda *_: None)  # what matters here is config.json
+        jaxrl.train(PPO, ENV, seed=5, run_dir=run_dir, **settings)
+    (run_dir / "result.json").write_text(json.dumps({"stopped": "finished", "total_steps": 2 * ROWS}))
+    return root
+
+
+def _again(root, algo=PPO, env=ENV, **others):
+    return launch(algo, env, run_dir=root, **{"seeds": [5], "clip": [0.2], **SETTINGS, **others})
+
+
+def test_what_has_ended_is_not_run_again(ended, monkeypatch):
+    monkeypatch.setattr(launcher, "connect", _refuse)
+    assert not _again(ended).failed.any()
+    assert not _again(ended, total_steps=ROWS).failed.any(), "it went further than that"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"env": jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=13)},
+        {"num_envs": None, "topology": jaxrl.Anakin(num_envs=2 * NUM_ENVS)},
+        {"num_envs": None, "topology": jaxrl.Anakin(num_envs=NUM_ENVS, shards=2)},
+        {"evaluation_episodes": 3},
+        {"explore_in_evaluation": True},
+        {"total_steps": 3 * ROWS},
+        {"seeds": [6]},
+        {"clip": [0.3]},
+        {"algo": PPO.replace(gamma=0.5)},
+    ],
+    ids=lambda changed: list(changed)[-1],
+)
+def test_another_configuration_in_its_place_has_not_ended(changed, ended, monkeypatch):
+    monkeypatch.setattr(launcher, "connect", _refuse)
+    with pytest.raises(_Launched):
+        _again(ended, **changed)
+
+
+def test_names_of_directories_tell_configurations_apart():
+    assert launcher._name({"learning_rate": 1e-3, "epochs": 4}) == "learning_rate=0.001,epochs=4"
+    assert launcher._name({}) == "defaults"
+    long = [launcher._name({"network": f"{'x' * 300}/{number}"}) for number in range(2)]
+    assert long[0] != long[1] and all(len(name) < 120 and "/" not in name for name in long)
+
+
+def test_curves_hold_the_last_value():
+    rows = [{"step": 10, "loss": 1.0}, {"step": 20}, {"step": 30, "loss": 3.0}]
+    np.testing.assert_array_equal(
+        launcher._curve(rows, "loss", np.asarray([5, 10, 29, 30, 99])), [np.nan, 1.0, 1.0, 3.0, 3.0]
+    )
+    assert np.isnan(launcher._curve(rows, "other", np.asarray([5]))).all()

@@ -1,0 +1,262 @@
+"""Many runs in one program: each is the run alone, and one that fails disturbs none."""
+
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
+
+import jaxrl
+from jaxrl.core.errors import ConfigError, NonFiniteError
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.sweeps.search import LogUniform, Uniform, configurations
+from jaxrl.sweeps.vectorized import VectorizedRuns, _chunk_many
+
+UPDATES = 10
+TOTAL = UPDATES * ROWS
+PLAIN = PPO.replace(learning_rate=1e-2)
+RATES = [1e-2, 1e30, 3e-3]  # the second destroys its run
+SEEDS = [0, 4]
+
+
+def sweep(algo=PLAIN, **settings):
+    settings = {"total_steps": TOTAL, "topology": anakin(), "evaluation_episodes": 8, "points": 5} | settings
+    return jaxrl.sweep(algo, ENV, progress=False, **settings)
+
+
+@functools.cache
+def swept(mapping, devices):
+    return sweep(seeds=SEEDS, learning_rate=RATES, mapping=mapping, devices=devices)
+
+
+@functools.cache
+def trained(rate, seed, algo=PLAIN):
+    """The same run by `train`."""
+    return jaxrl.train(
+        algo.replace(learning_rate=rate),
+        ENV,
+        total_steps=TOTAL,
+        seed=seed,
+        topology=anakin(),
+        evaluation_episodes=8,
+        evaluate_every=0,
+        progress=False,
+    )
+
+
+def learner(result, configuration, seed):
+    return jax.tree.map(lambda x: x[seed], result.learners[configuration])
+
+
+# --- a run of many is the run alone -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 4])
+def test_mapped_in_turn_a_run_is_that_run_alone(devices):
+    """Bit for bit; six runs on four devices, so that two of these have nothing real to do at the end."""
+    result = swept("in_turn", devices)
+    for configuration in (0, 2):
+        for place, seed in enumerate(SEEDS):
+            alone = trained(RATES[configuration], seed)
+            assert_equal(alone.state.learner, learner(result, configuration, place))
+
+
+def test_under_vmap_a_run_is_that_run_alone_up_to_rounding():
+    result, in_turn = swept("vmap", 1), swept("in_turn", 1)
+    for configuration in (0, 2):
+        for place, seed in enumerate(SEEDS):
+            alone = trained(RATES[configuration], seed)
+            assert_equal(alone.state.learner, learner(result, configuration, place), 1e-5)
+    assert result.metrics.keys() == in_turn.metrics.keys()
+    np.testing.assert_allclose(
+        result.metrics["train/return_mean"][[0, 2]], in_turn.metrics["train/return_mean"][[0, 2]], rtol=1e-5
+    )
+
+
+def test_make_train_is_train():
+    """Bit for bit, and one entry of every metric for each update."""
+    run = jax.jit(jaxrl.make_train(PLAIN, ENV, total_steps=TOTAL, topology=anakin()))
+    state, metrics = run(jax.random.key(4))
+    alone = trained(1e-2, 4)
+    assert_equal(alone.state, state)
+    assert {value.shape for value in metrics.values()} == {(UPDATES,)}
+    rows = [row for row in alone.metrics if "update/policy_loss" in row]
+    assert rows[0]["update/policy_loss"] == pytest.approx(float(metrics["update/policy_loss"][0]), rel=1e-6)
+
+
+@pytest.mark.parametrize("algo", [pytest.param(PLAIN, id="ppo"), pytest.param(DQN, id="dqn", marks=pytest.mark.long)])
+def test_make_train_under_vmap(algo):
+    """Over seeds and learning rates: each run as alone, to rounding."""
+
+    def run(key, rate):
+        tuned = algo.replace(learning_rate=rate)
+        return jaxrl.make_train(tuned, ENV, total_steps=TOTAL, topology=anakin())(key)[0].learner
+
+    runs = [(1e-2, 0), (3e-3, 4), (1e-2, 4)]
+    rates = np.asarray([rate for rate, _ in runs], np.float32)
+    many = jax.jit(jax.vmap(run))(jax.numpy.stack([jax.random.key(seed) for _, seed in runs]), rates)
+    for place, (rate, seed) in enumerate(runs):
+        alone = trained(rate, seed, algo).state.learner
+        assert_equal(alone, jax.tree.map(lambda x, place=place: x[place], many), 1e-5)
+
+
+def test_make_train_refuses_what_it_cannot_compile():
+    for env, settings, words in (
+        (ServedFromHost(ENV), {}, "stepped on the host"),
+        (ENV, {"topology": anakin(2)}, "devices=2"),
+        (ENV, {"total_steps": 0}, "total_steps=0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            jaxrl.make_train(PPO, env, **{"total_steps": TOTAL} | settings)
+
+
+# --- one that fails -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mapping", "devices"), [("in_turn", 1), ("vmap", 1), ("in_turn", 4)])
+def test_a_run_that_fails_is_flagged_and_alone(mapping, devices):
+    result = swept(mapping, devices)
+    np.testing.assert_array_equal(result.failed, [[False, False], [True, True], [False, False]])
+    assert np.isnan(result.scores[1]).all() and np.isfinite(result.scores[[0, 2]]).all()
+    assert result.best in (result.configurations[0], result.configurations[2])
+    assert all(np.isfinite(x).all() for place in (0, 2) for x in jax.tree.leaves(result.learners[place].network.params))
+    failed = next(line for line in result.table().splitlines() if "1e+30" in line)
+    assert failed.split()[-1] == "2"
+
+
+def test_a_sweep_in_which_all_fail_says_so():
+    result = sweep(seeds=SEEDS, learning_rate=[1e30, 2e30, 3e30], mapping="in_turn", devices=1)
+    assert result.failed.all() and "nan" in result.table()
+    with pytest.raises(NonFiniteError, match="every run"):
+        result.best  # noqa: B018
+
+
+# --- what is searched, and what comes back ------------------------------------------------------------------------
+
+
+def test_labels():
+    result = swept("in_turn", 1)
+    assert result.configurations == [{"learning_rate": rate} for rate in RATES] and result.seeds == SEEDS
+    np.testing.assert_array_equal(result.steps, [2 * ROWS, 4 * ROWS, 6 * ROWS, 8 * ROWS, 10 * ROWS])
+    assert result.returns.shape == (3, 2, 8) and result.scores.shape == result.failed.shape == (3, 2)
+    assert {curve.shape for curve in result.metrics.values()} == {(3, 2, 5)}
+    assert {"train/return_mean", "train/episodes", "update/policy_loss"} <= set(result.metrics)
+    np.testing.assert_allclose(result.scores[0], result.returns[0].mean(axis=-1), rtol=1e-6)
+    rate = result.metrics["update/learning_rate"]
+    np.testing.assert_allclose(rate[[0, 2]], np.broadcast_to(np.asarray([[[1e-2]], [[3e-3]]]), (2, 2, 5)), rtol=1e-6)
+    episodes = result.metrics["train/episodes"]
+    rows = np.sum(result.metrics["train/environment_steps"], axis=-1)
+    assert (episodes.sum(axis=-1) > 5).all() and (rows[[0, 2]] < TOTAL).all()
+    assert result.wall_seconds > 0 and result.steps_per_second > 0
+
+
+def test_table_has_the_best_first():
+    lines = swept("in_turn", 1).table().splitlines()
+    assert lines[0].split() == ["learning_rate", "IQM", "mean", "std", "min", "max", "failed"] and len(lines) == 4
+    result = swept("in_turn", 1)
+    assert float(lines[1].split()[0]) == result.best["learning_rate"]
+    assert float(lines[1].split()[1]) >= float(lines[2].split()[1])
+
+
+def test_grid_and_random_search():
+    grid = configurations(None, {"gamma": [0.9, 0.99], "clip": [0.1, 0.2, 0.3], "value_cost": 0.5})
+    assert len(grid) == 6 and {tuple(c.values()) for c in grid} == {
+        (gamma, clip, 0.5) for gamma in (0.9, 0.99) for clip in (0.1, 0.2, 0.3)
+    }
+    space = {"gamma": Uniform(0.9, 0.99), "learning_rate": LogUniform(1e-5, 1e-1), "epochs": [1, 4], "clip": 0.1}
+    drawn = configurations(400, space, 1)
+    assert drawn == configurations(400, space, 1) != configurations(400, space, 2)
+    gammas = np.asarray([c["gamma"] for c in drawn])
+    logs = np.log10([c["learning_rate"] for c in drawn])
+    assert 0.9 <= gammas.min() and gammas.max() <= 0.99 and abs(gammas.mean() - 0.945) < 0.005
+    assert -5 <= logs.min() and logs.max() <= -1 and abs(logs.mean() + 3) < 0.2
+    assert {c["epochs"] for c in drawn} == {1, 4} and {c["clip"] for c in drawn} == {0.1}
+    for arguments, words in (
+        ((None, {"gamma": Uniform(0, 1)}), "gamma is a distribution; set the number of draws"),
+        ((None, {"gamma": []}), "gamma has no values"),
+        ((0, {"gamma": [0.9]}), "samples=0 must be at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            configurations(*arguments)
+
+
+def test_static_fields_make_groups():
+    """One program for each combination of what is static, and the order of the configurations is kept."""
+    result = sweep(seeds=SEEDS, mapping="in_turn", devices=1, epochs=[2, 1], learning_rate=RATES)
+    tried = [(c["epochs"], c["learning_rate"]) for c in result.configurations]
+    assert tried == [(epochs, rate) for epochs in (2, 1) for rate in RATES]
+    assert_equal(trained(1e-2, 4).state.learner, learner(result, 0, 1))
+    assert_equal(trained(3e-3, 4).state.learner, learner(result, 2, 1))
+    assert np.isfinite(result.scores[[3, 5]]).all() and result.failed[[1, 4]].all()
+    with pytest.raises(AssertionError):
+        assert_equal(learner(result, 0, 0), learner(result, 3, 0))
+
+
+def test_random_search_runs_what_it_says():
+    result = sweep(seeds=SEEDS, samples=3, mapping="in_turn", devices=1, learning_rate=[1e-2], clip=Uniform(0.1, 0.3))
+    assert len(result.configurations) == 3 and len({c["clip"] for c in result.configurations}) == 3
+    alone = jaxrl.train(
+        PLAIN.replace(clip=result.configurations[1]["clip"]),
+        ENV,
+        total_steps=TOTAL,
+        seed=4,
+        topology=anakin(),
+        evaluate_every=0,
+        evaluation_episodes=8,
+        progress=False,
+    )
+    assert_equal(alone.state.learner, learner(result, 1, 1))
+
+
+def test_bad_input():
+    for settings, words in (
+        ({"mapping": "both", "devices": 1}, "mapping='both'"),
+        ({"devices": 99}, "devices=99 must be between 1 and the 4"),
+        ({"devices": 1, "seeds": []}, "seeds: at least one"),
+        ({"devices": 1, "learnin_rate": [1.0]}, "learning_rate"),
+        ({"devices": 1, "clip": [0.1, -1.0]}, "clip=-1.0"),
+        ({"devices": 1, "topology": anakin(2)}, "every run is on one device"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            sweep(**settings)
+
+
+# --- what it costs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapping", ["vmap", "in_turn"])
+def test_memory_is_that_of_the_replays(mapping):
+    """Each run's replay is there once, and changed in place; beside them there is next to nothing."""
+    runs, big = 16, DQN.replace(capacity=NUM_ENVS * 8192, prioritized=False)
+    many = VectorizedRuns(anakin().bind(big, ENV), 1, mapping, runs)
+    algos = many.stack([big.replace(learning_rate=1e-2)] * runs)
+    keys = many.stack([jax.random.key(seed) for seed in range(runs)])
+    states = jax.eval_shape(many.start, algos, ENV, keys)
+    replays = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(states.buffers))
+    assert replays > 30e6, "the replays are to be what matters"
+    arguments = (many, algos, ENV, states, np.int32(2), np.float32(100))
+    memory = _chunk_many.lower(*arguments).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= replays, "the replays are not updated in place"
+    assert memory.temp_size_in_bytes < 0.1 * replays, memory.temp_size_in_bytes / replays
+    if mapping == "vmap":
+        # A condition that differed by run would compute both sides, and select between whole replays.
+        conditions, selected = 0, 0
+        for equation in equations(jax.make_jaxpr(_chunk_many, static_argnums=0)(*arguments).jaxpr):
+            conditions += equation.primitive.name == "cond"
+            if equation.primitive.name == "select_n":
+                selected = max(selected, *(math.prod(x.aval.shape) for x in equation.outvars))
+        assert conditions >= 1, "the wait for `min_size` is no branch any more"
+        assert 0 < selected < 1e6, f"a select over {selected} numbers: the replays hold {replays / 4:.0f}"
+
+
+def equations(jaxpr):
+    """Every equation, those of inner programs included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            if hasattr(inner, "jaxpr"):
+                inner = inner.jaxpr
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)

@@ -1,0 +1,76 @@
+"""The packages: what lies at the top, which way imports point, and that the public face is what it says."""
+
+import ast
+from pathlib import Path
+
+import jaxrl
+
+ROOT = Path(__file__).parents[1]
+CODE = ROOT / "jaxrl"
+
+# A package imports only packages that stand before it (docs/design.md).
+PACKAGES = ("core", "envs", "networks", "buffers", "algos", "parallel", "data", "plots", "run", "sweeps", "cli")
+# And of those, some know less still.
+STRANGERS = {("parallel", "algos"), ("algos", "envs"), ("algos", "buffers"), ("buffers", "networks"), ("data", "algos")}
+MOST_PAIRS = 60
+
+
+def imports():
+    """(file, its package, the package of what it imports), also of imports within functions."""
+    for file in sorted(CODE.rglob("*.py")):
+        place = str(file.relative_to(CODE))
+        package = place.partition("/")[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{place} imports relatively"
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                root, *rest = name.split(".")
+                if root == "jaxrl":
+                    yield place, package, rest[0] if rest else "__init__"
+
+
+def test_the_top_holds_packages_only():
+    assert {path.name for path in CODE.glob("*.py")} == {"__init__.py", "__main__.py"}
+    assert {path.name for path in CODE.iterdir() if path.is_dir()} - {"__pycache__"} == set(PACKAGES)
+
+
+def test_imports_point_one_way():
+    level = {package: number for number, package in enumerate(PACKAGES)}
+    level |= {"__main__": len(PACKAGES), "__init__": len(PACKAGES) + 1}
+    upward = [
+        f"{place} imports jaxrl.{imported}"
+        for place, package, imported in imports()
+        if package not in ("__init__", imported) and level[imported] >= level[package]
+    ]
+    assert upward == []
+
+
+def test_some_packages_do_not_know_each_other():
+    found = [f"{place} imports jaxrl.{imported}" for place, own, imported in imports() if (own, imported) in STRANGERS]
+    assert found == []
+
+
+def test_packages_are_tied_by_few_imports():
+    pairs = {(package, imported) for _, package, imported in imports() if package in PACKAGES}
+    pairs = {pair for pair in pairs if pair[0] != pair[1]}
+    assert len(pairs) <= MOST_PAIRS, sorted(pairs)
+
+
+def test_the_public_face_is_what_checkers_see():
+    tree = ast.parse((CODE / "__init__.py").read_text())
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.name: (node.module or "").removeprefix("jaxrl").removeprefix(".")
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(seen) == set(jaxrl._PUBLIC) == set(jaxrl.__all__)
+    for name, home in jaxrl._PUBLIC.items():
+        within = f"{seen[name]}.{name}".removeprefix(".") if name in jaxrl._MODULES else seen[name]
+        assert within == home, name
+        assert getattr(jaxrl, name) is not None and name in dir(jaxrl)
