@@ -110,6 +110,6 @@ def test_no_path_of_this_machine_is_in_the_project():
     own = os.path.basename(__file__)
     for name in listed.stdout.split("\n"):
         file = ROOT / name
-        if file.suffix in {".py", ".toml", ".md", ".sh", ".lock", ""} and file.is_file() and file.name != own:
-            text = file.read_text()
-            assert "/root/" not in text and "/opt/pypi" not in text, name
+        if file.is_file() and file.name != own:
+            held = file.read_bytes()
+            assert b"/root/" not in held and b"/opt/pypi" not in held, name

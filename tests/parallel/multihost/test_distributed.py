@@ -140,7 +140,11 @@ def test_host_environments_of_two_processes_in_lockstep(runs):
     state = saved(folder / "host", one)
     assert_equal(state, saved(folder / "host_again", one))
     assert_equal(one, state, 1e-5)
-    assert first["host"] == second["host"] == first["host_again"] | {"run_dir": first["host"]["run_dir"]}
+    # How many rows of metrics there are depends on how many iterations fit into a chunk's second.
+    differs = {"rows", "run_dir"}
+    assert first["host"] == second["host"]
+    kept = first["host"].keys() - differs
+    assert [first["host"][name] for name in kept] == [first["host_again"][name] for name in kept]
 
 
 @pytest.fixture(scope="module")
