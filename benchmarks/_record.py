@@ -173,6 +173,10 @@ class Worker:
             env=environment,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, **request: Any) -> Any:
         """The answer to one request.
 

@@ -1,34 +1,45 @@
 """This tree against another commit, in one run: the throughput of training, in alternating pairs.
 
-A worker process for each tree holds its compiled programs; both do the same work in turn. What counts is the ratio of
-a pair, with the interval of its mean over the pairs, since machines drift.
+A worker process for each tree holds its compiled programs. In a pair both do the same work at once, but only one of
+them may run at a time: they are stopped and continued in turn, every quarter of a second, so that whatever else
+changes the machine's speed changes it for both. A worker's clock stands still while it is stopped. What counts is the
+ratio of a pair, with the interval of its mean over the pairs.
 
     python benchmarks/before_after.py --before COMMIT
 """
 
 import argparse
+import concurrent.futures
+import itertools
+import mmap
 import os
 import pathlib
+import signal
 import statistics
+import struct
 import subprocess
 import sys
+import tempfile
+import time
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent
 TREE = "JAXRL_BENCHMARK_TREE"  # in the worker's environment: the checkout that it imports
+STOPPED = "JAXRL_BENCHMARK_STOPPED"  # likewise: the file that holds for how many seconds it has been stopped
+SLICE = 0.25  # seconds
 if TREE in os.environ:
     sys.path.insert(0, os.environ[TREE])
 sys.path.insert(0, str(HERE))
 
 # Each case: algorithm, its settings, environment, number of environments, environment steps of a measurement.
 WORK: dict[str, tuple[str, dict[str, Any], str, int, int]] = {
-    "PPO CartPole, 4 environments": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 4, 250_000),
-    "PPO CartPole, 64 environments": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 64, 1_000_000),
-    "PPO CartPole, 2048 environments": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 2048, 2_097_152),
-    "DQN CartPole": ("dqn", {}, "gymnax:CartPole-v1", 8, 150_000),
+    "PPO CartPole, 4 environments": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 4, 500_000),
+    "PPO CartPole, 64 environments": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 64, 1_500_000),
+    "PPO CartPole, 2048 environments": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 2048, 2 * 2_097_152),
+    "DQN CartPole": ("dqn", {}, "gymnax:CartPole-v1", 8, 500_000),
     "SAC Pendulum": ("sac", {}, "gymnax:Pendulum-v1", 8, 6_000),
-    "sweep of 8 seeds, PPO CartPole": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 64, 200_000),
+    "sweep of 8 seeds, PPO CartPole": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 64, 250_000),
 }
 SEEDS = 8  # of the sweep
 
@@ -48,6 +59,68 @@ def steps_per_second(case: str) -> float:
         algo, env, total_steps=steps, num_envs=num_envs, evaluate_every=0, evaluation_episodes=1, progress=False
     )
     return float(result.steps_per_second)
+
+
+def clock_without_stops() -> None:
+    """Lets `time.monotonic` of this process stand still while the process is stopped."""
+    with open(os.environ[STOPPED], "rb") as file:
+        stopped = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
+    real = time.monotonic
+    time.monotonic = lambda: real() - struct.unpack("d", stopped[:8])[0]
+
+
+class Stoppable:
+    """A worker that runs only where it is told to.
+
+    Args:
+      tree: the checkout that it imports.
+    """
+
+    def __init__(self, tree: pathlib.Path):
+        import _record
+
+        self._file = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed with the worker)
+        self._file.write(struct.pack("d", 0.0))
+        self._file.flush()
+        self._total = mmap.mmap(self._file.fileno(), 8)
+        self._since: float | None = None
+        more = {TREE: str(tree), STOPPED: self._file.name}
+        self.worker = _record.Worker(sys.executable, pathlib.Path(__file__), more)
+
+    def stop(self) -> None:
+        os.kill(self.worker.pid, signal.SIGSTOP)
+        self._since = time.monotonic()
+
+    def go(self) -> None:
+        """Continues it; the time for which it was stopped is written down before."""
+        if self._since is not None:
+            (before,) = struct.unpack("d", self._total[:8])
+            self._total[:8] = struct.pack("d", before + time.monotonic() - self._since)
+            self._since = None
+        os.kill(self.worker.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self.go()
+        self.worker.close()
+        self._file.close()
+
+
+def together(workers: dict[str, Stoppable], case: str) -> dict[str, float]:
+    """Steps a second of each worker, which run in turn, a slice each, until both have answered."""
+    with concurrent.futures.ThreadPoolExecutor(len(workers)) as threads:
+        asked = {name: threads.submit(worker.worker.ask, case=case) for name, worker in workers.items()}
+        for worker in workers.values():
+            worker.stop()
+        for name in itertools.cycle(workers):
+            if all(answer.done() for answer in asked.values()):
+                break
+            if not asked[name].done():
+                workers[name].go()
+                concurrent.futures.wait([asked[name]], timeout=SLICE)
+                workers[name].stop()
+        for worker in workers.values():
+            worker.go()
+        return {name: answer.result() for name, answer in asked.items()}
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -77,18 +150,13 @@ def main() -> None:
     asked = parser.parse_args()
     import _record
 
-    trees = {"before": checkout(asked.before), "now": ROOT}
-    workers = {
-        name: _record.Worker(sys.executable, pathlib.Path(__file__), {TREE: str(tree)}) for name, tree in trees.items()
-    }
+    workers = {"before": Stoppable(checkout(asked.before)), "now": Stoppable(ROOT)}
     rows = []
     for case in asked.only:
-        speeds: dict[str, list[float]] = {name: [] for name in workers}
-        for pair in range(-1, asked.pairs):  # the first one compiles
-            for name in sorted(workers, reverse=pair % 2 == 0):
-                speed = workers[name].ask(case=case)
-                if pair >= 0:
-                    speeds[name].append(speed)
+        for worker in workers.values():
+            worker.worker.ask(case=case)  # compiles
+        pairs = [together(dict(sorted(workers.items(), reverse=pair % 2 == 0)), case) for pair in range(asked.pairs)]
+        speeds = {name: [pair[name] for pair in pairs] for name in workers}
         ratios = [now / before for now, before in zip(speeds["now"], speeds["before"], strict=True)]
         low, high = interval(ratios)
         medians = {f"{name} (steps/s)": statistics.median(values) for name, values in speeds.items()}
@@ -96,13 +164,14 @@ def main() -> None:
         print(_record.table(rows[-1:]), flush=True)
     for worker in workers.values():
         worker.close()
-    print(_record.save("before-after", rows, before=asked.before, pairs=asked.pairs))
+    print(_record.save("before-after", rows, before=asked.before, pairs=asked.pairs, slice_seconds=SLICE))
 
 
 if __name__ == "__main__":
     if "--serve" in sys.argv:
         import _record
 
+        clock_without_stops()
         _record.serve(steps_per_second)
     else:
         main()
