@@ -1,5 +1,6 @@
 """Conservative Q-learning (Kumar et al., 2020, arXiv:2006.04779): SAC whose critics penalize actions that data lack."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self
@@ -86,7 +87,9 @@ class CQL:
     critic: Critic = static(Critic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+        return dataclasses.replace(
+            self, policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec)
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("CQL", self.policy, self.critic, spec, stochastic=True, discrete=True)
@@ -221,12 +224,13 @@ def proposals(
         split = lambda k: jax.random.split(jax.random.fold_in(k, place), samples)  # noqa: E731
         return jax.vmap(split, out_axes=1)(key)
 
-    uniform, dimensions = jax.vmap(jax.vmap(spec.action_space.sample))(draws(0)), spec.action_space.shape[0]
-    drawn = [(uniform, jnp.full(uniform.shape[:2], -dimensions * math.log(2.0), jnp.float32))]
+    box = spaces.expect(spec.action_space, spaces.Box)
+    uniform = jax.vmap(jax.vmap(box.sample))(draws(0))
+    drawn = [(uniform, jnp.full(uniform.shape[:2], -box.shape[0] * math.log(2.0), jnp.float32))]
     for place, observation in enumerate((batch.observation, batch.next_observation), 1):
         distribution = off_policy.evaluate_policy(network, policy, observation, spec)
         action, log_prob = jax.vmap(distribution.sample_and_log_prob)(draws(place))
-        drawn.append((action, log_prob + sac.log_half_range(spec.action_space)))
+        drawn.append((action, log_prob + sac.log_half_range(box)))
     actions, log_densities = (jnp.concatenate(parts) for parts in zip(*drawn, strict=True))
     return actions, log_densities
 

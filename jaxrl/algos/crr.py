@@ -1,5 +1,6 @@
 """Critic regularized regression (Wang et al., 2020, arXiv:2006.15134)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -78,7 +79,9 @@ class CRR:
     critic: Critic = static(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+        return dataclasses.replace(
+            self, policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec)
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("CRR", self.policy, self.critic, spec, stochastic=True, discrete=True)

@@ -1,5 +1,6 @@
 """Distributed distributional deterministic policy gradients (Barth-Maron et al., 2018, arXiv:1804.08617)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -77,7 +78,9 @@ class D4PG:
     critic: Critic = static(Critic(ensemble=1, head=CategoricalValues(51)))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+        return dataclasses.replace(
+            self, policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec)
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, categorical=True)
@@ -125,7 +128,7 @@ class D4PG:
         )
         slow = state.critic.target_variables
         target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec, **support)
-        importance = replay.sample_info.importance if self.prioritized else None
+        importance = replay.importance if self.prioritized else None
 
         def critic_loss(params):
             variables, huber = state.critic.variables.replace(params=params), self.quantile_huber

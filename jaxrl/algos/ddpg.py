@@ -1,5 +1,6 @@
 """Deep deterministic policy gradients (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -66,7 +67,9 @@ class DDPG:
     critic: Critic = static(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+        return dataclasses.replace(
+            self, policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec)
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("DDPG", self.policy, self.critic, spec, stochastic=False)

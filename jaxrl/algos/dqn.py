@@ -172,7 +172,8 @@ class DQN:
         values = q_learning.action_values(jax.tree.map(lambda x: x[0], output), self.v_min, self.v_max)
         action = jnp.argmax(values, axis=-1).astype(jnp.int32)
         if explore:
-            action = q_learning.explore(actor, action, timestep.action_mask, carry, key, spec.action_space.n)
+            actions = spaces.expect(spec.action_space, spaces.Discrete).n
+            action = q_learning.explore(actor, action, timestep.action_mask, carry, key, actions)
         return ActorOutput(action, carry.replace(network=network))
 
     def update(

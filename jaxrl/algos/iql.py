@@ -79,7 +79,8 @@ class IQL:
     value: Critic = static(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(
+        return dataclasses.replace(
+            self,
             policy=resolve_torso(self.policy, spec),
             critic=resolve_torso(self.critic, spec),
             value=resolve_torso(self.value, spec),

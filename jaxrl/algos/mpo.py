@@ -4,6 +4,7 @@ deviation held back apart (Abdolmaleki et al., 2018, arXiv:1812.02256).
 Where actions are discrete, expectations over them are exact.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -48,13 +49,49 @@ class MPOState(struct.PyTreeNode):
     updates: jax.Array  # int32
 
 
-class Candidates(struct.PyTreeNode):
-    """Actions that a policy may take, of which the critics think something; K of them."""
+class AllActions(struct.PyTreeNode):
+    """Every action of a discrete space in order, K of them, of which the critics think something."""
 
-    distribution: TanhGaussian | Categorical  # the policy's
-    points: jax.Array | None  # [K, batch, n] sampled from it, before the tanh; None: all actions, in order
+    distribution: Categorical  # the policy's
     values: jax.Array  # [batch, K]
     log_prior: jax.Array  # [batch, K] what the policy thinks of them: sums to 1
+
+    def fit(self, new: Categorical, weights: jax.Array) -> jax.Array:
+        """Minus the weighted log-likelihood [batch] of these, of weights [batch, K], under the new policy."""
+        return -jnp.sum(weights * new.log_probs(), axis=-1)
+
+    def divergences(self, new: Categorical) -> dict[str, jax.Array]:
+        """How far the new policy is from this, by the name of what is limited, each [batch, k]."""
+        return {"mean": self.distribution.kl(new)[:, None]}
+
+
+class SampledActions(struct.PyTreeNode):
+    """K actions of a box that a policy may take, of which the critics think something."""
+
+    distribution: TanhGaussian  # the policy's
+    points: jax.Array  # [K, batch, n] sampled from it, before the tanh
+    values: jax.Array  # [batch, K]
+    log_prior: jax.Array  # [batch, K] the share of each: sums to 1
+
+    def fit(self, new: TanhGaussian, weights: jax.Array) -> jax.Array:
+        """As of `AllActions`; the mean and the deviation of a Gaussian are fitted each beside the old other.
+
+        Both policies are squashed alike, so that likelihoods before the tanh differ from those after it by no more
+        than a constant.
+        """
+
+        def likelihood(gaussian: DiagonalGaussian) -> jax.Array:
+            return jnp.sum(weights.T * jax.vmap(gaussian.log_prob)(self.points), axis=0)
+
+        now, old = new.base, self.distribution.base
+        return -(
+            likelihood(DiagonalGaussian(now.mean, old.log_std)) + likelihood(DiagonalGaussian(old.mean, now.log_std))
+        )
+
+    def divergences(self, new: TanhGaussian) -> dict[str, jax.Array]:
+        """As of `AllActions`, of each dimension."""
+        mean, std = decoupled_kl(self.distribution.base, new.base)
+        return {"mean": mean, "std": std}
 
 
 @algorithm
@@ -95,7 +132,9 @@ class MPO:
     critic: Critic = static(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+        return dataclasses.replace(
+            self, policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec)
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("MPO", self.policy, self.critic, spec, stochastic=True, discrete=True)
@@ -108,9 +147,10 @@ class MPO:
     def init(self, key: jax.Array, spec: EnvSpec) -> MPOState:
         policy_key, critic_key = jax.random.split(key)
         critic_optimizer = self.optimizer(self.learning_rate)
-        discrete = isinstance(spec.action_space, spaces.Discrete)
-        multipliers = {"mean": self.alpha_mean} | ({} if discrete else {"std": self.alpha_std})
-        each = (spec.action_space.shape[0] if self.per_dimension and not discrete else 1,)
+        multipliers, each = {"mean": self.alpha_mean}, (1,)
+        if isinstance(spec.action_space, spaces.Box):
+            multipliers["std"] = self.alpha_std
+            each = spec.action_space.shape if self.per_dimension else each
         duals = {name: jnp.full(each, before_softplus(value)) for name, value in multipliers.items()}
         duals["temperature"] = before_softplus(self.temperature)
         return MPOState(
@@ -163,8 +203,11 @@ class MPO:
                 self.policy, variables, replay.observation, spec, replay.action_mask
             )
             weights = improved(old.values, old.log_prior, jax.lax.stop_gradient(duals["temperature"]))
-            fit = mean(self._fit(new, old, weights))
-            divergences = jax.tree.map(lambda x: jax.vmap(mean, in_axes=-1)(x), self._divergences(new, old))
+            fit = mean(old.fit(new, weights))
+            divergences = old.divergences(new)
+            if not self.per_dimension:
+                divergences = {name: jnp.sum(x, axis=-1, keepdims=True) for name, x in divergences.items()}
+            divergences = {name: jax.vmap(mean, in_axes=-1)(x) for name, x in divergences.items()}
             bounds = [jnp.sum(bounded(divergences[name], duals[name], epsilons[name])) for name in divergences]
             temperature = mean(temperature_loss(old.values, old.log_prior, duals["temperature"], self.epsilon))
             metrics = {"policy_loss": fit, "kl_improved": mean(divergence(weights, old.log_prior))}
@@ -191,7 +234,7 @@ class MPO:
 
     def _candidates(
         self, state: MPOState, observation: PyTree, mask: jax.Array | None, key: jax.Array, spec: EnvSpec
-    ) -> Candidates:
+    ) -> AllActions | SampledActions:
         """What the target policy may do at observations [batch], and the smallest target critic's values of it.
 
         All actions of a discrete space; actions sampled with keys [batch] from a box.
@@ -202,33 +245,12 @@ class MPO:
             values = jnp.min(off_policy.evaluate_critic(self.critic, critic, observation, None, spec, mask), axis=0)
             # A forbidden action has probability 0, and the most negative finite number for a value.
             allowed = values if mask is None else jnp.where(mask, values, 0.0)
-            return Candidates(distribution, None, allowed, distribution.log_probs())
+            return AllActions(distribution, allowed, distribution.log_probs())
         keys = jax.vmap(lambda k: jax.random.split(k, self.samples), out_axes=1)(key)
         points = jax.vmap(distribution.base.sample)(keys)
-        actions = from_unit(jnp.tanh(points), spec.action_space)
+        actions = from_unit(jnp.tanh(points), spaces.expect(spec.action_space, spaces.Box))
         values = off_policy.sampled_values(self.critic, critic, observation, actions, spec).T
-        return Candidates(distribution, points, values, jnp.full_like(values, -jnp.log(self.samples)))
-
-    def _fit(self, new: TanhGaussian | Categorical, old: Candidates, weights: jax.Array) -> jax.Array:
-        """Minus the weighted log-likelihood [batch] of the candidates, of weights [batch, K], under the new policy.
-
-        The mean and the deviation of a Gaussian are fitted each beside the old other. Both policies are squashed
-        alike, so that likelihoods before the tanh differ from those after it by no more than a constant.
-        """
-        if old.points is None:
-            return -jnp.sum(weights * new.log_probs(), axis=-1)
-        now, before = new.base, old.distribution.base
-        parts = (DiagonalGaussian(now.mean, before.log_std), DiagonalGaussian(before.mean, now.log_std))
-        return -sum(jnp.sum(weights.T * jax.vmap(part.log_prob)(old.points), axis=0) for part in parts)
-
-    def _divergences(self, new: TanhGaussian | Categorical, old: Candidates) -> dict[str, jax.Array]:
-        """How far the new policy is from the old, by the name of what is limited, each [batch, k]."""
-        if old.points is None:
-            return {"mean": old.distribution.kl(new)[:, None]}
-        mean, std = decoupled_kl(old.distribution.base, new.base)
-        if not self.per_dimension:
-            mean, std = (jnp.sum(x, axis=-1, keepdims=True) for x in (mean, std))
-        return {"mean": mean, "std": std}
+        return SampledActions(distribution, points, values, jnp.full_like(values, -jnp.log(self.samples)))
 
 
 # --- the equations ---------------------------------------------------------------------------------------------------

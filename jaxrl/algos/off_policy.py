@@ -29,7 +29,7 @@ from jaxrl.core.types import (
     TimeStep,
     TransitionBatch,
 )
-from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, Distribution, from_unit, to_unit
+from jaxrl.networks import ActionValues, Actor, Categorical, CategoricalValues, Critic, Distribution, from_unit, to_unit
 
 Statistics = RunningStatistics | tuple[()]  # of observations; () where they are not normalized
 
@@ -227,7 +227,7 @@ def sampled_values(
     return each(actions)[..., 0]
 
 
-def expected_value(distribution: Distribution, values: jax.Array) -> jax.Array:
+def expected_value(distribution: Categorical, values: jax.Array) -> jax.Array:
     """The mean [batch] of values [batch, n] of all actions, over a policy that chooses among them."""
     probability = jnp.exp(distribution.log_probs())
     # A forbidden action has probability 0, and the most negative finite number for a value.
@@ -366,10 +366,11 @@ def first_value(
 
 
 def smoothed_action(
-    action: jax.Array, key: jax.Array, std: Number, limit: Number, space: spaces.Box, replicas: Replicas
+    action: jax.Array, key: jax.Array, std: Number, limit: Number, spec: EnvSpec, replicas: Replicas
 ) -> jax.Array:
     """Target actions [batch, n] with limited noise: like actions should have like values (TD3, section 5.3)."""
-    return add_noise(action, q_learning.transition_keys(key, action.shape[0], replicas), std, space, limit)
+    box, keys = spaces.expect(spec.action_space, spaces.Box), q_learning.transition_keys(key, action.shape[0], replicas)
+    return add_noise(action, keys, std, box, limit)
 
 
 # --- acting ----------------------------------------------------------------------------------------------------------
@@ -405,8 +406,8 @@ def noisy_action(action: jax.Array, actor: ActorState, key: jax.Array, *, spec: 
     """A deterministic policy's action [B, n]; if exploring with noise, or random before the first update."""
     if not explore:
         return action
-    action = add_noise(action, key, actor.exploration["noise"], spec.action_space)
-    return random_at_first(action, key, actor, spec.action_space)
+    box = spaces.expect(spec.action_space, spaces.Box)
+    return random_at_first(add_noise(action, key, actor.exploration["noise"], box), key, actor, box)
 
 
 def random_at_first(
@@ -416,7 +417,7 @@ def random_at_first(
     key, warm_up = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key), actor.exploration["warm_up"]
     if isinstance(space, spaces.Discrete):
         return q_learning.epsilon_greedy(key, action, mask, warm_up.astype(jnp.float32), space.n)
-    return jnp.where(warm_up, jax.vmap(space.sample)(key), action)
+    return jnp.where(warm_up, jax.vmap(spaces.expect(space, spaces.Box).sample)(key), action)
 
 
 def add_noise(

@@ -104,7 +104,8 @@ class PQN:
         )
         action = jnp.argmax(values[0], axis=-1).astype(jnp.int32)
         if explore:
-            action = q_learning.explore(actor, action, timestep.action_mask, carry, key, spec.action_space.n)
+            actions = spaces.expect(spec.action_space, spaces.Discrete).n
+            action = q_learning.explore(actor, action, timestep.action_mask, carry, key, actions)
         return ActorOutput(action, carry.replace(network=network))
 
     def update(

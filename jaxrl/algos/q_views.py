@@ -38,8 +38,7 @@ class Transitions(struct.PyTreeNode):
     @classmethod
     def of(cls, batch: TransitionBatch, network: Network, spec: EnvSpec, n_step: int) -> "Transitions":
         """The view of a batch, whose rewards are of `n_step` steps."""
-        importance = jnp.ones(batch.weight.shape) if batch.sample_info is None else batch.sample_info.importance
-        parts = (batch.action, batch.rewards, batch.steps, batch.bootstrap, batch.weight, importance)
+        parts = (batch.action, batch.rewards, batch.steps, batch.bootstrap, batch.weight, batch.importance)
         return cls(batch, *parts, network, spec)
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:

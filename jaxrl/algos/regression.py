@@ -42,7 +42,8 @@ def log_likelihood(distribution: Distribution, action: jax.Array) -> jax.Array:
 
 def squared_distance(action: jax.Array, other: jax.Array, spec: EnvSpec) -> jax.Array:
     """The mean over dimensions of the squared difference, in units of half the box's range; [..., n] to [...]."""
-    return jnp.mean(jnp.square(to_unit(action, spec.action_space) - to_unit(other, spec.action_space)), axis=-1)
+    box = spaces.expect(spec.action_space, spaces.Box)
+    return jnp.mean(jnp.square(to_unit(action, box) - to_unit(other, box)), axis=-1)
 
 
 def taken_values(network: Critic, critic: Variables, batch: TransitionBatch, spec: EnvSpec) -> jax.Array:

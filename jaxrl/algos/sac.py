@@ -3,6 +3,7 @@
 Where actions are discrete, expectations over them are exact (Christodoulou, 2019, arXiv:1910.07207).
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -32,7 +33,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic, Distribution, resolve_torso
+from jaxrl.networks import Actor, Categorical, Critic, TanhGaussian, resolve_torso
 
 
 class SACState(struct.PyTreeNode):
@@ -82,7 +83,9 @@ class SAC:
     critic: Critic = static(Critic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+        return dataclasses.replace(
+            self, policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec)
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("SAC", self.policy, self.critic, spec, stochastic=True, discrete=True)
@@ -177,7 +180,7 @@ class SAC:
 def value_and_log_prob(
     network: Critic,
     critic: Variables,
-    distribution: Distribution,
+    distribution: Categorical | TanhGaussian,
     observation: PyTree,
     mask: jax.Array | None,
     key: jax.Array,
@@ -188,12 +191,12 @@ def value_and_log_prob(
     Of an action sampled with keys [batch] from a box; expectations over all actions where they are discrete. The
     log-density is over actions in [-1, 1]: units should not matter.
     """
-    if isinstance(spec.action_space, spaces.Discrete):
+    if isinstance(distribution, Categorical):
         values = jnp.min(off_policy.evaluate_critic(network, critic, observation, None, spec, mask), axis=0)
         return off_policy.expected_value(distribution, values), -distribution.entropy()
     action, log_prob = distribution.sample_and_log_prob(key)
     output = off_policy.evaluate_critic(network, critic, observation, action, spec)
-    return jnp.min(output, axis=0)[:, 0], log_prob + log_half_range(spec.action_space)
+    return jnp.min(output, axis=0)[:, 0], log_prob + log_half_range(spaces.expect(spec.action_space, spaces.Box))
 
 
 def wanted_entropy(batch: TransitionBatch, per_dimension: Number, share: Number, spec: EnvSpec) -> jax.Array:
@@ -205,9 +208,9 @@ def wanted_entropy(batch: TransitionBatch, per_dimension: Number, share: Number,
       share: of the largest entropy over the discrete actions that are allowed.
       spec: of the environment.
     """
-    if not isinstance(spec.action_space, spaces.Discrete):
+    if isinstance(spec.action_space, spaces.Box):
         return jnp.full_like(batch.weight, per_dimension * spec.action_space.shape[0], jnp.float32)
-    allowed = spec.action_space.n
+    allowed = spaces.expect(spec.action_space, spaces.Discrete).n
     if batch.action_mask is not None:
         allowed = jnp.maximum(jnp.sum(batch.action_mask, axis=-1), 1)
     return jnp.broadcast_to(share * jnp.log(jnp.float32(allowed)), batch.weight.shape)

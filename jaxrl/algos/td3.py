@@ -1,5 +1,6 @@
 """Twin delayed deep deterministic policy gradients (Fujimoto et al., 2018, arXiv:1802.09477)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -70,7 +71,9 @@ class TD3:
     critic: Critic = static(Critic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+        return dataclasses.replace(
+            self, policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec)
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("TD3", self.policy, self.critic, spec, stochastic=False)
@@ -113,7 +116,7 @@ class TD3:
             self.policy, state.policy.target_variables, replay.next_observation, spec
         )
         next_action = off_policy.smoothed_action(
-            following, key, self.target_noise, self.target_noise_clip, spec.action_space, replicas
+            following, key, self.target_noise, self.target_noise_clip, spec, replicas
         )
         slow = state.critic.target_variables
         target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,6 +157,19 @@ class Dict:
 Space = Box | Discrete | MultiDiscrete | Dict
 
 registry.add("space", Box, Discrete, MultiDiscrete, Dict)
+
+
+def expect[Kind: Space](space: Space, kind: type[Kind]) -> Kind:
+    """`space`, where only this kind will do.
+
+    Raises:
+      ConfigError: it is of another kind.
+    """
+    if not isinstance(space, kind):
+        raise ConfigError(
+            f"a {kind.__name__} space is needed here, not {space!r}; use another environment or a wrapper"
+        )
+    return space
 
 
 def zeros(space: Space) -> Any:

@@ -399,6 +399,11 @@ class TransitionBatch(struct.PyTreeNode):
     extras: dict[str, PyTree] = struct.field(default_factory=dict)  # at the transition's first row
     sample_info: SampleInfo | None = None
 
+    @property
+    def importance(self) -> jax.Array:
+        """Weights [batch] for having been drawn with unequal chances; 1 where nothing was told of the draws."""
+        return jnp.ones(self.weight.shape) if self.sample_info is None else self.sample_info.importance
+
 
 class SequenceBatch(struct.PyTreeNode):
     """What a `Replay` source with a `sequence` delivers: stretches of rows, leaves `[length, batch, ...]`.

@@ -34,6 +34,11 @@ class QuantileReturns(struct.PyTreeNode):
 class QHead(Protocol):
     """What a Q-network ends in; frozen and hashable."""
 
+    @property
+    def noisy(self) -> bool:
+        """Whether its layers draw noise from keys."""
+        ...
+
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
         """A module of (features `[T, B, inputs]`, mask `[T, B, actions]` or None, keys `[B]` or None) -> the output."""
         ...

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import Box, Dict, Discrete, MultiDiscrete
 
 SPACES = [
@@ -74,3 +75,10 @@ def test_spaces_are_static_arguments():
     double = jax.jit(lambda x, space: x * space.shape[0], static_argnums=1)
     assert double(jnp.float32(2), Box(0.0, 1.0, (3,))) == double(jnp.float32(2), Box(0.0, 1.0, (3,)))
     assert double._cache_size() == 1
+
+
+def test_one_kind_of_space_is_expected():
+    box = Box(-1.0, 1.0, (2,))
+    assert spaces.expect(box, Box) is box
+    with pytest.raises(ConfigError, match=r"a Box space is needed here, not Discrete\(n=4"):
+        spaces.expect(Discrete(4), Box)
