@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import on_policy, train_state
+from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
@@ -46,11 +46,9 @@ class A2C(OnPolicyActorCritic):
             return total, ({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}, model_state)
 
         gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.network.params)
-        network, norm = train_state.apply_gradients(
-            state.network, gradients, on_policy.transformation(self), replicas, model_state
-        )
-        metrics = replicas.mean(metrics) | {
-            "gradient_norm": norm,
+        network, sizes = on_policy.apply_gradients(self, state.network, gradients, replicas, model_state)
+        metrics = replicas.mean(metrics) | sizes
+        metrics |= {
             "learning_rate": jnp.asarray(self.learning_rate),
             "explained_variance": on_policy.explained_variance(targets, rollout.rows.extras["value"], weight, replicas),
         }

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import on_policy, returns, train_state
+from jaxrl.algos import on_policy, returns
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyCarry, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
@@ -24,7 +24,7 @@ class IMPALA(OnPolicyActorCritic):
     clip_rho: Scalar = number(1.0, above=0, help="V-trace rho-bar: largest importance weight of a TD error")
     clip_c: Scalar = number(1.0, above=0, help="V-trace c-bar: largest trace coefficient")
     clip_pg_rho: Scalar = number(1.0, above=0, help="largest importance weight in the policy gradient")
-    max_grad_norm: Scalar | None = number(40.0, above=0, help="clip gradients to this global norm; None: no clipping")
+    max_grad_norm: Scalar | None = number(40.0, above=0, help="clip gradients to this norm; None: no clipping")
     rollout_length: int = static(20, low=1, help="steps per environment and batch; whole_episodes: longest episode")
     reduction: str = static("sum", choices=("sum", "mean"), help="sum or mean of the loss over the batch")
     reward_clipping: str = static(
@@ -53,10 +53,8 @@ class IMPALA(OnPolicyActorCritic):
         gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
             state.network.params, state.network.model_state, rollout, spec, replicas
         )
-        network, norm = train_state.apply_gradients(
-            state.network, gradients, on_policy.transformation(self), replicas, model_state
-        )
-        metrics = replicas.mean(metrics) | {"gradient_norm": norm, "learning_rate": jnp.asarray(self.learning_rate)}
+        network, sizes = on_policy.apply_gradients(self, state.network, gradients, replicas, model_state)
+        metrics = replicas.mean(metrics) | sizes | {"learning_rate": jnp.asarray(self.learning_rate)}
         new = state.replace(
             network=network,
             statistics=on_policy.update_statistics(self, state.statistics, rollout, replicas),

@@ -22,9 +22,11 @@ from jaxrl.core.types import (
     Carry,
     EnvSpec,
     Episodes,
+    Metrics,
     ModelState,
     Network,
     NetworkInputs,
+    Params,
     PyTree,
     Replicas,
     Rollout,
@@ -71,7 +73,7 @@ class OnPolicyActorCritic:
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
     entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
-    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this global norm; None: no clipping")
+    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
     observation_clip: Scalar = number(
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
     )
@@ -80,6 +82,9 @@ class OnPolicyActorCritic:
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     normalize_reward: bool = static(False, help="divide by the running standard deviation of the discounted return")
     whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
+    joint_grad_norm: bool = static(
+        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
+    )
     bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
     optimizer: Optimizer = number(Adam(eps=1e-5))
     network: ValueNetwork = static(ActorCritic())
@@ -256,15 +261,56 @@ def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Arr
 
 
 def transformation(algo: OnPolicyActorCritic) -> optax.GradientTransformation:
-    """The optimizer, clipped, at the learning rate; at the value's own for the parameters "value", if it has one."""
+    """The optimizer, clipped, at the learning rate; at the value's own for the parameters "value", if it has one.
+
+    Separate networks are clipped each by its own norm: the gradient of a value far from its targets is hundreds of
+    times the policy's, which one norm of both would scale down to nothing.
+    """
     steps = algo.optimizer(algo.learning_rate)
     if algo.value_learning_rate is not None:
-        by_part: dict[Hashable, optax.GradientTransformation] = {
-            "policy": steps,
-            "value": algo.optimizer(algo.value_learning_rate),
-        }
-        steps = optax.partition(by_part, lambda params: {x: "value" if x == "value" else "policy" for x in params})
-    return clipped(steps, algo.max_grad_norm)
+        steps = _partition(steps, algo.optimizer(algo.value_learning_rate), _value_and_rest)
+    if algo.max_grad_norm is None or algo.joint_grad_norm:
+        return clipped(steps, algo.max_grad_norm)
+    clip = optax.clip_by_global_norm(algo.max_grad_norm)
+    return optax.chain(_partition(clip, clip, _separate_networks), steps)
+
+
+def _partition(policy, value, label) -> optax.GradientTransformation:
+    """`value` for the entries of the parameters that `label` calls "value", `policy` for the others."""
+    parts: dict[Hashable, optax.GradientTransformation] = {"policy": policy, "value": value}
+    return optax.partition(parts, label)
+
+
+def _value_and_rest(params: Params) -> dict[str, str]:
+    return {name: "value" if name == "value" else "policy" for name in params}
+
+
+def _separate_networks(params: Params) -> dict[str, str]:
+    """All is one part, "policy", where policy and value share parameters."""
+    return _value_and_rest(params) if set(params) == {"policy", "value"} else dict.fromkeys(params, "policy")
+
+
+def apply_gradients(
+    algo: OnPolicyActorCritic, network: TrainState, gradients: Params, replicas: Replicas, model_state: ModelState
+) -> tuple[TrainState, Metrics]:
+    """`train_state.apply_gradients` with `transformation`, and how large the gradients were.
+
+    Returns:
+      The state after the step; the gradient's global norm, of separate networks also the norm of each; and the factor
+      that clipping scaled each norm by, 1 where it did nothing.
+    """
+    gradients = replicas.mean(gradients)
+    metrics = {"gradient_norm": optax.tree.norm(gradients)}
+    labels = _separate_networks(gradients)
+    if "value" in labels.values():
+        metrics |= {f"{name}_gradient_norm": optax.tree.norm(gradients[name]) for name in labels}
+    if algo.max_grad_norm is not None:
+        clipped_alone = [] if algo.joint_grad_norm else [name for name in metrics if name != "gradient_norm"]
+        for name in clipped_alone or ["gradient_norm"]:
+            factor = jnp.minimum(1.0, algo.max_grad_norm / jnp.maximum(metrics[name], 1e-30))
+            metrics[name.replace("gradient_norm", "clip_factor")] = factor
+    network = train_state.apply_averaged(network, gradients, transformation(algo), replicas, model_state)
+    return network, metrics
 
 
 def source(algo: OnPolicyActorCritic) -> Rollouts | Episodes:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl.algos import on_policy, train_state
+from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.minibatches import minibatch_problems
 from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyState
@@ -72,10 +72,8 @@ class PPO(OnPolicyActorCritic):
             gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
                 network.params, network.model_state, minibatch, carry, state.penalty, spec, replicas
             )
-            network, norm = train_state.apply_gradients(
-                network, gradients, on_policy.transformation(self), replicas, model_state
-            )
-            return network, metrics | {"gradient_norm": norm}
+            network, sizes = on_policy.apply_gradients(self, network, gradients, replicas, model_state)
+            return network, metrics | sizes
 
         network, metrics = jax.lax.scan(step, state.network, divided.indices)
         metrics = replicas.mean(jax.tree.map(jnp.mean, metrics))

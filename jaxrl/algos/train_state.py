@@ -74,14 +74,25 @@ def apply_gradients(
     Returns:
       The state after the step, and the global norm of the averaged gradient before clipping.
     """
-    with jax.numpy_dtype_promotion("standard"):
-        gradients = replicas.mean(gradients)
+    gradients = replicas.mean(gradients)
+    return apply_averaged(state, gradients, transformation, replicas, model_state), optax.tree.norm(gradients)
+
+
+def apply_averaged(
+    state: TrainState,
+    gradients: Params,
+    transformation: optax.GradientTransformation,
+    replicas: Replicas,
+    model_state: ModelState | None = None,
+) -> TrainState:
+    """`apply_gradients` of gradients that were averaged over replicas already."""
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes weak and strong types
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, state.params)
         params = optax.apply_updates(state.params, updates)
         state = state.replace(params=params, optimizer_state=optimizer_state)
         if model_state is not None:
             state = state.replace(model_state=jax.tree.map(lambda x: _mean_of_floats(x, replicas), model_state))
-        return state, optax.tree.norm(gradients)
+        return state
 
 
 def polyak_update(state: TrainState, tau: float | jax.Array) -> TrainState:

@@ -97,6 +97,7 @@ _PLAIN_PPO: dict[str, Any] = {
     "normalize_observation": False,
     "normalize_reward": False,
     "whole_episodes": False,
+    "joint_grad_norm": True,
     "bootstrap_truncated": True,
     "value_learning_rate": None,
 }

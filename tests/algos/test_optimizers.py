@@ -74,11 +74,13 @@ def test_muon_orthogonalizes_kernels_alone():
         assert np.sum(step["kernel"][member] * (u @ v)) > 0.9 * 8 * singular[member].mean() / 1.1
 
 
-def test_clipping_is_by_the_global_norm_and_the_value_has_its_own_rate():
+def test_joint_clipping_is_by_the_global_norm_and_the_value_has_its_own_rate():
     params = {"policy": {"w": jnp.zeros(2)}, "value": {"w": jnp.zeros(2)}}
     gradients = {"policy": {"w": jnp.asarray([3.0, 0.0])}, "value": {"w": jnp.asarray([0.0, 4.0])}}
     rule = RMSProp(decay=0.0, eps=1.0)  # g / sqrt(g^2 + 1)
-    algo = jaxrl.PPO(optimizer=rule, learning_rate=0.1, value_learning_rate=1.0, max_grad_norm=1.0)
+    algo = jaxrl.PPO(
+        optimizer=rule, learning_rate=0.1, value_learning_rate=1.0, max_grad_norm=1.0, joint_grad_norm=True
+    )
     state = train_state.create(params, (), on_policy.transformation(algo))
     state, norm = train_state.apply_gradients(state, gradients, on_policy.transformation(algo), ONE)
     assert norm == pytest.approx(5.0)

@@ -1,0 +1,65 @@
+"""Rollouts of made-up time steps, with endings of each kind, as on-policy algorithms would collect them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec, Rollout, TimeStep
+from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.parallel.rollout import first_timestep, with_previous_action
+
+T, B, ACTIONS = 9, 8, 3
+SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(ACTIONS))
+
+
+def learner(algo, seed=0, spec=SPEC):
+    return resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(seed), spec)
+
+
+def moments(seed=0, shape=(T + 1, B)):
+    """Random moments that keep the row convention, with both endings, time-major; rewards of up to 3 or so."""
+    rng = np.random.default_rng(seed)
+    terminated, truncated = rng.random(shape) < 0.15, rng.random(shape) < 0.15
+    truncated &= ~terminated
+    first = np.zeros(shape, bool)
+    first[1:] = (terminated | truncated)[:-1]
+    terminated, truncated = terminated & ~first, truncated & ~first
+    first[1:] = (terminated | truncated)[:-1]
+    return TimeStep(
+        observation=jnp.asarray(rng.uniform(-1, 1, (*shape, 3)), jnp.float32),
+        reward=jnp.asarray(np.where(first, 0.0, rng.normal(size=shape) * 1.5), jnp.float32),
+        terminated=jnp.asarray(terminated),
+        truncated=jnp.asarray(truncated),
+        first=jnp.asarray(first),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def collect(algo, actor, timesteps, key, spec=SPEC):
+    """What a topology would collect, acting with `actor`, in environments that show `timesteps` whatever is done."""
+    algo = resolve_schedules(algo, jnp.float32(0))
+    time, envs = timesteps.reward.shape
+    start = jax.vmap(lambda index: algo.initial_carry(spec, index, envs))(jnp.arange(envs))
+    first = first_timestep(jax.tree.map(lambda x: x[0], timesteps), spec)
+
+    def step(moment, inputs):
+        (timestep, carry), (following, keys) = moment, inputs
+        output = algo.act(actor, timestep, carry, keys, spec=spec, explore=True)
+        return (with_previous_action(following, output.action), output.carry), (timestep, output.action, output.extras)
+
+    inputs = jax.tree.map(lambda x: x[1:], timesteps), jax.random.split(key, (time - 1, envs))
+    (final, final_carry), (seen, actions, extras) = jax.lax.scan(step, (first, start), inputs)
+    seen = jax.tree.map(lambda x, last: jnp.concatenate([x, last[None]]), seen, final)
+    return Rollout(seen, actions, extras, carry=start, final_carry=final_carry, statistics=actor.statistics)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def updated(algo, state, rollout, spec=SPEC):
+    """One update; compiled once for all numbers of an algorithm."""
+    algo = resolve_schedules(algo, jnp.float32(0))
+    batch = {"rollout": rollout}
+    return algo.update(state, batch, spec=spec, key=jax.random.key(0), replicas=SingleReplica())
