@@ -6,19 +6,21 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from gymnax.environments import spaces as gymnax_spaces
 
 from jaxrl.core import registry, spaces
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
+from jaxrl.envs.gymnax_import import import_gymnax
 from jaxrl.envs.suite import Key
 from jaxrl.envs.timestep import restart, transition
+
+gymnax: Any = import_gymnax()
+gymnax_spaces: Any = gymnax.environments.spaces
 
 NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
 

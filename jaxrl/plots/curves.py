@@ -1,32 +1,21 @@
 """Learning curves: interquartile means over runs, with bootstrap intervals (Agarwal et al., 2021, arXiv:2108.13264)."""
 
 import dataclasses
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from jaxrl.core.config import flatten
 from jaxrl.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Axes, Chart
+
 EVALUATION, TRAINING = "evaluation/return_mean", "train/return_mean"
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-
-
-class Chart(Figure):
-    """A matplotlib figure that notebooks show without pyplot."""
-
-    def _repr_png_(self) -> bytes:
-        picture = io.BytesIO()
-        self.savefig(picture, format="png")
-        return picture.getvalue()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +40,7 @@ class Run:
 Plottable = Run | Sequence[Mapping[str, Any]]
 
 
-def plot_run(run: Plottable, out: str | os.PathLike | None = None) -> Chart:
+def plot_run(run: Plottable, out: str | os.PathLike | None = None) -> "Chart":
     """Draws one run's learning curve: returns while training, and of the evaluations.
 
     Args:
@@ -87,7 +76,7 @@ def plot_runs(
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-) -> Chart:
+) -> "Chart":
     """Draws the interquartile mean over runs of each configuration, with its bootstrap interval.
 
     Runs that differ in their seed alone make one curve, over the steps that all of them have reached. A curve of one
@@ -223,20 +212,13 @@ def _title(config: Mapping[str, Any]) -> str:
     return " on ".join(part for part in (algorithm, place) if part)
 
 
-def _figure(title: str, metric: str = TRAINING) -> tuple[Chart, Axes]:
-    figure = Chart(figsize=(7, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title)
-    axes.set_xlabel("steps")
-    axes.set_ylabel("return" if metric in (EVALUATION, TRAINING) else metric)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+def _figure(title: str, metric: str = TRAINING) -> "tuple[Chart, Axes]":
+    from jaxrl.plots import chart  # matplotlib takes seconds to import, and not every run is drawn
+
+    return chart.empty(title, "return" if metric in (EVALUATION, TRAINING) else metric)
 
 
-def _saved(figure: Chart, out: str | os.PathLike | None) -> Chart:
+def _saved(figure: "Chart", out: str | os.PathLike | None) -> "Chart":
     if out is not None:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out)

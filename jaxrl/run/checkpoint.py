@@ -30,7 +30,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from jaxrl.core.errors import CheckpointError, ConfigError
@@ -215,6 +214,8 @@ class Checkpointer:
                 entry.crc32 = manifests.checksum(arrays[entry.name])
             stored = {name: x for name, x in arrays.items() if math.prod(x.shape)}  # Orbax refuses empty arrays
             if stored:
+                import orbax.checkpoint as ocp  # here, so that runs without a directory do not wait for its import
+
                 with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
                     orbax.save(building / "state", args=ocp.args.PyTreeSave(stored))
             if leader:
@@ -332,9 +333,12 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
     if problems:
         raise CheckpointError(f"checkpoint {path} does not fit this configuration:\n  " + "\n  ".join(problems))
     entries = [entry for entry in record.leaves if entry.name in wanted]
-    stored = {entry.name: ocp.RestoreArgs(restore_type=np.ndarray) for entry in entries if math.prod(entry.data_shape)}
+    names = [entry.name for entry in entries if math.prod(entry.data_shape)]
     arrays: dict[str, np.ndarray] = {}
-    if stored:
+    if names:
+        import orbax.checkpoint as ocp
+
+        stored = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
                 request = ocp.args.PyTreeRestore(
@@ -347,7 +351,7 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
             raise Damaged(f"the arrays cannot be read: {_one_line(error)}") from error
     leaves = {}
     for entry in entries:
-        empty = entry.name not in stored
+        empty = entry.name not in names
         value = np.zeros(entry.data_shape, jax.numpy.dtype(entry.data_dtype)) if empty else arrays.get(entry.name)
         if not isinstance(value, np.ndarray):
             raise Damaged(f"leaf {entry.name} is missing from the arrays")

@@ -3,12 +3,15 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxrl.plots import curves
-from jaxrl.plots.curves import Chart, Run
+from jaxrl.plots.curves import Run
 from jaxrl.run.directory import MAY_CHANGE, read_config
 from jaxrl.run.loggers import read_metrics
+
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Chart
 
 
 def read_run(path: str | os.PathLike) -> Run:
@@ -26,7 +29,7 @@ def as_run(name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any
     return Run(name, {key: value for key, value in config.items() if key not in (*MAY_CHANGE, "seed")}, rows)
 
 
-def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, metric: str | None = None) -> Chart:
+def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, metric: str | None = None) -> "Chart":
     """Draws run directories: one by itself, or the runs of each configuration together.
 
     Args:

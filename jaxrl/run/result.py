@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -20,12 +20,15 @@ from jaxrl.envs.configs import to_config
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
-from jaxrl.plots.curves import Chart, plot_run
+from jaxrl.plots.curves import plot_run
 from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.directory import MAY_CHANGE, RunDirectory, read_config, write_json
 from jaxrl.run.evaluation import Evaluation, evaluate
 from jaxrl.run.plotting import as_run, plot_runs
 from jaxrl.run.policy import Policy
+
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Chart
 
 # With the same shards, a run on another number of devices is the same up to rounding.
 _MAY_CHANGE = (*MAY_CHANGE, "topology.devices")
@@ -87,7 +90,7 @@ class Result:
             step_timeout=step_timeout,
         )
 
-    def plot(self, path: str | Path | None = None) -> Chart:
+    def plot(self, path: str | Path | None = None) -> "Chart":
         """Draws the learning curve, which notebooks show, and writes it to `path` if given."""
         config = {"algorithm": encode(self.algo), "environment": to_config(self.env)}
         return plot_run(as_run("run", config, self.metrics), path)

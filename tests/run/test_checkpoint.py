@@ -8,6 +8,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from flax import struct
 from jax.sharding import AxisType, NamedSharding
@@ -306,7 +307,7 @@ def test_failed_saves_warn_then_raise_and_leave_nothing(tmp_path, monkeypatch):
     checkpointer.save(1, {"x": jnp.ones(3)})
     assert checkpointer.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.ocp.Checkpointer, "save", full)
+        patch.setattr(ocp.Checkpointer, "save", full)
         for step in (2, 3):
             checkpointer.save(step, {"x": jnp.ones(3)})
             with pytest.warns(RuntimeWarning, match=rf"checkpoint {step} could not be saved.*No space left"):
