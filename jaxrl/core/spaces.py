@@ -179,6 +179,16 @@ def zeros(space: Space) -> Any:
     return jnp.zeros(space.shape, space.dtype)
 
 
+def clip(x: Any, space: Space) -> Any:
+    """Elements `[..., *shape]` within the bounds of floating-point boxes; other spaces have nothing to clip."""
+    if isinstance(space, Dict):
+        return {name: clip(x[name], child) for name, child in space.items}
+    if not isinstance(space, Box) or space.dtype.kind != "f":
+        return x
+    bounds = (np.expand_dims(bound, tuple(range(jnp.ndim(x) - bound.ndim))) for bound in (space.low, space.high))
+    return jnp.clip(x, *bounds)
+
+
 def size(space: Space) -> int:
     """How many numbers one element holds."""
     if isinstance(space, Dict):

@@ -89,7 +89,7 @@ class Rollout(struct.PyTreeNode):
     """
 
     timesteps: TimeStep  # [T + 1, B, ...]
-    action: PyTree  # [T, B, ...]
+    action: PyTree  # [T, B, ...] the algorithm's; environments were given it within the bounds of their boxes
     extras: dict[str, PyTree]  # [T, B, ...] what the algorithm kept: log_prob, value, ...
     carry: Carry  # [B, ...] at the first time step
     final_carry: Carry  # [B, ...] at the last one

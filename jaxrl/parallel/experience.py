@@ -21,7 +21,7 @@ from jaxrl.core.sources import Dataset, Replay
 from jaxrl.core.types import Algorithm, Counter, EnvSpec, Metrics, PyTree, Replicas, Trajectory
 from jaxrl.parallel import replay_ratio
 from jaxrl.parallel.replicas import SingleReplica
-from jaxrl.parallel.rollout import rollout_length
+from jaxrl.parallel.rollout import executed, rollout_length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +168,7 @@ class Experience:
 
     def store(self, states: Mapping[str, ReplayState], rows: Trajectory, carry: PyTree) -> dict[str, ReplayState]:
         """Stores a rollout: rows `[T, B, ...]` with their extras, and the carry `[B, ...]` at the first."""
+        rows = executed(rows, self.spec)
         rings = {name: buffer for name, buffer in self.online.items() if isinstance(buffer, ReplayBuffer)}
         stored = replay.add(rings, {name: states[name] for name in rings}, rows, carry) if rings else {}
         others = {name: buffer for name, buffer in self.online.items() if name not in rings}

@@ -92,14 +92,15 @@ class HostSteps:
         return room(timestep, self.length + 1), room(action, self.length), room(extras, self.length)
 
     def _step(self, algo, actor, shown, carry, action, act_keys):
-        timestep, output = ro.act(algo, actor, shown, action, carry, act_keys, spec=self.spec, explore=self.explore)
-        return (timestep, output.action, output.extras), output.carry
+        options = {"spec": self.spec, "explore": self.explore}
+        timestep, output, executed = ro.act(algo, actor, shown, action, carry, act_keys, **options)
+        return (timestep, output.action, output.extras), executed, output.carry
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def act(self, algo, actor, storage, shown, carry, action, roots, tick, number):
         """Acts at the time step `shown`, which came of `action`; writes it down as that of step `number`."""
-        step, carry = self._step(algo, actor, shown, carry, action, keys.tick_keys(roots, tick, 1)[0])
-        return ro.write(storage, step, number), step[1], carry
+        step, executed, carry = self._step(algo, actor, shown, carry, action, keys.tick_keys(roots, tick, 1)[0])
+        return ro.write(storage, step, number), executed, carry
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def act_some(self, algo, actor, storage, shown, carry, action, roots, ticks, numbers, env_ids):
@@ -113,12 +114,12 @@ class HostSteps:
             return keys.tick_keys(root[None], tick, 1)[0, 0]
 
         mine = jax.tree.map(lambda x: x.at[env_ids].get(**_DISTINCT), (carry, action, roots))
-        step, after = self._step(algo, actor, shown, mine[0], mine[1], jax.vmap(one_key)(mine[2], ticks))
+        step, executed, after = self._step(algo, actor, shown, mine[0], mine[1], jax.vmap(one_key)(mine[2], ticks))
         storage = jax.tree.map(lambda all, x: all.at[numbers, env_ids].set(x, **_DISTINCT), storage, step)
         carry, action = jax.tree.map(
-            lambda all, x: all.at[env_ids].set(x, **_DISTINCT), (carry, action), (after, step[1])
+            lambda all, x: all.at[env_ids].set(x, **_DISTINCT), (carry, action), (after, executed)
         )
-        return storage, action, carry, step[1]
+        return storage, action, carry, executed
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
     def finish(self, storage, shown, action, initial, carry, statistics, version) -> Rollout:

@@ -49,9 +49,14 @@ def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
     return timestep.replace(previous_action=jax.tree.map(zero_where_first, action))
 
 
-def bare(rows: Trajectory) -> Trajectory:
-    """Rows without what only the algorithm that acted has use for."""
-    return rows.replace(action_mask=None, extras={})
+def executed(rows: Trajectory, spec: EnvSpec) -> Trajectory:
+    """Rows with the actions that the environments took, which are the algorithm's within the bounds of a box."""
+    return rows.replace(action=spaces.clip(rows.action, spec.action_space))
+
+
+def bare(rows: Trajectory, spec: EnvSpec) -> Trajectory:
+    """Rows as they happened, without what only the algorithm that acted has use for."""
+    return executed(rows, spec).replace(action_mask=None, extras={})
 
 
 def row_bytes(spec: EnvSpec) -> int:
@@ -109,10 +114,17 @@ def act(
     *,
     spec: EnvSpec,
     explore: bool,
-) -> tuple[TimeStep, ActorOutput]:
-    """One step of acting: what the environments show `[B, ...]`, with the action that came before, and what is done."""
+) -> tuple[TimeStep, ActorOutput, PyTree]:
+    """One step of acting.
+
+    Returns:
+      What the environments show `[B, ...]`, with the action that came before; what the algorithm does; and its action
+      within the bounds of a box, which is the one to hand to the environments. An unbounded policy may sample others:
+      the algorithm learns from its sample, whose log-probability it knows.
+    """
     timestep = with_previous_action(shown, previous_action)
-    return timestep, algo.act(actor, timestep, carry, keys, spec=spec, explore=explore)
+    output = algo.act(actor, timestep, carry, keys, spec=spec, explore=explore)
+    return timestep, output, spaces.clip(output.action, spec.action_space)
 
 
 def write(storage: PyTree, step: PyTree, number: jax.Array | int) -> PyTree:
@@ -153,10 +165,10 @@ def unroll(
     def step(carried, inputs):
         env_state, shown, previous_action, carry, timesteps = carried
         number, env_keys, act_keys = inputs
-        timestep, output = act(algo, actor, shown, previous_action, carry, act_keys, spec=spec, explore=explore)
-        env_state, shown = jax.vmap(env.step)(env_state, output.action, env_keys)
+        timestep, output, action = act(algo, actor, shown, previous_action, carry, act_keys, spec=spec, explore=explore)
+        env_state, shown = jax.vmap(env.step)(env_state, action, env_keys)
         timesteps = write(timesteps, timestep, number)
-        return (env_state, shown, output.action, output.carry, timesteps), (output.action, output.extras)
+        return (env_state, shown, action, output.carry, timesteps), (output.action, output.extras)
 
     shown = acting.timestep.replace(previous_action=None)
     carried = acting.env_state, shown, acting.timestep.previous_action, acting.carry, room

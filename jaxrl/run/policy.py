@@ -97,8 +97,9 @@ class Policy:
 
 @partial(jax.jit, static_argnames=("spec", "explore"))
 def _act(algo, actor, timestep, memory, keys, *, spec, explore):
-    _, output = act(algo, actor, timestep, memory.previous_action, memory.carry, keys, spec=spec, explore=explore)
-    return output.action, Memory(output.carry, output.action)
+    options = {"spec": spec, "explore": explore}
+    _, output, action = act(algo, actor, timestep, memory.previous_action, memory.carry, keys, **options)
+    return action, Memory(output.carry, action)
 
 
 def check_spaces(spec: EnvSpec, env: Environment | HostRecipe) -> None:

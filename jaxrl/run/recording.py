@@ -68,7 +68,7 @@ def _stretch(algo, actor, env, roots, position, *, spec, length, explore):
     tick, acting = position
     step_keys = keys.tick_keys(roots[0], tick, length), keys.tick_keys(roots[1], tick, length)
     acting, rollout = ro.unroll(algo, actor, env, acting, step_keys, spec=spec, explore=explore)
-    return ro.bare(rollout.rows), (tick + jnp.uint32(length), acting)
+    return ro.bare(rollout.rows, spec), (tick + jnp.uint32(length), acting)
 
 
 # --- on the host -----------------------------------------------------------------------------------------------------
@@ -79,9 +79,9 @@ def _play_on_host(policy, host, steps, key, env_index):
         acting = steps.begin(policy.algo, host.reset(), key, env_index)
         while True:
             rollout = complete(unroll(steps, policy.algo, policy.actor, acting, in_this_thread(host.step)))
-            yield jax.device_get(_bare_rows(rollout))
+            yield jax.device_get(_bare_rows(rollout, policy.spec))
     finally:
         host.close()
 
 
-_bare_rows = jax.jit(lambda rollout: ro.bare(rollout.rows))
+_bare_rows = jax.jit(lambda rollout, spec: ro.bare(rollout.rows, spec), static_argnums=1)

@@ -82,3 +82,12 @@ def test_one_kind_of_space_is_expected():
     assert spaces.expect(box, Box) is box
     with pytest.raises(ConfigError, match=r"a Box space is needed here, not Discrete\(n=4"):
         spaces.expect(Discrete(4), Box)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_clip_puts_elements_within_and_leaves_those_that_are(space):
+    samples = jax.vmap(space.sample)(jax.random.split(jax.random.key(0), 50))
+    jax.tree.map(np.testing.assert_array_equal, spaces.clip(samples, space), samples)
+    if isinstance(space, Box) and space.dtype.kind == "f":
+        clipped = spaces.clip(samples * 100.0 - 20.0, space)
+        assert clipped.dtype == samples.dtype and bool(jax.vmap(space.contains)(clipped).all())

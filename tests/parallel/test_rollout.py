@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, assert_equal, plain
 
+import jaxrl
 from jaxrl.core import keys
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.networks import MLP, ActorCritic
 from jaxrl.parallel import host_rollout
 from jaxrl.parallel import rollout as ro
+from jaxrl.run.policy import Policy
 
 T, B, TOTAL = 20, 4, 6  # the environments here are the last of a run's
 SPEC, INDEX, KEY = env_spec(ENV), np.arange(2, 6, dtype=np.int32), jax.random.key(3)
@@ -86,3 +89,65 @@ def test_the_twin_on_the_host_gives_the_same_rollout_in_stretches(name, explore)
         assert_equal(rollout.action, whole.action[start : start + T // 2])
     assert_equal(rollout.final_carry, whole.final_carry, 1e-5)
     assert acting.tick(2**32 - T + 1) == 1, "the number of a step wraps as keys are folded with it"
+
+
+# --- actions beyond a box ------------------------------------------------------------------------------------------
+
+BOXED = jaxrl.make("probe:ActionReward", continuous=True)  # actions within [-2, 2]; episodes of one step
+BOXED_SPEC = env_spec(BOXED)
+WIDE = resolve_schedules(
+    jaxrl.PPO(network=ActorCritic(MLP((4,)), initial_log_std=1.5, previous_action=True)), jnp.float32(0.0)
+)
+
+
+@functools.cache
+def wide_rollout():
+    @jax.jit
+    def run():
+        actor = WIDE.actor(WIDE.init(jax.random.key(1), BOXED_SPEC))
+        acting = ro.begin(WIDE, BOXED, keys.environment_keys(KEY, INDEX), INDEX, spec=BOXED_SPEC, num_envs=TOTAL)
+        return actor, ro.unroll(WIDE, actor, BOXED, acting, step_keys(), spec=BOXED_SPEC, explore=True)[1]
+
+    actor, rollout = run()
+    return actor, plain(rollout)
+
+
+def test_environments_get_actions_within_their_box_and_the_algorithm_keeps_its_sample():
+    """Before, the probe charged the raw action: a reward of 1 - (a - 0.5)^2 for an a beyond 2."""
+    _, rollout = wide_rollout()
+    rows = rollout.rows
+    sampled, weight = rows.action[..., 0], rows.weight
+    assert (np.abs(sampled[weight]) > 2.0).mean() > 0.3, "a deviation of 4.5 leaves the box often"
+    taken = np.clip(sampled, -2.0, 2.0)
+    np.testing.assert_allclose(rows.reward[weight], 1.0 - np.square(taken - 0.5)[weight], rtol=1e-5)
+    following = rollout.timesteps.replace(observation=())[1:]
+    np.testing.assert_array_equal(following.previous_action[..., 0], np.where(following.first, 0.0, taken))
+    distribution = rows.extras["distribution"]
+    np.testing.assert_allclose(rows.extras["log_prob"], distribution.log_prob(rows.action), rtol=1e-5)
+    for kept in (ro.executed(rows, BOXED_SPEC), ro.bare(rows, BOXED_SPEC)):
+        np.testing.assert_array_equal(kept.action[..., 0], taken)
+
+
+def test_host_environments_get_the_same_actions():
+    actor, whole = wide_rollout()
+    host, given = ServedFromHost(BOXED).build(B, 3, 2), []
+    steps = host_rollout.HostSteps(BOXED_SPEC, TOTAL, B, T)
+    acting = steps.begin(WIDE, host.reset(), KEY, INDEX)
+
+    def step(action):
+        given.append(action)
+        return host.step(action)
+
+    rollout = plain(
+        host_rollout.complete(host_rollout.unroll(steps, WIDE, actor, acting, host_rollout.in_this_thread(step)))
+    )
+    assert_equal(rollout.timesteps, whole.timesteps, 1e-5)
+    assert_equal(rollout.action, whole.action, 1e-5)
+    np.testing.assert_allclose(np.stack(given), np.clip(whole.action, -2.0, 2.0), rtol=1e-5)
+
+
+def test_a_policy_gives_actions_within_the_box():
+    actor, _ = wide_rollout()
+    action, memory = Policy(WIDE, actor, BOXED_SPEC)(np.zeros((64, 1), np.float32), key=jax.random.key(0))
+    assert np.abs(action).max() == 2.0
+    np.testing.assert_array_equal(memory.previous_action, action)

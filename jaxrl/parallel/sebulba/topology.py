@@ -9,6 +9,7 @@ process; what was collected becomes one batch, of which each process holds its o
 
 import dataclasses
 import time
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -311,7 +312,7 @@ class SebulbaProgram:
 
         def keep(rollouts, version):
             groups = zip(rollouts, columns, strict=True)
-            kept.append([_recorded_rows(collected.rollout, mine) for collected, mine in groups if mine.size])
+            kept.append([_recorded_rows(collected.rollout, mine, self.spec) for collected, mine in groups if mine.size])
             versions.append(version)
 
         state, report = self._chunk(algo, state, length, total_steps_per_env, dataset, keep)
@@ -375,10 +376,10 @@ class SebulbaProgram:
                 collector.host.close()
 
 
-@jax.jit
-def _recorded_rows(rollout, columns):
+@partial(jax.jit, static_argnums=2)
+def _recorded_rows(rollout, columns, spec):
     """The bare rows of some of a group's environments."""
-    return jax.tree.map(lambda x: x[:, columns], ro.bare(rollout.rows))
+    return jax.tree.map(lambda x: x[:, columns], ro.bare(rollout.rows, spec))
 
 
 def _under_way(state):
