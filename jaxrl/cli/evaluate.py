@@ -18,7 +18,12 @@ def evaluate(argv: Sequence[str]) -> int:
     flags = [
         Flag("run", Path, None, "the run directory", shown="required", positional=True),
         Flag("episodes", int, 128, "complete episodes"),
-        Flag("seed", int, 0, "of the episodes"),
+        Flag(
+            "seed",
+            int | None,
+            None,
+            "of the episodes; None: other ones than those of the run's own evaluations, which play by the run's seed",
+        ),
         Flag("explore", bool, False, "sample actions as in training, rather than take the best"),
         Flag("step_timeout", float, STEP_TIMEOUT, "seconds that host environments have for one step or reset"),
         Flag("env", str, None, "environment to evaluate in; None: the training environment"),
@@ -54,6 +59,7 @@ def evaluate(argv: Sequence[str]) -> int:
         return _follow(asked["run"], asked["out"] or asked["run"] / "evaluations.jsonl", other, settings)
     run = load_run(asked["run"], step=asked["step"], best=asked["best"], env=other)
     policy = run.policy
+    settings["seed"] = run.held_out_seed if asked["seed"] is None else asked["seed"]
     found = evaluation.evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
     print(f"{type(run.algo).__name__} on {run.env.name}, checkpoint at step {run.step:,}")
     print(score(found))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE = range(6)
+_INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT = range(7)
 
 
 def initial_key(key: jax.Array) -> jax.Array:
@@ -58,5 +58,14 @@ def evaluation_key(key: jax.Array) -> jax.Array:
 
 def evaluation_seed(seed: int) -> int:
     """In [0, 2^31), for the host environments of evaluations: else they would begin with the episodes of training."""
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_EVALUATE,))
+    return _derived_seed(seed, _EVALUATE)
+
+
+def held_out_seed(seed: int) -> int:
+    """In [0, 2^31), for judging what a run's evaluations chose, on episodes that they did not play."""
+    return _derived_seed(seed, _HELD_OUT)
+
+
+def _derived_seed(seed, stream):
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(stream,))
     return int(sequence.generate_state(1)[0] >> np.uint32(1))

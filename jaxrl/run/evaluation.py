@@ -13,6 +13,7 @@ from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
 
+MAX_STEPS = 27_000  # of an episode: Atari's half hour of 60 frames a second, every fourth of which is a step
 _HOST_STEPS = 8  # of host environments between two looks at whether their episodes have ended
 
 
@@ -71,7 +72,7 @@ def evaluate(
     seed: int = 0,
     episodes: int = 128,
     num_envs: int | None = None,
-    max_steps: int = 27_000,
+    max_steps: int = MAX_STEPS,
     explore: bool = False,
     step_timeout: float = STEP_TIMEOUT,
 ) -> Evaluation:
@@ -82,10 +83,13 @@ def evaluate(
       actor: what acting needs; its statistics stay frozen.
       env: where to play: a JAX environment with auto-reset, or a recipe of host environments.
       spec: of `env`.
-      seed: of episodes and of action sampling; training with the same seed meets other episodes.
+      seed: of episodes and of action sampling; training with the same seed meets other episodes. The evaluations of a
+        run with this seed play these very episodes: judge a policy that they chose by another
+        (`jaxrl.core.keys.held_out_seed`).
       episodes: number of episodes, rounded up to a multiple of the environments.
       num_envs: number of environments; None: as many as episodes, at most 128.
-      max_steps: step limit per episode; unfinished episodes are counted, not averaged in.
+      max_steps: every environment has as many steps as its episodes take if each is this long; unfinished episodes are
+        counted, not averaged in.
       explore: sample actions as in training, rather than take the best.
       step_timeout: seconds that host environments have for one step or reset.
 
@@ -94,14 +98,13 @@ def evaluate(
     """
     num_envs, quota = layout(episodes, num_envs)
     key = _root(seed)
-    limit = max_steps * quota
     if isinstance(env, Environment):
-        env, key, steps = _beside(actor, (env, key, np.int32(limit)))
-        scores = _play(algo, actor, env, key, steps, spec=spec, num_envs=num_envs, quota=quota, explore=explore)
+        env, key, most = _beside(actor, (env, key, np.int32(max_steps)))
+        scores = _play(algo, actor, env, key, most, spec=spec, num_envs=num_envs, quota=quota, explore=explore)
         returns, lengths, done = jax.device_get(scores)
     else:
         returns, lengths, done = _play_on_host(
-            algo, actor, env, key, limit, spec, num_envs, quota, explore, seed, step_timeout
+            algo, actor, env, key, max_steps, spec, num_envs, quota, explore, seed, step_timeout
         )
     counts = np.arange(quota)[:, None] < done[None]
     return Evaluation(returns[counts], lengths[counts], int(num_envs * quota - counts.sum()))
@@ -109,8 +112,13 @@ def evaluate(
 
 @functools.lru_cache(maxsize=8)
 def _root(seed):
-    """The root key of evaluations; kept, because making a key moves its seed to the device."""
-    return keys.evaluation_key(jax.random.key(seed))
+    """A run's root key; kept, because making a key moves its seed to the device."""
+    return jax.random.key(seed)
+
+
+def _steps_in_all(max_steps, quota):
+    """Of an environment: those of `quota` episodes, and the step between two of them that only resets."""
+    return quota * max_steps + (quota - 1) * jnp.minimum(max_steps, 1)
 
 
 def _beside(actor, tree):
@@ -145,19 +153,28 @@ def play(
     actor: ActorState,
     env: Environment,
     key: jax.Array,
-    limit: jax.Array,
+    max_steps: jax.Array,
     *,
     spec: EnvSpec,
     num_envs: int,
     quota: int,
     explore: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Plays `quota` episodes in each of `num_envs` environments, or `limit` rows of each; pure.
+    """Plays `quota` episodes in each of `num_envs` environments; pure.
+
+    Whatever evaluates a run's policy plays by this: the same seed then means the same episodes, and never those of
+    training.
+
+    Args:
+      algo, actor, env, spec, num_envs, quota, explore: as of `evaluate`.
+      key: the run's root key, of which the evaluations' is made here.
+      max_steps: as of `evaluate`, int32.
 
     Returns:
       Returns and lengths, each (quota, num_envs), and how many of them are filled, (num_envs,).
     """
     env_index = jnp.arange(num_envs, dtype=jnp.int32)
+    key, limit = keys.evaluation_key(key), _steps_in_all(max_steps, quota)
     env_roots, act_roots = keys.environment_keys(key, env_index), keys.policy_keys(key, env_index)
     acting = ro.begin(algo, env, env_roots, env_index, spec=spec, num_envs=num_envs)
 
@@ -184,7 +201,8 @@ def _record_rollout(scores, timesteps):
     return jax.lax.scan(lambda scores, timestep: (_record(scores, timestep), None), scores, timesteps[1:])[0]
 
 
-def _play_on_host(algo, actor, env, key, limit, spec, num_envs, quota, explore, seed, step_timeout):
+def _play_on_host(algo, actor, env, key, max_steps, spec, num_envs, quota, explore, seed, step_timeout):
+    key, limit = keys.evaluation_key(key), int(_steps_in_all(max_steps, quota))
     host = Supervised(env, num_envs, keys.evaluation_seed(seed), step_timeout=step_timeout)
     steps = HostSteps(spec, num_envs, num_envs, _HOST_STEPS, explore)
     try:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxrl.core.errors import CheckpointError, RunDirectoryError
 from jaxrl.core.types import Environment, HostRecipe
@@ -18,7 +19,7 @@ def follow(
     path: str | Path,
     *,
     episodes: int = 128,
-    seed: int = 0,
+    seed: int | None = None,
     explore: bool = False,
     step_timeout: float = STEP_TIMEOUT,
     env: Environment | HostRecipe | str | None = None,
@@ -32,7 +33,8 @@ def follow(
 
     Args:
       path: the run directory.
-      episodes, seed, explore, step_timeout: of every evaluation, as `jaxrl.evaluate` takes them.
+      episodes, seed, explore, step_timeout: of every evaluation, as `jaxrl.evaluate` takes them; without a seed they
+        play other episodes than the run's own evaluations.
       env: another environment to play in; None: the one that it is trained on.
       out: the file; None: `evaluations.jsonl` in the run directory.
       poll: seconds between two looks.
@@ -43,7 +45,7 @@ def follow(
     Raises:
       CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
     """
-    settings = {"seed": seed, "episodes": episodes, "explore": explore, "step_timeout": step_timeout}
+    settings: dict[str, Any] = {"episodes": episodes, "explore": explore, "step_timeout": step_timeout}
     path = Path(path)
     while not _begun(path):
         time.sleep(poll)
@@ -63,6 +65,7 @@ def follow(
                         raise
                     continue  # it was deleted meanwhile
                 policy = run.policy
+                settings["seed"] = run.held_out_seed if seed is None else seed
                 found = evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
                 log.write(step, {f"evaluation/{name}": value for name, value in found.metrics().items()})
                 known.add(step)

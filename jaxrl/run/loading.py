@@ -11,6 +11,7 @@ from jaxrl.algos.base import field_problems
 from jaxrl.core import registry, spaces
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.keys import held_out_seed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
@@ -39,6 +40,11 @@ class LoadedRun:
     env: Environment | HostRecipe
     config: dict[str, Any]
     step: int
+
+    @property
+    def held_out_seed(self) -> int:
+        """A seed whose episodes no evaluation of the run has played, to judge what those chose."""
+        return held_out_seed(self.config.get("seed") or 0)
 
     def __repr__(self) -> str:
         return f"LoadedRun({type(self.algo).__name__} on {self.env.name} at step {self.step:,})"

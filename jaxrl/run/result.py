@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl.core.config import encode
 from jaxrl.core.errors import RunDirectoryError
+from jaxrl.core.keys import held_out_seed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
@@ -75,10 +76,15 @@ class Result:
         return Policy(final, actor, self.spec)
 
     def evaluate(
-        self, episodes: int = 128, *, seed: int = 0, explore: bool = False, step_timeout: float = STEP_TIMEOUT
+        self, episodes: int = 128, *, seed: int | None = None, explore: bool = False, step_timeout: float = STEP_TIMEOUT
     ) -> Evaluation:
-        """Evaluates the trained policy on complete episodes; the arguments are those of `jaxrl.evaluate`."""
+        """Evaluates the trained policy on complete episodes; the arguments are those of `jaxrl.evaluate`.
+
+        Without a seed they are other episodes than those of the run's own evaluations, which play by the run's seed and
+        may have chosen the policy or the settings.
+        """
         policy = self.policy
+        seed = held_out_seed(self.seed or 0) if seed is None else seed
         return evaluate(
             policy.algo,
             policy.actor,

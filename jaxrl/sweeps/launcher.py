@@ -244,7 +244,7 @@ def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall
     return Experiments(
         configurations=settings,
         seeds=seeds,
-        steps=steps,
+        steps=np.tile(steps, (len(settings), 1)),
         metrics=metrics,
         returns=np.asarray(means, np.float32)[..., None],
         failed=np.asarray(failed),

@@ -32,7 +32,7 @@ class SweepResult:
     Attributes:
       configurations: the settings, in order.
       seeds: the seeds of each.
-      steps: environment steps at each point of the curves, shape (points,).
+      steps: environment steps at each point of the curves, shape (configurations, points).
       metrics: by name, float32 (configurations, seeds, points); NaN where no episode ended.
       returns: of the final evaluations, (configurations, seeds, episodes); NaN where unfinished.
       failed: bool (configurations, seeds): a value was not finite in that run.
@@ -51,7 +51,7 @@ class SweepResult:
 
     def __repr__(self) -> str:
         runs = f"{len(self.configurations)} configurations x {len(self.seeds)} seeds"
-        steps = f"{int(self.steps[-1]):,} steps" if len(self.steps) else "no steps"
+        steps = f"{int(self.steps.max()):,} steps" if self.steps.size else "no steps"
         if np.isfinite(self.scores).any():
             best = ", ".join(f"{name}={_short(value)}" for name, value in self.best.items()) or "the only one"
             found = f"best: {best[:200]}, interquartile mean {np.nanmax(self.interquartile_means):.4g}"
@@ -113,7 +113,7 @@ def sweep(
     seeds: int | Sequence[int] = 8,
     samples: int | None = None,
     search_seed: int = 0,
-    num_envs: int = 8,
+    num_envs: int | Sequence[int] = 8,
     topology: Anakin | None = None,
     devices: int | None = None,
     mapping: str | None = None,
@@ -130,14 +130,15 @@ def sweep(
     runs, and all have the result.
 
     Args:
-      algo, env, total_steps, num_envs, topology: of every run, as for `make_train`.
+      algo, env, total_steps, topology: of every run, as for `make_train`.
+      num_envs: number of environments, or a list to try.
       seeds: how many, from 0 on, or a list of seeds.
       samples: number of random draws from `space`; None: the full grid of its lists.
       search_seed: of these draws.
       devices: number of devices of this process to use; None: all of them. On a CPU, JAX is asked for one device per
         core if it has not started yet.
       mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
-      points: number of points of the learning curves.
+      points: number of points of the learning curves; fewer if a run has fewer iterations.
       evaluation_episodes, explore_in_evaluation: of the final evaluation of every run.
       progress: show a progress bar.
       **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `samples`. Static fields may
@@ -160,17 +161,18 @@ def sweep(
     if not seeds:
         raise ConfigError("seeds: at least one")
     algo = make_algorithm(algo) if isinstance(algo, str) else algo
-    settings = configurations(samples, space, search_seed)
-    topology = topology or Anakin(num_envs, devices=1)
+    settings = _settings(samples, search_seed, num_envs, topology, space)
+    programs = _bound(algo, env, total_steps, topology, num_envs, settings)
     if processes > 1:
         asked = {"algorithm": encode(algo), "environment": env if isinstance(env, str) else to_config(env)}
-        asked |= {"topology": encode(topology), "settings": encode(settings), "seeds": seeds, "mapping": mapping}
+        asked |= {"topology": encode(topology), "num_envs": encode(num_envs), "settings": encode(settings)}
+        asked |= {"seeds": seeds, "mapping": mapping}
         asked |= {"total_steps": total_steps, "points": points, "explore_in_evaluation": explore_in_evaluation}
         distributed.check_same(asked | {"evaluation_episodes": evaluation_episodes})
     groups: dict[Any, list[int]] = {}
-    programs = [bound(replace(algo, **setting), env, total_steps, topology) for setting in settings]
-    for index, (variant, *_) in enumerate(programs):
-        groups.setdefault(jax.tree.structure(variant), []).append(index)
+    for index, (variant, _, program, _) in enumerate(programs):
+        groups.setdefault((jax.tree.structure(variant), program), []).append(index)
+    points = min(points, *(iterations for *_, iterations in programs))
 
     display = ProgressBar() if progress and leader else None
     began = time.monotonic()
@@ -207,18 +209,53 @@ def sweep(
     ordered = [parts[index] for index in range(len(settings))]
     names = set.intersection(*(set(part["metrics"]) for part in ordered))
     rate = sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9)
-    length = min(len(part["steps"]) for part in ordered)
     return SweepResult(
         configurations=settings,
         seeds=seeds,
-        steps=ordered[0]["steps"][-length:],
-        metrics={name: np.stack([part["metrics"][name][:, -length:] for part in ordered]) for name in sorted(names)},
+        steps=np.stack([part["steps"] for part in ordered]),
+        metrics={name: np.stack([part["metrics"][name] for part in ordered]) for name in sorted(names)},
         returns=np.stack([part["returns"] for part in ordered]),
         failed=np.stack([part["failed"] for part in ordered]),
         learners=[part["learner"] for part in ordered],
         steps_per_second=sum(distributed.exchange("steps a second", rate)),
         wall_seconds=time.monotonic() - began,
     )
+
+
+# Arguments of `train` that a sweep has not, and what has them.
+_ELSEWHERE = {
+    "dataset": "a sweep in one program has no dataset; call jaxrl.train(dataset=...) for each run",
+    "run_dir": "a sweep in one program keeps no run directories; jaxrl.sweeps.launcher.launch does, and resumes",
+}
+
+
+def _settings(samples, search_seed, num_envs, topology, space) -> list[dict[str, Any]]:
+    """What is tried, one dictionary a configuration, the number of environments among it if there are several.
+
+    Raises:
+      ConfigError: all that is wrong.
+    """
+    problems = [f"{name}=: {what}" for name, what in _ELSEWHERE.items() if name in space]
+    several = not isinstance(num_envs, int)
+    if several and topology is not None:
+        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology, or no topology")
+    if problems:
+        raise ConfigError(problems)
+    settings = configurations(samples, ({"num_envs": num_envs} if several else {}) | space, search_seed)
+    tried = {setting["num_envs"] for setting in settings} if several else set()
+    if wrong := [value for value in tried if not isinstance(value, int | np.integer)]:
+        raise ConfigError([f"num_envs={value!r} must be a whole number" for value in sorted(wrong, key=str)])
+    return settings
+
+
+def _bound(algo, env, total_steps, topology, num_envs, settings):
+    """What `bound` gives, of every configuration."""
+    found = []
+    for setting in settings:
+        fields = dict(setting)
+        layout = topology or Anakin(int(fields.pop("num_envs", num_envs)), devices=1)
+        found.append(bound(replace(algo, **fields), env, total_steps, layout))
+    return found
 
 
 def _share(runs: list[Any]) -> list[Any]:
@@ -241,7 +278,6 @@ def _train_many(many, algos, env, keys, iterations, points, display, done_before
     devices = list(many.mesh.devices.flat)
     learner.check_memory(many.first(algos), one, devices, runs=jax.tree.leaves(algos)[0].shape[0], saved=False)
     states = many.start(algos, env, keys)
-    points = min(points, iterations)
     borders = [iterations * (index + 1) // points for index in range(points)]
     total_steps_per_env = iterations * many.program.steps_per_iteration(many.first(algos)) // many.program.num_envs
     rows = many.program.steps_per_iteration(many.first(algos))

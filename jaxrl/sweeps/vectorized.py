@@ -15,7 +15,7 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Environment
 from jaxrl.parallel.mesh import over_devices
 from jaxrl.parallel.program import CompiledProgram
-from jaxrl.run.evaluation import layout, play
+from jaxrl.run.evaluation import MAX_STEPS, layout, play
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +143,9 @@ def _evaluate_many(many, algos, learners, env, keys, *, num_envs, quota, explore
 
     def one(algo, learner, key, env):
         final = resolve_schedules(algo, jnp.float32(1.0))
-        limit = jnp.int32(27_000 * quota)
+        most = jnp.int32(MAX_STEPS)
         return play(
-            final, final.actor(learner), env, key, limit, spec=spec, num_envs=num_envs, quota=quota, explore=explore
+            final, final.actor(learner), env, key, most, spec=spec, num_envs=num_envs, quota=quota, explore=explore
         )
 
     def one_device(algos, learners, keys, env):

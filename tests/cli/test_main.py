@@ -80,6 +80,18 @@ def test_eval(said, run_dir):
     assert f"return {found.return_mean:.2f} ± {found.return_std:.2f} over 2 episodes" in printed
 
 
+def test_eval_judges_on_other_episodes_than_those_that_chose(said, run_dir):
+    """Without a seed; 3 is the run's, by which its own evaluations played."""
+    printed = said("eval", str(run_dir), "--episodes", "20", "--best")
+    run = load_run(run_dir, best=True)
+
+    def played(seed):
+        return jaxrl.evaluate(run.policy.algo, run.policy.actor, run.env, run.policy.spec, episodes=20, seed=seed)
+
+    assert f"return {played(run.held_out_seed).return_mean:.2f} " in printed
+    assert run.held_out_seed != 3 and list(played(run.held_out_seed).returns) != list(played(3).returns)
+
+
 def test_eval_follows_a_run(said, run_dir, tmp_path):
     assert run_dir.exists(), "the file's first test makes it; without, this one would wait for ever"
     out = tmp_path / "found.jsonl"

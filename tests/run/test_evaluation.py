@@ -15,6 +15,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.wrappers import EpisodeStatistics
 from jaxrl.parallel.rollout import first_timestep, with_previous_action
 from jaxrl.run import recording
 from jaxrl.run.evaluation import layout
@@ -38,6 +39,14 @@ class ShortOrLong:
     def step(self, state, action, key):
         left = state - 1
         return left, transition(jnp.zeros(1), jnp.float32(1.0), left == 0, jnp.bool_(False))
+
+
+@struct.dataclass
+class Long(ShortOrLong):
+    """Episodes of 50 steps."""
+
+    def reset(self, key):
+        return jnp.int32(LONG), restart(jnp.zeros(1))
 
 
 def prepare(algo, env, seed=0):
@@ -71,6 +80,16 @@ def test_what_is_not_finished_is_counted_and_not_averaged():
     assert result.metrics()["unfinished"] == result.unfinished and result.return_mean == 1.0
     nothing = jaxrl.evaluate(algo, actor, env, spec, episodes=256, num_envs=32, max_steps=0)
     assert nothing.episodes == 0 and nothing.unfinished == 256 and np.isnan(nothing.return_mean)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_the_last_of_the_longest_episodes_is_finished(on_host):
+    """Between two episodes there is a step that only resets."""
+    algo, actor, env, spec = prepare(PPO, Long())
+    played = ServedFromHost(EpisodeStatistics(Long())) if on_host else env
+    result = jaxrl.evaluate(algo, actor, played, spec, episodes=6, num_envs=2, max_steps=LONG)
+    assert result.unfinished == 0 and list(result.lengths) == [LONG] * 6
+    assert jaxrl.evaluate(algo, actor, played, spec, episodes=6, num_envs=2, max_steps=LONG - 1).unfinished == 2
 
 
 def test_layout():

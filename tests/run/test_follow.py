@@ -38,8 +38,10 @@ def test_every_checkpoint_is_evaluated_once(run_dir, tmp_path):
     out = tmp_path / "evaluations.jsonl"
     found = list(follow(run_dir, episodes=4, out=out))
     assert steps(found) == [EACH, 2 * EACH, 3 * EACH] == complete_steps(run_dir / "checkpoints")
-    policy = load_run(run_dir, step=2 * EACH).policy
-    alone = jaxrl.evaluate(policy.algo, policy.actor, load_run(run_dir).env, policy.spec, episodes=4)
+    run = load_run(run_dir, step=2 * EACH)
+    alone = jaxrl.evaluate(
+        run.policy.algo, run.policy.actor, run.env, run.policy.spec, episodes=4, seed=run.held_out_seed
+    )
     np.testing.assert_array_equal(found[1][1].returns, alone.returns)
     rows = read_metrics(out)
     assert [(row["step"], row["evaluation/return_mean"]) for row in rows] == [(s, x.return_mean) for s, x in found]

@@ -28,6 +28,13 @@ def test_results(trained):
     assert repr(load_run(trained.run_dir)) == "LoadedRun(PPO on gymnax:CartPole-v1 at step 64)"
 
 
+def test_the_run_is_judged_on_other_episodes_than_its_own_evaluations(trained):
+    np.testing.assert_array_equal(trained.evaluate(2, seed=trained.seed).returns, trained.evaluation.returns)
+    judged = trained.evaluate(16)
+    assert list(judged.returns) != list(trained.evaluate(16, seed=trained.seed).returns)
+    np.testing.assert_array_equal(judged.returns, trained.evaluate(16).returns)
+
+
 def test_sweeps():
     found = jaxrl.sweep(PPO.replace(learning_rate=1e-2), ENV, seeds=2, learning_rate=[1e-2, 1e-3], **SWEEP)
     text = repr(found)

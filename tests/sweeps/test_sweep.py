@@ -63,6 +63,15 @@ def test_mapped_in_turn_a_run_is_that_run_alone(devices):
             assert_equal(alone.state.learner, learner(result, configuration, place))
 
 
+def test_a_run_of_many_is_evaluated_on_the_episodes_of_that_run_alone():
+    """And these are none of training's."""
+    result = swept("in_turn", 1)
+    for configuration in (0, 2):
+        for place, seed in enumerate(SEEDS):
+            alone = trained(RATES[configuration], seed).evaluation
+            np.testing.assert_array_equal(result.returns[configuration, place], alone.returns)
+
+
 def test_under_vmap_a_run_is_that_run_alone_up_to_rounding():
     result, in_turn = swept("vmap", 1), swept("in_turn", 1)
     for configuration in (0, 2):
@@ -139,7 +148,7 @@ def test_a_sweep_in_which_all_fail_says_so():
 def test_labels():
     result = swept("in_turn", 1)
     assert result.configurations == [{"learning_rate": rate} for rate in RATES] and result.seeds == SEEDS
-    np.testing.assert_array_equal(result.steps, [2 * ROWS, 4 * ROWS, 6 * ROWS, 8 * ROWS, 10 * ROWS])
+    np.testing.assert_array_equal(result.steps, [[2 * ROWS, 4 * ROWS, 6 * ROWS, 8 * ROWS, 10 * ROWS]] * 3)
     assert result.returns.shape == (3, 2, 8) and result.scores.shape == result.failed.shape == (3, 2)
     assert {curve.shape for curve in result.metrics.values()} == {(3, 2, 5)}
     assert {"train/return_mean", "train/episodes", "update/policy_loss"} <= set(result.metrics)
@@ -194,6 +203,28 @@ def test_static_fields_make_groups():
         assert_equal(learner(result, 0, 0), learner(result, 3, 0))
 
 
+def test_every_curve_has_the_steps_of_its_own_points():
+    """Iterations of different lengths: the steps that a curve counts are those it is labelled with."""
+    result = sweep(seeds=[4], mapping="in_turn", devices=1, rollout_length=[16, 8], total_steps=4 * ROWS, points=3)
+    np.testing.assert_array_equal(result.steps, [[2 * ROWS, 4 * ROWS], [2 * ROWS, 4 * ROWS]])
+    uneven = sweep(seeds=[4], mapping="in_turn", devices=1, rollout_length=[32, 8], total_steps=5 * ROWS, points=20)
+    np.testing.assert_array_equal(uneven.steps, [[4 * ROWS, 8 * ROWS], [2 * ROWS, 5 * ROWS]])
+    steps = uneven.metrics["train/environment_steps"][:, 0]
+    resets = uneven.metrics["train/episodes"][:, 0]
+    np.testing.assert_allclose((steps + resets).sum(axis=1), uneven.steps[:, -1], atol=NUM_ENVS)
+
+
+def test_the_number_of_environments_can_be_tried():
+    result = sweep(seeds=[4], mapping="in_turn", devices=1, topology=None, num_envs=[NUM_ENVS, 4], learning_rate=[1e-2])
+    assert [c["num_envs"] for c in result.configurations] == [NUM_ENVS, 4]
+    alone = jaxrl.train(
+        PLAIN, ENV, total_steps=TOTAL, seed=4, num_envs=4, evaluation_episodes=8, evaluate_every=0, progress=False
+    )
+    assert_equal(alone.state.learner, learner(result, 1, 0))
+    np.testing.assert_array_equal(result.returns[1, 0], alone.evaluation.returns)
+    assert result.steps[0, -1] == result.steps[1, -1] == TOTAL
+
+
 def test_random_search_runs_what_it_says():
     result = sweep(seeds=SEEDS, samples=3, mapping="in_turn", devices=1, learning_rate=[1e-2], clip=Uniform(0.1, 0.3))
     assert len(result.configurations) == 3 and len({c["clip"] for c in result.configurations}) == 3
@@ -218,6 +249,10 @@ def test_bad_input():
         ({"devices": 1, "learnin_rate": [1.0]}, "learning_rate"),
         ({"devices": 1, "clip": [0.1, -1.0]}, "clip=-1.0"),
         ({"devices": 1, "topology": anakin(2)}, "every run is on one device"),
+        ({"devices": 1, "num_envs": [8, 16]}, "set num_envs in the topology"),
+        ({"devices": 1, "topology": None, "num_envs": [8, 2.5]}, "num_envs=2.5 must be a whole number"),
+        ({"devices": 1, "dataset": "rlds:data"}, r"jaxrl.train\(dataset=...\) for each run"),
+        ({"devices": 1, "run_dir": "runs"}, "launcher.launch does, and resumes"),
     ):
         with pytest.raises(ConfigError, match=words):
             sweep(**settings)
