@@ -1,5 +1,7 @@
 """What iterations tell: sums that can be added over iterations, chunks and devices, and whether all was finite."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +12,15 @@ from jaxrl.core.types import Metrics, PyTree, Replicas, TimeStep
 
 
 class EpisodeSums(struct.PyTreeNode):
-    """Sums over the episodes that ended, so that they can be added over iterations, devices and chunks."""
+    """Sums over the episodes that ended, so that they can be added over iterations, devices and chunks.
+
+    The sum of squares is of deviations from the mean, and is merged as such (Chan, Golub and LeVeque, 1979): of float32
+    squares of large returns the variance would be what rounding leaves.
+    """
 
     count: jax.Array
     returns: jax.Array
-    squares: jax.Array
+    squares: jax.Array  # of the returns' deviations from their mean
     length: jax.Array
     steps: jax.Array  # real environment steps: rows that count
     lost: jax.Array  # rows that do not, though no episode ended: host environments broke there
@@ -26,7 +32,21 @@ class EpisodeSums(struct.PyTreeNode):
         return cls(*(jnp.float32(0.0) for _ in range(6)))
 
     def __add__(self, other: "EpisodeSums") -> "EpisodeSums":
-        return jax.tree.map(jnp.add, self, other)
+        total = jax.tree.map(jnp.add, self, other)
+        apart = jnp.where((self.count > 0) & (other.count > 0), self._mean() - other._mean(), 0.0)
+        between = jnp.square(apart) * (self.count * other.count / jnp.maximum(total.count, 1.0))
+        lives = None if self.lives is None else self.lives + other.lives
+        return total.replace(squares=total.squares + between, lives=lives)
+
+    def merged(self, total: Callable[[PyTree], PyTree]) -> "EpisodeSums":
+        """Those of several parts together, such as devices; `total` adds arrays, in a tree, over the parts."""
+        whole = total(self)
+        between = total(self.count * jnp.square(self._mean() - whole._mean()))
+        lives = None if self.lives is None else self.lives.merged(total)
+        return whole.replace(squares=whole.squares + between, lives=lives)
+
+    def _mean(self) -> jax.Array:
+        return self.returns / jnp.maximum(self.count, 1.0)
 
     def metrics(self) -> Metrics:
         """Means over the episodes that ended; NaN where none did. Where they are lives: over games, and over lives."""
@@ -40,9 +60,9 @@ class EpisodeSums(struct.PyTreeNode):
         """Of returns and lengths."""
         with np.errstate(divide="ignore", invalid="ignore"):  # numpy arrays come here too, and warn of 0 / 0
             mean = self.returns / self.count
-            variance = self.squares / self.count - mean**2
+            variance = self.squares / self.count
             length = self.length / self.count
-        return {"return_mean": mean, "return_std": abs(variance) ** 0.5, "length_mean": length}
+        return {"return_mean": mean, "return_std": variance**0.5, "length_mean": length}
 
 
 class Report(struct.PyTreeNode):
@@ -78,7 +98,7 @@ class Report(struct.PyTreeNode):
     def over(self, replicas: Replicas) -> "Report":
         """The same for all devices together; updates are reduced already."""
         return self.replace(
-            episodes=replicas.sum(self.episodes),
+            episodes=self.episodes.merged(replicas.sum),
             finite=jax.tree.map(lambda fine: ~replicas.any(~fine), self.finite),
             failed_at=replicas.max(self.failed_at),
         )

@@ -3,11 +3,11 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from jaxrl.core.errors import ConfigError, DatasetError
+from jaxrl.core.errors import ConfigError, DatasetError, unknown
 from jaxrl.core.types import Trajectory
 from jaxrl.data import episodes as rules
 from jaxrl.data.episodes import Episode
@@ -17,6 +17,7 @@ from jaxrl.data.order import permuted, runs
 from jaxrl.data.report import Report, Tally
 from jaxrl.data.rlds import open_directory
 from jaxrl.data.statistics import Images, Statistics, statistics
+from jaxrl.data.views import last_step_counts
 
 
 class Reader(Protocol):
@@ -25,10 +26,12 @@ class Reader(Protocol):
     Attributes:
       path: where they lie.
       name: of the dataset.
+      absent: the optional fields of RLDS that its steps do not have.
     """
 
     path: Path
     name: str
+    absent: tuple[str, ...]
 
     def __len__(self) -> int: ...
     def records(self, places: Iterable[int]) -> Iterator[Any]:
@@ -44,7 +47,9 @@ class Reader(Protocol):
         ...
 
 
-def load_dataset(source: str, *, split: str = "train") -> "Dataset":
+def load_dataset(
+    source: str, *, split: str = "train", last_step: Literal["observation", "transition"] = "observation"
+) -> "Dataset":
     """Opens a dataset; its episodes are read when they are accessed.
 
     Args:
@@ -52,6 +57,9 @@ def load_dataset(source: str, *, split: str = "train") -> "Dataset":
         several such datasets, which are read as one, in the order of their names; or "minari:ID": a local Minari
         dataset, by its id or its directory. Nothing is downloaded.
       split: the split to read; Minari has only "train".
+      last_step: what the last step of an RLDS episode is. "observation": the last observation alone, as RLDS says; its
+        action and reward mean nothing. "transition": an action that was taken, and its reward, as in datasets of Open
+        X-Embodiment, whose only reward stands there; see `jaxrl.data.views.last_step_counts`.
 
     Raises:
       ConfigError: an unknown kind of source, or a file format that jaxrl does not read.
@@ -62,8 +70,13 @@ def load_dataset(source: str, *, split: str = "train") -> "Dataset":
     kind, separator, where = source.partition(":")
     if kind not in ("rlds", "minari") or not separator or not where:
         raise ConfigError(f"dataset {source!r}: datasets are named 'rlds:DIR' or 'minari:ID'")
+    if last_step not in ("observation", "transition"):
+        raise unknown("last_step", last_step, ("observation", "transition"))
     if kind == "rlds":
-        return Dataset(where, open_directory(where, split=split))
+        found = Dataset(where, open_directory(where, split=split))
+        return found if last_step == "observation" else found.map(last_step_counts)
+    if last_step != "observation":
+        raise ConfigError(f"last_step={last_step!r}: the last step of Minari's episodes has no action and no reward")
     if split != "train":
         raise ConfigError(f"split={split!r}: datasets of Minari have no splits")
     reader = MinariReader(where)
@@ -215,7 +228,8 @@ class Dataset:
             tally.faults += [f"episode {index}: {field} {what}" for field, what in faults]
             if not faults:
                 tally.add(index, self._changed(episode))
-        return tally.report(str(self.path), len(self))
+        absent = tuple(dict.fromkeys(name for part in self._parts for name in part.absent))
+        return tally.report(str(self.path), len(self), absent)
 
     @functools.cached_property
     def _chosen(self):

@@ -23,7 +23,8 @@ class Episode:
 
     Attributes:
       observation, action: arrays, or nested dictionaries of them.
-      reward, discount: followed the action; the discount is 0 where the episode then terminated, else 1.
+      reward, discount: followed the action, one number a step; the discount is 0 where the episode then terminated,
+        else 1.
       is_first, is_last: true at the first step, at the last.
       is_terminal: true at the last step if the episode terminated there; never where it was truncated or cut off.
       metadata: of the whole episode. `ending` is "terminated", "truncated", or "cut off": what came then is unknown.
@@ -63,6 +64,7 @@ class Episode:
 
 
 STEP_FIELDS = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
+_MARKS = ("is_first", "is_last", "is_terminal")
 
 
 def implied_discount(is_terminal: np.ndarray) -> np.ndarray:
@@ -88,6 +90,14 @@ def broken_rules(episode: Episode) -> list[tuple[str, str]]:
     lengths = {field_name("", path): len(x) for path, x in jax.tree.leaves_with_path(episode.steps) if len(x) != steps}
     if lengths:
         return [(name, f"has {length} steps where is_last has {steps}") for name, length in lengths.items()]
+    for name in ("reward", "discount", *_MARKS):
+        x = getattr(episode, name)
+        if x.ndim != 1:
+            found.append((name, f"has shape {x.shape[1:]} at each step; it must be one number"))
+        elif name in _MARKS and x.dtype != np.bool_:
+            found.append((name, f"has dtype {x.dtype}; it must be bool"))
+    if found:
+        return found
     for name, where, word in (("is_first", 0, "first"), ("is_last", steps - 1, "last")):
         marked = np.flatnonzero(getattr(episode, name)).tolist()
         if marked != [where]:
@@ -96,15 +106,30 @@ def broken_rules(episode: Episode) -> list[tuple[str, str]]:
     if np.any(episode.is_terminal[:-1]):
         at = int(np.argmax(episode.is_terminal[:-1]))
         found.append(("is_terminal", f"is true at step {at} of {steps}; only the last step can be terminal"))
-    if episode.is_terminal[-1] and steps > 1 and episode.discount[-2] != 0:
-        found.append(
-            ("discount", f"is {episode.discount[-2]} at step {steps - 2}; nothing follows it, so it must be 0")
-        )
     for name, is_ in (("return", episode.episode_return), ("length", episode.length)):
         said = episode.metadata.get(name)
         if said is not None and not np.isclose(float(said), is_, rtol=1e-5, atol=1e-5, equal_nan=True):
             found.append((name, f"is said to be {said}, but the steps add up to {is_}"))
     return found
+
+
+def odd_discounts(episode: Episode) -> list[tuple[str, str]]:
+    """Discounts that learners do not use: (field, at which step).
+
+    They discount by a number of their own, and take from an episode only whether it terminated. So each must be 1, but
+    for the one before a terminal end, which is 0 by RLDS and 1 in datasets that leave it to `is_terminal`.
+    """
+    odd = episode.discount[:-1] != 1
+    if episode.is_terminal[-1]:
+        odd[-1:] &= episode.discount[:-1][-1:] != 0
+    if not odd.any():
+        return []
+    step = int(np.argmax(odd))
+    what = (
+        f"is {episode.discount[step]:g} at step {step} of {len(odd) + 1}; it must be 1, or 0 before a terminal end, "
+        "because algorithms discount by their own gamma: set it with dataset.map"
+    )
+    return [("discount", what)]
 
 
 def non_finite(episode: Episode) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl.core.errors import ConfigError, DatasetError, MissingExtraError
 from jaxrl.data import examples
-from jaxrl.data.episodes import STEP_FIELDS, Episode, field_name
+from jaxrl.data.episodes import STEP_FIELDS, Episode, field_name, implied_discount
 
 # TFDS's encoding "none" has int64 and float32 to keep numbers in, and reads uint64 back wrongly above 2^63; "bytes" is
 # an array's memory. Images would take a byte or two a value and much more time as integers.
@@ -272,7 +272,11 @@ def _read(field, kind, payload):
 
 
 def as_episode(values: Mapping[str, Any]) -> Episode:
-    """An episode of arrays by the names of their fields."""
+    """An episode of arrays by the names of their fields, with what RLDS allows to be absent.
+
+    Without observations or actions there are none, without rewards each is 0. Without `is_terminal` the discount says
+    whether the episode terminated, and without discounts they follow from it.
+    """
     steps: dict[str, Any] = {}
     metadata = {}
     for name, x in values.items():
@@ -285,4 +289,11 @@ def as_episode(values: Mapping[str, Any]) -> Episode:
             at = at.setdefault(parent, {})
         at[last] = x
     own = {name: steps.pop(name) for name in list(steps) if name in STEP_FIELDS}
-    return Episode(**own, metadata=metadata, extras=steps)
+    count = len(own["is_last"])
+    if "is_terminal" not in own:
+        own["is_terminal"] = np.zeros(count, np.bool_)
+        own["is_terminal"][-1:] = not np.all(own.get("discount", np.ones(count))[-2:-1])
+    if "discount" not in own:
+        own["discount"] = implied_discount(own["is_terminal"])
+    absent = {"observation": {}, "action": {}, "reward": np.zeros(count, np.float32)}
+    return Episode(**(absent | own), metadata=metadata, extras=steps)

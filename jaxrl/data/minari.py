@@ -5,6 +5,7 @@ its own collector stops; the episode's metadata distinguish the two for us.
 """
 
 import os
+import warnings
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,14 @@ from jaxrl.core.errors import ConfigError, DatasetError, unknown
 from jaxrl.core.types import PyTree
 from jaxrl.data.episodes import Episode, field_name, implied_discount
 from jaxrl.data.metadata import DATA_FORMATS, DTYPES
-from jaxrl.data.minari_reader import MinariReader, directory_of, package
+from jaxrl.data.minari_reader import (
+    DESCRIPTION,
+    MinariReader,
+    counted_from,
+    directory_of,
+    first_integers,
+    package,
+)
 from jaxrl.data.staging import Staging
 
 _OWN = ("id", "total_steps")  # of an episode's metadata, those that Minari writes
@@ -36,7 +44,8 @@ class MinariWriter:
       observation_space, action_space: what the episodes' arrays are elements of.
       data_format: "hdf5", one file, which all of Minari's readers know; "arrow" or "parquet", a directory an episode.
       data_dir: where datasets lie; None: where Minari looks for them.
-      env_spec: the id of a Gymnasium environment that readers are to make with `recover_environment`.
+      env_spec: the id of a Gymnasium environment that readers are to make with `recover_environment`. Where its spaces
+        count integers from another number than 0, the dataset does as well.
       algorithm: a name.
 
     Raises:
@@ -65,8 +74,11 @@ class MinariWriter:
         if match is None or match.group("version") is None:
             raise ConfigError(f"dataset_id={dataset_id!r} must be NAME-v0, or NAMESPACE/NAME-v0, with any number")
         self._spaces = {"observation": observation_space, "action": action_space}
-        theirs = {f"{name}_space": _to_gymnasium(space, name) for name, space in self._spaces.items()}
         spec = None if env_spec is None else _find_spec(env_spec)
+        self._first = dict.fromkeys(self._spaces, 0) if spec is None else _first_integers(spec, self._spaces)
+        theirs = {
+            f"{name}_space": _to_gymnasium(space, name, self._first[name]) for name, space in self._spaces.items()
+        }
         self._longest = None if data_format == "hdf5" else _LONGEST
         self._names: tuple[Any, set[str]] | None = None  # the structure of the extras, and the names of metadata
         self._waiting: list[tuple[Any, dict[str, Any]]] = []
@@ -81,7 +93,7 @@ class MinariWriter:
             self._storage.get_size = lambda: 0.0
             about = {} if algorithm is None else {"algorithm_name": algorithm}
             about |= {"dataset_id": dataset_id, "minari_version": minari.__version__}
-            self._storage.update_metadata(about | {"description": "Written by jaxrl, images without loss."})
+            self._storage.update_metadata(about | {"description": DESCRIPTION})
         except BaseException:
             self._staging.discard()
             raise
@@ -109,8 +121,8 @@ class MinariWriter:
         truncations[-1] = not terminations[-1]
         buffer = EpisodeBuffer(
             seed=metadata.pop("seed", None),
-            observations=episode.observation,
-            actions=jax.tree.map(lambda x: x[:-1], episode.action),
+            observations=counted_from(episode.observation, self._first["observation"], 1),
+            actions=counted_from(jax.tree.map(lambda x: x[:-1], episode.action), self._first["action"], 1),
             rewards=episode.reward[:-1],
             terminations=terminations,
             truncations=truncations,
@@ -211,8 +223,8 @@ def _unlike(x: PyTree, space: spaces.Space, name: str) -> list[str]:
     return []
 
 
-def _to_gymnasium(space: spaces.Space, name: str) -> Any:
-    """The same space in Gymnasium's terms.
+def _to_gymnasium(space: spaces.Space, name: str, first: Any = 0) -> Any:
+    """The same space in Gymnasium's terms, its integers counted from `first`.
 
     Raises:
       ConfigError: Minari could not give its elements back bit for bit; names it.
@@ -223,15 +235,17 @@ def _to_gymnasium(space: spaces.Space, name: str) -> Any:
     if isinstance(space, spaces.Dict):
         if wrong := [key for key, _ in space.items if "/" in key or key in ("", ".", "..")]:
             raise ConfigError(f"steps/{name}/{wrong[0]}: Minari cannot have this name; rename it")
-        return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}") for key, child in space.items})
+        inner = {key: first.get(key, 0) if isinstance(first, Mapping) else 0 for key, _ in space.items}
+        return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}", inner[key]) for key, child in space.items})
     if space.dtype.name not in DTYPES or not space.dtype.isnative:
         raise ConfigError(_refused(f"steps/{name}", space.dtype))
     if 0 in space.shape:
         raise ConfigError(f"steps/{name} has shape {space.shape}: no values, which Minari cannot write")
     if isinstance(space, spaces.Discrete):
-        return theirs.Discrete(space.n, dtype=space.dtype.type)
+        return theirs.Discrete(space.n, start=int(first), dtype=space.dtype.type)
     if isinstance(space, spaces.MultiDiscrete):
-        return theirs.MultiDiscrete(space.nvec, dtype=space.dtype.type)
+        start = np.broadcast_to(np.asarray(first, space.dtype), space.shape)
+        return theirs.MultiDiscrete(space.nvec, start=start, dtype=space.dtype.type)
     return theirs.Box(space.low, space.high, space.shape, space.dtype.type)
 
 
@@ -246,6 +260,44 @@ def _find_spec(name):
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
         raise ConfigError(f"env_spec={name!r} is not a Gymnasium environment: {error}") from error
+
+
+def _first_integers(spec: Any, ours: Mapping[str, spaces.Space]) -> dict[str, Any]:
+    """From which numbers the environment of a spec counts where our spaces count from 0.
+
+    It is made to be asked. One that cannot be made here is taken to count from 0, with a warning.
+    """
+    import gymnasium
+
+    try:
+        env = gymnasium.make(spec)
+    except Exception as error:  # whatever its constructor does
+        warnings.warn(
+            f"env_spec={spec.id!r} cannot be made here ({error!r:.200}): its integers are taken to count from 0",
+            stacklevel=3,
+        )
+        return dict.fromkeys(ours, 0)
+    theirs = {"observation": env.observation_space, "action": env.action_space}
+    env.close()
+    return {name: _matching(space, theirs[name]) for name, space in ours.items()}
+
+
+def _matching(space: spaces.Space, theirs: Any) -> Any:
+    """`first_integers` of the parts of `theirs` that are `Discrete` or `MultiDiscrete` of ours."""
+    import gymnasium
+
+    if isinstance(space, spaces.Dict):
+        if not isinstance(theirs, gymnasium.spaces.Dict):
+            return 0
+        return {name: _matching(child, theirs.spaces[name]) for name, child in space.items if name in theirs.spaces}
+    if isinstance(space, spaces.Discrete) and isinstance(theirs, gymnasium.spaces.Discrete):
+        return first_integers(theirs) if theirs.n == space.n else 0
+    if not isinstance(space, spaces.MultiDiscrete) or theirs.shape != space.shape:
+        return 0
+    if isinstance(theirs, gymnasium.spaces.MultiDiscrete):
+        return first_integers(theirs)
+    # As `jaxrl.envs` has a box of integers.
+    return theirs.low if isinstance(theirs, gymnasium.spaces.Box) and theirs.dtype.kind in "iu" else 0
 
 
 def _write_namespaces(path: Path, namespace: str | None) -> None:

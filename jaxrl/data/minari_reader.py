@@ -1,5 +1,6 @@
 """Minari datasets (https://minari.farama.org) read: N + 1 observations and N actions an episode.
 
+Integers that a space counts from another number than 0 come back counted from 0, as jaxrl's environments count them.
 Minari stores no last step's action and reward, no discount, and no word for episodes of which it is not known what came
 next. The first come back as zeros, the second as the endings imply, and the third only where we wrote them.
 """
@@ -17,6 +18,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode, implied_discount
 from jaxrl.data.metadata import read_minari
 
+DESCRIPTION = "Written by jaxrl, images without loss."  # of a dataset whose arrays are elements of jaxrl's spaces
 _AT_ONCE = 64  # episodes that are read while a file is open
 
 
@@ -50,6 +52,7 @@ class MinariReader:
     Attributes:
       path: the directory.
       name: its id.
+      absent: no field of RLDS: what Minari does not store follows from what it does.
 
     Raises:
       DatasetError: there is none, its metadata would have Minari build an environment, or Minari cannot open it.
@@ -62,13 +65,18 @@ class MinariReader:
         about = self.path / "data" / "metadata.json"
         if not about.is_file():
             raise DatasetError(f"{self.path} is not a Minari dataset: it has no data/metadata.json")
-        data_format = read_minari(about)["data_format"]
+        described = read_minari(about)
+        data_format = described["data_format"]
         minari = package(data_format)
         try:
             self._dataset = minari.MinariDataset(self.path / "data")
         except Exception as error:  # Minari raises whatever its parsers do
             raise DatasetError(f"{self.path} cannot be opened by Minari: {error}") from error
-        self.name = self._dataset.id
+        self.name, self.absent = self._dataset.id, ()
+        action_space = self._dataset.action_space
+        self._first = first_integers(self._dataset.observation_space), first_integers(action_space)
+        if described.get("description") != DESCRIPTION and _counts(action_space):
+            self._first = self._first[0], action_space.low
         # Of files that are not HDF5 it takes an episode of many rows for several, and those that follow for others.
         self._at_once = _AT_ONCE if data_format == "hdf5" else 1
 
@@ -102,14 +110,14 @@ class MinariReader:
         metadata.pop("id", None)
         if total is not None:
             metadata.setdefault("length", total)
-        return _as_episode(stored, metadata, where)
+        return _as_episode(stored, metadata, where, *self._first)
 
     def summary(self, record: Any, where: str) -> dict[str, Any]:
         """`Episode.summary`; Minari reads an episode as a whole."""
         return self.episode(record, where).summary
 
 
-def _as_episode(stored, metadata, where):
+def _as_episode(stored, metadata, where, first_observation, first_action):
     reward = np.asarray(stored["rewards"])
     terminations, truncations = (np.asarray(stored[name]).astype(np.bool_) for name in ("terminations", "truncations"))
     steps = len(reward) + 1
@@ -125,8 +133,8 @@ def _as_episode(stored, metadata, where):
     implied = TERMINATED if terminations[-1:].any() else TRUNCATED if truncations[-1:].any() else CUT_OFF
     infos = _arrays(stored["infos"] or {})
     return Episode(
-        observation=_arrays(stored["observations"]),
-        action=jax.tree.map(_with_last, _arrays(stored["actions"])),
+        observation=counted_from(_arrays(stored["observations"]), first_observation, -1),
+        action=jax.tree.map(_with_last, counted_from(_arrays(stored["actions"]), first_action, -1)),
         reward=_with_last(reward),
         discount=implied_discount(is_terminal),
         is_first=is_first,
@@ -150,6 +158,38 @@ def _arrays(x: Any) -> PyTree:
     if x.dtype == object:
         x = np.asarray([text.decode() if isinstance(text, bytes) else str(text) for text in x.ravel()]).reshape(x.shape)
     return x
+
+
+def first_integers(space: Any) -> Any:
+    """Where the integers of a Gymnasium space begin, which jaxrl counts from 0: an array or 0, in its dictionaries."""
+    import gymnasium
+
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {str(name): first_integers(child) for name, child in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return {str(i): first_integers(child) for i, child in enumerate(space.spaces)}
+    counted = isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
+    return np.asarray(space.start) if counted else 0
+
+
+def counted_from(x: PyTree, first: Any, sign: int) -> PyTree:
+    """Arrays as `first_integers` says, `sign` 1, or from 0, `sign` -1; types stay."""
+    if isinstance(x, Mapping) and isinstance(first, Mapping):
+        return {name: counted_from(child, first.get(name, 0), sign) for name, child in x.items()}
+    if isinstance(x, Mapping) or isinstance(first, Mapping) or not np.any(first):
+        return x
+    return x + (sign * first).astype(x.dtype)
+
+
+def _counts(action_space):
+    """Whether it is a vector of integers between bounds, which `jaxrl.envs` has as `MultiDiscrete`."""
+    import gymnasium
+
+    return (
+        isinstance(action_space, gymnasium.spaces.Box)
+        and action_space.dtype.kind in "iu"
+        and len(action_space.shape) == 1
+    )
 
 
 def _with_last(x):

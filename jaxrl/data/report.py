@@ -11,6 +11,18 @@ from jaxrl.data import episodes as rules
 from jaxrl.data.episodes import Episode
 
 _BARS, _WIDTH = 12, 40  # of the histogram
+LAST_REWARD = (
+    "have a reward at their last step, which means nothing by RLDS and is left out; if this dataset means it, load it "
+    "with last_step='transition'"
+)
+NO_REWARD = "every reward is 0"
+_ABSENT = {
+    "observation": "nothing can be learned from them",
+    "action": "nothing can be learned from them",
+    "reward": "each counts as 0",
+    "discount": "it follows from is_terminal",
+    "is_terminal": "an episode counts as terminated where the discount before its last step is 0",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +45,7 @@ class Report:
       endings: how many episodes were terminated, truncated, cut off; other datasets do not distinguish the last two.
       fields: the arrays of the steps.
       faults: what is wrong, one line each.
+      notes: what is allowed, and may not be meant, one line each.
     """
 
     path: str
@@ -42,6 +55,7 @@ class Report:
     endings: dict[str, int]
     fields: list[Shown]
     faults: list[str]
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def transitions(self) -> int:
@@ -61,6 +75,7 @@ class Report:
         for field in self.fields:
             span = f"{field.low:.6g} to {field.high:.6g}" if np.isfinite([field.low, field.high]).all() else ""
             lines.append(f"{field.name.ljust(width)}  {field.dtype} {field.shape}  {span}".rstrip())
+        lines += ["", *(f"note: {note}" for note in self.notes)] if self.notes else []
         lines += ["", *(f"fault: {fault}" for fault in self.faults)] if self.faults else ["", "no faults found"]
         return "\n".join(lines)
 
@@ -86,6 +101,7 @@ class Tally:
 
     def __init__(self):
         self.faults: list[str] = []
+        self._last_rewards, self._rewarded = 0, False
         self._returns: list[float] = []
         self._lengths: list[int] = []
         self._endings: Counter[str] = Counter()
@@ -93,7 +109,10 @@ class Tally:
         self._ranges: dict[str, tuple[float, float]] = {}
 
     def add(self, index: int, episode: Episode) -> None:
-        self.faults += [f"episode {index}: {field} {what}" for field, what in rules.non_finite(episode)]
+        found = rules.non_finite(episode) + rules.odd_discounts(episode)
+        self.faults += [f"episode {index}: {field} {what}" for field, what in found]
+        self._last_rewards += bool(episode.reward[-1])
+        self._rewarded |= bool(episode.reward[:-1].any())
         self._returns.append(episode.episode_return)
         self._lengths.append(episode.length)
         implied = rules.TERMINATED if episode.is_terminal[-1] else "not terminated"
@@ -105,11 +124,16 @@ class Tally:
                 low, high = self._ranges.get(name, (np.inf, -np.inf))
                 self._ranges[name] = min(low, float(x.min())), max(high, float(x.max()))
 
-    def report(self, path: str, episodes: int) -> Report:
+    def report(self, path: str, episodes: int, absent: tuple[str, ...] = ()) -> Report:
         nowhere = (np.nan, np.nan)
         fields = [
             Shown(name, str(dtype), shape, *self._ranges.get(name, nowhere))
             for name, (dtype, shape) in self._seen.items()
         ]
         returns, lengths = np.asarray(self._returns, np.float64), np.asarray(self._lengths, np.int64)
-        return Report(path, episodes, returns, lengths, dict(self._endings), fields, self.faults)
+        notes = [f"the steps have no {name}; {_ABSENT[name]}" for name in absent]
+        if self._last_rewards:
+            notes.append(f"{self._last_rewards:,} of {len(self._returns):,} episodes {LAST_REWARD}")
+        elif self._returns and not self._rewarded and "reward" not in absent:
+            notes.append(NO_REWARD)
+        return Report(path, episodes, returns, lengths, dict(self._endings), fields, self.faults, notes)

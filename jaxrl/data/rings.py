@@ -1,6 +1,7 @@
 """Episodes as rows: a dataset laid out as a replay's, so that whatever draws from a replay can draw from it."""
 
 import dataclasses
+import warnings
 import zlib
 from collections.abc import Iterable, Mapping
 
@@ -14,19 +15,22 @@ from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Replay
 from jaxrl.core.types import EnvSpec, PyTree, Trajectory
 from jaxrl.data.dataset import Dataset
-from jaxrl.data.episodes import Episode, field_name, non_finite
+from jaxrl.data.episodes import Episode, field_name, non_finite, odd_discounts
 from jaxrl.data.loading import Loader
+from jaxrl.data.report import LAST_REWARD, NO_REWARD
 from jaxrl.data.rows import rows_from_episode
 from jaxrl.parallel import memory
 
 _HEADROOM = 0.9  # of what is free
-_OUTSIDE = 1e-3  # how far beyond its bounds an action may lie, in ranges: others round
+_OUTSIDE = 1e-3  # how far beyond its bounds an action may lie and count as within, in ranges: others round
 
 
 def rings(
     episodes: Iterable[Episode], sources: Mapping[str, Replay], spec: EnvSpec, *, columns: int
 ) -> tuple[Rings, int]:
     """The rings of sources that draw from a dataset, as numpy, and a checksum of what is in them.
+
+    Warns of what was changed or left out: actions clipped to their bounds, rewards of last steps, no rewards at all.
 
     All rows, one episode after another, are cut into `columns` stretches of the same length. A stretch that begins or
     ends within an episode has the neighboring rows beside it, to look at and not to begin at.
@@ -41,9 +45,12 @@ def rings(
       DatasetError: an array is of another shape or kind than the environment's, or an action not one of its own.
       ConfigError: the rows do not fit in memory.
     """
+    seen = _Seen(spec)
     rows = _joined(
-        [rows_from_episode(_as_of(number, episode, spec)) for number, episode in enumerate(_fitting(episodes))]
+        [rows_from_episode(_as_of(number, episode, spec, seen)) for number, episode in enumerate(_fitting(episodes))]
     )
+    for line in seen.lines():
+        warnings.warn(f"the dataset: {line}", stacklevel=3)
     size = len(rows.reward)
     if not rows.weight.any():
         raise DatasetError("the dataset has no transition to learn from")
@@ -80,6 +87,8 @@ def fit(dataset: Dataset, spec: EnvSpec, devices: list[jax.Device]) -> bool:
 def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loader:
     """Batches of the dataset as of an environment; an episode that does not fit it is refused by name when it is read.
 
+    The first episode whose actions are clipped is warned of by name.
+
     Args:
       dataset: of which.
       source: what the items are, see `jaxrl.buffers.fixed.source_of`.
@@ -88,7 +97,11 @@ def stream(dataset: Dataset, source: Replay, spec: EnvSpec, *, seed: int) -> Loa
     """
 
     def as_of(episode):
-        return _as_of(episode.metadata.get("episode_id", "of the stream"), episode, spec)
+        number, seen = episode.metadata.get("episode_id", "of the stream"), _Seen(spec)
+        found = _as_of(number, episode, spec, seen)
+        if seen.clipped:  # by default Python shows a warning of one text once
+            warnings.warn(f"episode {number}: {seen.lines()[0]}; so are those that follow", stacklevel=2)
+        return found
 
     items = {"n_step": source.n_step, "sequence": source.sequence}
     return dataset.map(as_of, same_length=True).loader(source.batch_size, seed=seed, window="fit", **items)
@@ -108,51 +121,108 @@ def _fitting(episodes):
         yield episode
 
 
-def _as_of(number: int, episode: Episode, spec: EnvSpec) -> Episode:
+class _Seen:
+    """What is worth a word of the episodes that were made the environment's."""
+
+    def __init__(self, spec: EnvSpec):
+        self._spec = spec
+        self.episodes = self.transitions = self.clipped = self.last_rewards = 0
+        self.farthest, self.rewarded = 0.0, False
+
+    def lines(self) -> list[str]:
+        found = []
+        if self.clipped:
+            found.append(
+                f"{self.clipped:,} of {self.transitions:,} actions ({self.clipped / self.transitions:.1%}) lie beyond "
+                f"the bounds of {self._spec.action_space!r}, by up to {self.farthest:.4g}, and are clipped to them"
+            )
+        if self.last_rewards:
+            found.append(f"{self.last_rewards:,} of {self.episodes:,} episodes {LAST_REWARD}")
+        if self.transitions and not self.rewarded:
+            found.append(NO_REWARD)
+        return found
+
+    def add(self, episode: Episode) -> None:
+        self.episodes += 1
+        self.transitions += episode.length
+        self.last_rewards += bool(episode.reward[-1])
+        self.rewarded |= bool(episode.reward[:-1].any())
+
+
+def _as_of(number: int | str, episode: Episode, spec: EnvSpec, seen: _Seen) -> Episode:
     """The episode with the arrays of the environment's spaces, and without extras; `number` names it in errors."""
-    for field, what in non_finite(episode):
+    for field, what in non_finite(episode) + odd_discounts(episode):
         raise DatasetError(f"episode {number}: {field} {what}")
-    action = _as_space(episode.action, spec.action_space, f"episode {number}: action")
+    where, counts = f"episode {number}:", np.ones_like(episode.is_last)
+    if episode.reward.shape != counts.shape:
+        raise DatasetError(f"{where} reward has shape {episode.reward.shape[1:]} at each step; it must be one number")
+    acting = ~episode.is_last
+    reward = _cast(episode.reward, np.dtype(np.float32), f"{where} reward", acting)
+    action = _as_space(episode.action, spec.action_space, f"{where} action", acting)
+    seen.add(episode)
     return dataclasses.replace(
         episode,
-        observation=_as_space(episode.observation, spec.observation_space, f"episode {number}: observation"),
-        action=_allowed(action, ~episode.is_last, spec.action_space, number),
+        observation=_as_space(episode.observation, spec.observation_space, f"{where} observation", counts),
+        action=_within(action, spec.action_space, acting, seen),
+        reward=reward,
         extras={},
     )
 
 
-def _as_space(value: PyTree, space: spaces.Space, where: str) -> PyTree:
-    """Arrays `[steps, ...]` with the dtypes of a space."""
+def _as_space(value: PyTree, space: spaces.Space, where: str, counts: np.ndarray) -> PyTree:
+    """Arrays `[steps, ...]` with the dtypes of a space; what they hold means nothing where `counts` is False."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping) or set(value) != set(space.spaces):
             has = sorted(value) if isinstance(value, Mapping) else f"an array of shape {np.shape(value)[1:]}"
             raise DatasetError(f"{where} has {has}; the environment's has {sorted(space.spaces)}")
-        return {name: _as_space(value[name], child, f"{where}/{name}") for name, child in space.items}
+        return {name: _as_space(value[name], child, f"{where}/{name}", counts) for name, child in space.items}
     if isinstance(value, Mapping):
         raise DatasetError(f"{where} has {sorted(value)}; the environment's is {space!r}")
     x = np.asarray(value)
     if x.shape[1:] != space.shape or not np.can_cast(x.dtype, space.dtype, "same_kind"):
         raise DatasetError(f"{where} is {x.dtype} {x.shape[1:]}; the environment's is {space!r}")
-    return x.astype(space.dtype, copy=False)
-
-
-def _allowed(action: PyTree, weight: np.ndarray, space: spaces.Space, number: int) -> PyTree:
-    """The actions, those of a box within its bounds; they mean nothing where the weight is False."""
-    if isinstance(space, spaces.Dict):
-        return {name: _allowed(action[name], weight, child, number) for name, child in space.items}
-    if isinstance(space, spaces.Box):
-        slack = _OUTSIDE * np.maximum(np.where(np.isfinite(space.high - space.low), space.high - space.low, 1.0), 1e-6)
-        fine = (action >= space.low - slack) & (action <= space.high + slack)
-        clipped = np.clip(action, space.low, space.high)
-    else:
+    if not isinstance(space, spaces.Box):
         most = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-        fine, clipped = (action >= 0) & (action < most), np.clip(action, 0, most - 1).astype(action.dtype)
-    wrong = ~fine.reshape(len(weight), -1).all(axis=1) & weight
+        _refuse(where, x, (x < 0) | (x >= most), counts, f"the environment's are {space!r}")
+        return np.clip(x, 0, most - 1).astype(space.dtype)
+    if x.dtype.kind in "iub" and space.dtype.kind == "f":  # pixels of 0 to 255, where the environment's are 0 to 1
+        outside = (x < space.low) | (x > space.high)
+        _refuse(where, x, outside, counts, f"the environment's is {space!r}: scale it with dataset.map")
+    return _cast(x, space.dtype, where, counts)
+
+
+def _cast(x, dtype, where, counts):
+    """`x` as `dtype`, which may round floating numbers, and change nothing else."""
+    if x.dtype == dtype:
+        return x
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = x.astype(dtype)
+    lost = ~np.isfinite(found) & np.isfinite(x) if dtype.kind == "f" else found != x
+    _refuse(where, x, lost, counts, f"which {dtype} cannot hold")
+    return found
+
+
+def _refuse(where, x, wrong, counts, why):
+    """Raises if a value is wrong at a step that counts."""
+    wrong = wrong.reshape(len(counts), -1).any(axis=1) & counts
     if wrong.any():
         step = int(np.argmax(wrong))
-        raise DatasetError(
-            f"episode {number}: action is {action[step]} at step {step}; the environment's are {space!r}"
-        )
+        raise DatasetError(f"{where} is {np.array2string(x[step], threshold=8)} at step {step}; {why}")
+
+
+def _within(action: PyTree, space: spaces.Space, acting: np.ndarray, seen: _Seen) -> PyTree:
+    """The actions, those of boxes clipped to their bounds, as the environment would have taken them."""
+    if isinstance(space, spaces.Dict):
+        return {name: _within(action[name], child, acting, seen) for name, child in space.items}
+    if not isinstance(space, spaces.Box):
+        return action
+    clipped = np.clip(action, space.low, space.high)
+    if space.dtype.kind == "f":
+        span = np.where(np.isfinite(space.high - space.low), space.high - space.low, 1.0)
+        beyond = np.where(acting.reshape((-1,) + (1,) * (action.ndim - 1)), np.abs(action - clipped), 0.0)
+        far = (beyond > _OUTSIDE * np.maximum(span, 1e-6)).reshape(len(acting), -1).any(axis=1)
+        seen.clipped += int(far.sum())
+        seen.farthest = max(seen.farthest, float(beyond.max(initial=0.0)))
     return clipped
 
 

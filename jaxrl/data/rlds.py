@@ -28,6 +28,7 @@ _READ_BYTES = 1 << 20
 FILE_FORMATS = ("array_record", "tfrecord")
 _HOST = re.compile(r"host-(\d{5})-of-(\d{5})")
 _NEEDED = ("dataset_info.json", "features.json")
+_MANDATORY = ("is_first", "is_last")  # https://github.com/google-research/rlds#dataset-format
 _SUMMARISED = ("steps/reward", "steps/is_last")
 
 
@@ -157,6 +158,7 @@ class RldsReader:
       path: the directory.
       name: TFDS's name of the dataset.
       fields: the arrays of an episode.
+      absent: the optional fields of RLDS that its steps do not have.
 
     Raises:
       ConfigError: its files are none that jaxrl reads, or it has no such split.
@@ -190,8 +192,8 @@ class RldsReader:
         self.name = builder.name
         self.fields = features.read_fields(info.features)
         names = {field.name.split("/")[1] for field in self.fields if field.of_steps}
-        lacking = [name for name in rules.STEP_FIELDS if name not in names]
-        if lacking:
+        self.absent = tuple(name for name in rules.STEP_FIELDS if name not in names)
+        if lacking := [name for name in self.absent if name in _MANDATORY]:
             raise DatasetError(f"{path}: the steps have no {', no '.join(lacking)}; RLDS needs them")
         self._files = [os.fspath(file) for file in splits[split].filepaths]
         self._starts = np.concatenate([[0], np.cumsum(splits[split].shard_lengths)]).astype(np.int64)
@@ -232,7 +234,7 @@ class RldsReader:
         """`Episode.summary`, with little of the record decoded."""
         needed = [field for field in self.fields if not field.of_steps or field.name in _SUMMARISED]
         values = features.read_example(record, needed, where)
-        reward, is_last = (values.pop(name) for name in _SUMMARISED)
+        reward, is_last = (values.pop(name, np.zeros(0)) for name in _SUMMARISED)
         return values | {"return": float(np.sum(reward[:-1], dtype=np.float64)), "length": len(is_last) - 1}
 
 

@@ -12,8 +12,17 @@ import chex
 import jax
 import numpy as np
 
+from jaxrl.core.errors import DatasetError
 from jaxrl.core.types import Trajectory
-from jaxrl.data.episodes import CUT_OFF, TERMINATED, TRUNCATED, Episode, implied_discount, zero_where
+from jaxrl.data.episodes import (
+    CUT_OFF,
+    TERMINATED,
+    TRUNCATED,
+    Episode,
+    implied_discount,
+    odd_discounts,
+    zero_where,
+)
 
 
 def rows_from_episode(episode: Episode) -> Trajectory:
@@ -24,11 +33,15 @@ def rows_from_episode(episode: Episode) -> Trajectory:
     there. Rewards are float32; the discount follows from the ending.
 
     Raises:
-      AssertionError: the arrays are not equally long, or a mark is no bool.
+      AssertionError: the arrays are not equally long, a mark is no bool, or there are several rewards a step.
+      DatasetError: a discount is one that would be ignored.
     """
     last = episode.is_last
+    chex.assert_rank([episode.reward, episode.discount, last], 1)
     chex.assert_equal_shape_prefix(jax.tree.leaves(episode.steps), 1)
     chex.assert_type([episode.is_first, last, episode.is_terminal], bool)
+    for field, what in odd_discounts(episode):
+        raise DatasetError(f"{field} {what}")
     before_last, terminal = np.append(last[1:], False), bool(episode.is_terminal[-1])
     return Trajectory(
         observation=episode.observation,

@@ -244,6 +244,31 @@ def truncate(episode: Episode, condition: Callable[[Episode], np.ndarray], *, te
     return dataclasses.replace(found, metadata=metadata | {name: x for name, x in own.items() if name in metadata})
 
 
+def last_step_counts(episode: Episode) -> Episode:
+    """The episode with one more transition: what its last step holds as an action and a reward that followed.
+
+    RLDS gives the last step an observation alone. In datasets that write a step for every action, such as those of Open
+    X-Embodiment, the last action and the reward for success are there. What was seen after it is in no dataset: the
+    last observation stands there again, which is right for an episode that terminates, because nobody bootstraps from
+    it. Of others the last step stays an observation, and its action and reward mean nothing.
+    """
+    if not episode.is_terminal[-1]:
+        return episode
+    steps = jax.tree.map(lambda x: np.concatenate([x, x[-1:]]), episode.steps)
+    for leaf in jax.tree.leaves([steps["action"], steps["reward"]]):
+        leaf[-1] = 0
+    steps["is_last"][-2] = steps["is_terminal"][-2] = steps["is_first"][-1] = False
+    before = steps["discount"][-3:-2]  # of what was the terminal step
+    before[before == 0] = 1
+    steps["discount"][-2:] = 0
+    parts = {name: steps.pop(name) for name in tuple(steps) if name not in episode.extras}
+    found = Episode(**parts, metadata=episode.metadata, extras=steps)
+    own = {"return": found.episode_return, "length": found.length}
+    return dataclasses.replace(
+        found, metadata={**episode.metadata, **{name: x for name, x in own.items() if name in episode.metadata}}
+    )
+
+
 def batches(
     episode: Episode, size: int, *, shift: int | None = None, drop_remainder: bool = False
 ) -> Iterator[dict[str, PyTree]]:

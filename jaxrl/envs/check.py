@@ -133,13 +133,20 @@ def _describe(leaf: Any) -> str:
 
 
 def _determinism_problems(env: Environment, key: jax.Array) -> list[str]:
-    # Two functions, hence two traces: a number drawn by numpy while tracing would differ.
-    runs = [jax.jit(lambda key: _plain(env.reset(key)))(key) for _ in range(2)]
+    state, action = env.reset(key)[0], env.action_space.sample(key)
     return [
-        f"reset with one key gives two results, at {jax.tree_util.keystr(path)}; draw all randomness from the key"
-        for (path, a), b in zip(jax.tree.leaves_with_path(runs[0]), jax.tree.leaves(runs[1]), strict=True)
+        f"{method} with one key gives two results, at {jax.tree_util.keystr(path)}; draw all randomness from the key"
+        for method, call in (("reset", env.reset), ("step", lambda key: env.step(state, action, key)))
+        for path, a, b in _run_twice(call, key)
         if not np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
     ]
+
+
+def _run_twice(call, key):
+    # Two functions, hence two traces: a number drawn by numpy while tracing would differ.
+    runs = [jax.jit(lambda key: _plain(call(key)))(key) for _ in range(2)]
+    one, other = jax.tree.leaves_with_path(runs[0]), jax.tree.leaves(runs[1])
+    return [(path, a, b) for (path, a), b in zip(one, other, strict=True)]
 
 
 def _plain(tree: PyTree) -> PyTree:

@@ -1,14 +1,18 @@
 """What training needs of an environment, whatever it was given."""
 
+import dataclasses
+
 import jax
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, HostRecipe
-from jaxrl.envs.wrappers import EpisodeStatistics, with_auto_reset
+from jaxrl.envs.wrappers import ClipReward, EpisodeStatistics, ScaleReward, with_auto_reset
 
 
 def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
     """`env` with episode statistics and auto-reset, if it is a JAX environment that lacks them; else as it is.
+
+    The statistics are of the rewards before `ClipReward` and `ScaleReward`, wherever these stand among the wrappers.
 
     Raises:
       ConfigError: it is neither a JAX environment nor a recipe of host environments.
@@ -16,7 +20,7 @@ def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
     if isinstance(env, Environment):
         shown = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0))
         if shown.episode is None:
-            env = EpisodeStatistics(env)
+            env = _counted(env)
         return with_auto_reset(env)
     if not callable(getattr(env, "build", None)):
         raise ConfigError(
@@ -24,3 +28,21 @@ def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
             "nor `build` as HostRecipe; make one with jaxrl.make('suite:name')"
         )
     return env
+
+
+def _counted(env: Environment) -> Environment:
+    """With statistics under the innermost wrapper that changes rewards; around all if there is none."""
+    if not _changes_rewards(env):
+        return EpisodeStatistics(env)
+    return dataclasses.replace(env, env=_counted(_wrapped(env)))
+
+
+def _changes_rewards(env):
+    inner = _wrapped(env)
+    return isinstance(env, ClipReward | ScaleReward) or (inner is not None and _changes_rewards(inner))
+
+
+def _wrapped(env):
+    """What a wrapper is around, its field `env`; None if `env` is no wrapper."""
+    fields = [field.name for field in dataclasses.fields(env)] if dataclasses.is_dataclass(env) else []
+    return env.env if "env" in fields and isinstance(env.env, Environment) else None

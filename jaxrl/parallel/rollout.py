@@ -193,16 +193,18 @@ def episode_sums(rollout: Rollout) -> EpisodeSums:
     steps, lost = (jnp.sum(x.astype(jnp.float32)) for x in (rows.weight, ~rows.weight & ~last))
 
     def sums(episode, ended, lives=None):
-        returns = episode.returns[1:].astype(jnp.float32) * ended
+        returns, count = episode.returns[1:].astype(jnp.float32), jnp.sum(ended)
+        total = jnp.sum(returns * ended)
+        apart = returns - total / jnp.maximum(count, 1.0)
         length = episode.length[1:].astype(jnp.float32)
 
         def over_steps(total):  # an episode's mean
             return jnp.sum(total[1:].astype(jnp.float32) / jnp.maximum(length, 1.0) * ended)
 
         return EpisodeSums(
-            count=jnp.sum(ended),
-            returns=jnp.sum(returns),
-            squares=jnp.sum(jnp.square(returns)),
+            count=count,
+            returns=total,
+            squares=jnp.sum(jnp.square(apart) * ended),
             length=jnp.sum(length * ended),
             steps=steps,
             lost=lost,

@@ -14,6 +14,7 @@ import jaxrl
 from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.data import RldsWriter
+from jaxrl.data.rows import rows_from_episode
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -80,7 +81,6 @@ def marked(steps, *true):
         ("is_last", {"is_last": marked(5)}),
         ("is_first", {"is_first": marked(5, 0, 2)}),
         ("is_terminal", {"is_terminal": marked(5, 1, 4)}),
-        ("discount", {"discount": np.ones(5, np.float32)}),
     ],
 )
 def test_a_broken_rule_names_episode_and_field(tmp_path, field, change):
@@ -167,12 +167,79 @@ def test_what_tfds_wrote_is_read(tmp_path):
     assert dataset.report().endings == {"not terminated": 5}
 
 
+def without(path, *names, **changes):
+    """A dataset whose steps do not have these fields."""
+    steps = [{name: x for name, x in (step | changes).items() if name not in names} for step in their_steps()]
+    features = {"steps": tfds.features.Dataset(their_features(**dict.fromkeys(names)))}
+    return foreign(path, [{"steps": steps}], features)
+
+
 def test_steps_that_lack_a_field_are_told_when_it_is_opened(tmp_path):
-    step = {name: x for name, x in their_steps(1)[0].items() if name not in ("discount", "is_terminal")}
-    features = {"steps": tfds.features.Dataset(their_features(discount=None, is_terminal=None))}
-    source = foreign(tmp_path / "data", [{"steps": [step]}], features)
-    with pytest.raises(DatasetError, match="no discount, no is_terminal"):
-        jaxrl.load_dataset(source)
+    with pytest.raises(DatasetError, match="no is_first, no is_last"):
+        jaxrl.load_dataset(without(tmp_path / "data", "is_first", "is_last"))
+
+
+def test_what_rlds_does_not_demand_may_be_absent(tmp_path):
+    """https://github.com/google-research/rlds#dataset-format: is_first and is_last alone are mandatory."""
+    bare = jaxrl.load_dataset(
+        without(tmp_path / "bare", "observation", "action", "reward", "discount", "is_terminal", "language_instruction")
+    )
+    (read,) = bare
+    assert read.observation == {} and read.action == {} and read.reward.tolist() == [0, 0, 0]
+    assert read.discount.tolist() == [1, 1, 0] and not read.is_terminal.any()
+    assert bare.lengths.tolist() == [2] and next(bare.summaries())["return"] == 0
+    notes = bare.report().notes
+    assert len(notes) == 5 and "the steps have no reward; each counts as 0" in notes
+    # The discount says that it terminated.
+    (ended,) = jaxrl.load_dataset(without(tmp_path / "ended", "is_terminal", discount=np.float32(0)))
+    assert ended.is_terminal.tolist() == [False, False, True]
+    (went_on,) = jaxrl.load_dataset(without(tmp_path / "went_on", "is_terminal"))
+    assert not went_on.is_terminal.any()
+
+
+def open_x(count=4):
+    """An episode as Open X-Embodiment has them: every step an action, the only reward at the last, discount 1."""
+    steps = their_steps(count)
+    for step in steps:
+        step["reward"] = np.float32(step["is_last"])
+    steps[-1]["is_terminal"] = True
+    return steps
+
+
+def test_the_last_step_may_be_a_transition(tmp_path):
+    features = {"steps": tfds.features.Dataset(their_features())}
+    source = foreign(tmp_path / "data", [{"steps": open_x()}, {"steps": their_steps()}], features)
+    plain, whole = jaxrl.load_dataset(source), jaxrl.load_dataset(source, last_step="transition")
+    assert plain.report().faults == [] and "2 of 2 episodes have a reward at their last step" in plain.report().notes[0]
+    assert plain.lengths.tolist() == [3, 2] and plain[0].episode_return == 0
+    # That of the terminal end is learned from, that of the other, whose next observation nobody saw, is not.
+    assert whole.lengths.tolist() == [4, 2]
+    rows = rows_from_episode(whole[0])
+    assert rows.reward.tolist() == [0, 0, 0, 1, 0] and rows.terminated.tolist() == [False, False, False, True, False]
+    assert rows.weight.tolist() == [True] * 4 + [False] and rows.first.tolist() == [True] + [False] * 4
+    np.testing.assert_array_equal(rows.action[3], open_x()[-1]["action"])
+    np.testing.assert_array_equal(rows.observation["image"][4], open_x()[-1]["observation"]["image"])
+    assert_bitwise(whole[1].steps, plain[1].steps)
+    with pytest.raises(ConfigError, match="unknown last_step 'reward'"):
+        jaxrl.load_dataset(source, last_step="reward")
+
+
+@pytest.mark.parametrize("discount, step", [([0.9] * 5, 0), ([1, 0, 1, 1, 0], 1), ([1, 1, 1, 0.5, 0], 3)])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_discounts_that_would_be_ignored_are_refused(tmp_path, discount, step, terminal):
+    """0 midway would be bootstrapped from, and so would 0.9 throughout, undiscounted."""
+    odd = dataclasses.replace(plain(1), discount=np.asarray(discount, np.float32), is_terminal=marked(5, 4)[:5])
+    odd.is_terminal[-1] = terminal
+    dataset = jaxrl.load_dataset(f"rlds:{write(tmp_path / 'data', [plain(0), odd])}")
+    words = f"discount is {discount[step]:g} at step {step} of 5"
+    assert words in dataset.report().faults[0] and dataset[1].discount[0] == np.float32(discount[0])
+    with pytest.raises(DatasetError, match=words):
+        dataset.arrays()
+
+
+def test_a_discount_of_1_before_a_terminal_end_is_fine():
+    one = dataclasses.replace(plain(1), discount=np.ones(5, np.float32))
+    assert rows_from_episode(one).terminated.tolist() == [False, False, False, bool(one.is_terminal[-1]), False]
 
 
 def test_damage_is_told_and_never_read_as_something_else(tmp_path):

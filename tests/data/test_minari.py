@@ -4,6 +4,7 @@ import dataclasses
 import os
 import sys
 
+import gymnasium
 import jax
 import ml_dtypes
 import numpy as np
@@ -225,6 +226,24 @@ def test_both_exports_are_the_same_episodes(tmp_path, env, algo, ends):
     assert actions.shape == env.action_space.shape and actions.dtype.kind == env.action_space.dtype.kind
 
 
+def test_integers_that_count_from_elsewhere(tmp_path, monkeypatch):
+    """What is exported with an `env_spec` can be played in that environment, and comes back counted from 0."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path))
+    env = jaxrl.make("gymnasium:host_probes:Counting-v0")
+    policy = untrained(env, PPO)
+    asked = {"episodes": 2, "num_envs": 1, "explore": True, "progress": False}
+    jaxrl.export_minari(policy, env, "counting-v0", env_spec="Counting-v0", **asked)
+    rlds = jaxrl.load_dataset(f"rlds:{jaxrl.export_rlds(policy, env, tmp_path / 'rlds', **asked)}")
+    dataset, stored = jaxrl.load_dataset("minari:counting-v0"), theirs.load_dataset("counting-v0")
+    assert stored.action_space.start == 1
+    for ours, raw, other in zip(dataset, stored, rlds, strict=True):
+        assert set(raw.actions.tolist()) <= {1, 2} and (ours.action[:-1] == raw.actions - 1).all()
+        assert_bitwise(ours.steps, other.steps)
+    world = stored.recover_environment()
+    world.reset()
+    assert [world.step(action)[1] for action in stored[0].actions] == stored[0].rewards.tolist()
+
+
 def test_one_process_alone_writes_for_minari(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ConfigError, match="2 processes: a Minari dataset is written by one"):
@@ -294,6 +313,41 @@ def test_what_minari_wrote_is_read(tmp_path, monkeypatch):
     assert read.extras["success"].ravel().tolist() == [True] * 4 + [False]
     assert read.extras["deep"]["x"].tolist() == [0, 1, 2, 3, 4]
     assert dataset.report().faults == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "space, first, ours",
+    [
+        (gymnasium.spaces.Discrete(3, start=1), 1, spaces.Discrete(3)),
+        (gymnasium.spaces.MultiDiscrete([3, 2], start=[1, -4]), [1, -4], spaces.MultiDiscrete((3, 2))),
+        (gymnasium.spaces.Box(np.array([1, -4]), np.array([3, -3]), (2,), int), [1, -4], spaces.MultiDiscrete((3, 2))),
+    ],
+    ids=["Discrete", "MultiDiscrete", "integer Box"],
+)
+def test_spaces_of_others_count_from_zero_here(tmp_path, monkeypatch, space, first, ours):
+    """As in the environment that `jaxrl.make` makes of theirs: what is learned is what was done."""
+    from jaxrl.envs.host import conversion
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path))
+    done = np.asarray(first) + np.resize([[0, 0], [1, 1]], (4, 2))[:, : np.size(first)].reshape(4, *np.shape(first))
+    seen = {"room": np.arange(1, 6), "place": np.arange(5)}
+    buffer = theirs.data_collector.EpisodeBuffer(
+        observations=seen,
+        actions=done,
+        rewards=np.ones(4),
+        terminations=np.zeros(4, bool),
+        truncations=np.arange(4) == 3,
+        infos=None,
+    )
+    rooms = gymnasium.spaces.Dict(
+        {"room": gymnasium.spaces.Discrete(5, start=1), "place": gymnasium.spaces.Discrete(5)}
+    )
+    theirs.create_dataset_from_buffers("begun-v0", [buffer], observation_space=rooms, action_space=space)
+    (read,) = jaxrl.load_dataset("minari:begun-v0")
+    made = conversion.actions(space, "theirs")
+    assert made.space == ours and np.array_equal(made.write(read.action[:-1]), done)
+    assert read.observation["room"].tolist() == read.observation["place"].tolist() == list(range(5))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -142,7 +142,12 @@ def test_frames_are_stored_once():
     [
         ({"observation": np.zeros((4, 3), np.float32)}, r"episode 1: observation is float32 \(3,\)"),
         ({"observation": {"x": np.zeros((4, 2), np.float32)}}, r"episode 1: observation has \['x'\]"),
-        ({"action": np.full((4, 1), 1.5, np.float32)}, r"episode 1: action is \[1.5\] at step 0"),
+        ({"action": np.full((4, 1), 2, np.int32)}, r"episode 1: action is \[2\] at step 0.*scale it"),
+        ({"action": np.full((4, 1), 1e300)}, r"episode 1: action is \[1.e\+300\] at step 0; which float32 cannot hold"),
+        ({"observation": np.full((4, 2), 1e300)}, "episode 1: observation is .* at step 0; which float32 cannot hold"),
+        ({"reward": np.array([0, 1e300, 0, 0])}, "episode 1: reward is 1.e.300 at step 1; which float32 cannot hold"),
+        ({"reward": np.zeros((4, 1), np.float32)}, r"episode 1: reward has shape \(1,\) at each step"),
+        ({"discount": np.full(4, 0.9, np.float32)}, "episode 1: discount is 0.9 at step 0"),
         ({"action": np.zeros((4, 1), np.int32)}, None),
         ({"action": np.full((4, 1), np.nan, np.float32)}, "episode 1: action is not finite at step 0"),
         ({"reward": np.array([0, np.inf, 0, 0], np.float32)}, "episode 1: reward is not finite at step 1"),
@@ -156,6 +161,45 @@ def test_what_is_not_of_the_environment_is_refused_by_name(change, said):
         return
     with pytest.raises(DatasetError, match=said):
         rings.rings(episodes, sources, SPEC, columns=1)
+
+
+def test_casts_change_nothing_but_rounding():
+    sources = {"replay": fixed.source_of(Dataset(8))}
+
+    def laid(space, observation):
+        one = dataclasses.replace(episode(0, 3, "truncated"), observation=observation)
+        made = rings.rings([one], sources, dataclasses.replace(SPEC, observation_space=space), columns=1)[0]
+        return made["replay"].rows.observation[0]
+
+    pixels, unit = np.full((4, 2), 255, np.uint8), spaces.Box(0.0, 1.0, (2,))
+    with pytest.raises(DatasetError, match="observation is .255 255. at step 0.*scale it"):
+        laid(unit, pixels)
+    assert laid(spaces.Box(0, 255, (2,)), pixels).max() == 255.0
+    with pytest.raises(DatasetError, match="which int32 cannot hold"):
+        laid(spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), np.full((4, 2), 2**31, np.int64))
+    with pytest.raises(DatasetError, match="observation is .3 3. at step 0"):
+        laid(spaces.MultiDiscrete((3, 4)), np.full((4, 2), 3))
+    np.testing.assert_array_equal(laid(unit, np.full((4, 2), 0.1))[:3], np.float32(0.1))
+
+
+def test_actions_beyond_their_bounds_are_clipped_and_counted():
+    actions = np.float32([[1.5], [-3.0], [0.5], [99.0]])
+    bad = dataclasses.replace(episode(1, 3, "truncated"), action=actions)
+    sources = {"replay": fixed.source_of(Dataset(8))}
+    with pytest.warns(UserWarning, match=r"2 of 6 actions \(33.3%\) lie beyond .*by up to 2, and are clipped"):
+        made = rings.rings([episode(0, 3, "truncated"), bad], sources, SPEC, columns=1)[0]["replay"]
+    rows = made.rows
+    assert rows.action[rows.observation[..., 0] == 1][:3, 0].tolist() == [1.0, -1.0, 0.5]
+
+
+def test_rewards_that_are_left_out_are_told():
+    sources = {"replay": fixed.source_of(Dataset(8))}
+    last = dataclasses.replace(episode(0, 3, "terminated"), reward=np.float32([0, 0, 0, 1]))
+    with pytest.warns(UserWarning) as told:
+        rings.rings([last], sources, SPEC, columns=1)
+    said = [str(warning.message) for warning in told]
+    assert any("1 of 1 episodes have a reward at their last step" in line for line in said)
+    assert any("every reward is 0" in line for line in said)
 
 
 def test_discrete_actions_are_checked_and_the_last_ones_are_not():

@@ -46,6 +46,8 @@ class Walk:
 
     def step(self, state, action, key):
         time = state.time + 1
+        if self.fault == "numpy randomness in step":
+            key = jax.random.key(int(np.random.default_rng().integers(1 << 30)))
         if self.fault == "dtype changes":
             time = time.astype(jnp.float32)
         time_step = transition(self._observe(jnp.asarray(time, jnp.int32), key), jnp.float32(1), time >= 3, time < 0)
@@ -79,6 +81,7 @@ FAULTS = {
     "first within": "TimeStep.first is set within an episode",
     "first not set": "TimeStep.first is not set by reset",
     "numpy randomness": "reset with one key gives two results, at .*x.*draw all randomness from the key",
+    "numpy randomness in step": "step with one key gives two results, at .*x.*draw all randomness from the key",
     "host code": "reset cannot be traced by jit, vmap and scan: ",
     "outside": r"TimeStep.observation\['x'\] leaves the space",
     "shape": r"TimeStep.observation\['x'\]: the space says float32\[2\], reset gives float32\[3\]",

@@ -24,6 +24,7 @@ from jaxrl.envs import (
     StickyActions,
     TimeLimit,
     check_env,
+    prepared,
     with_auto_reset,
 )
 from jaxrl.envs.timestep import restart, transition
@@ -119,6 +120,18 @@ def test_episode_statistics_equal_numpy_and_ignore_reward_wrappers():
     np.testing.assert_array_equal(steps.episode.length, length)
     expected = np.where(steps.first[1:], 0.0, 10.0 * np.clip(actions, -1.0, 1.0))
     np.testing.assert_allclose(steps.reward[1:], expected)
+
+
+@pytest.mark.parametrize("actions", [jnp.arange(1.0, 13.0), jnp.full(12, 5.0)])
+def test_returns_are_of_the_rewards_before_wrappers_of_a_user_change_them(actions):
+    """Also where a wrapper of another kind is around those that do; 5 a step for 3 steps is 15, not 3."""
+    for env in (
+        ClipReward(Counter(length=3)),
+        TimeLimit(ScaleReward(ClipReward(ClipAction(Counter(length=3))), 9.0), 8),
+    ):
+        steps = play(prepared(env), actions, jax.random.key(0), 3)
+        np.testing.assert_allclose(steps.episode.returns[-1], jnp.minimum(actions, 10.0)[:3].sum())
+        assert steps.terminated[-1] and steps.reward[-1] in (1.0, 9.0)
 
 
 def test_episode_statistics_over_an_auto_reset_are_the_same():

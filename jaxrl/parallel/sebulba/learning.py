@@ -122,7 +122,7 @@ class HostLearning:
             )
         episodes = collected.episodes
         if self.processes > 1:
-            episodes = jax.tree.map(jnp.sum, episodes)
+            episodes = episodes.merged(partial(jax.tree.map, jnp.sum))
         return state, report.replace(episodes=episodes)
 
     def _learn(self, algo, state, rollout, dataset):
