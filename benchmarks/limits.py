@@ -87,7 +87,7 @@ class Jaxrl:
             state = program.start(algo, env, 0)
             self.states[key] = program.chunk(algo, env, state, 1_000, 10**6)[0]
         if bare:
-            return self.updates(algo, program.spec, self.states[key].learner, rows)
+            return self.updates(algo, program.layout.spec, self.states[key].learner, rows)
         steps_per_env = algo.rollout_length * num_envs
         start = time.perf_counter()
         state = program.chunk(algo, env, self.states[key], rows // steps_per_env, 10**6)[0]

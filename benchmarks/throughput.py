@@ -81,7 +81,7 @@ class Jaxrl:
         program = jaxrl.Anakin(num_envs, devices=devices).bind(algo, env)
         steps_per_env = iterations * 128
         if seeds == 1:
-            algo, env = program.place(algo), program.place(env)
+            algo, env = program.layout.place(algo), program.layout.place(env)
             state = jax.block_until_ready(program.start(algo, env, seed))
             start = time.perf_counter()
             jax.block_until_ready(program.chunk(algo, env, state, iterations, steps_per_env))

@@ -10,12 +10,8 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Algorithm, EnvSpec, PyTree
 
 
-class Program[Env, Data](Protocol):
-    """One run of one algorithm in one topology, checked and ready to begin.
-
-    `Env` is what it acts in, or None; `Data` is how it gets a dataset: rows on the devices, a stream of batches, or
-    None. The algorithm given to each method is the one that was bound, its numbers maybe others.
-    """
+class RunLayout(Protocol):
+    """How a run lies over the devices that learn."""
 
     @property
     def spec(self) -> EnvSpec: ...
@@ -42,6 +38,17 @@ class Program[Env, Data](Protocol):
     def place[T: PyTree](self, tree: T) -> T:
         """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
         ...
+
+
+class Program[Env, Data](Protocol):
+    """One run of one algorithm in one topology, checked and ready to begin.
+
+    `Env` is what it acts in, or None; `Data` is how it gets a dataset: rows on the devices, a stream of batches, or
+    None. The algorithm given to each method is the one that was bound, its numbers maybe others.
+    """
+
+    @property
+    def layout(self) -> RunLayout: ...
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Environment steps of an iteration, over all environments; updates, where nothing acts."""

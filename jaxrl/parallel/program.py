@@ -65,7 +65,7 @@ class Layout:
         return Experience(algo, self.spec, self.num_envs, self.shards, self.dataset_fraction, self.replicas)
 
     def place[T: PyTree](self, tree: T) -> T:
-        """As of `Program`."""
+        """As of `RunLayout`."""
         return meshes.everywhere(tree, self.mesh)
 
     def partition(self, algo: Algorithm) -> RunState:
@@ -241,33 +241,9 @@ class CompiledProgram[Env]:
     layout: Layout
     collects: Collects[Env]
 
-    @property
-    def spec(self) -> EnvSpec:
-        return self.layout.spec
-
-    @property
-    def num_envs(self) -> int:
-        return self.layout.num_envs
-
-    @property
-    def shards(self) -> int:
-        return self.layout.shards
-
-    @property
-    def dataset_fraction(self) -> float:
-        return self.layout.dataset_fraction
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        return self.layout.mesh
-
-    def place[T: PyTree](self, tree: T) -> T:
-        """As of `Program`."""
-        return self.layout.place(tree)
-
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """As of `Program`."""
-        return self.collects.steps_per_env(algo) * self.num_envs
+        return self.collects.steps_per_env(algo) * self.layout.num_envs
 
     # --- pure ----------------------------------------------------------------------------------------------------
 
@@ -353,7 +329,7 @@ class CompiledProgram[Env]:
             state, report, rows = iterate(state)
 
             def write(kept, x):
-                x = x if len(recorded.env_index) == self.num_envs else x[:, columns]
+                x = x if len(recorded.env_index) == self.layout.num_envs else x[:, columns]
                 return jax.lax.dynamic_update_slice_in_dim(kept, jnp.swapaxes(x, 0, 1), number * time, 1)
 
             return state, total.add(report, number), jax.tree.map(write, kept, rows)
@@ -405,7 +381,7 @@ class CompiledProgram[Env]:
         dataset: Rings | None = None,
     ) -> tuple[RunState, Report]:
         """As of `Program`."""
-        numbers = self.place((np.int32(length), np.float32(total_steps_per_env)))
+        numbers = self.layout.place((np.int32(length), np.float32(total_steps_per_env)))
         return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, *numbers, dataset)
 
     def recorded(self, algo: Algorithm, every: int) -> Recorded:
@@ -425,7 +401,7 @@ class CompiledProgram[Env]:
     ) -> tuple[RunState, Report, Fetch]:
         """As of `RecordingProgram`."""
         steps_per_env, time = state.steps_per_env, ro.rollout_length(algo)
-        numbers = self.place((np.int32(length), np.float32(total_steps_per_env)))
+        numbers = self.layout.place((np.int32(length), np.float32(total_steps_per_env)))
         buffers, state = state.buffers, state.replace(buffers={})
         state, report, kept = _recorded_chunk(self, recorded, algo, env, state, buffers, *numbers, dataset)
 

@@ -76,30 +76,6 @@ class StreamedProgram:
     layout: Layout
     block: int
 
-    @property
-    def spec(self) -> EnvSpec:
-        return self.layout.spec
-
-    @property
-    def num_envs(self) -> int:
-        return self.layout.num_envs
-
-    @property
-    def shards(self) -> int:
-        return self.layout.shards
-
-    @property
-    def dataset_fraction(self) -> float:
-        return self.layout.dataset_fraction
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        return self.layout.mesh
-
-    def place[T: PyTree](self, tree: T) -> T:
-        """As of `Program`."""
-        return self.layout.place(tree)
-
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Updates of an iteration."""
         return self.block
@@ -139,7 +115,11 @@ class StreamedProgram:
         """As of `Program`; while an iteration runs, the batches of the next are made."""
         if dataset is None:
             raise ValueError("there is nothing to learn from without a dataset")
-        total, number_of_steps, first = None, self.place(np.float32(total_steps_per_env)), int(state.steps_per_env)
+        total, number_of_steps, first = (
+            None,
+            self.layout.place(np.float32(total_steps_per_env)),
+            int(state.steps_per_env),
+        )
         for number in range(length):
             batches = dataset.take(first + number * self.block, self.block)
             batches = jax.device_put(batches, self.layout.on_mesh(_batch_specs(batches)))
@@ -159,13 +139,15 @@ class StreamedProgram:
             resolved = self.layout.resolve(algo, state, total_steps_per_env)
             if isinstance(batch, SequenceBatch):
                 size = batch.mask.shape[1]
-                one = resolved.initial_carry(self.spec, jnp.int32(0), self.num_envs)
+                one = resolved.initial_carry(self.layout.spec, jnp.int32(0), self.layout.num_envs)
                 batch = batch.replace(carry=jax.tree.map(lambda x: jnp.broadcast_to(x[None], (size, *x.shape)), one))
             else:
                 size = batch.weight.shape[0]
             batch = batch.replace(sample_info=_all_alike(size))
             key = jax.random.fold_in(keys.update_key(state.key, state.steps_per_env.low), 0)
-            learner, info = resolved.update(state.learner, {name: batch}, spec=self.spec, key=key, replicas=replicas)
+            learner, info = resolved.update(
+                state.learner, {name: batch}, spec=self.layout.spec, key=key, replicas=replicas
+            )
             return state.replace(learner=learner, steps_per_env=state.steps_per_env.add(1)), jax.tree.map(
                 jnp.float32, info.metrics
             )
@@ -207,5 +189,5 @@ def _block(program, algo, state, batches, total_steps_per_env):
         return program.advance(algo, state, batches, total_steps_per_env)
     everywhere = PartitionSpec()
     specs = (everywhere, everywhere, _batch_specs(batches), everywhere)
-    advance = meshes.over_devices(program.advance, program.mesh, specs, (everywhere, everywhere))
+    advance = meshes.over_devices(program.advance, program.layout.mesh, specs, (everywhere, everywhere))
     return advance(algo, state, batches, total_steps_per_env)

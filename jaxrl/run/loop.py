@@ -91,7 +91,7 @@ class Loop:
         self.evaluator = Evaluator(self._play, self._evaluated, beside=async_evaluation)
         self.rows = program.steps_per_iteration(algo)
         self.iterations = -(-total_steps // self.rows)
-        self.total_steps_per_env = self.iterations * self.rows // program.num_envs
+        self.total_steps_per_env = self.iterations * self.rows // program.layout.num_envs
         self.evaluate_each = self._iterations(evaluate_every)
         self.save_each = self._iterations(checkpoint_every)
         self.callbacks = callbacks
@@ -162,12 +162,12 @@ class Loop:
 
     def _place(self):
         """Puts the numbers of algorithm and environment where the program runs, once, so that no chunk moves them."""
-        self.algo_there, self.env_there = self.program.place(self.algo), self.env
+        self.algo_there, self.env_there = self.program.layout.place(self.algo), self.env
         if isinstance(self.env, Environment):
-            self.env_there = self.program.place(self.env)
+            self.env_there = self.program.layout.place(self.env)
         same = self.eval_env is self.env
         if not same and isinstance(self.eval_env, Environment):
-            self.eval_env = self.program.place(self.eval_env)
+            self.eval_env = self.program.layout.place(self.eval_env)
         elif same:
             self.eval_env = self.env_there
         self.eval_env = local(self.eval_env)
@@ -304,7 +304,7 @@ class Loop:
             decision = self.callbacks(self._moment(state, done))
         distributed.check_same({"callbacks": self.callbacks.keep()["env"]})
         if decision.env is not None:
-            self.env_there = self.program.place(decision.env)
+            self.env_there = self.program.layout.place(decision.env)
         if decision.metrics:
             self._write({"step": done * self.rows, "seconds": time.monotonic() - self.began} | dict(decision.metrics))
         return decision
@@ -329,17 +329,17 @@ class Loop:
         return done % self.evaluate_each == 0 and done * self.rows not in self.evaluator.scores
 
     def _evaluate(self, state, done):
-        progress = self.program.place(np.float32(min(done / self.iterations, 1.0)))
+        progress = self.program.layout.place(np.float32(min(done / self.iterations, 1.0)))
         # Every process plays by itself, on one of its devices.
         algo, actor = policy_at(*local((self.algo_there, state.learner, progress)))
         if self.checkpointer is not None and self.evaluator.beside:
             self.checkpointer.awaiting = done * self.rows
-        self.evaluator.begin(done * self.rows, algo, actor, list(self.program.mesh.devices.flat))
+        self.evaluator.begin(done * self.rows, algo, actor, list(self.program.layout.mesh.devices.flat))
 
     def _play(self, algo, actor):
         settings = {"seed": self.seed, "episodes": self.evaluation_episodes, "explore": self.explore}
         settings |= {"step_timeout": self.step_timeout}
-        return evaluate(algo, actor, self.eval_env, self.program.spec, **settings)
+        return evaluate(algo, actor, self.eval_env, self.program.layout.spec, **settings)
 
     def _evaluated(self, step, evaluation):
         if self.checkpointer is not None and self.evaluator.beside:
@@ -375,7 +375,7 @@ class Loop:
             record.callbacks, self.env_there if isinstance(self.env_there, Environment) else None
         )
         if changed is not None:
-            self.env_there = self.program.place(changed)
+            self.env_there = self.program.layout.place(changed)
         return state, step // self.rows, record.callbacks
 
     def _note(self, text):
@@ -421,7 +421,7 @@ class Loop:
             total_steps=done * self.rows,
             steps_per_second=self.timed_iterations * self.rows / max(self.timed_seconds, 1e-9),
             wall_seconds=wall,
-            spec=self.program.spec,
+            spec=self.program.layout.spec,
             progress=min(done / self.iterations, 1.0),
             run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,
             seed=self.seed,

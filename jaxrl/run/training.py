@@ -155,7 +155,7 @@ def train(
     if offline:
         stream = topology.stream
         if stream is None:
-            stream = not rings.fit(dataset, program.spec, list(program.mesh.devices.flat))
+            stream = not rings.fit(dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
         topology = dataclasses.replace(topology, stream=stream)
         if stream:
             program = topology.bind_stream(algo, env)
@@ -165,7 +165,7 @@ def train(
     recorder = None
     if record is not None:
         with distributed.collective_errors("looking where to record"):
-            record.check(program.spec, run_dir, overwrite)
+            record.check(program.layout.spec, run_dir, overwrite)
         assert isinstance(program, RecordingProgram)  # the others have no environment
         recorder = Recorder(record, program.recorded(algo, record.every), algo, env, seed, run_dir)
     stops = [] if target_return is None else [StopAtReturn(target_return)]
@@ -197,7 +197,7 @@ def train(
     try:
         if run_dir is None:
             return run.train(loggers, display, None, None)
-        resolved = dataclasses.replace(topology, shards=program.shards)
+        resolved = dataclasses.replace(topology, shards=program.layout.shards)
         config = run_config(algo, env, resolved, total_steps, seed, settings, described)
         with opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
             return run.train(loggers, display, directory, checkpointer)
@@ -215,19 +215,19 @@ def _streamed(algo, dataset, program, seed):
     described = {
         "path": str(dataset.path),
         "checksum": zlib.crc32(dataset.lengths.tobytes()),
-        "dataset_fraction": program.dataset_fraction,
+        "dataset_fraction": program.layout.dataset_fraction,
     }
-    return described, rings.stream(dataset, source, program.spec, seed=seed)
+    return described, rings.stream(dataset, source, program.layout.spec, seed=seed)
 
 
 def _held(algo, dataset, program):
     """What config.json says of a dataset, and its transitions on the program's devices."""
     sources = program.layout.experience(algo).dataset_sources
-    made, checksum = rings.rings(dataset, sources, program.spec, columns=program.shards)
+    made, checksum = rings.rings(dataset, sources, program.layout.spec, columns=program.layout.shards)
     made = {of_dataset(name): ring for name, ring in made.items()}
-    memory.check_rings(made, list(program.mesh.devices.flat))
-    described = {"path": str(dataset.path), "checksum": checksum, "dataset_fraction": program.dataset_fraction}
-    return described, meshes.sharded(made, program.mesh, fixed.partition(made, "data"))
+    memory.check_rings(made, list(program.layout.mesh.devices.flat))
+    described = {"path": str(dataset.path), "checksum": checksum, "dataset_fraction": program.layout.dataset_fraction}
+    return described, meshes.sharded(made, program.layout.mesh, fixed.partition(made, "data"))
 
 
 def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[str]:

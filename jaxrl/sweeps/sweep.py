@@ -279,8 +279,8 @@ def _train_many(many, algos, env, keys, iterations, points, display, done_before
     learner.check_memory(many.first(algos), one, devices, runs=jax.tree.leaves(algos)[0].shape[0], saved=False)
     states = many.start(algos, env, keys)
     borders = [iterations * (index + 1) // points for index in range(points)]
-    total_steps_per_env = iterations * many.program.steps_per_iteration(many.first(algos)) // many.program.num_envs
     rows = many.program.steps_per_iteration(many.first(algos))
+    total_steps_per_env = iterations * rows // many.program.layout.num_envs
     reports, steps, at_iteration, timed, done = [], [], 0, [], done_before
     since = time.monotonic()
     for border in borders:

@@ -139,7 +139,7 @@ def _in_turn(advance, algos, states):
 
 @partial(jax.jit, static_argnums=0, static_argnames=("num_envs", "quota", "explore"))
 def _evaluate_many(many, algos, learners, env, keys, *, num_envs, quota, explore):
-    spec = many.program.spec
+    spec = many.program.layout.spec
 
     def one(algo, learner, key, env):
         final = resolve_schedules(algo, jnp.float32(1.0))

@@ -80,10 +80,10 @@ def test_values(name):
     for probe, truth in TRUTH.items():
         env = envs.prepared(envs.make(f"probe:{probe}", continuous=True))
         program = TOPOLOGY.bind(algo, env)
-        steps_per_env = ITERATIONS * program.steps_per_iteration(algo) // program.num_envs
+        steps_per_env = ITERATIONS * program.steps_per_iteration(algo) // program.layout.num_envs
         state, report = program.chunk(algo, env, program.start(algo, env, 0), ITERATIONS, steps_per_env)
         assert report.failed_at == -1
-        observation, value, action = played(algo, program.spec, env, state.learner)
+        observation, value, action = played(algo, program.layout.spec, env, state.learner)
         # 5 % of the endless task's value of 10: it is only right if its time limits are bootstrapped through.
         tolerance = 0.25 if probe == "Truncated" else 0.1
         np.testing.assert_allclose(value, truth(observation), atol=tolerance, err_msg=probe)

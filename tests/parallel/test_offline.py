@@ -42,7 +42,7 @@ def episodes():
     algo = resolve_schedules(DQN, np.float32(0.0))
     program = anakin().bind(algo, ENV)
     state = program.start(algo, ENV, 0)
-    policy = jaxrl.Policy(algo, algo.actor(state.learner), program.spec)
+    policy = jaxrl.Policy(algo, algo.actor(state.learner), program.layout.spec)
     cutter, found = EpisodeCutter(NUM_ENVS), Episodes()
     which = {"env_index": np.arange(NUM_ENVS), "all_envs": NUM_ENVS}
     stream = recording.play(policy, ENV, **which, seed=1, explore=True)
@@ -53,9 +53,9 @@ def episodes():
 
 def rings(program, algo):
     sources = program.layout.experience(algo).dataset_sources
-    made = data_rings.rings(episodes(), sources, program.spec, columns=program.shards)[0]
+    made = data_rings.rings(episodes(), sources, program.layout.spec, columns=program.layout.shards)[0]
     made = {of_dataset(name): ring for name, ring in made.items()}
-    return meshes.sharded(made, program.mesh, fixed.partition(made, "data"))
+    return meshes.sharded(made, program.layout.mesh, fixed.partition(made, "data"))
 
 
 def run(topology, env=ENV, fraction=1.0, chunks=(12,)):

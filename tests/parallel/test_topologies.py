@@ -24,7 +24,7 @@ def run(name, topology, host=False, seed=3):
     iterations = UPDATES + (1 if name in ("dqn", "r2d2") else 0)  # whose first iteration only fills the replay
     try:
         state = program.start(algo, env, seed)
-        steps_per_env = 2 * iterations * program.steps_per_iteration(algo) // program.num_envs
+        steps_per_env = 2 * iterations * program.steps_per_iteration(algo) // program.layout.num_envs
         state, report = program.chunk(algo, env, state, iterations, steps_per_env)
         assert report.iterations == UPDATES
         assert report.episodes.count > 20, "no episode boundary was met"

@@ -23,7 +23,7 @@ from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.report import Report, summed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, EnvSpec, Episodes, HostRecipe, PyTree, env_spec
+from jaxrl.core.types import Algorithm, Episodes, HostRecipe, PyTree, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, first_call
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
@@ -159,34 +159,9 @@ class SebulbaProgram:
         self._threads: ActorThreads | None = None
         self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
 
-    @property
-    def spec(self) -> EnvSpec:
-        return self.layout.spec
-
-    @property
-    def num_envs(self) -> int:
-        return self.layout.num_envs
-
-    @property
-    def shards(self) -> int:
-        return self.layout.shards
-
-    @property
-    def dataset_fraction(self) -> float:
-        return self.layout.dataset_fraction
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        """The learner's devices."""
-        return self.layout.mesh
-
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """As of `Program`."""
-        return ro.rollout_length(algo) * self.num_envs
-
-    def place[T: PyTree](self, tree: T) -> T:
-        """As of `Program`."""
-        return self.layout.place(tree)
+        return ro.rollout_length(algo) * self.layout.num_envs
 
     def start(
         self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True, dataset: Rings | None = None
@@ -214,23 +189,25 @@ class SebulbaProgram:
         """As of `Program`: host environments cannot be saved, and begin new episodes."""
         begin = jax.jit(self._begins.begin, out_shardings=self.layout.on_mesh(PartitionSpec("data")))
         resolved = resolve_schedules(algo, jnp.float32(0.0))
-        acting = begin(resolved, self._first_timesteps(), self.place(jax.random.key(0)))  # nothing random is in it
+        acting = begin(
+            resolved, self._first_timesteps(), self.layout.place(jax.random.key(0))
+        )  # nothing random is in it
         return {"timestep": acting.timestep, "carry": acting.carry}
 
     def _first_timesteps(self):
         first = jax.tree.map(lambda *x: np.concatenate(x), *(c.first_timestep() for c in self._collectors))
         specs = PartitionSpec("data")
         if self._processes > 1:
-            return meshes.from_processes(first, self.mesh, specs)
+            return meshes.from_processes(first, self.layout.mesh, specs)
         return jax.device_put(first, self.layout.on_mesh(specs))
 
     def _build(self, algo, env, seed):
         """New environments, and what collects from them."""
         self.close()
         groups, remote = self.topology.threads * self.topology.groups, self.topology.remote
-        size = self.num_envs // (groups * self._processes)
+        size = self.layout.num_envs // (groups * self._processes)
         first_env = jax.process_index() * groups * size
-        steps = HostSteps(self.spec, self.num_envs, size, ro.rollout_length(algo))
+        steps = HostSteps(self.layout.spec, self.layout.num_envs, size, ro.rollout_length(algo))
         devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
         store = None
         if remote is not None and remote.policy:
@@ -303,8 +280,8 @@ class SebulbaProgram:
     ) -> tuple[RunState, Report, Fetch]:
         """As of `RecordingProgram`."""
         kept, versions, time = [], [], ro.rollout_length(algo)
-        size = self.num_envs // (self._processes * len(self._collectors))
-        first = jax.process_index() * (self.num_envs // self._processes)
+        size = self.layout.num_envs // (self._processes * len(self._collectors))
+        first = jax.process_index() * (self.layout.num_envs // self._processes)
         columns = [
             np.asarray(recorded.within(first + number * size, size), np.int32)
             for number in range(len(self._collectors))
@@ -341,7 +318,7 @@ class SebulbaProgram:
         assert total is not None  # length is at least 1
         figures = {name: value - before[name] for name, value in threads.metrics().items() if name != "queue_depth"}
         figures |= {"queue_depth": threads.metrics()["queue_depth"], "policy_lag": float(np.mean(lags))}
-        group = self.num_envs // (self._processes * len(self._collectors))
+        group = self.layout.num_envs // (self._processes * len(self._collectors))
         figures |= {"inference_batch": float(self.topology.ready or group)}
         figures["seconds"] = time.monotonic() - since
         return state, total.replace(actors={name: np.float32(value) for name, value in figures.items()})
