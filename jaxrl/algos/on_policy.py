@@ -11,7 +11,7 @@ from flax import struct
 
 from jaxrl.algos import minibatches, normalization, returns, train_state
 from jaxrl.algos.base import family, field_problems, network_problems, number, static
-from jaxrl.algos.optimizers import Adam, Optimizer, clipped
+from jaxrl.algos.optimizers import Adam, Optimizer, clip_by_norm, clip_factor, clipped
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -271,7 +271,7 @@ def transformation(algo: OnPolicyActorCritic) -> optax.GradientTransformation:
         steps = _partition(steps, algo.optimizer(algo.value_learning_rate), _value_and_rest)
     if algo.max_grad_norm is None or algo.joint_grad_norm:
         return clipped(steps, algo.max_grad_norm)
-    clip = optax.clip_by_global_norm(algo.max_grad_norm)
+    clip = clip_by_norm(algo.max_grad_norm)
     return optax.chain(_partition(clip, clip, _separate_networks), steps)
 
 
@@ -307,8 +307,7 @@ def apply_gradients(
     if algo.max_grad_norm is not None:
         clipped_alone = [] if algo.joint_grad_norm else [name for name in metrics if name != "gradient_norm"]
         for name in clipped_alone or ["gradient_norm"]:
-            factor = jnp.minimum(1.0, algo.max_grad_norm / jnp.maximum(metrics[name], 1e-30))
-            metrics[name.replace("gradient_norm", "clip_factor")] = factor
+            metrics[name.replace("gradient_norm", "clip_factor")] = clip_factor(metrics[name], algo.max_grad_norm)
     network = train_state.apply_averaged(network, gradients, transformation(algo), replicas, model_state)
     return network, metrics
 

@@ -111,7 +111,27 @@ def clipped(transformation: optax.GradientTransformation, max_grad_norm: Number 
     """`transformation` of gradients scaled down to a global norm of at most `max_grad_norm`; None: of all."""
     if max_grad_norm is None:
         return transformation
-    return optax.chain(optax.clip_by_global_norm(max_grad_norm), transformation)
+    return optax.chain(clip_by_norm(max_grad_norm), transformation)
+
+
+def clip_by_norm(max_norm: Number) -> optax.GradientTransformation:
+    """Scales gradients down to a global norm of at most `max_norm`, as `optax.clip_by_global_norm` does.
+
+    By one factor for all leaves. optax divides every leaf where the norm is too large, and XLA gives each of these
+    divisions a kernel of its own: 12 of the 148 in a minibatch of PPO, which are 5 percent of its time on a CPU where
+    minibatches are small. A product becomes a part of the optimizer's kernels.
+    """
+
+    def update(gradients, state, params=None):
+        factor = clip_factor(optax.tree.norm(gradients), max_norm)
+        return jax.tree.map(lambda x: x * factor.astype(x.dtype), gradients), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def clip_factor(norm: jax.Array, max_norm: Number) -> jax.Array:
+    """What gradients of a global norm are multiplied by, a scalar; 1 where they are small enough."""
+    return jnp.minimum(1.0, max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
 
 
 def optimizer_problems(label: str, optimizer: Any) -> list[str]:

@@ -12,7 +12,7 @@ from helpers.programs import assert_equal
 
 import jaxrl
 from jaxrl.algos import on_policy, train_state
-from jaxrl.algos.optimizers import OPTIMIZERS, Adam, AdamW, Muon, RMSProp, clipped
+from jaxrl.algos.optimizers import OPTIMIZERS, Adam, AdamW, Muon, RMSProp, clip_by_norm, clipped
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.networks import MLP, ActorCritic, Critic
@@ -95,6 +95,15 @@ def test_clipping_leaves_what_is_small_enough():
     np.testing.assert_allclose(
         steps(clipped(optax.sgd(1.0), 0.25), jnp.zeros(2), [gradient]), -0.5 * gradient, rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1.0, 1e8])
+def test_clipping_is_optax_own(scale):
+    gradients = {"a": scale * jnp.asarray([3.0, -4.0]), "b": scale * jnp.asarray([[12.0]])}
+    own, of_optax = (
+        clip.update(gradients, clip.init(gradients))[0] for clip in (clip_by_norm(6.5), optax.clip_by_global_norm(6.5))
+    )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), own, of_optax)
 
 
 @pytest.mark.parametrize("cls", OPTIMIZERS)
