@@ -1,7 +1,6 @@
 """What every algorithm file starts from: fields with their allowed values, and the registry by name."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Protocol, cast, dataclass_transform
 
@@ -14,6 +13,7 @@ from flax import struct
 from jaxrl.algos.optimizers import optimizer_problems
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.limits import described, hold
 from jaxrl.core.schedules import is_schedule, schedule_problems
 from jaxrl.core.types import EnvSpec, ModelState, Params
 
@@ -205,23 +205,15 @@ def _limit_problems(label: str, value: Any, limits: dict[str, float]) -> list[st
         return []  # checked when the numbers were still numbers
     if any(isinstance(leaf, (bool, str)) for leaf in leaves):
         return [f"{label}={value!r} must be a number or a schedule"]
-    allowed = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
-    wanted = " and ".join(f"{allowed[name]} {limit:g}" for name, limit in limits.items())
     named = jax.tree_util.tree_leaves_with_path(value)
     for path, leaf in named:
         part = jax.tree_util.keystr(path).lstrip(".")
         if part.startswith(("until", "boundaries")):  # of a schedule: a fraction of the run, not a value of the field
             continue
-        ok = (
-            math.isfinite(float(leaf))
-            and float(leaf) >= limits.get("low", -math.inf)
-            and float(leaf) <= limits.get("high", math.inf)
-            and float(leaf) > limits.get("above", -math.inf)
-            and float(leaf) < limits.get("below", math.inf)
-        )
+        ok = hold(float(leaf), limits)
         # A schedule may end at a limit that the value itself may not have: a learning rate that decays to 0.
         if not ok and part and "above" in limits and float(leaf) == limits["above"]:
             continue
         if not ok:
-            return [f"{label}={value!r} must be {wanted}"]
+            return [f"{label}={value!r} must be {described(limits)}"]
     return []

@@ -2,38 +2,34 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from jaxrl.cli.flags import Flag, Group, parse
-from jaxrl.cli.runs import make_environment, score
+from jaxrl.cli import table
+from jaxrl.cli.flags import BOOL, FLOAT, INT, PATH, TEXT, Flag, Group, optional, parse
 from jaxrl.core.errors import ConfigError
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT
-from jaxrl.run import evaluation
-from jaxrl.run.follow import follow
-from jaxrl.run.loading import load_run
 
 
 def evaluate(argv: Sequence[str]) -> int:
     """`jaxrl eval RUN [FLAGS]`; the exit code."""
+    timeout = table.load()["constants"]["step_timeout"]
     flags = [
-        Flag("run", Path, None, "the run directory", shown="required", positional=True),
-        Flag("episodes", int, 128, "complete episodes"),
+        Flag("run", PATH, None, "the run directory", shown="required", positional=True),
+        Flag("episodes", INT, 128, "complete episodes"),
         Flag(
             "seed",
-            int | None,
+            optional(INT),
             None,
             "of the episodes; None: other ones than those of the run's own evaluations, which play by the run's seed",
         ),
-        Flag("explore", bool, False, "sample actions as in training, rather than take the best"),
-        Flag("step_timeout", float, STEP_TIMEOUT, "seconds that host environments have for one step or reset"),
-        Flag("env", str, None, "environment to evaluate in; None: the training environment"),
-        Flag("env_params", str, (), "parameters of that environment, as key=value", many=True),
-        Flag("step", int | None, None, "step of the checkpoint; None: the newest"),
-        Flag("best", bool, False, "use the checkpoint with the highest evaluation"),
+        Flag("explore", BOOL, False, "sample actions as in training, rather than take the best"),
+        Flag("step_timeout", FLOAT, timeout, "seconds that host environments have for one step or reset"),
+        Flag("env", TEXT, None, "environment to evaluate in; None: the training environment"),
+        Flag("env_params", TEXT, (), "parameters of that environment, as key=value", many=True),
+        Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
+        Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
         Flag(
-            "follow", bool, False, "evaluate every new checkpoint until the run, trained by another process, has ended"
+            "follow", BOOL, False, "evaluate every new checkpoint until the run, trained by another process, has ended"
         ),
-        Flag("out", Path | None, None, "with --follow: file for the evaluations; None: RUN/evaluations.jsonl"),
+        Flag("out", optional(PATH), None, "with --follow: file for the evaluations; None: RUN/evaluations.jsonl"),
     ]
     values, problems = parse(
         "jaxrl eval", "Plays complete episodes with a trained policy.", [Group("eval", flags)], argv
@@ -51,8 +47,18 @@ def evaluate(argv: Sequence[str]) -> int:
         problems.append("--follow evaluates every checkpoint; remove --step and --best")
     if asked["out"] is not None and not asked["follow"]:
         problems.append("--out needs --follow")
+    if asked["env"] is not None:
+        problems += table.environment_problems(asked["env"])
     if problems:
         raise ConfigError(problems)
+    return _evaluate(asked)
+
+
+def _evaluate(asked):
+    from jaxrl.cli.training import make_environment, score
+    from jaxrl.run import evaluation
+    from jaxrl.run.loading import load_run
+
     other = None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
     settings = {name: asked[name] for name in ("episodes", "seed", "explore", "step_timeout")}
     if asked["follow"]:
@@ -67,6 +73,9 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def _follow(run, out, env, settings):
+    from jaxrl.cli.training import score
+    from jaxrl.run.follow import follow
+
     if not (run / "config.json").exists():
         print(f"waiting for a run in {run}", file=sys.stderr, flush=True)  # or for ever, if it was misspelt
     count = 0

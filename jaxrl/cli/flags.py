@@ -1,24 +1,33 @@
-"""Fields of dataclasses and arguments of functions as command-line flags, so that each is documented once, at home.
+"""Flags, groups of flags, and the one parser of every command. Nothing here imports JAX.
 
 tyro lays out the help and suggests close flags. The values are read here, all of them, so that every wrong one is
 told at once and in the words of `jaxrl.errors`.
 """
 
 import dataclasses
-import inspect
-import re
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jaxrl.cli.values import metavar, parts_of, read, usage, written
-from jaxrl.core import schedules
+from jaxrl.cli.values import Kind, build, metavar, read
+from jaxrl.core import limits
 from jaxrl.core.errors import ConfigError, unknown
 
-_LIMITS = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
+BOOL, INT, FLOAT, TEXT, PATH, INTS = (Kind(name) for name in ("bool", "int", "float", "text", "path", "ints"))
+
+
+def optional(kind: Kind) -> Kind:
+    """The same, or None."""
+    return dataclasses.replace(kind, optional=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """The default of a flag whose value is made elsewhere, as the help shows it. What keeps it was not given."""
+
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,23 +36,25 @@ class Flag:
 
     Attributes:
       name: as in Python; `total_steps` is `--total-steps`.
-      annotation: of the value; decides how text is read.
+      kind: of the value; decides how text is read.
       default: the value where the flag is not given.
       help: one line.
       shown: what the help says instead of the default ("required").
       choices: the only values, if not empty.
       many: any number of values, a tuple; without a name if `positional`.
       positional: given without its name.
+      limits: of a number, as `jaxrl.core.limits` has them.
     """
 
     name: str
-    annotation: Any
+    kind: Kind
     default: Any = None
     help: str = ""
     shown: str | None = None
     choices: tuple[Any, ...] = ()
     many: bool = False
     positional: bool = False
+    limits: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def type(self) -> Any:
         """The annotation that tyro is given."""
@@ -64,12 +75,12 @@ class Flag:
         return Annotated[Any, spec, argument]
 
     def _metavar(self):
-        name = "|".join(map(str, self.choices)) or metavar(self.annotation)
+        name = "|".join(map(str, self.choices)) or metavar(self.kind)
         return f"{name} ..." if self.many else name
 
     def _read(self, text):
         try:
-            value = read(self.annotation, text)
+            value = read(self.kind, text)
         except (ConfigError, ValueError) as error:
             return Wrong(str(error))
         if self.choices and value not in self.choices:
@@ -97,6 +108,15 @@ class Group:
         """How the flag is written: `--network.torso`."""
         prefix = f"{self.title}." if self.prefix else ""
         return f"--{prefix}{flag.name.replace('_', '-')}"
+
+
+def written(value: Any) -> str:
+    """A default as text, which `read` would take for it."""
+    if isinstance(value, Written):
+        return value.text
+    if isinstance(value, tuple):
+        return ",".join(map(written, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def parse(
@@ -128,6 +148,41 @@ def parse(
             problems += [f"{group.option(flag)}: {v.problem}" for v in wrong]
             values[group.title][flag.name] = flag.default if wrong else value
     return values, problems
+
+
+def limit_problems(group: Group, values: Mapping[str, Any]) -> list[str]:
+    """The numbers of an algorithm that are beyond their limits, in the words of its own check."""
+    return [
+        f"{group.title}.{flag.name}={value!r} must be {limits.described(flag.limits)}"
+        for flag in group.flags
+        if isinstance(value := values[flag.name], int | float) and not limits.hold(value, flag.limits)
+    ]
+
+
+def build_parts(groups: Sequence[Group], values: dict[str, dict[str, Any]]) -> list[str]:
+    """Makes the schedules and parts among what `parse` read, in place; what is wrong with them."""
+    problems = []
+    for group in groups:
+        for flag in group.flags:
+            try:
+                values[group.title][flag.name] = build(values[group.title][flag.name])
+            except (ConfigError, ValueError) as error:
+                problems.append(f"{group.option(flag)}: {error}")
+                values[group.title][flag.name] = flag.default
+    return problems
+
+
+def with_flags(algo: Any, values: Mapping[str, Mapping[str, Any]]) -> Any:
+    """`algo` with what was read for its flags, its parts made; what was not given stays as it is."""
+
+    def given(group):
+        return {name: value for name, value in values[group].items() if not isinstance(value, Written)}
+
+    changes = given(type(algo).__name__)
+    for field in dataclasses.fields(algo):
+        if field.name in values:
+            changes[field.name] = dataclasses.replace(getattr(algo, field.name), **given(field.name))
+    return dataclasses.replace(algo, **changes)
 
 
 def _unexpected(words, groups, listing):
@@ -178,84 +233,3 @@ def _constant(value):
 
 def _default(cls):
     return dataclasses.field(default_factory=cls)
-
-
-# --- where flags come from ----------------------------------------------------------------------------------------
-
-
-def algorithm_groups(algo: Any) -> list[Group]:
-    """The flags of every field of an algorithm; those of its network, and of other such fields, in groups of their own.
-
-    Args:
-      algo: an instance, whose values are the defaults.
-    """
-    own, nested = [], []
-    hints = typing.get_type_hints(type(algo))
-    for field in dataclasses.fields(algo):
-        value, limits = getattr(algo, field.name), field.metadata.get("limits", {})
-        help_ = field.metadata.get("help", "")
-        if _is_group(hints[field.name], value):
-            nested.append(Group(field.name, _network_flags(value), _first_line(value), prefix=True))
-            continue
-        bounds = " and ".join(f"{_LIMITS[name]} {limit:g}" for name, limit in limits.items() if name in _LIMITS)
-        if not help_:
-            help_ = ", ".join(usage(cls) for cls in parts_of(hints[field.name]))
-        if bounds:
-            help_ += f"; {bounds}" if help_ else bounds
-        if field.metadata.get("only_with"):
-            help_ += f"; only with {field.metadata['only_with']}"
-        own.append(Flag(field.name, hints[field.name], value, help_, choices=limits.get("choices", ())))
-    return [Group(type(algo).__name__, own, _first_line(algo)), *nested]
-
-
-def with_flags(algo: Any, values: Mapping[str, Mapping[str, Any]]) -> Any:
-    """`algo` with what `parse` found for its `algorithm_groups`."""
-    changes = dict(values[type(algo).__name__])
-    for field in dataclasses.fields(algo):
-        if field.name in values:
-            changes[field.name] = dataclasses.replace(getattr(algo, field.name), **values[field.name])
-    return dataclasses.replace(algo, **changes)
-
-
-def argument_flags(function: Callable, leave_out: Sequence[str] = (), **defaults: Any) -> list[Flag]:
-    """The flags of a function's keyword-only arguments, with the help of its docstring.
-
-    Args:
-      function: whose docstring has a section "Args:".
-      leave_out: arguments that are no flags.
-      defaults: others than the function's own; an argument without any is shown as required.
-    """
-    hints, help_ = typing.get_type_hints(function), documented(function)
-    flags = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name in leave_out or parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue
-        needed = parameter.default is inspect.Parameter.empty and defaults.get(name) is None
-        default = defaults.get(name, None if needed else parameter.default)
-        flags.append(Flag(name, hints[name], default, help_.get(name, ""), "required" if needed else None))
-    return flags
-
-
-def documented(thing: Any) -> dict[str, str]:
-    """The entries of a docstring's section "Args:", by name; an entry of several names counts for each."""
-    section = (inspect.getdoc(thing) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    entries = re.findall(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()).rstrip(".") for names, text in entries for name in names.split(", ")}
-
-
-def _network_flags(network):
-    hints, help_ = typing.get_type_hints(type(network)), documented(network)
-    flags = []
-    for field in dataclasses.fields(network):
-        parts = ", ".join(usage(cls) for cls in parts_of(hints[field.name]))
-        text = "; ".join(part for part in (help_.get(field.name, ""), parts) if part)
-        flags.append(Flag(field.name, hints[field.name], getattr(network, field.name), text))
-    return flags
-
-
-def _is_group(annotation, value):
-    return dataclasses.is_dataclass(value) and not parts_of(annotation) and not schedules.is_schedule(value)
-
-
-def _first_line(thing):
-    return (inspect.getdoc(thing) or "").partition("\n")[0]

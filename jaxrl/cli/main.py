@@ -97,18 +97,14 @@ def _plain_warnings():
 
 def _train(argv: Sequence[str]) -> int:
     from jaxrl.cli.runs import train
-    from jaxrl.parallel.multihost.distributed import report_errors
 
-    with report_errors():
-        return train(argv)
+    return train(argv)
 
 
 def _sweep(argv: Sequence[str]) -> int:
-    from jaxrl.cli.sweep import sweep
-    from jaxrl.parallel.multihost.distributed import report_errors
+    from jaxrl.cli.runs import sweep
 
-    with report_errors():
-        return sweep(argv)
+    return sweep(argv)
 
 
 def _eval(argv: Sequence[str]) -> int:
@@ -142,12 +138,12 @@ def _dataset(argv: Sequence[str]) -> int:
 
 
 def _plot(argv: Sequence[str]) -> int:
-    from jaxrl.cli.flags import Flag, Group, parse
+    from jaxrl.cli.flags import PATH, TEXT, Flag, Group, optional, parse
 
     flags = [
-        Flag("runs", Path, (), "run directories", shown="required", many=True, positional=True),
-        Flag("out", Path, Path("learning_curves.png"), "file to write; its suffix sets the format"),
-        Flag("metric", str | None, None, "metric to draw; None: the return"),
+        Flag("runs", PATH, (), "run directories", shown="required", many=True, positional=True),
+        Flag("out", PATH, Path("learning_curves.png"), "file to write; its suffix sets the format"),
+        Flag("metric", optional(TEXT), None, "metric to draw; None: the return"),
     ]
     what = "Draws learning curves; runs that differ only in their seed become one curve with an interval."
     values, problems = parse("jaxrl plot", what, [Group("plot", flags)], argv)
@@ -164,11 +160,11 @@ def _plot(argv: Sequence[str]) -> int:
 
 
 def _envs(argv: Sequence[str]) -> int:
-    from jaxrl.cli.flags import Flag, Group, parse
+    from jaxrl.cli.flags import TEXT, Flag, Group, parse
 
-    flags = [Flag("suite", str, None, "only this suite", positional=True)]
+    flags = [Flag("suite", TEXT, None, "only this suite", positional=True)]
     values, _ = parse("jaxrl envs", "Lists the environments.", [Group("envs", flags)], argv)
-    from jaxrl.envs.registry import environments
+    from jaxrl.cli.table import environments
 
     suite, names = values["envs"]["suite"], environments()
     if suite is not None:
@@ -191,9 +187,9 @@ def _algos(argv: Sequence[str]) -> int:
 
 
 def _doctor(argv: Sequence[str]) -> int:
-    from jaxrl.cli.flags import Flag, Group, parse
+    from jaxrl.cli.flags import PATH, Flag, Group, parse
 
-    flags = [Flag("run_dir", Path, Path("runs"), "directory for runs; checked to be writable")]
+    flags = [Flag("run_dir", PATH, Path("runs"), "directory for runs; checked to be writable")]
     values, problems = parse("jaxrl doctor", "Checks this machine and installation.", [Group("doctor", flags)], argv)
     if problems:
         raise ConfigError(problems)

@@ -1,57 +1,26 @@
-"""`jaxrl sweep`: many runs, in one program or as experiments side by side."""
+"""`jaxrl sweep` once its flags are read: many runs, in one program or as experiments side by side."""
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from jaxrl.cli.flags import Flag, argument_flags, documented
-from jaxrl.cli.runs import asks_for_help, print_help, read_run
-from jaxrl.cli.values import assignments, read_field
+from jaxrl.cli.fields import read_field
+from jaxrl.cli.runs import Given
+from jaxrl.cli.training import prepare
+from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import distributed
 from jaxrl.sweeps.launcher import Experiments, launch
 from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.sweep import sweep as run_sweep
 
-_BACKEND = "jax: all runs in one program; ray: each run in its own process and run directory"
 # What only experiments have; None: as `launch` has it.
-_RAY = {
-    "run_dir": Path | None,
-    "cpus_per_run": float | None,
-    "gpus_per_run": float | None,
-    "restarts": int | None,
-    "address": str | None,
-}
+_RAY = ("run_dir", "cpus_per_run", "gpus_per_run", "restarts", "address")
 
 
-def sweep(argv: Sequence[str]) -> int:
-    """`jaxrl sweep ALGORITHM [FLAGS]`; the exit code."""
-    if asks_for_help(argv):
-        return print_help("sweep")
-
-    def flags(preset):
-        steps = None if preset is None else preset.total_steps
-        left_out, help_ = ("seeds", "topology", "num_envs", "devices"), documented(launch)
-        return [
-            Flag(
-                "grid",
-                str,
-                (),
-                "values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --samples also "
-                "uniform:LOW:HIGH and loguniform:LOW:HIGH",
-                many=True,
-            ),
-            Flag("seeds", tuple[int, ...], (8,), "number of seeds, from 0 on; or the seeds, separated by commas"),
-            *argument_flags(run_sweep, left_out, total_steps=steps),
-            Flag("devices", int | None, None, documented(run_sweep)["devices"]),
-            Flag("backend", str, "jax", _BACKEND, choices=("jax", "ray")),
-            *(Flag(name, kind, None, f"{help_[name]}; with --backend ray") for name, kind in _RAY.items()),
-            Flag("out", Path | None, None, "a file for the table, or for all results if it ends in .npz"),
-        ]
-
-    asked = read_run("sweep", argv, flags)
+def sweep(given: Given) -> int:
+    """Sweeps as the flags say; the exit code."""
+    asked = prepare("sweep", given)
     arguments = {name: value for name, value in asked.arguments.items() if name not in ("out", "seeds", "grid")}
     seeds, out = asked.arguments["seeds"], asked.arguments["out"]
     space = _search_space(asked.algo, asked.arguments["grid"])
@@ -73,7 +42,7 @@ def sweep(argv: Sequence[str]) -> int:
 def _backend(arguments):
     """What runs the sweep; of its `arguments`, those of the other one are taken away."""
     with_ray = arguments.pop("backend") == "ray"
-    others = ("devices", "mapping") if with_ray else tuple(_RAY)
+    others = ("devices", "mapping") if with_ray else _RAY
     given = [f"--{name.replace('_', '-')}" for name in others if arguments.pop(name) is not None]
     problems = [f"{flag}: not with --backend {'ray' if with_ray else 'jax'}" for flag in given]
     if with_ray:

@@ -1,125 +1,111 @@
-"""Values of flags as text, and back.
+"""Values of flags as text, and back, without JAX.
 
 A part of a network or an optimizer is written as its name and arguments with colons between, in order or by name:
-`mlp:256,256`, `mlp:256,256:activation=relu`, `gru:128`, `adam:eps=1e-8`.
+`mlp:256,256`, `mlp:256,256:activation=relu`, `gru:128`, `adam:eps=1e-8`. A part and a schedule are read in two steps:
+`read` says what is wrong with the text, `build` makes the object, for which it imports what defines it.
 """
 
 import ast
 import dataclasses
 import math
-import types
-import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
-from jaxrl.core import schedules
+from jaxrl.core import registry, schedule_text
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.sources import FrameStack
-from jaxrl.networks import (
-    GRU,
-    LSTM,
-    MLP,
-    ActionValues,
-    CategoricalValues,
-    Core,
-    ImpalaCNN,
-    ImpalaResNet,
-    MinAtarCNN,
-    NatureCNN,
-    QHead,
-    QuantileValues,
-    Torso,
-)
-from jaxrl.parallel.ray.remote import Remote
 
-# What a field of these annotations may hold. A part of your own is given in Python.
-PARTS: dict[Any, tuple[type, ...]] = {
-    Optimizer: OPTIMIZERS,
-    Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaCNN, ImpalaResNet),
-    Core: (GRU, LSTM),
-    QHead: (ActionValues, CategoricalValues, QuantileValues),
-    Remote: (Remote,),
-    FrameStack: (FrameStack,),
-}
+KINDS = ("bool", "int", "float", "text", "path", "ints", "number", "part")  # "number" may be a schedule
 
 
-def usage(cls: Any) -> str:
-    """How a part is written: `mlp:widths:activation:normalization`."""
-    return ":".join([cls.__name__.lower(), *(field.name for field in dataclasses.fields(cls))])
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a flag's value is.
+
+    Attributes:
+      name: one of `KINDS`.
+      parts: for "part", which may stand there.
+      optional: whether it may be None.
+    """
+
+    name: str
+    parts: tuple["Part", ...] = ()
+    optional: bool = False
 
 
-def _alternatives(annotation) -> tuple[Any, ...]:
-    """The members of a union, without None."""
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        return tuple(kind for kind in typing.get_args(annotation) if kind is not types.NoneType)
-    return (annotation,)
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A dataclass that has a name on the command line, with the kinds of its fields in order.
+
+    Attributes:
+      made_by: its "kind:name" in the registry, or the class itself if it is not registered.
+    """
+
+    name: str
+    fields: Mapping[str, Kind]
+    made_by: Any
+
+    def usage(self) -> str:
+        """How it is written: `mlp:widths:activation:normalization`."""
+        return ":".join([self.name, *self.fields])
 
 
-def _optional(annotation):
-    return types.NoneType in typing.get_args(annotation)
+@dataclasses.dataclass(frozen=True)
+class ReadPart:
+    """A part that was read: with these arguments."""
+
+    part: Part
+    arguments: Mapping[str, Any]
 
 
-def parts_of(annotation: Any) -> tuple[type, ...]:
-    """The dataclasses that a field of this annotation may hold, if it is for a part of a network or an optimizer."""
-    kinds = _alternatives(annotation)
-    if len(kinds) == 1:
-        return PARTS.get(kinds[0], ())
-    described = all(isinstance(kind, type) and dataclasses.is_dataclass(kind) for kind in kinds)
-    return kinds if described else ()
+@dataclasses.dataclass(frozen=True)
+class ReadSchedule:
+    """A schedule that was read."""
+
+    text: str
 
 
-def metavar(annotation: Any) -> str:
+def metavar(kind: Kind) -> str:
     """What stands for a value in the help."""
-    kinds = _alternatives(annotation)
-    if schedules.Schedule in kinds:
-        name = "NUMBER|SCHEDULE"
-    elif parts_of(annotation):
-        name = "|".join(cls.__name__.lower() for cls in parts_of(annotation))
-    elif typing.get_origin(kinds[0]) is tuple:
-        name = "N,N,..."
-    else:
-        name = {int: "N", float: "NUMBER", bool: "True|False"}.get(kinds[0], "PATH" if Path in kinds else "TEXT")
-    return f"{name}|None" if _optional(annotation) else name
+    names = {"bool": "True|False", "int": "N", "float": "NUMBER", "path": "PATH", "text": "TEXT", "ints": "N,N,..."}
+    names |= {"number": "NUMBER|SCHEDULE", "part": "|".join(part.name for part in kind.parts)}
+    return f"{names[kind.name]}|None" if kind.optional else names[kind.name]
 
 
-def read(annotation: Any, text: str) -> Any:
-    """The value that `text` stands for.
+def read(kind: Kind, text: str) -> Any:
+    """The value that `text` stands for; `build` makes it of what is a part or a schedule.
 
     Raises:
       ConfigError: it stands for none; says what is allowed.
     """
-    if _optional(annotation) and text.lower() == "none":
+    if kind.optional and text.lower() == "none":
         return None
-    kinds = _alternatives(annotation)
-    if schedules.Schedule in kinds:
-        return schedules.parse(text)
-    if parts := parts_of(annotation):
-        return _read_part(parts, text)
-    if typing.get_origin(kinds[0]) is tuple:
+    if kind.name == "number":
+        written = schedule_text.split(text)
+        return written if isinstance(written, float) else ReadSchedule(text)
+    if kind.name == "part":
+        return _read_part(kind.parts, text)
+    if kind.name == "ints":
         return tuple(_whole(part) for part in text.split(",") if part)
-    if kinds[0] is bool:
-        return _truth(text)
-    if kinds[0] is int:
-        return _whole(text)
-    if kinds[0] is float:
-        return _real(text)
-    return Path(text) if Path in kinds else text
+    readers = {"bool": _truth, "int": _whole, "float": _real, "path": Path, "text": str}
+    return readers[kind.name](text)
 
 
-def written(value: Any) -> str:
-    """The text that `read` would take for it."""
-    if schedules.is_schedule(value):
-        return str(schedules.to_config(value))
-    if isinstance(value, tuple):
-        return ",".join(map(written, value))
-    if isinstance(value, float):
-        return f"{value:g}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        arguments = (f"{field.name}={written(getattr(value, field.name))}" for field in dataclasses.fields(value))
-        return ":".join([type(value).__name__.lower(), *arguments])
-    return str(value)
+def build(value: Any) -> Any:
+    """What was read, with its parts and schedules made.
+
+    Raises:
+      ConfigError: the numbers of a schedule or the arguments of a part do not fit.
+    """
+    if isinstance(value, ReadSchedule):
+        from jaxrl.core import schedules
+
+        return schedules.parse(value.text)
+    if isinstance(value, ReadPart):
+        made_by = value.part.made_by
+        cls = registry.find(made_by) if isinstance(made_by, str) else made_by
+        return cls(**{name: build(argument) for name, argument in value.arguments.items()})
+    return value
 
 
 def literal(text: str) -> Any:
@@ -128,19 +114,6 @@ def literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
-
-
-def read_field(algo: Any, name: str, text: str) -> Any:
-    """The value of an algorithm's field that `text` stands for.
-
-    Raises:
-      ConfigError: there is no such field, or `text` stands for no value of it.
-    """
-    hints = typing.get_type_hints(type(algo))
-    known = [field.name for field in dataclasses.fields(algo)]
-    if name not in known:
-        raise unknown(f"field of {type(algo).__name__}", name, known)
-    return read(hints[name], text)
 
 
 def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
@@ -157,23 +130,22 @@ def assignments(label: str, words: Sequence[str]) -> dict[str, str]:
 
 def _read_part(parts, text):
     name, *words = text.split(":")
-    by_name = {cls.__name__.lower(): cls for cls in parts}
+    by_name = {part.name: part for part in parts}
     if name.lower() not in by_name:
-        raise unknown("part", name, by_name, "write " + " or ".join(map(usage, parts)))
-    cls = by_name[name.lower()]
-    hints = typing.get_type_hints(cls)
-    fields = [field.name for field in dataclasses.fields(cls)]
+        raise unknown("part", name, by_name, "write " + " or ".join(part.usage() for part in parts))
+    part = by_name[name.lower()]
+    fields = list(part.fields)
     values: dict[str, Any] = {}
     for position, word in enumerate(words):
         field, equals, value = word.partition("=")
         if not equals:
             if position >= len(fields):
-                raise ConfigError(f"{text!r} has too many arguments; write {usage(cls)}")
+                raise ConfigError(f"{text!r} has too many arguments; write {part.usage()}")
             field, value = fields[position], word
         if field not in fields:
             raise unknown(f"argument of {name.lower()}", field, fields)
-        values[field] = read(hints[field], value)
-    return cls(**values)
+        values[field] = read(part.fields[field], value)
+    return ReadPart(part, values)
 
 
 def _whole(text):

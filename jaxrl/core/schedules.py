@@ -13,8 +13,8 @@ import jax.core
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.core import registry
-from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core import registry, schedule_text
+from jaxrl.core.errors import ConfigError
 
 Number = float | jax.Array
 
@@ -113,13 +113,6 @@ SCHEDULES: dict[str, Any] = {  # classes of dataclasses, which no type says
     "piecewise": PiecewiseConstant,
 }
 registry.add("schedule", **SCHEDULES)
-_USAGE = {
-    "constant": "constant:VALUE",
-    "linear": "linear:START:END[:UNTIL]",
-    "cosine": "cosine:START:END[:UNTIL]",
-    "exponential": "exponential:START:END[:UNTIL]",
-    "piecewise": "piecewise:VALUE:BOUNDARY:VALUE[:BOUNDARY:VALUE ...]",
-}
 
 
 def is_schedule(value: Any) -> bool:
@@ -189,33 +182,11 @@ def parse(text: str | float) -> float | Schedule:
     """
     if not isinstance(text, str):
         return float(text)
-    name, *parts = (part.strip() for part in text.split(":"))
-    if not parts:
-        number = _number(name)
-        if number is None:
-            if name.lower() in SCHEDULES:
-                raise ConfigError(f"{text!r} lacks its numbers; write {_USAGE[name.lower()]}")
-            raise ConfigError(f"{text!r} is neither a number nor a schedule; schedules: {', '.join(_USAGE.values())}")
-        if not math.isfinite(number):
-            raise ConfigError(f"{text!r} is not a finite number")
-        return number
-    name = name.lower()
-    if name not in SCHEDULES:
-        raise unknown("schedule", name, SCHEDULES)
-    numbers = [_number(part) for part in parts]
-    wrong = [part for part, number in zip(parts, numbers, strict=True) if number is None]
-    if wrong:
-        raise ConfigError(f"{wrong[0]!r} in {text!r} is not a number; write {_USAGE[name]}")
-    if name == "piecewise":
-        count_is_right = len(numbers) % 2 == 1
-        arguments = (tuple(numbers[::2]), tuple(numbers[1::2]))
-    else:
-        fields = dataclasses.fields(SCHEDULES[name])
-        required = sum(field.default is dataclasses.MISSING for field in fields)
-        count_is_right = required <= len(numbers) <= len(fields)
-        arguments = tuple(numbers)
-    if not count_is_right:
-        raise ConfigError(f"{text!r} has {len(numbers)} numbers; write {_USAGE[name]}")
+    written = schedule_text.split(text)
+    if isinstance(written, float):
+        return written
+    name, numbers = written
+    arguments = (numbers[::2], numbers[1::2]) if name == "piecewise" else numbers
     schedule = SCHEDULES[name](*arguments)
     problems = schedule_problems(text, schedule)
     if problems:
@@ -249,13 +220,6 @@ def _float32(x):
 
 def _fraction(progress, until):
     return jnp.clip(_float32(progress) / _float32(until), 0.0, 1.0)
-
-
-def _number(text):
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _is_finite(leaf):

@@ -16,6 +16,7 @@ from flax import struct
 
 from jaxrl.core import registry, spaces
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.suite import Key
@@ -126,6 +127,11 @@ def names() -> tuple[str, ...]:
     return tuple(n for n in _NAMES if any((n, backend) not in BROKEN for backend in BACKENDS))
 
 
+def refused() -> tuple[str, ...]:
+    """Those that run with no backend."""
+    return tuple(n for n in _NAMES if n not in names())
+
+
 def make(
     name: str, *, episode_length: Any = 1000, system: Mapping[str, Any] | None = None, **parameters: Any
 ) -> BraxEnvironment:
@@ -143,7 +149,7 @@ def make(
       ConfigError: unknown name, unknown or unfit parameters, or a backend that brax cannot run it with.
     """
     if name not in _NAMES:
-        raise unknown("brax environment", name, names(), "jaxrl.environments() lists all")
+        raise unknown_name("brax", name, names())
     backend = parameters.get("backend", "generalized")
     if backend not in BACKENDS:
         raise unknown("backend of brax", str(backend), BACKENDS)

@@ -12,7 +12,8 @@ import numpy as np
 from flax import struct
 
 from jaxrl.core import registry, spaces
-from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.gymnax_import import import_gymnax
@@ -97,7 +98,7 @@ def make(name: str, **parameters: Any) -> GymnaxEnvironment:
     if name in NEEDS_DOWNLOAD:
         raise ConfigError(f"gymnax:{name} downloads its data when it is made, which jaxrl never does at run time")
     if name not in names():
-        raise unknown("gymnax environment", name, names(), "jaxrl.environments() lists all")
+        raise unknown_name("gymnax", name, names())
     allowed = constructor_arguments(name)
     with suite.refusing(f"gymnax:{name}", parameters):
         key = suite.key_of(name, {k: v for k, v in parameters.items() if k in allowed})

@@ -24,7 +24,8 @@ import numpy as np
 from flax import struct
 
 from jaxrl.core import registry, spaces
-from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.timestep import restart, transition
@@ -141,7 +142,7 @@ def make(name: str, **parameters: Any) -> Probe:
       ConfigError: unknown name or parameters.
     """
     if name not in _PROBES:
-        raise unknown("probe environment", name, _PROBES)
+        raise unknown_name("probe", name, _PROBES)
     fields = Probe.__dataclass_fields__
     if problems := suite.unknown_parameters("parameter of probes", parameters, fields):
         raise ConfigError(problems)

@@ -1,20 +1,17 @@
 """Environments by name, "suite:name". A suite is imported when it is first asked for."""
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl.core import registry
-from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
+from jaxrl.core import registry, suites
+from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.registry import SUITES
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
 from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, PooledReset
 
 # Each module of a suite has `names()` and `make(name, **parameters)`, which returns a raw episodic environment or a
 # recipe of host environments.
-_EXTRAS = {"brax": "brax", "envpool": "envpool"}  # suites whose package may be missing, and the extra that brings it
-_REGISTERED = registry.registered("environment")
 _AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {
     "exact": AutoReset,
     "pooled": PooledReset,
@@ -59,32 +56,18 @@ def make(
 
 def environments() -> list[str]:
     """Every name that `make` knows, sorted; suites that are not installed are left out."""
-    known = list(_REGISTERED)
-    for suite in SUITES:
-        if _installed(suite):
-            known += [f"{suite}:{n}" for n in importlib.import_module(SUITES[suite]).names()]
-    return sorted(known)
+    return suites.environments(names)
 
 
 def _factory(name: str) -> EnvironmentFactory:
-    if name in _REGISTERED:
-        return _REGISTERED[name]
-    suite, colon, rest = name.partition(":")
-    if not colon:
-        homes = [known for known in environments() if known.partition(":")[2].lower() == name.lower()]
-        if homes:
-            raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")
-        raise unknown("environment", name, environments(), "names are 'suite:name'")
-    if suite not in SUITES:
-        registered = {known.partition(":")[0] for known in _REGISTERED}
-        if suite in registered:
-            raise unknown(f"{suite} environment", name, _REGISTERED)
-        raise unknown("suite", suite, {*SUITES, *registered}, f"asked for {name!r}")
-    if not _installed(suite):
-        raise MissingExtraError(f"{name}", _EXTRAS[suite])
+    found = suites.suite_of(name, names)
+    if found is None:
+        return registry.registered("environment")[name]
+    suite, rest = found
     module = importlib.import_module(SUITES[suite])
     return lambda **parameters: module.make(rest, **parameters)
 
 
-def _installed(suite: str) -> bool:
-    return suite not in _EXTRAS or importlib.util.find_spec(_EXTRAS[suite]) is not None
+def names(suite: str) -> Sequence[str]:
+    """The environments of one of `SUITES`, without its name before them."""
+    return importlib.import_module(SUITES[suite]).names()

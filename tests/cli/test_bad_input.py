@@ -190,7 +190,7 @@ def test_options_of_host_environments(refused):
 @pytest.mark.parametrize("env", ["brax:ant", "envpool:Pong-v5"])
 def test_extra_that_is_not_installed(env, refused, monkeypatch):
     missing = env.partition(":")[0]
-    monkeypatch.setattr("jaxrl.envs.registry._installed", lambda suite: suite != missing)
+    monkeypatch.setattr("jaxrl.core.suites.installed", lambda suite: suite != missing)
     said = refused("train", "ppo", "--env", env, "--total-steps", "1000")
     assert f"pip install 'jaxrl[{missing}]'" in said
 

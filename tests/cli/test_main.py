@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.cli import flags, main, values
+from jaxrl.cli import fields, flags, main, values
 from jaxrl.cli.doctor import OK, PROBLEM, packages
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear
@@ -173,7 +173,7 @@ def test_help_of_train_without_an_algorithm(said):
 def test_help_documents_every_field(said, name):
     printed = " ".join(said("train", name, "--help").replace("│", " ").split())
     algo = jaxrl.make_algorithm(name)
-    groups = flags.algorithm_groups(algo)
+    groups = fields.algorithm_groups(algo)
     for group in groups:
         for flag in group.flags:
             assert group.option(flag) in printed
@@ -224,9 +224,12 @@ def test_version(said):
 
 @pytest.mark.parametrize("name", sorted(jaxrl.ALGORITHMS))
 def test_every_default_is_read_back_from_its_text(name):
-    for group in flags.algorithm_groups(jaxrl.make_algorithm(name)):
+    algo = jaxrl.make_algorithm(name)
+    for group in fields.algorithm_groups(algo):
         for flag in group.flags:
-            assert values.read(flag.annotation, values.written(flag.default)) == flag.default
+            value = getattr(getattr(algo, group.title) if group.prefix else algo, flag.name)
+            assert values.build(values.read(flag.kind, fields.written(value))) == value
+            assert flag.default is value or flag.default == flags.Written(fields.written(value))
 
 
 def test_every_field_of_an_algorithm_can_be_set():
@@ -234,9 +237,10 @@ def test_every_field_of_an_algorithm_can_be_set():
     given = ["--clip=linear:0.2:0.1", "--value-learning-rate", "1e-3", "--max-grad-norm", "none", "--epochs", "2"]
     given += ["--no-clip-value", "--whole-episodes", "--objective", "kl", "--optimizer", "rmsprop:0.9:eps=1e-3"]
     given += ["--network.torso", "mlp:32,16:activation=relu", "--network.core", "gru:8", "--network.shared"]
-    values, problems = flags.parse("test", "", flags.algorithm_groups(algo), given)
-    assert not problems
-    changed = flags.with_flags(algo, values)
+    groups = fields.algorithm_groups(algo)
+    found, problems = flags.parse("test", "", groups, given)
+    assert not problems and not flags.build_parts(groups, found)
+    changed = flags.with_flags(algo, found)
     assert changed == jaxrl.PPO(
         clip=Linear(0.2, 0.1),
         value_learning_rate=1e-3,
@@ -264,7 +268,7 @@ def test_every_field_of_an_algorithm_can_be_set():
     ],
 )
 def test_values(annotation, text, value):
-    assert values.read(annotation, text) == value
+    assert values.read(fields.kind_of(annotation), text) == value
 
 
 @pytest.mark.parametrize(
@@ -272,7 +276,7 @@ def test_values(annotation, text, value):
 )
 def test_values_that_are_none(annotation, text):
     with pytest.raises(ConfigError):
-        values.read(annotation, text)
+        values.read(fields.kind_of(annotation), text)
 
 
 def test_literals():

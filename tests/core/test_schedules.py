@@ -1,5 +1,6 @@
 """Schedules: their values, their place in an algorithm, and their text on the command line."""
 
+import dataclasses
 import math
 
 import jax
@@ -10,7 +11,7 @@ from flax import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl.core import schedules
+from jaxrl.core import schedule_text, schedules
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Constant, Cosine, Exponential, Linear, PiecewiseConstant
 
@@ -112,6 +113,13 @@ def test_at_twice_is_at_once():
 
 
 # --- text ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_has_the_fields_of_the_schedules():
+    assert set(schedule_text.USAGE) == set(schedules.SCHEDULES)
+    for name, counts in schedule_text.COUNTS.items():
+        fields = dataclasses.fields(schedules.SCHEDULES[name])
+        assert counts == (sum(field.default is dataclasses.MISSING for field in fields), len(fields))
 
 
 @pytest.mark.parametrize(

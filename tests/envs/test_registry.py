@@ -8,8 +8,9 @@ from helpers.registered import nothing_registered_for_good
 
 import jaxrl
 from jaxrl import envs
+from jaxrl.core import suites
 from jaxrl.core.errors import ConfigError, MissingExtraError
-from jaxrl.envs import AutoReset, EpisodeStatistics, FrameStack, TimeLimit, registry
+from jaxrl.envs import AutoReset, EpisodeStatistics, FrameStack, TimeLimit
 from jaxrl.envs.probes import Probe
 
 
@@ -68,7 +69,7 @@ def test_every_name_is_listed_once_and_sorted():
 @pytest.mark.parametrize("name", ["brax:ant", "envpool:Pong-v5"])
 def test_a_missing_package_names_its_extra(name, monkeypatch):
     missing = name.partition(":")[0]
-    monkeypatch.setattr(registry, "_installed", lambda suite: suite != missing)
+    monkeypatch.setattr(suites, "installed", lambda suite: suite != missing)
     with pytest.raises(MissingExtraError, match=rf"pip install 'jaxrl\[{missing}\]'"):
         envs.make(name)
     assert not any(known.startswith(f"{missing}:") for known in envs.environments())

@@ -17,6 +17,7 @@ from jaxrl.core import registry
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.spaces import Space
+from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
@@ -320,7 +321,7 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
       ConfigError: unknown name, preset or options (all of them at once), or a task that training cannot use.
     """
     if name not in _registered():
-        raise unknown("envpool environment", name, names(), "jaxrl.environments() lists all")
+        raise unknown_name("envpool", name, names())
     if reason := _unusable(name):
         raise ConfigError(f"envpool:{name} {reason}")
     family = _registered()[name][0]
@@ -358,6 +359,11 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
 def names() -> tuple[str, ...]:
     """EnvPool's tasks, but for those that training cannot use."""
     return tuple(name for name in _registered() if _unusable(name) is None)
+
+
+def refused() -> tuple[str, ...]:
+    """Those that training cannot use."""
+    return tuple(name for name in _registered() if _unusable(name) is not None)
 
 
 def _registered() -> Mapping[str, tuple[str, str, dict[str, Any]]]:

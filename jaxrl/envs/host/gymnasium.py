@@ -11,8 +11,10 @@ import numpy as np
 
 from jaxrl.core import registry, spaces
 from jaxrl.core.config import decode_fields
-from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError, unknown
+from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.core.spaces import Space
+from jaxrl.core.suites import gymnasium_names as names
+from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
@@ -286,18 +288,6 @@ def make(
         environment.close()
 
 
-def names() -> tuple[str, ...]:
-    """What is registered with Gymnasium, each in its newest version; some need a package that is not installed."""
-    newest: dict[str, Any] = {}
-    for spec in gymnasium.registry.values():
-        if spec.entry_point is None or "shimmy" in str(spec.entry_point):
-            continue  # made for batches only; the adapters of other libraries
-        key = f"{spec.namespace}/{spec.name}"
-        if key not in newest or (spec.version or 0) > (newest[key].version or 0):
-            newest[key] = spec
-    return tuple(spec.id for spec in newest.values())
-
-
 def _find(name: str) -> Any:
     """What is registered under `name`, after the import of its module if it says one."""
     module, _, registered = name.rpartition(":")
@@ -306,7 +296,7 @@ def _find(name: str) -> Any:
             importlib.import_module(module)
         return gymnasium.spec(registered)
     except gymnasium.error.UnregisteredEnv:
-        raise unknown("gymnasium environment", registered, names(), "jaxrl.environments() lists all") from None
+        raise unknown_name("gymnasium", registered, names()) from None
     except (gymnasium.error.Error, ImportError) as error:
         raise ConfigError(f"gymnasium:{name} cannot be found: {error}") from error
 

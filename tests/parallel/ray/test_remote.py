@@ -7,7 +7,7 @@ import pytest
 from helpers.programs import NUM_ENVS, PPO, assert_equal, plain
 
 import jaxrl
-from jaxrl.cli import values
+from jaxrl.cli import fields, values
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.parallel.ray.environments import RemoteRecipe
@@ -155,6 +155,7 @@ def test_without_ray_the_extra_is_named(monkeypatch):
 
 
 def test_the_flag():
-    asked = values.read(Remote | None, "remote:actors=4:restarts=1")
+    kind = fields.kind_of(Remote | None)
+    asked = values.build(values.read(kind, "remote:actors=4:restarts=1"))
     assert asked == Remote(actors=4, restarts=1)
-    assert values.read(Remote | None, values.written(asked).replace("address=None", "address=none")) == asked
+    assert values.build(values.read(kind, fields.written(asked).replace("address=None", "address=none"))) == asked

@@ -1,0 +1,223 @@
+"""The contents of `table.json`, from the code: all that the command line knows before JAX is imported."""
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jaxrl.algos import ALGORITHMS
+from jaxrl.cli.fields import algorithm_groups, documented, first_line, kind_of
+from jaxrl.cli.flags import BOOL, FLOAT, INT, INTS, PATH, TEXT, Flag, Written, optional
+from jaxrl.core.spaces import Box, Discrete
+from jaxrl.core.types import EnvSpec, Replay
+from jaxrl.data.metadata import DATA_FORMATS
+from jaxrl.data.rlds import FILE_FORMATS
+from jaxrl.envs import brax, gymnax
+from jaxrl.envs import registry as environments
+from jaxrl.envs.host import envpool
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.sebulba.topology import Sebulba
+from jaxrl.run import training
+from jaxrl.run.presets import PRESETS
+from jaxrl.run.recorder import Record
+from jaxrl.sweeps.launcher import launch
+from jaxrl.sweeps.sweep import sweep
+
+# What algorithms are tried with, to list the kinds of actions that they choose.
+_OBSERVATION = Box(-1.0, 1.0, (4,))
+_ACTIONS = {"discrete": Discrete(2), "continuous": Box(-1.0, 1.0, (2,))}
+# The suites whose names are in the table, with the package that they are of, and the names that their modules know
+# and refuse. Gymnasium's names depend on what is installed beside it, and it is quickly asked.
+SUITES: dict[str, tuple[str | None, Callable[[], Sequence[str]]]] = {
+    "brax": ("brax", brax.refused),
+    "envpool": ("envpool", envpool.refused),
+    "gymnax": ("gymnax", lambda: gymnax.NEEDS_DOWNLOAD),
+    "probe": (None, lambda: ()),
+}
+
+
+# --- what is in the table ----------------------------------------------------------------------------------------
+
+
+def table() -> dict[str, Any]:
+    """What the command line needs to know before JAX is imported, as JSON values."""
+    parts: dict[str, Any] = {}
+    algorithms = {
+        name: [_group_json(group, parts) for group in algorithm_groups(cls())]
+        for name, cls in ALGORITHMS.items()
+        if cls.__module__.startswith("jaxrl.")
+    }
+    commands = {"train": _train_flags(), "sweep": _sweep_flags(), "processes": _process_flags()}
+    return {
+        "algorithms": dict(sorted(algorithms.items())),
+        "commands": {name: [_flag_json(flag, parts) for flag in flags] for name, flags in commands.items()},
+        "constants": {"data_formats": DATA_FORMATS, "file_formats": FILE_FORMATS, "step_timeout": STEP_TIMEOUT},
+        "environments": {suite: _suite_json(suite, *about) for suite, about in SUITES.items()},
+        "lists": {
+            "algorithms": [row for row in algorithm_rows() if row[0] in algorithms],
+            "presets": preset_rows(),
+        },
+        "parts": dict(sorted(parts.items())),
+        "presets": {name: _preset_json(preset) for name, preset in PRESETS.items()},
+    }
+
+
+def algorithm_rows() -> list[tuple[str, str, str, str]]:
+    """Name, source of experience, actions and one line of every algorithm; the actions are tried, not claimed."""
+    rows = []
+    for name, cls in sorted(ALGORITHMS.items()):
+        algo = cls()
+        actions = [kind for kind, space in _ACTIONS.items() if not _space_problems(algo, space)]
+        replays = any(isinstance(source, Replay) for source in algo.experience.values())
+        summary = first_line(algo).rstrip(".")
+        rows.append((name, "off-policy" if replays else "on-policy", ", ".join(actions), summary))
+    return rows
+
+
+def preset_rows() -> list[tuple[str, str, str, str]]:
+    """Name, algorithm, environment and source of every preset."""
+    return [
+        (preset.name, type(preset.algorithm).__name__.lower(), preset.env, preset.source) for preset in PRESETS.values()
+    ]
+
+
+def _space_problems(algo, actions):
+    return algo.validate(EnvSpec("probe", _OBSERVATION, actions), 64, 1)
+
+
+def _suite_json(suite, package, refused):
+    return {
+        "refused": list(refused()),
+        "package": package,
+        "version": None if package is None else metadata.version(package),
+        "names": list(environments.names(suite)),
+    }
+
+
+def _preset_json(preset):
+    """A preset, with the defaults that differ from its algorithm's own."""
+    of_class = algorithm_groups(type(preset.algorithm)())
+    defaults = {}
+    for before, after in zip(of_class, algorithm_groups(preset.algorithm), strict=True):
+        for old, new in zip(before.flags, after.flags, strict=True):
+            if old != dataclasses.replace(new, default=old.default):
+                raise ValueError(f"preset {preset.name} has other flags than its algorithm: {after.option(new)}")
+            if old.default != new.default:
+                defaults[after.option(new)] = _default_json(new.default)
+    return {
+        "algorithm": type(preset.algorithm).__name__.lower(),
+        "env": preset.env,
+        "num_envs": preset.topology["num_envs"],
+        "total_steps": preset.total_steps,
+        "defaults": defaults,
+    }
+
+
+def _group_json(group, parts):
+    flags = [_flag_json(flag, parts) for flag in group.flags]
+    return {"title": group.title, "help": group.help, "prefix": group.prefix, "flags": flags}
+
+
+def _flag_json(flag, parts):
+    told = {name: getattr(flag, name) for name in ("help", "shown", "choices", "many", "limits")}
+    shown = {name: value for name, value in told.items() if value}
+    return {"name": flag.name, "kind": _kind_text(flag.kind, parts), "default": _default_json(flag.default)} | shown
+
+
+def _default_json(default):
+    if isinstance(default, Written):
+        return {"written": default.text}
+    return str(default) if isinstance(default, Path) else default
+
+
+def _kind_text(kind, parts):
+    """A kind as text, `part:gru,lstm|None`; its parts are entered."""
+    for part in kind.parts:
+        described = {"made_by": part.made_by, "fields": {}}
+        described["fields"] = {name: _kind_text(field, parts) for name, field in part.fields.items()}
+        if not isinstance(part.made_by, str) or parts.setdefault(part.name, described) != described:
+            raise ValueError(f"part {part.name} is not registered, or there are two of this name")
+    name = f"part:{','.join(part.name for part in kind.parts)}" if kind.parts else kind.name
+    return f"{name}|None" if kind.optional else name
+
+
+# --- the flags of commands ---------------------------------------------------------------------------------------
+
+# Arguments of `train` that are no flags as they are.
+_NOT_FLAGS = ("topology", "num_envs", "loggers", "callbacks", "callback_every", "record", "eval_env", "dataset")
+_BACKEND = "jax: all runs in one program; ray: each run in its own process and run directory"
+
+
+def _train_flags():
+    help_ = documented(training.train)
+    # What else a topology is, of either kind; None: as it is by itself.
+    layout = {
+        field.name: (kind_of(field.type), documented(topology)[field.name])
+        for topology in (Sebulba, Anakin)
+        for field in dataclasses.fields(topology)
+        if field.name != "num_envs"
+    }
+    return [
+        *argument_flags(training.train, _NOT_FLAGS),
+        *(Flag(name, TEXT, None, help_[name]) for name in ("eval_env", "dataset")),
+        Flag("record", optional(PATH), None, "write the agent's training episodes to this directory"),
+        Flag("record_every", INT, 1, f"record {documented(Record)['every']}"),
+        Flag("wandb", TEXT, None, "also log to this project of Weights & Biases"),
+        *(Flag(name, optional(kind), None, text) for name, (kind, text) in layout.items()),
+    ]
+
+
+def _sweep_flags():
+    left_out, help_ = ("seeds", "topology", "num_envs", "devices"), documented(launch)
+    values = (
+        "values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --samples also "
+        "uniform:LOW:HIGH and loguniform:LOW:HIGH"
+    )
+    kinds = {"run_dir": PATH, "cpus_per_run": FLOAT, "gpus_per_run": FLOAT, "restarts": INT}
+    kinds |= {"address": TEXT}
+    return [
+        Flag("grid", TEXT, (), values, many=True),
+        Flag("seeds", INTS, (8,), "number of seeds, from 0 on; or the seeds, separated by commas"),
+        *argument_flags(sweep, left_out),
+        Flag("devices", optional(INT), None, documented(sweep)["devices"]),
+        Flag("backend", TEXT, "jax", _BACKEND, choices=("jax", "ray")),
+        *(Flag(name, optional(kind), None, f"{help_[name]}; with --backend ray") for name, kind in kinds.items()),
+        Flag("out", optional(PATH), None, "a file for the table, or for all results if it ends in .npz"),
+    ]
+
+
+def _process_flags():
+    help_ = documented(distributed.initialize)
+    what = (
+        "this process is one of several of one run, all started with this command; TPU pods, Slurm, Open MPI and "
+        "Kubernetes are detected, elsewhere set the next three flags"
+    )
+    return [
+        Flag("distributed", BOOL, False, what),
+        Flag("coordinator", optional(TEXT), None, help_["coordinator"]),
+        Flag("num_processes", optional(INT), None, help_["num_processes"]),
+        Flag("process_id", optional(INT), None, help_["process_id"]),
+    ]
+
+
+def argument_flags(function: Callable, leave_out: Sequence[str] = ()) -> list[Flag]:
+    """The flags of a function's keyword-only arguments, with the help of its docstring; "required" without a default.
+
+    Args:
+      function: whose docstring has a section "Args:".
+      leave_out: arguments that are no flags.
+    """
+    hints, help_ = typing.get_type_hints(function), documented(function)
+    flags = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in leave_out or parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue
+        needed = parameter.default is inspect.Parameter.empty
+        default = None if needed else parameter.default
+        flags.append(Flag(name, kind_of(hints[name]), default, help_.get(name, ""), "required" if needed else None))
+    return flags

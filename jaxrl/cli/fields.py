@@ -1,0 +1,150 @@
+"""Fields of dataclasses as flags, so that each is documented once, at home."""
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
+from jaxrl.cli import flags
+from jaxrl.cli.flags import Flag, Group, Written
+from jaxrl.cli.values import Kind, Part, build, read
+from jaxrl.core import limits, registry, schedules
+from jaxrl.core.errors import unknown
+from jaxrl.core.sources import FrameStack
+from jaxrl.networks import (
+    GRU,
+    LSTM,
+    MLP,
+    ActionValues,
+    CategoricalValues,
+    Core,
+    ImpalaCNN,
+    ImpalaResNet,
+    MinAtarCNN,
+    NatureCNN,
+    QHead,
+    QuantileValues,
+    Torso,
+)
+from jaxrl.parallel.ray.remote import Remote
+
+# What a field of these annotations may hold. A part of your own is given in Python.
+PARTS: dict[Any, tuple[type, ...]] = {
+    Optimizer: OPTIMIZERS,
+    Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaCNN, ImpalaResNet),
+    Core: (GRU, LSTM),
+    QHead: (ActionValues, CategoricalValues, QuantileValues),
+    Remote: (Remote,),
+    FrameStack: (FrameStack,),
+}
+
+
+def algorithm_groups(algo: Any) -> list[Group]:
+    """The flags of every field of an algorithm; those of its network, and of other such fields, in groups of their own.
+
+    Args:
+      algo: an instance, whose values are the defaults.
+    """
+    own, nested = [], []
+    hints = typing.get_type_hints(type(algo))
+    for field in dataclasses.fields(algo):
+        value, allowed = getattr(algo, field.name), field.metadata.get("limits", {})
+        help_ = field.metadata.get("help", "")
+        kind = kind_of(hints[field.name])
+        if dataclasses.is_dataclass(value) and not kind.parts and not schedules.is_schedule(value):
+            nested.append(Group(field.name, _network_flags(value), first_line(value), prefix=True))
+            continue
+        bounds = limits.described(allowed)
+        if not help_:
+            help_ = ", ".join(part.usage() for part in kind.parts)
+        if bounds:
+            help_ += f"; {bounds}" if help_ else bounds
+        if field.metadata.get("only_with"):
+            help_ += f"; only with {field.metadata['only_with']}"
+        numbers = {name: limit for name, limit in allowed.items() if name in limits.WORDS}
+        choices = tuple(allowed.get("choices", ()))
+        own.append(Flag(field.name, kind, _default(value), help_, choices=choices, limits=numbers))
+    return [Group(type(algo).__name__, own, first_line(algo)), *nested]
+
+
+def _network_flags(network):
+    hints, help_ = typing.get_type_hints(type(network)), documented(network)
+    found = []
+    for field in dataclasses.fields(network):
+        kind = kind_of(hints[field.name])
+        parts = ", ".join(part.usage() for part in kind.parts)
+        text = "; ".join(part for part in (help_.get(field.name, ""), parts) if part)
+        found.append(Flag(field.name, kind, _default(getattr(network, field.name)), text))
+    return found
+
+
+def _default(value):
+    return value if isinstance(value, bool) else Written(written(value))
+
+
+def read_field(algo: Any, name: str, text: str) -> Any:
+    """The value of an algorithm's field that `text` stands for.
+
+    Raises:
+      ConfigError: there is no such field, or `text` stands for no value of it.
+    """
+    hints = typing.get_type_hints(type(algo))
+    known = [field.name for field in dataclasses.fields(algo)]
+    if name not in known:
+        raise unknown(f"field of {type(algo).__name__}", name, known)
+    return build(read(kind_of(hints[name]), text))
+
+
+def documented(thing: Any) -> dict[str, str]:
+    """The entries of a docstring's section "Args:", by name; an entry of several names counts for each."""
+    section = (inspect.getdoc(thing) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()).rstrip(".") for names, text in entries for name in names.split(", ")}
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+
+def kind_of(annotation: Any) -> Kind:
+    """What a flag of this annotation takes."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        members = typing.get_args(annotation)
+    else:
+        members = (annotation,)
+    nullable = types.NoneType in members
+    kinds = [member for member in members if member is not types.NoneType]
+    if schedules.Schedule in kinds:
+        return Kind("number", optional=nullable)
+    described = all(isinstance(kind, type) and dataclasses.is_dataclass(kind) for kind in kinds)
+    found = PARTS.get(kinds[0], ()) if len(kinds) == 1 else tuple(kinds) if described else ()
+    if found:
+        return Kind("part", tuple(map(_part, found)), nullable)
+    if typing.get_origin(kinds[0]) is tuple:
+        return Kind("ints", optional=nullable)
+    name = {int: "int", float: "float", bool: "bool"}.get(kinds[0], "path" if Path in kinds else "text")
+    return Kind(name, optional=nullable)
+
+
+def _part(cls):
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: kind_of(hints[field.name]) for field in dataclasses.fields(cls)}
+    return Part(cls.__name__.lower(), fields, registry.name_of(cls) or cls)
+
+
+def written(value: Any) -> str:
+    """The text that `read` would take for it."""
+    if schedules.is_schedule(value):
+        return str(schedules.to_config(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        arguments = (f"{field.name}={written(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return ":".join([type(value).__name__.lower(), *arguments])
+    return flags.written(value)
+
+
+def first_line(thing: Any) -> str:
+    """Of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n")[0]

@@ -1,0 +1,187 @@
+"""What the command line knows before JAX is imported: flags, algorithms, presets and environments, from `table.json`.
+
+The file is made from the code (`jaxrl.cli.describe`) by `python scripts/update_cli_table.py`, and a test holds it to
+the code. What a user registered in this process is not in it: where that can be, JAX has been imported, and the code is
+asked.
+"""
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from jaxrl.cli.flags import Flag, Group, Written
+from jaxrl.cli.values import Kind, Part
+from jaxrl.core import suites
+from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.registry import SUITES
+
+FILE = Path(__file__).with_name("table.json")
+
+
+@functools.cache
+def load() -> dict[str, Any]:
+    """The contents of the file."""
+    return json.loads(FILE.read_text())
+
+
+def command_flags(command: str) -> list[Flag]:
+    """The flags of "train" and "sweep" that are their own, and of "processes", which both have."""
+    return [_flag(written) for written in load()["commands"][command]]
+
+
+# --- algorithms and presets --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """What the flags show of a preset; `defaults` by option."""
+
+    name: str
+    algorithm: str
+    env: str
+    num_envs: int
+    total_steps: int
+    defaults: Mapping[str, Any]
+
+
+def preset(name: str) -> Preset:
+    """A preset by name.
+
+    Raises:
+      ConfigError: there is no such preset; suggests the close names.
+    """
+    presets = load()["presets"]
+    if name not in presets:
+        raise unknown("preset", name, presets, "jaxrl algos lists them")
+    return Preset(name, **presets[name])
+
+
+def algorithms() -> list[str]:
+    """The names of the algorithms, sorted."""
+    return sorted({*load()["algorithms"], *_registered_algorithms()})
+
+
+def algorithm_groups(name: str, preset: Preset | None = None) -> list[Group]:
+    """The flags of an algorithm, with the defaults of a preset if there is one.
+
+    Raises:
+      ConfigError: there is no such algorithm; suggests the close names.
+    """
+    known = name.lower()
+    if known in load()["algorithms"]:
+        groups = [_group(written) for written in load()["algorithms"][known]]
+    elif known in _registered_algorithms():
+        from jaxrl.cli import fields
+
+        groups = fields.algorithm_groups(_registered_algorithms()[known]())
+    else:
+        raise unknown("algorithm", name, algorithms(), "jaxrl algos lists them")
+    return groups if preset is None else [_with_defaults(group, preset.defaults) for group in groups]
+
+
+def _registered_algorithms() -> Mapping[str, Any]:
+    """jaxrl's and a user's; none where no code has been imported that could have registered any."""
+    base = sys.modules.get("jaxrl.algos.base")
+    return {} if base is None else base.ALGORITHMS
+
+
+def _with_defaults(group, defaults):
+    flags = [
+        dataclasses.replace(flag, default=_default(defaults[group.option(flag)], flag.kind))
+        if group.option(flag) in defaults
+        else flag
+        for flag in group.flags
+    ]
+    return dataclasses.replace(group, flags=flags)
+
+
+# --- environments ------------------------------------------------------------------------------------------------
+
+
+def environments() -> list[str]:
+    """What `jaxrl.environments()` gives."""
+    return suites.environments(_names)
+
+
+def environment_problems(name: str) -> list[str]:
+    """Why there is no environment of this name, as far as that can be told without JAX.
+
+    Raises:
+      MissingExtraError: the suite's package is not installed.
+    """
+    try:
+        found = suites.suite_of(name, _names)
+        if found is not None and not _may_be(*found):
+            raise suites.unknown_name(*found, _names(found[0]))
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _may_be(suite: str, name: str) -> bool:
+    """Whether the suite has this environment, or refuses it for a reason that only its own module knows."""
+    if suite != "gymnasium":
+        return name in _names(suite) or name in load()["environments"][suite]["refused"]
+    if ":" in name:
+        return True  # the module before the colon registers it
+    import gymnasium
+
+    try:
+        return gymnasium.spec(name) is not None
+    except gymnasium.error.UnregisteredEnv:
+        return False
+    except (gymnasium.error.Error, ImportError):
+        return True  # the adapter says which
+
+
+def _names(suite: str) -> Iterable[str]:
+    if suite == "gymnasium":
+        return suites.gymnasium_names()
+    module, known = sys.modules.get(SUITES[suite]), load()["environments"][suite]
+    if module is None and known["version"] == _version(known["package"]):
+        return known["names"]
+    return import_module(SUITES[suite]).names()  # of another version, or with what a user registered
+
+
+def _version(package: str | None) -> str | None:
+    return None if package is None else metadata.version(package)
+
+
+# --- from JSON ---------------------------------------------------------------------------------------------------
+
+
+def _group(written: Mapping[str, Any]) -> Group:
+    return Group(written["title"], [_flag(flag) for flag in written["flags"]], written["help"], written["prefix"])
+
+
+def _flag(written: Mapping[str, Any]) -> Flag:
+    kind = _kind(written["kind"])
+    others = {"choices": tuple(written.get("choices", ()))}
+    told = {name: written[name] for name in ("help", "shown", "many", "limits") if name in written}
+    return Flag(written["name"], kind, _default(written["default"], kind), **told, **others)
+
+
+def _default(value: Any, kind: Kind) -> Any:
+    if isinstance(value, dict):
+        return Written(value["written"])
+    if isinstance(value, list):
+        return tuple(value)
+    return Path(value) if kind.name == "path" and value is not None else value
+
+
+@functools.cache
+def _kind(text: str) -> Kind:
+    name, _, none = text.partition("|")
+    name, _, parts = name.partition(":")
+    return Kind(name, tuple(map(_part, parts.split(","))) if parts else (), bool(none))
+
+
+@functools.cache
+def _part(name: str) -> Part:
+    described = load()["parts"][name]
+    return Part(name, {field: _kind(kind) for field, kind in described["fields"].items()}, described["made_by"])

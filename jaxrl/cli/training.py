@@ -1,0 +1,162 @@
+"""`jaxrl train` once its flags are read, and what it shares with `jaxrl sweep`: the algorithm and the environment."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl import envs
+from jaxrl.algos.base import field_problems, make_algorithm
+from jaxrl.cli import multihost
+from jaxrl.cli.flags import build_parts, with_flags
+from jaxrl.cli.runs import Given
+from jaxrl.cli.values import assignments, literal
+from jaxrl.core.config import encode
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.mesh import cores, use_cpu_devices
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.offline import Offline
+from jaxrl.parallel.sebulba.topology import Sebulba
+from jaxrl.run import training
+from jaxrl.run.evaluation import Evaluation
+from jaxrl.run.loggers import WandbLogger
+from jaxrl.run.presets import preset
+from jaxrl.run.recorder import Record
+
+# Flags that are fields of a topology, of either kind.
+_LAYOUT = tuple({f.name: None for kind in (Sebulba, Anakin) for f in dataclasses.fields(kind) if f.name != "num_envs"})
+
+
+def train(given: Given) -> int:
+    """Trains as the flags say; the exit code."""
+    asked = prepare("train", given)
+    arguments = dict(asked.arguments)
+    if arguments["eval_env"] is not None:
+        arguments["eval_env"] = make_environment(arguments["eval_env"])
+    every = arguments.pop("record_every")
+    if arguments["record"] is not None:
+        arguments["record"] = Record(arguments["record"], every)
+    elif every != 1:
+        raise ConfigError("--record-every needs --record")
+    layout = {name: arguments.pop(name) for name in _LAYOUT}
+    asked_layout = {name: value for name, value in layout.items() if value is not None}
+    topology = _topology(asked.env, asked.num_envs, asked_layout)
+    project = arguments.pop("wandb")
+    leader = distributed.is_leader()
+    loggers = [_wandb(project, arguments["run_dir"], asked)] if project is not None and leader else []
+    result = training.train(asked.algo, asked.env, topology=topology, loggers=loggers, **arguments)
+    if leader:
+        _report(result)
+    return {"non_finite": 1, "interrupted": 130}.get(result.stopped, 0)
+
+
+# --- what was asked for ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a command line asks for, ready for `jaxrl.train` and `jaxrl.sweep`."""
+
+    algo: Any
+    env: Environment | HostRecipe | None  # None: a dataset alone
+    num_envs: int | None
+    arguments: dict[str, Any]  # the command's own flags
+
+
+def prepare(command: str, given: Given) -> Asked:
+    """The algorithm and the environment of `train` and `sweep`.
+
+    Raises:
+      ConfigError: every value that is wrong, whichever part it belongs to.
+    """
+    problems = build_parts(given.groups, given.values)
+    algo = make_algorithm(given.algorithm) if given.preset is None else preset(given.preset).algorithm
+    run, algo = given.values["run"], with_flags(algo, given.values)
+    problems += field_problems(algo)
+    if problems and run["distributed"]:
+        raise ConfigError(problems)  # before the other processes are waited for
+    processes = multihost.join(run)
+    split = cores() if command == "sweep" and run["devices"] is None else run["devices"]
+    if command == "train" and split is not None:
+        split //= processes  # it counts those of all of them
+    if split is not None and split > 1:
+        use_cpu_devices(split)  # before anything else, the environment first of all, asks JAX for its devices
+    if run.get("backend") == "ray":
+        jax.config.update("jax_platforms", "cpu")  # the accelerators are for the experiments, if this machine has any
+    env = None
+    try:
+        env = None if run["env"] is None else make_environment(run["env"], run["env_params"])
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    common = ("preset", "env", "env_params", "num_envs", *multihost.FLAGS)
+    return Asked(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
+
+
+def make_environment(name: str, words: Sequence[str] = ()) -> Environment | HostRecipe:
+    """The environment `name` with parameters given as `key=value` words.
+
+    Raises:
+      ConfigError: unknown name or parameters, or a word that is no `key=value`.
+    """
+    return envs.make(name, **{key: literal(value) for key, value in assignments("--env-params", words).items()})
+
+
+def _topology(env, num_envs, layout):
+    if env is None and num_envs is not None:
+        raise ConfigError(f"--num-envs {num_envs}: without --env nothing acts")
+    topology = Offline() if env is None else training.default_topology(env, num_envs)
+    known = {field.name for field in dataclasses.fields(topology)}
+    if strange := sorted(set(layout) - known):
+        flags = ", ".join(f"--{name}" for name in strange)
+        what = "a dataset alone" if env is None else env.name
+        raise ConfigError(f"{flags}: not for {what}, whose topology is {type(topology).__name__}")
+    return dataclasses.replace(topology, **layout)
+
+
+# --- what came of it ---------------------------------------------------------------------------------------------
+
+
+def score(evaluation: Evaluation) -> str:
+    """An evaluation in a line."""
+    shown = f"return {evaluation.return_mean:.2f} ± {evaluation.return_std:.2f} over {evaluation.episodes} episodes"
+    return shown + (f"; {evaluation.unfinished} more did not end" if evaluation.unfinished else "")
+
+
+def _report(result: training.Result) -> None:
+    """Prints how a run ended."""
+    line = f"{type(result.algo).__name__} on {result.env.name}: {result.total_steps:,} steps"
+    if result.steps_per_second > 0:
+        line += f", {result.steps_per_second:,.0f} steps/s, {result.wall_seconds:,.0f} s"
+    print(line)
+    if result.evaluation is not None:
+        print(f"evaluation: {score(result.evaluation)}")
+    if result.run_dir is not None:
+        print(f"run directory: {_short(result.run_dir)}")
+    if result.stopped == "target_return":
+        print("stopped early: the target return was reached")
+    if result.stopped == "non_finite":
+        print(f"error: {result.problem}", file=sys.stderr)
+    if result.stopped == "interrupted":
+        saved = "nothing was saved: no --run-dir given"
+        if result.run_dir is not None:
+            saved = "the same command resumes from here"
+        print(f"interrupted; {saved}")
+
+
+def _short(path: Path) -> Path:
+    with contextlib.suppress(ValueError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
+def _wandb(project, run_dir, asked):
+    config = {"algorithm": encode(asked.algo), "environment": asked.env.name}
+    return WandbLogger(project, config=config, directory=run_dir, name=None if run_dir is None else Path(run_dir).name)

@@ -1,0 +1,22 @@
+"""The limits of a number, in words; without JAX, so that the command line knows them before it imports it."""
+
+import math
+from collections.abc import Mapping
+
+WORDS = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
+
+
+def described(limits: Mapping[str, float]) -> str:
+    """ "at least 0 and at most 1"; other entries than limits are passed over."""
+    return " and ".join(f"{WORDS[name]} {limit:g}" for name, limit in limits.items() if name in WORDS)
+
+
+def hold(number: float, limits: Mapping[str, float]) -> bool:
+    """Whether a number is finite and within its limits."""
+    return (
+        math.isfinite(number)
+        and number >= limits.get("low", -math.inf)
+        and number <= limits.get("high", math.inf)
+        and number > limits.get("above", -math.inf)
+        and number < limits.get("below", math.inf)
+    )

@@ -1,0 +1,55 @@
+"""Schedules as text: how they are written, read without importing JAX."""
+
+import math
+
+from jaxrl.core.errors import ConfigError, unknown
+
+USAGE = {
+    "constant": "constant:VALUE",
+    "linear": "linear:START:END[:UNTIL]",
+    "cosine": "cosine:START:END[:UNTIL]",
+    "exponential": "exponential:START:END[:UNTIL]",
+    "piecewise": "piecewise:VALUE:BOUNDARY:VALUE[:BOUNDARY:VALUE ...]",
+}
+# The fewest and the most numbers of each; a test holds them to the classes of `jaxrl.core.schedules`.
+COUNTS = {"constant": (1, 1), "linear": (2, 3), "cosine": (2, 3), "exponential": (2, 3)}
+
+
+def split(text: str) -> float | tuple[str, tuple[float, ...]]:
+    """A number, or the name of a schedule and its numbers in the order in which they are written.
+
+    Whether the numbers make a schedule, rising boundaries for instance, is for its class to say.
+
+    Raises:
+      ConfigError: what is wrong and what is allowed.
+    """
+    name, *parts = (part.strip() for part in text.split(":"))
+    if not parts:
+        number = _number(name)
+        if number is None:
+            if name.lower() in USAGE:
+                raise ConfigError(f"{text!r} lacks its numbers; write {USAGE[name.lower()]}")
+            raise ConfigError(f"{text!r} is neither a number nor a schedule; schedules: {', '.join(USAGE.values())}")
+        if not math.isfinite(number):
+            raise ConfigError(f"{text!r} is not a finite number")
+        return number
+    name = name.lower()
+    if name not in USAGE:
+        raise unknown("schedule", name, USAGE)
+    numbers = []
+    for part in parts:
+        number = _number(part)
+        if number is None:
+            raise ConfigError(f"{part!r} in {text!r} is not a number; write {USAGE[name]}")
+        numbers.append(number)
+    fewest, most = COUNTS.get(name, (1, len(numbers)))
+    if not fewest <= len(numbers) <= most or (name == "piecewise" and len(numbers) % 2 == 0):
+        raise ConfigError(f"{text!r} has {len(numbers)} numbers; write {USAGE[name]}")
+    return name, tuple(numbers)
+
+
+def _number(text):
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,74 @@
+"""The names of environments, judged by lists of them: the same words whether the suites were imported or not."""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
+
+_REGISTERED = registry.registered("environment")
+EXTRAS = {"brax": "brax", "envpool": "envpool"}  # suites whose package may be missing, and the extra that brings it
+
+
+def installed(suite: str) -> bool:
+    """Whether the package of a suite is there."""
+    return suite not in EXTRAS or importlib.util.find_spec(EXTRAS[suite]) is not None
+
+
+def environments(names: Callable[[str], Iterable[str]]) -> list[str]:
+    """Every environment, "suite:name", sorted; suites that are not installed are left out.
+
+    Args:
+      names: of the environments of a suite.
+    """
+    listed = [f"{suite}:{name}" for suite in registry.SUITES if installed(suite) for name in names(suite)]
+    return sorted([*_REGISTERED, *listed])
+
+
+def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str] | None:
+    """The suite and the name within it, of jaxrl's own suites; None of what a user registered.
+
+    Args:
+      name: "suite:name".
+      names: of the environments of a suite; asked for where the suite is not said.
+
+    Raises:
+      ConfigError: there is no such suite, or none is said.
+      MissingExtraError: the suite's package is not installed.
+    """
+    if name in _REGISTERED:
+        return None
+    suite, colon, rest = name.partition(":")
+    if not colon:
+        known = environments(names)
+        homes = [home for home in known if home.partition(":")[2].lower() == name.lower()]
+        if homes:
+            raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")
+        raise unknown("environment", name, known, "names are 'suite:name'")
+    if suite not in registry.SUITES:
+        registered = {known.partition(":")[0] for known in _REGISTERED}
+        if suite in registered:
+            raise unknown(f"{suite} environment", name, _REGISTERED)
+        raise unknown("suite", suite, {*registry.SUITES, *registered}, f"asked for {name!r}")
+    if not installed(suite):
+        raise MissingExtraError(f"{name}", EXTRAS[suite])
+    return suite, rest
+
+
+def unknown_name(suite: str, name: str, names: Iterable[str]) -> ConfigError:
+    """The error for a name that a suite does not have."""
+    return unknown(f"{suite} environment", name, names, "" if suite == "probe" else "jaxrl.environments() lists all")
+
+
+def gymnasium_names() -> Sequence[str]:
+    """What is registered with Gymnasium, each in its newest version; some need a package that is not installed."""
+    import gymnasium
+
+    newest: dict[str, gymnasium.envs.registration.EnvSpec] = {}
+    for spec in gymnasium.registry.values():
+        if spec.entry_point is None or "shimmy" in str(spec.entry_point):
+            continue  # made for batches only; the adapters of other libraries
+        key = f"{spec.namespace}/{spec.name}"
+        if key not in newest or (spec.version or 0) > (newest[key].version or 0):
+            newest[key] = spec
+    return tuple(spec.id for spec in newest.values())

@@ -1,0 +1,88 @@
+"""The table that the command line reads before JAX is imported, held to the code; and what is not in it."""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+from helpers.registered import nothing_registered_for_good
+
+import jaxrl
+from jaxrl.cli import describe, fields, main, table
+from jaxrl.core import registry
+from jaxrl.envs.registry import environments
+
+STALE = "jaxrl/cli/table.json is stale: .venv/bin/python scripts/update_cli_table.py"
+
+
+def test_the_table_is_what_the_code_says():
+    made, kept = json.loads(json.dumps(describe.table())), table.load()
+    assert made.keys() == kept.keys(), STALE
+    for part in made.keys() - {"environments"}:
+        assert made[part] == kept[part], f"{part}: {STALE}"
+    for suite, about in made["environments"].items():
+        if about["version"] == kept["environments"][suite]["version"]:  # else its names are asked of the suite
+            assert about == kept["environments"][suite], f"{suite}: {STALE}"
+
+
+@pytest.mark.parametrize("name", sorted(jaxrl.ALGORITHMS))
+def test_flags_from_the_table_are_those_of_the_class(name):
+    assert table.algorithm_groups(name) == fields.algorithm_groups(jaxrl.make_algorithm(name))
+
+
+def test_flags_of_a_preset_are_those_of_its_algorithm():
+    for name in table.load()["presets"]:
+        preset = table.preset(name)
+        made = fields.algorithm_groups(jaxrl.preset(name).algorithm)
+        assert table.algorithm_groups(preset.algorithm, preset) == made
+
+
+def test_environments_are_all():
+    assert table.environments() == environments()
+
+
+def test_names_of_another_version_are_asked_of_the_suite(monkeypatch):
+    monkeypatch.setattr(table, "sys", SimpleNamespace(modules={}))  # as before anything has been imported
+    kept = table.load()["environments"]
+    monkeypatch.setitem(kept, "gymnax", kept["gymnax"] | {"names": ["Nothing-v0"]})
+    assert "known: Nothing-v0" in table.environment_problems("gymnax:CartPole-v1")[0]
+    monkeypatch.setitem(kept, "gymnax", kept["gymnax"] | {"version": "0"})
+    assert table.environment_problems("gymnax:CartPole-v1") == []
+    assert "CartPole-v1" in table.environment_problems("gymnax:CartPool-v1")[0]
+
+
+def test_what_a_user_registered_is_known():
+    with nothing_registered_for_good():
+
+        @dataclasses.dataclass(frozen=True)
+        class Corridor:
+            length: int = 5
+
+        jaxrl.register("mine:Corridor-v0", Corridor)
+        assert table.environment_problems("mine:Corridor-v0") == []
+        assert "did you mean 'mine:Corridor-v0'" in table.environment_problems("mine:Coridor-v0")[0]
+        assert "mine:Corridor-v0" in table.environments()
+
+
+def test_an_algorithm_of_a_users_has_flags(capsys):
+    from jaxrl.algos.base import algorithm, number
+
+    with nothing_registered_for_good():
+
+        @algorithm
+        class MyPPO(jaxrl.PPO):
+            """A variant of a user's own."""
+
+            temperature: jaxrl.schedules.Scalar = number(0.5, above=0.0, help="of the policy")
+
+        assert "myppo" in table.algorithms() and "myppo" not in table.load()["algorithms"]
+        assert registry.find("algorithm:myppo") is MyPPO
+        with pytest.raises(SystemExit):
+            main.main(["train", "myppo", "--help"])
+        assert "--temperature" in capsys.readouterr().out
+        assert (
+            main.main(["train", "myppo", "--env", "gymnax:CartPole-v1", "--total-steps", "1", "--temperature=0"]) == 2
+        )
+        assert "MyPPO.temperature=0.0 must be more than 0" in capsys.readouterr().err
+        assert main.main(["train", "myyppo"]) == 2
+        assert "did you mean 'myppo'" in capsys.readouterr().err
