@@ -13,7 +13,7 @@ from jaxrl.algos import off_policy, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
-from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.algos.train_state import TrainState
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     ActorOutput,
@@ -117,18 +117,9 @@ class DDPG:
             self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
         )
 
-        def policy_loss(params):
-            """Minus the critic's value of what the policy does, whose gradient is equation 6."""
-            variables = state.policy.variables.replace(params=params)
-            action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
-            value = off_policy.first_value(self.critic, critic, replay.observation, action, spec)
-            return weighted_mean(-value, replay.weight, replicas), model_state
-
-        (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(state.policy.params)
-        policy, _ = train_state.apply_gradients(
-            state.policy, gradients, self._policy_optimizer(), replicas, model_state
+        policy, loss = off_policy.dpg_step(
+            self.policy, state.policy, self._policy_optimizer(), self.critic, critic, replay, spec, replicas
         )
-
         policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
         metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
         return DDPGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics)

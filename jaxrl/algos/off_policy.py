@@ -365,6 +365,42 @@ def first_value(
     return q_learning.action_values(output, v_min, v_max)[0, :, 0]
 
 
+def dpg_step(
+    network: Network,
+    policy: TrainState,
+    transformation: optax.GradientTransformation,
+    critic_network: Critic,
+    critic: TrainState,
+    batch: TransitionBatch,
+    spec: EnvSpec,
+    replicas: Replicas,
+    **support: Number,
+) -> tuple[TrainState, jax.Array]:
+    """A step of a deterministic policy up the first critic's value of what it does (Lillicrap et al., equation 6).
+
+    Args:
+      network, policy: a deterministic policy, and what it has learned.
+      transformation: the policy's optimizer at its learning rate.
+      critic_network, critic: the critics, and what they have learned.
+      batch: transitions, normalized.
+      spec: of the environment.
+      replicas: as handed to `update`.
+      support: `v_min` and `v_max` of critics over a fixed support.
+
+    Returns:
+      The policy after the step, and this device's loss before it, a scalar.
+    """
+
+    def loss(params):
+        variables = policy.variables.replace(params=params)
+        action, model_state = train_policy(network, variables, batch.observation, spec)
+        value = first_value(critic_network, critic, batch.observation, action, spec, **support)
+        return weighted_mean(-value, batch.weight, replicas), model_state
+
+    (value, model_state), gradients = jax.value_and_grad(loss, has_aux=True)(policy.params)
+    return train_state.apply_gradients(policy, gradients, transformation, replicas, model_state)[0], value
+
+
 def smoothed_action(
     action: jax.Array, key: jax.Array, std: Number, limit: Number, spec: EnvSpec, replicas: Replicas
 ) -> jax.Array:

@@ -13,7 +13,7 @@ from jaxrl.algos import off_policy, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
-from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.algos.train_state import TrainState
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     ActorOutput,
@@ -125,15 +125,10 @@ class TD3:
             self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
         )
 
-        def policy_loss(params):
-            variables = state.policy.variables.replace(params=params)
-            action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
-            value = off_policy.first_value(self.critic, critic, replay.observation, action, spec)
-            return weighted_mean(-value, replay.weight, replicas), model_state
-
         def policy_and_targets(policy, critic, _):
-            (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(policy.params)
-            policy, _ = train_state.apply_gradients(policy, gradients, self._policy_optimizer(), replicas, model_state)
+            policy, loss = off_policy.dpg_step(
+                self.policy, policy, self._policy_optimizer(), self.critic, critic, replay, spec, replicas
+            )
             policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
             return policy, critic, replicas.mean(loss)
 
