@@ -59,7 +59,7 @@ class CQL:
     temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
     learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
     target_entropy: Scalar = number(-1.0, high=0.69, help="target entropy per dimension of continuous actions, in nats")
-    target_entropy_share: Scalar = number(
+    target_entropy_fraction: Scalar = number(
         0.89, above=0, below=1, help="discrete actions: target entropy as a fraction of the maximum"
     )
     coefficient: Scalar = number(5.0, low=0, help="weight of the conservative penalty; initial weight if learned")
@@ -192,7 +192,7 @@ class CQL:
 
         log_temperature = state.log_temperature
         if self.learn_temperature:
-            wanted = sac.wanted_entropy(replay, self.target_entropy, self.target_entropy_share, spec)
+            wanted = sac.wanted_entropy(replay, self.target_entropy, self.target_entropy_fraction, spec)
             log_temperature = sac.temperature_step(
                 log_temperature, self._temperature_optimizer(), log_prob, wanted, replay.weight, replicas
             )

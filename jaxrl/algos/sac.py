@@ -60,7 +60,7 @@ class SAC:
     temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
     learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
     target_entropy: Scalar = number(-1.0, high=0.69, help="target entropy per dimension of continuous actions, in nats")
-    target_entropy_share: Scalar = number(
+    target_entropy_fraction: Scalar = number(
         0.89, above=0, below=1, help="discrete actions: target entropy as a fraction of the maximum"
     )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
@@ -159,7 +159,7 @@ class SAC:
 
         log_temperature = state.log_temperature
         if self.learn_temperature:
-            wanted = wanted_entropy(replay, self.target_entropy, self.target_entropy_share, spec)
+            wanted = wanted_entropy(replay, self.target_entropy, self.target_entropy_fraction, spec)
             log_temperature = temperature_step(
                 log_temperature, self._temperature_optimizer(), log_prob, wanted, replay.weight, replicas
             )

@@ -54,7 +54,7 @@ class EpisodeSums(struct.PyTreeNode):
         lives |= {} if self.lives is None else {"lives": self.lives.count}
         with np.errstate(divide="ignore", invalid="ignore"):
             info = {f"info/{name}": total / self.count for name, total in (self.info or {}).items()}
-        return {"episodes": self.count, **self.means(), "environment_steps": self.steps, **lives, **info}
+        return {"episodes": self.count, **self.means(), "transitions": self.steps, **lives, **info}
 
     def means(self) -> Metrics:
         """Of returns and lengths."""
@@ -123,7 +123,7 @@ class Report(struct.PyTreeNode):
         episodes["train/updates"] = self.made
         if self.actors:
             episodes |= {f"actors/{name}": value for name, value in self.actors.items()}
-            episodes["actors/lost_rows"] = self.episodes.lost
+            episodes["actors/lost_transitions"] = self.episodes.lost
         return episodes | {f"update/{name}": value / self.iterations for name, value in self.updates.items()}
 
 

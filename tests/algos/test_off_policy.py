@@ -58,9 +58,9 @@ def test_every_number_reaches_the_program(name):
     # it is not. A share of the entropy is for discrete actions, and the loss of quantiles for a head of them.
     starts = {".temperature", ".alpha_mean", ".alpha_std"}
     algo = ALGORITHMS[name].replace(normalize_observation=True)
-    variants = [(algo, starts | {".target_entropy_share", ".quantile_huber"})]
+    variants = [(algo, starts | {".target_entropy_fraction", ".quantile_huber"})]
     if name == "sac":
-        variants.append((algo.replace(learn_temperature=False), {".target_entropy", ".target_entropy_share"}))
+        variants.append((algo.replace(learn_temperature=False), {".target_entropy", ".target_entropy_fraction"}))
     if name == "d4pg":
         quantiles = Critic(widths=(8,), ensemble=1, head=QuantileValues(5))
         support = {"v_min": jaxrl.D4PG().v_min, "v_max": jaxrl.D4PG().v_max}  # others would be refused: they do nothing

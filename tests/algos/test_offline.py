@@ -24,7 +24,7 @@ STATIC |= {"temperature_learning_rate": 1e-3}
 STATIC |= {"entropy_in_target": True, "normalize_observation": False, "weighting": "indicator", "baseline": "max"}
 STATIC |= {"storage": "flashbax", "critic": Critic(widths=(5,)), "value": Critic(widths=(5,), ensemble=1)}
 # Of no use to these settings: to discrete actions, to the first state, to actors, to a head of quantiles.
-ELSEWHERE = {".target_entropy_share", ".temperature", ".exploration_noise", ".quantile_huber"}
+ELSEWHERE = {".target_entropy_fraction", ".temperature", ".exploration_noise", ".quantile_huber"}
 
 
 def program(algo):

@@ -123,7 +123,7 @@ def choices(masked):
 @pytest.mark.parametrize("masked", [False, True])
 def test_discrete_expectations_are_exact(masked):
     """Christodoulou (2019), equations 10 to 12, with sums over the actions that are allowed."""
-    algo = SAC.replace(temperature=0.3, gamma=0.9, target_entropy_share=0.5)
+    algo = SAC.replace(temperature=0.3, gamma=0.9, target_entropy_fraction=0.5)
     state, batch = resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(0), CHOICE), choices(masked)
     new, info = updated(algo, state, batch, KEY, CHOICE)
     metrics = jax.tree.map(float, info.metrics)

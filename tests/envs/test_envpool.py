@@ -410,4 +410,4 @@ def test_training():
     assert result.evaluation.episodes == 4
     # Every row is a step of an environment but for the last rows of episodes.
     last = [row for row in result.metrics if "train/episodes" in row][-1]
-    assert 0 < last["train/environment_steps"] <= 6 * ROWS
+    assert 0 < last["train/transitions"] <= 6 * ROWS

@@ -284,4 +284,4 @@ def test_training():
     assert result.stopped == "finished" and result.total_steps == 6 * ROWS and all_finite(result.state.learner)
     assert result.evaluation.episodes == 4
     last = [row for row in result.metrics if "train/episodes" in row][-1]
-    assert 0 < last["train/environment_steps"] <= 6 * ROWS
+    assert 0 < last["train/transitions"] <= 6 * ROWS

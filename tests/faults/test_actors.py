@@ -217,7 +217,7 @@ def test_rows_where_an_environment_was_built_again_do_not_count():
         _, report = program.chunk(PPO, env, state, 1, 100)
     finally:
         program.close()
-    assert report.metrics()["actors/lost_rows"] == 1
+    assert report.metrics()["actors/lost_transitions"] == 1
     (collected,) = seen[0]
     rows = collected.rollout.rows
     broken = (~np.asarray(rows.weight)) & ~np.asarray(collected.rollout.timesteps[:-1].last)

@@ -181,8 +181,10 @@ def test_training_goes_on_where_a_worker_is_lost(fault):
     with pytest.warns(RuntimeWarning, match=f"environment 2 .seed {SEEDS[2]}. .*1 of restarts"):
         result = jaxrl.train(DQN, env, total_steps=256, **settings)
     assert result.stopped == "finished" and result.total_steps == 256
-    total = {name: sum(row.get(f"actors/{name}", 0.0) for row in result.metrics) for name in ("failures", "lost_rows")}
-    assert total == {"failures": 1, "lost_rows": 2}, "one worker, and a row of each of its environments"
+    total = {
+        name: sum(row.get(f"actors/{name}", 0.0) for row in result.metrics) for name in ("failures", "lost_transitions")
+    }
+    assert total == {"failures": 1, "lost_transitions": 2}, "one worker, and a row of each of its environments"
 
 
 def test_a_worker_that_is_killed_between_steps_is_replaced():

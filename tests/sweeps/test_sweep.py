@@ -156,7 +156,7 @@ def test_labels():
     rate = result.metrics["update/learning_rate"]
     np.testing.assert_allclose(rate[[0, 2]], np.broadcast_to(np.asarray([[[1e-2]], [[3e-3]]]), (2, 2, 5)), rtol=1e-6)
     episodes = result.metrics["train/episodes"]
-    rows = np.sum(result.metrics["train/environment_steps"], axis=-1)
+    rows = np.sum(result.metrics["train/transitions"], axis=-1)
     assert (episodes.sum(axis=-1) > 5).all() and (rows[[0, 2]] < TOTAL).all()
     assert result.wall_seconds > 0 and result.steps_per_second > 0
 
@@ -209,7 +209,7 @@ def test_every_curve_has_the_steps_of_its_own_points():
     np.testing.assert_array_equal(result.steps, [[2 * ROWS, 4 * ROWS], [2 * ROWS, 4 * ROWS]])
     uneven = sweep(seeds=[4], mapping="in_turn", devices=1, rollout_length=[32, 8], total_steps=5 * ROWS, points=20)
     np.testing.assert_array_equal(uneven.steps, [[4 * ROWS, 8 * ROWS], [2 * ROWS, 5 * ROWS]])
-    steps = uneven.metrics["train/environment_steps"][:, 0]
+    steps = uneven.metrics["train/transitions"][:, 0]
     resets = uneven.metrics["train/episodes"][:, 0]
     np.testing.assert_allclose((steps + resets).sum(axis=1), uneven.steps[:, -1], atol=NUM_ENVS)
 
