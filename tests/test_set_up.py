@@ -113,3 +113,18 @@ def test_no_path_of_this_machine_is_in_the_project():
         if file.is_file() and file.name != own:
             held = file.read_bytes()
             assert b"/root/" not in held and b"/opt/pypi" not in held, name
+
+
+def test_the_type_checker_is_overruled_only_with_a_reason():
+    assert "rules" not in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ty"]
+    lines = [line for path in sorted((ROOT / "jaxrl").rglob("*.py")) for line in _with_what_is_above(path)]
+    overruled = [(above, line) for above, line in lines if re.search(r"#.*\b(ty|type): ?ignore", line)]
+    for above, line in overruled:
+        assert re.search(r"# ty: ignore\[[a-z-]+\](  # \w.*)?$", line), f"name the rule: {line}"
+        assert line.count("#") > 1 or above.startswith("#"), f"say why: {line}"
+    assert 0 < len(overruled) < 10
+
+
+def _with_what_is_above(path):
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    return list(zip(["", *lines], lines, strict=False))

@@ -99,7 +99,7 @@ class Sequences(struct.PyTreeNode):
             terminated = alive & _ahead(rows.terminated, k)
             bootstrap = bootstrap & ~terminated
             alive = alive & ~terminated & ~_ahead(rows.truncated, k)
-        importance = jnp.broadcast_to(batch.sample_info.importance[None], counts.shape)
+        importance = jnp.broadcast_to(batch.importance[None], counts.shape)
         parts = (rows.action, jnp.stack(rewards, axis=-1), steps, bootstrap, counts, importance)
         return cls(batch, *(x.reshape((-1, *x.shape[2:])) for x in parts), network, spec)
 

@@ -88,7 +88,7 @@ def _plain_warnings():
         print(f"warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
-        warnings.showwarning = show  # ty: ignore[invalid-assignment]
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]  # as its documentation says to replace it
         yield
 
 

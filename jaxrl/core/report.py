@@ -35,7 +35,7 @@ class EpisodeSums(struct.PyTreeNode):
         total = jax.tree.map(jnp.add, self, other)
         apart = jnp.where((self.count > 0) & (other.count > 0), self._mean() - other._mean(), 0.0)
         between = jnp.square(apart) * (self.count * other.count / jnp.maximum(total.count, 1.0))
-        lives = None if self.lives is None else self.lives + other.lives
+        lives = None if self.lives is None or other.lives is None else self.lives + other.lives
         return total.replace(squares=total.squares + between, lives=lives)
 
     def merged(self, total: Callable[[PyTree], PyTree]) -> "EpisodeSums":

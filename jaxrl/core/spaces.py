@@ -154,21 +154,21 @@ class Dict:
         return jnp.all(jnp.stack([space.contains(x[name]) for name, space in self.items]))
 
 
-Space = Box | Discrete | MultiDiscrete | Dict
+ArraySpace = Box | Discrete | MultiDiscrete  # an element is one array
+Space = ArraySpace | Dict
 
 registry.add("space", Box, Discrete, MultiDiscrete, Dict)
 
 
-def expect[Kind: Space](space: Space, kind: type[Kind]) -> Kind:
-    """`space`, where only this kind will do.
+def expect[Kind: Space](space: Space, *kinds: type[Kind]) -> Kind:
+    """`space`, where only these kinds will do.
 
     Raises:
       ConfigError: it is of another kind.
     """
-    if not isinstance(space, kind):
-        raise ConfigError(
-            f"a {kind.__name__} space is needed here, not {space!r}; use another environment or a wrapper"
-        )
+    if not isinstance(space, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"a {wanted} space is needed here, not {space!r}; use another environment or a wrapper")
     return space
 
 

@@ -7,11 +7,13 @@ of the true last observation falls out of the same forward pass as every other.
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxrl.core import spaces
@@ -21,6 +23,16 @@ from jaxrl.core.sources import Replay as Replay
 from jaxrl.core.sources import Rollouts as Rollouts
 from jaxrl.core.sources import Source as Source
 
+if TYPE_CHECKING:
+    import typing_extensions
+
+# What leaves are: arrays of JAX, unless it says otherwise: `TimeStep[np.ndarray]` lies in the host's memory. Bracketed
+# type parameters (UP046) have defaults from Python 3.13 on only.
+if not TYPE_CHECKING:
+    Array = TypeVar("Array")
+else:
+    Array = typing_extensions.TypeVar("Array", jax.Array, np.ndarray, default=jax.Array)
+
 PyTree = Any
 Params = PyTree
 ModelState = PyTree
@@ -28,52 +40,52 @@ Carry = PyTree
 Metrics = dict[str, jax.Array]
 
 
-class Episode(struct.PyTreeNode):
+class Episode(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     """The running episode's true statistics, whatever wrappers do to the reward.
 
     Where an episode is only part of a game (one life), they are the game's, and `complete` tells where it is over.
     """
 
-    returns: jax.Array  # sum of unmodified rewards so far, float32
-    length: jax.Array  # transitions so far, int32
-    complete: jax.Array | None = None  # bool; None: wherever `TimeStep.last`
-    life: "Episode | None" = None  # return and length of this part alone; None: an episode is the whole game
-    info: dict[str, jax.Array] | None = None  # sums of `TimeStep.info` so far, float32; None where that is None
+    returns: Array  # sum of unmodified rewards so far, float32
+    length: Array  # transitions so far, int32
+    complete: Array | None = None  # bool; None: wherever `TimeStep.last`
+    life: "Episode[Array] | None" = None  # return and length of this part alone; None: an episode is the whole game
+    info: dict[str, Array] | None = None  # sums of `TimeStep.info` so far, float32; None where that is None
 
 
-class TimeStep(struct.PyTreeNode):
+class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     """What an environment shows at once; reward and endings are those that *arrived with* the observation."""
 
     observation: PyTree
-    reward: jax.Array  # float32; 0 where first
-    terminated: jax.Array  # bool: the task ended here, nothing follows
-    truncated: jax.Array  # bool: cut off here (time limit), the task would go on
-    first: jax.Array  # bool: an episode begins here
+    reward: Array  # float32; 0 where first
+    terminated: Array  # bool: the task ended here, nothing follows
+    truncated: Array  # bool: cut off here (time limit), the task would go on
+    first: Array  # bool: an episode begins here
     action_mask: PyTree | None = None  # bool, True where allowed, shape (n,); None: everything is
     previous_action: PyTree | None = None  # filled in by whoever acts; zeros where first
-    episode: Episode | None = None
-    info: dict[str, jax.Array] | None = None  # what else it reports: float32 scalars by name; 0 where first
+    episode: Episode[Array] | None = None
+    info: dict[str, Array] | None = None  # what else it reports: float32 scalars by name; 0 where first
 
     @property
-    def last(self) -> jax.Array:
+    def last(self) -> Array:
         """Bool: this observation is its episode's last; the action taken here is ignored."""
-        return self.terminated | self.truncated
+        return operator.or_(self.terminated, self.truncated)
 
-    def __getitem__(self, index: int | slice | None) -> "TimeStep":
+    def __getitem__(self, index: int | slice | None) -> "TimeStep[Array]":
         """Every leaf at `index` of its first axis; `[None]` adds an axis."""
         return jax.tree.map(lambda x: x[index], self)
 
 
-class Trajectory(struct.PyTreeNode):
+class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     """Rows in RLDS order; leaves `[time, environment, ...]`."""
 
     observation: PyTree
     action: PyTree
-    reward: jax.Array  # followed the action; 0 where weight is False
-    terminated: jax.Array  # followed the action; False where weight is False
-    truncated: jax.Array  # likewise
-    first: jax.Array  # the observation begins an episode
-    weight: jax.Array  # bool: False at last observations (and masked rows), which are never learned from
+    reward: Array  # followed the action; 0 where weight is False
+    terminated: Array  # followed the action; False where weight is False
+    truncated: Array  # likewise
+    first: Array  # the observation begins an episode
+    weight: Array  # bool: False at last observations (and masked rows), which are never learned from
     action_mask: PyTree | None = None
     extras: dict[str, PyTree] = struct.field(default_factory=dict)  # what the algorithm kept: log_prob, value, ...
 
@@ -170,8 +182,8 @@ class HostEnvironment(Protocol):
 
     num_envs: int
 
-    def reset(self) -> TimeStep: ...
-    def step(self, actions: PyTree) -> TimeStep: ...
+    def reset(self) -> TimeStep[np.ndarray]: ...
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]: ...
     def close(self) -> None: ...
 
 
@@ -204,14 +216,14 @@ class AsyncEnvironment(HostEnvironment, Protocol):
 
     def async_reset(self) -> None: ...
 
-    def send(self, actions: PyTree, env_ids: Any) -> None:
+    def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
         """Actions `[B, ...]` for the environments `env_ids` [B], which `recv` gave and were sent none since.
 
         Returns at once. The actions are never written to again.
         """
         ...
 
-    def recv(self) -> tuple[Any, TimeStep]:
+    def recv(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
         """The indices, int32 `[batch_size]`, of what is ready, in any order, and its time steps; waits for them.
 
         Never fewer: as many must have been sent actions, or been reset, and not been received.
@@ -380,7 +392,7 @@ class SampleInfo(struct.PyTreeNode):
     times_sampled: jax.Array  # int32, this time included
 
 
-class TransitionBatch(struct.PyTreeNode):
+class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     """What a `Replay` source delivers: n-step transitions, leaves `[batch, ...]`; rewards not yet discounted.
 
     `rewards[:, k]` and `discounts[:, k]` belong to the k-th step: rewards after an ending are 0, and `bootstrap` is
@@ -389,11 +401,11 @@ class TransitionBatch(struct.PyTreeNode):
 
     observation: PyTree
     action: PyTree
-    rewards: jax.Array  # [batch, n]
-    steps: jax.Array  # [batch] how many steps the transition really spans, 1..n
-    bootstrap: jax.Array  # [batch] bool
+    rewards: Array  # [batch, n]
+    steps: Array  # [batch] how many steps the transition really spans, 1..n
+    bootstrap: Array  # [batch] bool
     next_observation: PyTree
-    weight: jax.Array  # [batch] bool: False where there is nothing to learn from
+    weight: Array  # [batch] bool: False where there is nothing to learn from
     action_mask: PyTree | None = None
     next_action_mask: PyTree | None = None
     extras: dict[str, PyTree] = struct.field(default_factory=dict)  # at the transition's first row
@@ -405,19 +417,24 @@ class TransitionBatch(struct.PyTreeNode):
         return jnp.ones(self.weight.shape) if self.sample_info is None else self.sample_info.importance
 
 
-class SequenceBatch(struct.PyTreeNode):
+class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     """What a `Replay` source with a `sequence` delivers: stretches of rows, leaves `[length, batch, ...]`.
 
     `timesteps` are those at which the actions were taken, so that a recurrent network can be unrolled from
     `carry`. The first `burn_in` rows are there for that only: their weight is False.
     """
 
-    rows: Trajectory  # [L, batch, ...]; zeros where not in the mask
-    timesteps: TimeStep  # [L, batch, ...]
-    mask: jax.Array  # [L, batch] bool: the row belongs to the sequence
+    rows: Trajectory[Array]  # [L, batch, ...]; zeros where not in the mask
+    timesteps: TimeStep[Array]  # [L, batch, ...]
+    mask: Array  # [L, batch] bool: the row belongs to the sequence
     carry: Carry  # [batch, ...] at the first row
-    sample_info: SampleInfo
+    sample_info: SampleInfo | None
     burn_in: int = struct.field(pytree_node=False, default=0)
+
+    @property
+    def importance(self) -> jax.Array:
+        """As of `TransitionBatch`."""
+        return jnp.ones(self.mask.shape[1:]) if self.sample_info is None else self.sample_info.importance
 
 
 # --- algorithms --------------------------------------------------------------------------------------------------

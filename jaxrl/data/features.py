@@ -295,5 +295,5 @@ def as_episode(values: Mapping[str, Any]) -> Episode:
         own["is_terminal"][-1:] = not np.all(own.get("discount", np.ones(count))[-2:-1])
     if "discount" not in own:
         own["discount"] = implied_discount(own["is_terminal"])
-    absent = {"observation": {}, "action": {}, "reward": np.zeros(count, np.float32)}
+    absent: dict[str, Any] = {"observation": {}, "action": {}, "reward": np.zeros(count, np.float32)}
     return Episode(**(absent | own), metadata=metadata, extras=steps)

@@ -36,7 +36,7 @@ class Episodes(Protocol):
         ...
 
 
-def with_extras(rows: Trajectory, extras: tuple[str, ...]) -> Trajectory:
+def with_extras(rows: Trajectory[np.ndarray], extras: tuple[str, ...]) -> Trajectory[np.ndarray]:
     """The rows with these extras alone.
 
     Raises:
@@ -100,14 +100,15 @@ class Batches:
             return self._lengths
         if self._sequence.end != "continue":
             lengths, which = np.unique(self._lengths, return_inverse=True)
-            return np.asarray([len(self._stretch(length)[0]) for length in lengths.tolist()], np.int64)[which]
+            starts = [self._stretch(length, self._sequence)[0] for length in lengths.tolist()]
+            return np.asarray(list(map(len, starts)), np.int64)[which]
         period, latest = self._sequence.period, self._first_row[-1] - self._sequence.rows
         before = lambda row: -(-np.minimum(row, latest + 1) // period)  # noqa: E731  (how many begin before a row)
         return np.maximum(before(self._first_row[1:]), 0) - np.maximum(before(self._first_row[:-1]), 0)
 
-    def _stretch(self, length):
+    def _stretch(self, length: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
         if length not in self._stretches:
-            self._stretches[length] = views.stretches(length + 1, self._sequence)
+            self._stretches[length] = views.stretches(length + 1, sequence)
         return self._stretches[length]
 
     def _place(self, episode, within):
@@ -118,10 +119,8 @@ class Batches:
         if self._sequence.end == "continue":
             period = self._sequence.period
             return (-(-first // period) + within) * period, np.full_like(within, self._sequence.rows)
-        pairs = [
-            (starts[i], kept[i])
-            for (starts, kept), i in zip(map(self._stretch, lengths.tolist()), within.tolist(), strict=True)
-        ]
+        stretches = [self._stretch(length, self._sequence) for length in lengths.tolist()]
+        pairs = [(starts[i], kept[i]) for (starts, kept), i in zip(stretches, within.tolist(), strict=True)]
         start, kept = np.asarray(pairs, np.int64).reshape(-1, 2).T
         return first + start, kept
 
@@ -223,7 +222,7 @@ class _Rows:
     size: int
 
     @classmethod
-    def of(cls, rows: Trajectory) -> "_Rows":
+    def of(cls, rows: Trajectory[np.ndarray]) -> "_Rows":
         flat = {field.name: jax.tree.flatten(getattr(rows, field.name)) for field in dataclasses.fields(rows)}
         leaves, structure = ({name: pair[i] for name, pair in flat.items()} for i in (0, 1))
         return cls(leaves, structure, size_of(rows))

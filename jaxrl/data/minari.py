@@ -123,9 +123,9 @@ class MinariWriter:
             seed=metadata.pop("seed", None),
             observations=counted_from(episode.observation, self._first["observation"], 1),
             actions=counted_from(jax.tree.map(lambda x: x[:-1], episode.action), self._first["action"], 1),
-            rewards=episode.reward[:-1],
-            terminations=terminations,
-            truncations=truncations,
+            rewards=episode.reward[:-1],  # ty: ignore[invalid-argument-type]  # an array does too
+            terminations=terminations,  # ty: ignore[invalid-argument-type]  # an array does too
+            truncations=truncations,  # ty: ignore[invalid-argument-type]  # an array does too
             infos=dict(episode.extras) or None,
         )
         self._waiting.append((buffer, metadata))
@@ -245,7 +245,7 @@ def _to_gymnasium(space: spaces.Space, name: str, first: Any = 0) -> Any:
         return theirs.Discrete(space.n, start=int(first), dtype=space.dtype.type)
     if isinstance(space, spaces.MultiDiscrete):
         start = np.broadcast_to(np.asarray(first, space.dtype), space.shape)
-        return theirs.MultiDiscrete(space.nvec, start=start, dtype=space.dtype.type)
+        return theirs.MultiDiscrete(list(space.nvec), start=start, dtype=space.dtype.type)
     return theirs.Box(space.low, space.high, space.shape, space.dtype.type)
 
 

@@ -72,7 +72,8 @@ class MinariReader:
             self._dataset = minari.MinariDataset(self.path / "data")
         except Exception as error:  # Minari raises whatever its parsers do
             raise DatasetError(f"{self.path} cannot be opened by Minari: {error}") from error
-        self.name, self.absent = self._dataset.id, ()
+        self.name = self._dataset.id
+        self.absent: tuple[str, ...] = ()
         action_space = self._dataset.action_space
         self._first = first_integers(self._dataset.observation_space), first_integers(action_space)
         if described.get("description") != DESCRIPTION and _counts(action_space):
@@ -178,7 +179,7 @@ def counted_from(x: PyTree, first: Any, sign: int) -> PyTree:
         return {name: counted_from(child, first.get(name, 0), sign) for name, child in x.items()}
     if isinstance(x, Mapping) or isinstance(first, Mapping) or not np.any(first):
         return x
-    return x + (sign * first).astype(x.dtype)
+    return x + np.asarray(sign * first).astype(x.dtype)
 
 
 def _counts(action_space):

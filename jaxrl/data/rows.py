@@ -25,7 +25,7 @@ from jaxrl.data.episodes import (
 )
 
 
-def rows_from_episode(episode: Episode) -> Trajectory:
+def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
     """The episode in the row convention: leaves `[T + 1, ...]`, no environment axis.
 
     An episode that did not terminate is `truncated`, also where a recording cut it off: the task would have gone on, so
@@ -55,7 +55,7 @@ def rows_from_episode(episode: Episode) -> Trajectory:
     )
 
 
-def episode_from_rows(rows: Trajectory, metadata: Mapping[str, Any] | None = None) -> Episode:
+def episode_from_rows(rows: Trajectory[np.ndarray], metadata: Mapping[str, Any] | None = None) -> Episode:
     """The episode of these rows `[T + 1, ...]`: the inverse of `rows_from_episode`, given the episode's metadata.
 
     Arrays that need no change are the rows' own, not copies.

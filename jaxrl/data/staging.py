@@ -55,8 +55,9 @@ class Staging:
             raise ConfigError(f"path={str(self.path)!r} exists already; use another, or move it away")
 
     def _release(self):
-        os.close(self._lock)
-        self._lock = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def _claim(path: Path) -> tuple[Path, int]:

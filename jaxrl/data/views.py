@@ -25,7 +25,7 @@ Take = Callable[[str, np.ndarray], PyTree]  # a field of `Trajectory`, numbers o
 # --- what learners take ----------------------------------------------------------------------------------------------
 
 
-def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch:
+def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch[np.ndarray]:
     """Its T transitions of n steps, or fewer where the episode ends before; leaves `[T, ...]`, gamma not applied.
 
     `next_observation` is the last observation where the episode ends on the way; it is bootstrapped from unless the
@@ -40,7 +40,7 @@ def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch:
     return gather_transitions(_taker(rows_from_episode(episode)), start, episode.length - start, n_step)
 
 
-def sequences(episode: Episode, sequence: Sequence) -> SequenceBatch:
+def sequences(episode: Episode, sequence: Sequence) -> SequenceBatch[np.ndarray]:
     """Its stretches of rows, by the rules of `Sequence`; leaves `[burn_in + length, N, ...]`, `carry` empty.
 
     With `end="continue"` only those that end within the episode: there is nothing that they could run on into. A
@@ -91,7 +91,7 @@ def check_sequence(sequence: Sequence) -> None:
         raise ConfigError(problems)
 
 
-def gather_transitions(take: Take, start: np.ndarray, left: np.ndarray, n_step: int) -> TransitionBatch:
+def gather_transitions(take: Take, start: np.ndarray, left: np.ndarray, n_step: int) -> TransitionBatch[np.ndarray]:
     """The n-step transitions that begin at rows.
 
     Args:
@@ -116,7 +116,7 @@ def gather_transitions(take: Take, start: np.ndarray, left: np.ndarray, n_step: 
     )
 
 
-def gather_sequences(take: Take, start: np.ndarray, kept: np.ndarray, sequence: Sequence) -> SequenceBatch:
+def gather_sequences(take: Take, start: np.ndarray, kept: np.ndarray, sequence: Sequence) -> SequenceBatch[np.ndarray]:
     """The stretches that begin at rows.
 
     Args:
@@ -153,7 +153,7 @@ def gather_sequences(take: Take, start: np.ndarray, kept: np.ndarray, sequence: 
     return SequenceBatch(stretch, timesteps, mask, (), None, sequence.burn_in)
 
 
-def _taker(episode_rows: Trajectory) -> Take:
+def _taker(episode_rows: Trajectory[np.ndarray]) -> Take:
     return lambda name, at: jax.tree.map(lambda x: x[at], getattr(episode_rows, name))
 
 

@@ -29,7 +29,7 @@ def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0)
     """
     if not isinstance(env, Environment) and callable(getattr(env, "build", None)):
         return check_recipe(env, steps, seed)
-    _raise(env, _static_problems(env))
+    env = _checked(env)
     key = jax.random.key(seed)
     state, time_step = _traced(env, "reset", env.reset, key)
     _raise(env, _time_step_problems(env, "reset", time_step) + _weak_problems("reset", state, time_step))
@@ -49,6 +49,12 @@ def _raise(env: Any, problems: list[str]) -> None:
     if problems:
         name = getattr(env, "name", type(env).__name__)
         raise EnvironmentContractError(f"{name} breaks the contract of environments:\n" + "\n".join(problems))
+
+
+def _checked(env: Any) -> Environment:
+    """The environment, in which nothing is missing."""
+    _raise(env, _static_problems(env))
+    return env
 
 
 def _static_problems(env: Any) -> list[str]:

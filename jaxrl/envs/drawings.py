@@ -146,8 +146,8 @@ class _Canvas:
     def __init__(self, left: float, right: float, bottom: float, top: float):
         self._left, self._top = left, top
         self._scale = _SMOOTH * _SIDE / max(right - left, top - bottom)
-        size = [max(_SMOOTH, round(self._scale * extent)) for extent in (right - left, top - bottom)]
-        self._image = Image.new("RGB", tuple(size), _WHITE)
+        width, height = (max(_SMOOTH, round(self._scale * extent)) for extent in (right - left, top - bottom))
+        self._image = Image.new("RGB", (width, height), _WHITE)
         self._draw = ImageDraw.Draw(self._image)
 
     def line(self, points: Sequence[tuple[float, float]], color, width: float) -> None:

@@ -77,7 +77,7 @@ class GymnaxEnvironment(struct.PyTreeNode):
         return suite.cast(state, blueprint.dtypes), time_step
 
     def _observe(self, observation: Any) -> PyTree:
-        space = self.observation_space
+        space = spaces.expect(self.observation_space, spaces.Box, spaces.Discrete)
         return jnp.asarray(observation, space.dtype).reshape(space.shape)
 
 

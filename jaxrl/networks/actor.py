@@ -12,7 +12,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import init_variables, required_inputs, run_module
 from jaxrl.networks.critic import bounded_size, encoding_body, from_unit
-from jaxrl.networks.distributions import Categorical, TanhGaussian
+from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead
 from jaxrl.networks.layers import DenseStack, dense, freeze
 from jaxrl.networks.torsos import Torso
@@ -90,7 +90,7 @@ class _ActorModule(nnx.Module):
         discrete = isinstance(spec.action_space, spaces.Discrete)
         if discrete and not network.stochastic:
             raise ConfigError(f"Actor(stochastic=False) gives actions of a Box, not of {spec.action_space}")
-        size = None if discrete else bounded_size(spec.action_space)
+        size = 0 if discrete else bounded_size(spec.action_space)
         self.space = spec.action_space
         self.stochastic = network.stochastic
         self.body = encoding_body(network.torso, network.observation_keys, spec, rngs)
@@ -108,8 +108,8 @@ class _ActorModule(nnx.Module):
         else:
             self.action = dense(self.hidden.features, size, network.gain, rngs)
 
-    def __call__(self, inputs: NetworkInputs) -> TanhGaussian | Categorical | jax.Array:
+    def __call__(self, inputs: NetworkInputs) -> Distribution | jax.Array:
         features = self.hidden(self.body(inputs, ())[0])
         if self.stochastic:
             return self.distribution(features, inputs.action_mask)
-        return from_unit(jnp.tanh(self.action(features)), self.space)
+        return from_unit(jnp.tanh(self.action(features)), spaces.expect(self.space, spaces.Box))

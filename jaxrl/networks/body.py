@@ -22,6 +22,7 @@ from jaxrl.networks.torsos import Torso, default_torso, flat_size, flatten
 class Buildable(Protocol):
     """A frozen, hashable description of a whole network."""
 
+    def __hash__(self) -> int: ...
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module: ...
 
 

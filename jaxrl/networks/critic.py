@@ -126,9 +126,12 @@ class Critic:
 
 class _Member(nnx.Module):
     def __init__(self, network: Critic, spec: EnvSpec, rngs: nnx.Rngs):
-        self.discrete = isinstance(spec.action_space, spaces.Discrete)
-        size, actions = (0, spec.action_space.n) if self.discrete else (bounded_size(spec.action_space), 1)
         self.space = spec.action_space
+        size, actions = 0, 1
+        if isinstance(self.space, spaces.Discrete):
+            actions = self.space.n
+        else:
+            size = bounded_size(self.space)
         self.body = encoding_body(network.torso, network.observation_keys, spec, rngs)
         self.hidden = DenseStack(
             self.body.features + size, network.widths, network.activation, network.normalization, rngs
@@ -137,6 +140,7 @@ class _Member(nnx.Module):
 
     def __call__(self, inputs: NetworkInputs, action: jax.Array | None) -> Any:
         features, _ = self.body(inputs, ())
-        if self.discrete:
+        if action is None:
             return self.head(self.hidden(features), inputs.action_mask, None)
-        return self.head(self.hidden(jnp.concatenate([features, to_unit(action, self.space)], axis=-1)), None, None)
+        unit = to_unit(action, spaces.expect(self.space, spaces.Box))
+        return self.head(self.hidden(jnp.concatenate([features, unit], axis=-1)), None, None)

@@ -55,6 +55,10 @@ def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     return chosen
 
 
+def _total(parts: list[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, parts)
+
+
 class Categorical(struct.PyTreeNode):
     """One of n classes; actions int32 `[...]`.
 
@@ -138,15 +142,15 @@ class MultiCategorical(struct.PyTreeNode):
 
     def log_prob(self, action: jax.Array) -> jax.Array:
         """Log-probability `[...]` of actions `[..., k]`."""
-        return sum(part.log_prob(action[..., i]) for i, part in enumerate(self.components))
+        return _total([part.log_prob(action[..., i]) for i, part in enumerate(self.components)])
 
     def entropy(self) -> jax.Array:
         """Entropy `[...]` in nats, the sum over components."""
-        return sum(part.entropy() for part in self.components)
+        return _total([part.entropy() for part in self.components])
 
     def kl(self, other: "MultiCategorical") -> jax.Array:
         """KL(self || other) `[...]` in nats, the sum over components."""
-        return sum(mine.kl(theirs) for mine, theirs in zip(self.components, other.components, strict=True))
+        return _total([mine.kl(theirs) for mine, theirs in zip(self.components, other.components, strict=True)])
 
 
 class DiagonalGaussian(struct.PyTreeNode):
@@ -215,8 +219,9 @@ class TanhGaussian(struct.PyTreeNode):
         return DiagonalGaussian(self.mean, self.log_std)
 
     def _bounds(self, ndim: int) -> tuple[jax.Array, jax.Array]:
+        low, high = (jnp.asarray(bound, self.mean.dtype) for bound in (self.low, self.high))
         shape = (1,) * (ndim - 1) + (-1,)
-        return tuple(jnp.asarray(bound, self.mean.dtype).reshape(shape) for bound in (self.low, self.high))
+        return low.reshape(shape), high.reshape(shape)
 
     def _squash(self, x: jax.Array) -> jax.Array:
         low, high = self._bounds(x.ndim)

@@ -63,10 +63,13 @@ def to_distribution(
         return Categorical.masked(location, mask)
     if isinstance(space, spaces.MultiDiscrete):
         return MultiCategorical.masked(location, space.nvec, mask)
+    if log_std is None:
+        raise ConfigError(f"a policy over {space} needs the logarithms of its deviations; give log_std")
     # Every leaf of a distribution has the leading axes, so that it can be indexed and stored as a whole.
     log_std = jnp.broadcast_to(jnp.expand_dims(log_std, range(location.ndim - log_std.ndim)), location.shape)
     if continuous == "tanh":
-        return TanhGaussian(location, log_std, tuple(space.low.tolist()), tuple(space.high.tolist()))
+        box = spaces.expect(space, spaces.Box)
+        return TanhGaussian(location, log_std, tuple(box.low.tolist()), tuple(box.high.tolist()))
     return DiagonalGaussian(location, log_std)
 
 

@@ -19,11 +19,19 @@ from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.networks.layers import DenseStack, activation, check_positive, conv, freeze
 
 
+class Encoder(Protocol):
+    """The module that a torso makes: from observations `[..., *shape]` to `[..., features]`."""
+
+    @property
+    def features(self) -> int: ...
+    def __call__(self, observation: Any, /) -> jax.Array: ...
+
+
 class Torso(Protocol):
     """What turns observations into features; frozen and hashable."""
 
-    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
-        """A module from observations `[..., *shape]` to `[..., features]`, with the int attribute `features`.
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
+        """A `flax.nnx` module.
 
         Raises:
           ConfigError: if the torso does not fit the space.
@@ -50,7 +58,7 @@ def flat_size(space: spaces.Space) -> int:
         return space.n
     if isinstance(space, spaces.MultiDiscrete):
         return sum(space.nvec)
-    return math.prod(space.shape)
+    return math.prod(spaces.expect(space, spaces.Box).shape)
 
 
 def flatten(x: jax.Array, space: spaces.Space) -> jax.Array:
@@ -60,8 +68,9 @@ def flatten(x: jax.Array, space: spaces.Space) -> jax.Array:
     if isinstance(space, spaces.MultiDiscrete):
         parts = [jax.nn.one_hot(x[..., i], n, dtype=jnp.float32) for i, n in enumerate(space.nvec)]
         return jnp.concatenate(parts, axis=-1)
-    leading = x.shape[: x.ndim - len(space.shape)]
-    return to_float(x, space).reshape((*leading, math.prod(space.shape)))
+    box = spaces.expect(space, spaces.Box)
+    leading = x.shape[: x.ndim - len(box.shape)]
+    return to_float(x, box).reshape((*leading, math.prod(box.shape)))
 
 
 # --- vectors -------------------------------------------------------------------------------------------------------
@@ -94,7 +103,7 @@ class MLP:
     def __post_init__(self):
         freeze(self, "widths")
 
-    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         if isinstance(space, spaces.Dict):
             raise ConfigError(
                 f"MLP cannot read a dictionary observation ({', '.join(space.spaces)}); use torso=None or DictEncoder"
@@ -108,15 +117,15 @@ class MLP:
 # --- images --------------------------------------------------------------------------------------------------------
 
 
-def _image_shape(name: str, space: spaces.Space) -> tuple[tuple[int, int, int], bool]:
-    """Height, width and channels of an image space, and whether its channels come first (as EnvPool's do)."""
+def _image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
+    """An image space, its height, width and channels, and whether the channels come first (as EnvPool's do)."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:
         what = "a dictionary" if isinstance(space, spaces.Dict) else f"{type(space).__name__} of shape {space.shape}"
         raise ConfigError(f"{name} needs images of shape (height, width, channels), not {what}; use MLP or torso=None")
     a, b, c = space.shape
     if a < b and a < c:
-        return (b, c, a), True
-    return (a, b, c), False
+        return space, (b, c, a), True
+    return space, (a, b, c), False
 
 
 class _ImageTorso(nnx.Module):
@@ -160,10 +169,10 @@ class _ConvStack(nnx.Module):
         return x
 
 
-def _build_cnn(name: str, space: spaces.Space, layers, widths, activation_name: str, rngs: nnx.Rngs) -> nnx.Module:
-    shape, channels_first = _image_shape(name, space)
+def _build_cnn(name: str, space: spaces.Space, layers, widths, activation_name: str, rngs: nnx.Rngs) -> Encoder:
+    images, shape, channels_first = _image_space(name, space)
     trunk = _ConvStack(name, shape, layers, activation_name, rngs)
-    return _ImageTorso(space, channels_first, trunk, DenseStack(trunk.size, widths, activation_name, None, rngs))
+    return _ImageTorso(images, channels_first, trunk, DenseStack(trunk.size, widths, activation_name, None, rngs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +190,7 @@ class MinAtarCNN:
     width: int = 128
     activation: str = "relu"
 
-    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         layers = ((self.filters, self.kernel, 1),)
         return _build_cnn("MinAtarCNN", space, layers, (self.width,), self.activation, rngs)
 
@@ -203,7 +212,7 @@ class NatureCNN:
     def __post_init__(self):
         freeze(self, "filters")
 
-    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         if len(self.filters) != 3:
             raise ConfigError(f"NatureCNN.filters={self.filters} must be three numbers, one a convolution")
         layers = tuple(zip(self.filters, (8, 4, 3), (4, 2, 1), strict=True))
@@ -227,7 +236,7 @@ class ImpalaCNN:
     def __post_init__(self):
         freeze(self, "filters")
 
-    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         if len(self.filters) != 2:
             raise ConfigError(f"ImpalaCNN.filters={self.filters} must be two numbers, one a convolution")
         layers = tuple(zip(self.filters, (8, 4), (4, 2), strict=True))
@@ -271,17 +280,17 @@ class ImpalaResNet:
     def __post_init__(self):
         freeze(self, "channels")
 
-    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
-        shape, channels_first = _image_shape("ImpalaResNet", space)
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
+        images, shape, channels_first = _image_space("ImpalaResNet", space)
         trunk = _ResidualStack(shape, self.channels, rngs)
-        return _ImageTorso(space, channels_first, trunk, DenseStack(trunk.size, (self.width,), "relu", None, rngs))
+        return _ImageTorso(images, channels_first, trunk, DenseStack(trunk.size, (self.width,), "relu", None, rngs))
 
 
 # --- dictionaries --------------------------------------------------------------------------------------------------
 
 
 class _DictModule(nnx.Module):
-    def __init__(self, encoders: dict[str, nnx.Module]):
+    def __init__(self, encoders: dict[str, Encoder]):
         self.keys = tuple(encoders)
         for key, encoder in encoders.items():
             setattr(self, f"encode_{key}", encoder)
@@ -308,7 +317,7 @@ class DictEncoder:
     def __repr__(self) -> str:
         return f"DictEncoder({dict(self.items)})"
 
-    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> nnx.Module:
+    def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         if not isinstance(space, spaces.Dict):
             raise ConfigError(f"DictEncoder needs a dictionary observation, not {space}; use torso=None")
         encoders = dict(self.items)
@@ -339,7 +348,7 @@ def default_torso(space: spaces.Space) -> Torso:
     if isinstance(space, spaces.Dict):
         return DictEncoder({key: default_torso(child) if _readable(child) else None for key, child in space.items})
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
-        (height, width, _), _ = _image_shape("", space)
+        _, (height, width, _), _ = _image_space("", space)
         if min(height, width) >= 36:
             return NatureCNN()
         if min(height, width) >= 3:

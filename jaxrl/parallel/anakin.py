@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import keys, registry
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import EpisodeSums
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, Episodes, Rollout, env_spec
+from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Rollout, env_spec
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.program import CompiledProgram, Layout
@@ -39,18 +40,24 @@ class Anakin:
         return ro.rollout_length(algo) * self.num_envs
 
     def bind(
-        self, algo: Algorithm, env: Environment, dataset_fraction: float = 0.0, processes: int | None = None
+        self,
+        algo: Algorithm,
+        env: Environment | HostRecipe,
+        dataset_fraction: float = 0.0,
+        processes: int | None = None,
     ) -> CompiledProgram[Environment]:
         """Checks everything that can be checked before compiling, and fixes the program.
 
         Args:
-          algo, env: what runs.
+          algo, env: what runs; an environment in JAX.
           dataset_fraction: the part of every batch that comes from a dataset.
           processes: that the run is of; None: all there are.
 
         Raises:
           ConfigError: with every problem found.
         """
+        if not isinstance(env, Environment):
+            raise ConfigError(f"Anakin compiles environments in JAX, and {env.name} is on the host; use Sebulba")
         spec = env_spec(env)
         devices = meshes.default_device_count() if self.devices is None else self.devices
         shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, dataset_fraction, processes)

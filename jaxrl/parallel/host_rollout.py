@@ -18,8 +18,8 @@ from jaxrl.core.types import ActorState, Algorithm, EnvSpec, PyTree, Rollout, Ti
 from jaxrl.parallel import rollout as ro
 
 # Takes actions in numpy to the environments, and gives a function that waits for what they show then.
-Step = Callable[[PyTree], Callable[[], TimeStep]]
-Storage = tuple[TimeStep, PyTree, PyTree]  # of a rollout: time steps [T + 1, B], actions and extras [T, B]
+Step = Callable[[PyTree], Callable[[], TimeStep[np.ndarray]]]
+Storage = tuple[TimeStep[np.ndarray], PyTree, PyTree]  # of a rollout: time steps [T + 1, B], actions and extras [T, B]
 
 # Of indices that are the environments' own: each is there, and once.
 _DISTINCT: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True}
@@ -36,7 +36,7 @@ class HostActing:
       steps_per_env: steps of each environment so far, which name those numbers.
     """
 
-    shown: TimeStep
+    shown: TimeStep[np.ndarray]
     previous_action: PyTree
     carry: PyTree
     roots: jax.Array
@@ -76,7 +76,7 @@ class HostSteps:
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
         return carry, ro.no_action(self.spec, self.group)
 
-    def begin(self, algo: Algorithm, shown: TimeStep, key: jax.Array, env_index: jax.Array) -> HostActing:
+    def begin(self, algo: Algorithm, shown: TimeStep[np.ndarray], key: jax.Array, env_index: jax.Array) -> HostActing:
         """Where environments stand that show their first time steps; `key` is the root of all random numbers."""
         carry, action = self.beginnings(algo, env_index)
         return HostActing(shown, action, carry, self.roots(key, env_index))
@@ -186,7 +186,7 @@ def complete[T](unrolling: Generator[None, None, T]) -> T:
             return end.value
 
 
-def in_this_thread(env_step: Callable[[PyTree], TimeStep]) -> Step:
+def in_this_thread(env_step: Callable[[PyTree], TimeStep[np.ndarray]]) -> Step:
     """How `unroll` steps environments whose step returns when it is done."""
 
     def step(action):

@@ -53,13 +53,13 @@ def plot_run(run: Plottable, out: str | os.PathLike | None = None) -> "Chart":
     run = _as_run(run, 0)
     figure, axes = _figure(_title(run.config) or run.name)
     drawn = False
-    for metric, label, style in (
-        (TRAINING, "training", {"color": _COLORS[0], "alpha": 0.7}),
-        (EVALUATION, "evaluation", {"color": _COLORS[1], "marker": "o", "markersize": 4}),
+    for metric, label, color, alpha, marker in (
+        (TRAINING, "training", _COLORS[0], 0.7, ""),
+        (EVALUATION, "evaluation", _COLORS[1], 1.0, "o"),
     ):
         steps, values = run.curve(metric)
         if len(steps):
-            axes.plot(steps, values, label=label, **style)  # type: ignore[arg-type]
+            axes.plot(steps, values, label=label, color=color, alpha=alpha, marker=marker, markersize=4)
             drawn = True
     if drawn:
         axes.legend(frameon=False)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from jaxrl.core.errors import CheckpointError, RunDirectoryError
 from jaxrl.core.types import Environment, HostRecipe
@@ -45,7 +44,6 @@ def follow(
     Raises:
       CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
     """
-    settings: dict[str, Any] = {"episodes": episodes, "explore": explore, "step_timeout": step_timeout}
     path = Path(path)
     while not _begun(path):
         time.sleep(poll)
@@ -65,8 +63,16 @@ def follow(
                         raise
                     continue  # it was deleted meanwhile
                 policy = run.policy
-                settings["seed"] = run.held_out_seed if seed is None else seed
-                found = evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
+                found = evaluate(
+                    policy.algo,
+                    policy.actor,
+                    run.env,
+                    policy.spec,
+                    seed=run.held_out_seed if seed is None else seed,
+                    episodes=episodes,
+                    explore=explore,
+                    step_timeout=step_timeout,
+                )
                 log.write(step, {f"evaluation/{name}": value for name, value in found.metrics().items()})
                 known.add(step)
                 yield step, found

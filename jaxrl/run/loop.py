@@ -337,9 +337,16 @@ class Loop:
         self.evaluator.begin(done * self.rows, algo, actor, list(self.program.layout.mesh.devices.flat))
 
     def _play(self, algo, actor):
-        settings = {"seed": self.seed, "episodes": self.evaluation_episodes, "explore": self.explore}
-        settings |= {"step_timeout": self.step_timeout}
-        return evaluate(algo, actor, self.eval_env, self.program.layout.spec, **settings)
+        return evaluate(
+            algo,
+            actor,
+            self.eval_env,
+            self.program.layout.spec,
+            seed=self.seed,
+            episodes=self.evaluation_episodes,
+            explore=self.explore,
+            step_timeout=self.step_timeout,
+        )
 
     def _evaluated(self, step, evaluation):
         if self.checkpointer is not None and self.evaluator.beside:

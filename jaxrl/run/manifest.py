@@ -149,10 +149,9 @@ def read(path: Path) -> Manifest:
             f"{path} has format {body['format']}, written by jaxrl {body['jaxrl_version']}; this jaxrl "
             f"{_version('jaxrl')} reads up to {FORMAT}: install that version"
         )
-    body["leaves"] = [
-        Leaf(**{**entry, "shape": tuple(entry["shape"]), "data_shape": tuple(entry["data_shape"])})
-        for entry in body["leaves"]
-    ]
+    for entry in body["leaves"]:
+        entry["shape"], entry["data_shape"] = tuple(entry["shape"]), tuple(entry["data_shape"])
+    body["leaves"] = [Leaf(**entry) for entry in body["leaves"]]
     return Manifest(**body)
 
 

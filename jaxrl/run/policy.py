@@ -78,7 +78,7 @@ class Policy:
             carry = self.initial_carry(size)
         elif single:
             carry = jax.tree.map(lambda x: x[None], carry)
-        no = np.zeros((size,), bool)
+        no = jnp.zeros((size,), bool)
         timestep = TimeStep(
             observation=_as_space(observation, self.spec.observation_space, lift),
             reward=jnp.broadcast_to(jnp.asarray(reward, jnp.float32), (size,)),

@@ -222,5 +222,5 @@ def _example(spec: EnvSpec) -> Episode:
     """An episode of the kind that will be recorded."""
     shapes = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
     observation, action = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), shapes)
-    number, flags = np.zeros(2, np.float32), np.zeros((3, 2), np.bool_)
-    return Episode(observation, action, number, number, *flags, {"ending": CUT_OFF})
+    number, flag = np.zeros(2, np.float32), np.zeros(2, np.bool_)
+    return Episode(observation, action, number, number, flag, flag, flag, {"ending": CUT_OFF})

@@ -1,6 +1,6 @@
 """A policy's life in an environment, as a stream of rows."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 
 import jax
@@ -19,7 +19,7 @@ _CHUNK_BYTES, _CHUNK_ROWS = 1 << 25, 512  # of all environments; of each
 
 def play(
     policy: Policy, env: Environment | HostRecipe, *, env_index: np.ndarray, all_envs: int, seed: int, explore: bool
-) -> Iterator[Trajectory]:
+) -> Generator[Trajectory, None, None]:
     """Rows `[T, B, ...]`, one stretch after another, without end; of the episodes that `evaluate` plays.
 
     JAX environments run in one compiled program a stretch, and the next runs while the one before is looked at. Host

@@ -14,8 +14,7 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.ring import Ring
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.run_state import RunState
-from jaxrl.core.sources import FrameStack
+from jaxrl.core.sources import FrameStack, Replay
 from jaxrl.core.types import Counter, EnvSpec, Trajectory
 from jaxrl.data.episodes import Episode
 from jaxrl.data.rlds import RldsWriter
@@ -62,12 +61,13 @@ def export_replay(
     if isinstance(run, str | os.PathLike):
         loaded = load_run(run, step=step, best=best)
         algo, env, spec, seed = loaded.algo, loaded.env, loaded.policy.spec, loaded.config.get("seed")
-        state = _saved(Path(run) / "checkpoints", loaded.step, spec)
+        buffers, empty_at = _saved(Path(run) / "checkpoints", loaded.step, spec)
     elif step is not None or best:
         raise ConfigError("step and best select a checkpoint of a run directory; a result has one state")
     else:
-        algo, env, spec, state, seed = run.algo, run.env, run.spec, run.state, run.seed
-    rings = {name: held.ring for name, held in state.buffers.items() if isinstance(held.ring, Ring)}
+        algo, env, spec, seed = run.algo, run.env, run.spec, run.seed
+        buffers, empty_at = run.state.buffers, run.state.empty_at
+    rings = {name: held.ring for name, held in buffers.items() if isinstance(held.ring, Ring)}
     name, ring = _chosen(rings, replay, type(algo).__name__)
     if not all(x.is_fully_addressable for x in jax.tree.leaves(ring) if isinstance(x, jax.Array)):
         raise ConfigError("the replay is divided over processes; export it from the run directory, in one process")
@@ -77,12 +77,13 @@ def export_replay(
         "seed": -1 if seed is None else seed,
         "configuration_hash": configuration_hash(algo, env),
     }
-    stack, empty_at, length = algo.experience[name].frame_stack, int(state.empty_at), rollout_length(algo)
+    source, empty, length = algo.experience[name], int(empty_at), rollout_length(algo)
+    stack = source.frame_stack if isinstance(source, Replay) else None
     with RldsWriter(path, env.name) as writer:
         for env_index in range(ring.columns):
             cutter = EpisodeCutter(1)
             for rows, steps_per_env in _stretches(ring, env_index, _STRETCH_BYTES // row_bytes(spec)):
-                for _, episode in cutter.add(rows, (empty_at + steps_per_env) // length):
+                for _, episode in cutter.add(rows, (empty + steps_per_env) // length):
                     writer.write(_with_stacks(episode, stack), common | {"env_index": env_index})
             for _, episode in cutter.finish() if unfinished else ():
                 writer.write(_with_stacks(episode, stack), common | {"env_index": env_index})
@@ -101,7 +102,7 @@ def _chosen(rings: Mapping[str, Ring], name: str | None, kind: str) -> tuple[str
         )
     if name is None and len(rings) == 1:
         name = next(iter(rings))
-    if name not in rings:
+    if name is None or name not in rings:
         raise ConfigError(f"replay={name!r}: {kind} has the replay buffers {', '.join(sorted(rings))}; use one of them")
     return name, rings[name]
 
@@ -134,23 +135,21 @@ def _with_stacks(episode: Episode, stack: FrameStack | None) -> Episode:
     return Episode(**{**vars(episode), "observation": jax.tree.map(one, episode.observation)})
 
 
-def _saved(directory: Path, step: int, spec: EnvSpec) -> RunState:
-    """The replays of a checkpoint, in host memory, and nothing else of it but when they were empty."""
+def _saved(directory: Path, step: int, spec: EnvSpec) -> tuple[dict[str, ReplayState], Counter]:
+    """The replays of a checkpoint, in host memory, and when they were empty."""
     leaves = {leaf.name: leaf for leaf in read_manifest(directory, step).leaves}
     found = [re.fullmatch(r"buffers/([^/]+)/ring/filled", name) for name in leaves]
-    number = np.int32(0)
-    rows = Trajectory(
-        observation=spaces.zeros(spec.observation_space),
-        action=spaces.zeros(spec.action_space),
-        **dict.fromkeys(("reward", "terminated", "truncated", "first", "weight"), number),
-    )
+    number = jnp.int32(0)
+    observation, action = spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)
+    rows = Trajectory(observation, action, number, number, number, number, number)
     ring = Ring(rows, carry=(), episode_step=None, cursor=number, filled=number, written=number)
     buffers = {match.group(1): ReplayState(ring, None) for match in found if match}
-    nothing = dict.fromkeys(("learner", "env_state", "timestep", "carry", "key", "steps_per_env"))
-    template = RunState(**nothing, buffers=buffers, empty_at=Counter(number, number))
+    template = {"buffers": buffers, "empty_at": Counter(number, number)}  # as in `RunState`
 
     def shaped(path, _):
         leaf = leaves[jax.tree_util.keystr(path, simple=True, separator="/")]
         return np.broadcast_to(np.zeros((), jnp.dtype(leaf.dtype)), leaf.shape)  # as large as that, and no memory
 
-    return checkpoint.restore(directory, jax.tree_util.tree_map_with_path(shaped, template), step, partial=True)[0]
+    template = jax.tree_util.tree_map_with_path(shaped, template)
+    saved, _, _ = checkpoint.restore(directory, template, step, partial=True)
+    return saved["buffers"], saved["empty_at"]

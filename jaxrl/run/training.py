@@ -23,6 +23,7 @@ from jaxrl.parallel.experience import dataset_problems, of_dataset
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
+from jaxrl.parallel.streamed import StreamedProgram
 from jaxrl.run.callbacks import Callback, Callbacks, StopAtReturn
 from jaxrl.run.loggers import Logger
 from jaxrl.run.loop import Loop
@@ -113,10 +114,10 @@ def train(
         dataset = load_dataset(dataset)
     env, eval_env = (envs.make(given) if isinstance(given, str) else given for given in (env, eval_env))
     offline, fraction = env is None, 0.0 if dataset is None else 1.0 if env is None else dataset_fraction
-    if offline and (dataset is None or eval_env is None):
+    about = eval_env if env is None else env
+    if about is None or (offline and dataset is None):
         missing = "no env; pass one, or" if dataset is None else "a dataset and no env; pass"
         raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data comes from")
-    env = eval_env if offline else env
     problems = [
         f"{name}={value} must be at least {least}"
         for name, value, least in (
@@ -135,7 +136,7 @@ def train(
         problems.append("without an env nothing acts: num_envs has no meaning, and the topology is Offline()")
     if not offline and isinstance(topology, Offline):
         problems.append("topology=Offline() learns from a dataset alone; leave env out and pass eval_env")
-    env = envs.prepared(env)
+    env = envs.prepared(about)
     problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
     if offline and record is not None:
         problems.append("record= without an env: nothing acts, so there is nothing to record")
@@ -152,16 +153,15 @@ def train(
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, fraction)
     described, given = None, None
-    if offline:
-        stream = topology.stream
-        if stream is None:
-            stream = not rings.fit(dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
-        topology = dataclasses.replace(topology, stream=stream)
-        if stream:
-            program = topology.bind_stream(algo, env)
-            described, given = _streamed(algo, dataset, program, seed)
-    if dataset is not None and given is None:
-        described, given = _held(algo, dataset, program)
+    if dataset is not None:
+        if isinstance(topology, Offline):
+            if topology.stream is None:
+                stream = not rings.fit(dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
+                topology = dataclasses.replace(topology, stream=stream)
+            if topology.stream:
+                program = topology.bind_stream(algo, env)
+        learned = _streamed if isinstance(program, StreamedProgram) else _held
+        described, given = learned(algo, dataset, program, seed)
     recorder = None
     if record is not None:
         with distributed.collective_errors("looking where to record"):
@@ -220,7 +220,7 @@ def _streamed(algo, dataset, program, seed):
     return described, rings.stream(dataset, source, program.layout.spec, seed=seed)
 
 
-def _held(algo, dataset, program):
+def _held(algo, dataset, program, seed):
     """What config.json says of a dataset, and its transitions on the program's devices."""
     sources = program.layout.experience(algo).dataset_sources
     made, checksum = rings.rings(dataset, sources, program.layout.spec, columns=program.layout.shards)

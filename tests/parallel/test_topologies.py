@@ -85,5 +85,9 @@ def test_layouts_that_do_not_fit_are_refused_at_once():
     with pytest.raises(ConfigError) as caught:
         jaxrl.Anakin(num_envs=6, devices=4).bind(algo.replace(clip=-1.0), ENV)
     assert len(caught.value.problems) >= 2, "every problem is told at once"
+    with pytest.raises(ConfigError, match="is on the host; use Sebulba"):
+        jaxrl.Anakin().bind(algo, ServedFromHost(ENV))
+    with pytest.raises(ConfigError, match="is in JAX; use Anakin"):
+        jaxrl.Sebulba().bind(algo, ENV)
     with pytest.raises(ConfigError, match="whole_episodes"):
         jaxrl.Sebulba().bind(algo.replace(whole_episodes=True), ServedFromHost(ENV))

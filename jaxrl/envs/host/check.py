@@ -54,7 +54,9 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
         _raise(recipe, _asynchronous_problems(recipe, actions, shown, seed))
 
 
-def _asynchronous_problems(recipe: AsyncRecipe, actions: list[PyTree], shown: list[TimeStep], seed: int) -> list[str]:
+def _asynchronous_problems(
+    recipe: AsyncRecipe, actions: list[PyTree], shown: list[TimeStep[np.ndarray]], seed: int
+) -> list[str]:
     """The first thing in which two of four at a time differ from `shown`, all in step."""
     host = recipe.build_async(_BATCH, _READY, seed)
     taken, at_work = np.zeros(_BATCH, np.int32), set(range(_BATCH))  # steps of each
@@ -102,7 +104,9 @@ def _random_actions(space: spaces.Space, shape: tuple[int, ...], rng: np.random.
     )
 
 
-def _play(recipe: HostRecipe, actions: list[PyTree], seed: int) -> tuple[list[TimeStep], list[TimeStep]]:
+def _play(
+    recipe: HostRecipe, actions: list[PyTree], seed: int
+) -> tuple[list[TimeStep[np.ndarray]], list[TimeStep[np.ndarray]]]:
     """The time steps as they were returned, and copies that were made at once."""
     host = recipe.build(_BATCH, seed)
     try:
@@ -119,7 +123,7 @@ def _play(recipe: HostRecipe, actions: list[PyTree], seed: int) -> tuple[list[Ti
     return shown, kept
 
 
-def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep) -> list[str]:
+def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarray]) -> list[str]:
     call = "step" if number else "reset"
     if timestep.episode is None:
         return [f"{call}: TimeStep.episode is None; fill it in, or returns cannot be counted"]
@@ -156,7 +160,7 @@ def _leaves(space: spaces.Space, path: str = ""):
         yield path, space
 
 
-def _row_problems(recipe: HostRecipe, timesteps: list[TimeStep]) -> list[str]:
+def _row_problems(recipe: HostRecipe, timesteps: list[TimeStep[np.ndarray]]) -> list[str]:
     problems = []
     ended = np.ones(_BATCH, np.bool_)
     for number, timestep in enumerate(timesteps):
@@ -188,7 +192,7 @@ def _inside(space: Any, x: np.ndarray) -> bool:
     return bool(np.all((x >= 0) & (x < limit)))
 
 
-def _different(one: TimeStep, other: TimeStep) -> list[str]:
+def _different(one: TimeStep[np.ndarray], other: TimeStep[np.ndarray]) -> list[str]:
     return [
         jax.tree_util.keystr(path)
         for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True)

@@ -26,7 +26,7 @@ class Observations(NamedTuple):
 class Actions(NamedTuple):
     """Our space, and `write`: our actions, one or a batch, as numpy that the suite takes."""
 
-    space: spaces.Space
+    space: spaces.ArraySpace
     write: Callable[[Any], np.ndarray]
 
 
@@ -95,10 +95,10 @@ def actions(space: Any, where: str) -> Actions:
 
 
 def _box(space: foreign.Box) -> spaces.Box:
-    dtype = np.dtype(_NARROWER.get(space.dtype.name, space.dtype))
-    low, high = space.low, space.high
-    if dtype.kind == "f" and dtype != space.dtype:
-        largest = np.finfo(dtype).max  # beyond it a float64 bound is none
+    given, low, high = np.dtype(space.dtype), space.low, space.high
+    dtype = np.dtype(_NARROWER.get(given.name, given))
+    if dtype.kind == "f" and dtype != given:
+        largest = np.finfo(np.float32).max  # beyond it a float64 bound is none
         low, high = np.where(low < -largest, -np.inf, low), np.where(high > largest, np.inf, high)
     elif dtype.kind in "iu":
         limits = np.iinfo(dtype.name)

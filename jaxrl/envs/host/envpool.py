@@ -168,7 +168,8 @@ class EnvPoolEnvironment:
         )
         _, observation_space, action_space = _spec(recipe.task, recipe.options)
         self._read = conversion.observations(observation_space, self.name).read
-        self._write = conversion.actions(action_space, self.name).write
+        actions = conversion.actions(action_space, self.name)
+        self._write, self._action_shape = actions.write, actions.space.shape
         self._episodes = Episodes(num_envs, recipe.games, recipe.info)
         self._busy = np.zeros(num_envs, np.bool_)  # sent, and not received yet
         self._began = False
@@ -181,7 +182,7 @@ class EnvPoolEnvironment:
         waiting = (np.flatnonzero(self._busy) + self._first_env).tolist()
         return f"{self.name} is stepping environments {waiting}" if waiting else ""
 
-    def reset(self) -> TimeStep:
+    def reset(self) -> TimeStep[np.ndarray]:
         """The first time steps of new episodes [num_envs].
 
         Raises:
@@ -191,7 +192,7 @@ class EnvPoolEnvironment:
         self.async_reset()
         return self._receive_all()
 
-    def step(self, actions: PyTree) -> TimeStep:
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
         """The time steps after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
 
         Raises:
@@ -226,7 +227,7 @@ class EnvPoolEnvironment:
         if not self._began:
             raise RuntimeError(f"{self.name} was stepped before it was reset; call reset() first")
         env_ids, actions = np.asarray(env_ids, np.int32), self._write(actions)
-        shape = env_ids.shape + self._recipe.action_space.shape
+        shape = env_ids.shape + self._action_shape
         if env_ids.ndim != 1 or actions.shape != shape:
             raise ValueError(f"{self.name}: actions of shape {actions.shape} for environments {env_ids}; give {shape}")
         if env_ids is not self._all:
@@ -239,7 +240,7 @@ class EnvPoolEnvironment:
         self._busy[env_ids] = True
         pool.send(actions, env_ids)
 
-    def recv(self) -> tuple[np.ndarray, TimeStep]:
+    def recv(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
         """Waits for the next `batch_size` environments: their indices, int32 [B], and their time steps, [B, ...].
 
         Raises:
@@ -271,14 +272,14 @@ class EnvPoolEnvironment:
                 f"no {call}(); use async_reset(), send() and recv()"
             )
 
-    def _receive_all(self) -> TimeStep:
+    def _receive_all(self) -> TimeStep[np.ndarray]:
         env_ids, timestep = self._receive()
         if env_ids is self._all:
             return timestep
         order = np.argsort(env_ids)
         return jax.tree.map(lambda x: x[order], timestep)
 
-    def _receive(self) -> tuple[np.ndarray, TimeStep]:
+    def _receive(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
         # EnvPool hands its buffers over: what it returned is never written to again.
         raw, reward, terminated, truncated, info = self._open().recv()
         env_ids = info["env_id"]

@@ -47,7 +47,7 @@ class Episodes:
         self._life_returns, self._life_lengths = self._returns.copy(), self._lengths.copy()
         self._info = {name: np.zeros(num_envs, np.float64) for name in info}
 
-    def begin(self, index: int | slice = slice(None)) -> None:
+    def begin(self, index: int | slice | list[int] = slice(None)) -> None:
         """The next rows of these environments are the first of new games."""
         self.ended[index] = self._over[index] = True
 
@@ -62,7 +62,7 @@ class Episodes:
         true_reward: np.ndarray | None = None,
         complete: np.ndarray | None = None,
         info: Mapping[str, np.ndarray] | None = None,
-    ) -> TimeStep:
+    ) -> TimeStep[np.ndarray]:
         """The time step of the environments `index` [B].
 
         Args:
@@ -83,9 +83,9 @@ class Episodes:
         returns = np.where(fresh, 0.0, self._returns[index]) + gained
         lengths = np.where(fresh, 0, self._lengths[index]) + ~first
         over = last if complete is None else last & complete
-        reported, sums = {}, {}
+        told, reported, sums = info or {}, {}, {}
         for name, total in self._info.items():
-            reported[name] = np.where(first, 0.0, info[name])
+            reported[name] = np.where(first, 0.0, told[name])
             total[index] = np.where(fresh, 0.0, total[index]) + reported[name]
             sums[name] = total[index].astype(np.float32)
         self._returns[index], self._lengths[index] = returns, lengths
@@ -106,7 +106,7 @@ class Episodes:
             info={name: x.astype(np.float32) for name, x in reported.items()} or None,
         )
 
-    def _life(self, index, first, gained) -> Episode:
+    def _life(self, index, first, gained) -> Episode[np.ndarray]:
         """Return and length since the episode's own beginning."""
         returns = np.where(first, 0.0, self._life_returns[index] + gained)
         lengths = np.where(first, 0, self._life_lengths[index] + 1)

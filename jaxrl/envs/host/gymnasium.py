@@ -129,7 +129,8 @@ class GymnasiumEnvironment:
             self._stepper = InProcess(*arguments)
         observation_space, action_space = self._stepper.spaces
         self._read = conversion.observations(observation_space, self.name).read
-        self._write = conversion.actions(action_space, self.name).write
+        actions = conversion.actions(action_space, self.name)
+        self._write, self._action_shape = actions.write, actions.space.shape
         self._episodes = Episodes(num_envs, info=recipe.info)
         self._seeded = self._running = self._closed = False
 
@@ -148,7 +149,7 @@ class GymnasiumEnvironment:
         """What it is waiting for, in words; empty when it is not."""
         return self._stepper.doing
 
-    def reset(self) -> TimeStep:
+    def reset(self) -> TimeStep[np.ndarray]:
         """The first time steps of new episodes [num_envs]; the first time, of those of the seed.
 
         Raises:
@@ -162,7 +163,7 @@ class GymnasiumEnvironment:
         self._seeded = self._running = True
         return timestep
 
-    def step(self, actions: PyTree) -> TimeStep:
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
         """The time steps after `actions` [num_envs, ...]; where an episode ended before, the first of the next one.
 
         Raises:
@@ -175,7 +176,7 @@ class GymnasiumEnvironment:
         if not self._running:
             raise RuntimeError(f"{self.name} was stepped before it was reset; call reset() first")
         actions = np.array(self._write(actions))  # a copy, which environments may write to
-        shape = (self.num_envs, *self._recipe.action_space.shape)
+        shape = (self.num_envs, *self._action_shape)
         if actions.shape != shape:
             raise ValueError(f"{self.name}: actions of shape {actions.shape}; give {shape}")
         return self._run(
@@ -191,7 +192,7 @@ class GymnasiumEnvironment:
         if self._closed:
             raise RuntimeError(f"{self.name} was closed; build another")
 
-    def _run(self, commands) -> TimeStep:
+    def _run(self, commands) -> TimeStep[np.ndarray]:
         try:
             outcomes, rebuilt = self._stepper.run(commands)
         except EnvironmentFailedError:

@@ -48,12 +48,12 @@ class JaxHostEnvironment:
         self._state: PyTree = None
         self._ticks = 0
 
-    def reset(self) -> TimeStep:
+    def reset(self) -> TimeStep[np.ndarray]:
         self._ticks = 0
         self._state, timestep = _reset(self._env, self._roots)
         return jax.tree.map(np.asarray, timestep)
 
-    def step(self, actions: PyTree) -> TimeStep:
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
         if self._state is None:
             raise RuntimeError(f"{self._env.name} was stepped before it was reset; call reset() first")
         self._state, timestep = _step(self._env, self._state, actions, self._roots, np.uint32(self._ticks))

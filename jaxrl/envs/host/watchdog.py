@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from jaxrl.core.errors import EnvironmentFailedError
 from jaxrl.core.types import HostEnvironment, HostRecipe, PyTree, TimeStep
 
@@ -71,7 +73,8 @@ class Watch:
             limit += f", and what replaces lost environments has {patience:g} s more" if patience else ""
         else:
             return
-        faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+        if sys.__stderr__ is not None:  # as it is in programs without a console
+            faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
         name = getattr(self._host, "name", type(self._host).__name__)
         raise EnvironmentFailedError(
             f"environments of {name} have been at {doing or self._what} for {waited:.0f} s, {limit}; the stacks of all "
@@ -101,7 +104,8 @@ class Stepper:
                 result, error = self._done.get(timeout=None if watch is None else TURN)
                 break
             except queue.Empty:
-                watch.look(since)
+                if watch is not None:
+                    watch.look(since)
         if error is not None:
             raise error
         return result
@@ -131,16 +135,15 @@ class Supervised:
 
     def __init__(self, recipe: HostRecipe, num_envs: int, seed: int, first_env: int = 0, *, step_timeout: float):
         self._stepper = Stepper()
-        self._host: HostEnvironment | None = None
         try:
             self._stepper.begin(functools.partial(recipe.build, num_envs, seed, first_env))
-            self._host = self._stepper.wait(Watch(recipe, float("inf"), "their construction"))
-            self._watch = Watch(self._host, step_timeout)
+            self._host: HostEnvironment = self._stepper.wait(Watch(recipe, float("inf"), "their construction"))
         except BaseException:
-            self.close()
+            self._stepper.close(GOODBYE)
             raise
+        self._watch = Watch(self._host, step_timeout)
 
-    def reset(self) -> TimeStep:
+    def reset(self) -> TimeStep[np.ndarray]:
         """As of the environments.
 
         Raises:
@@ -149,7 +152,7 @@ class Supervised:
         self._stepper.begin(self._host.reset)
         return self._stepper.wait(self._watch)
 
-    def step(self, actions: PyTree) -> TimeStep:
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
         """As of the environments.
 
         Raises:
@@ -160,8 +163,7 @@ class Supervised:
 
     def close(self) -> None:
         """Closes them within seconds; those that hang close themselves if they ever come back."""
-        if self._host is not None:
-            self._stepper.begin(self._host.close)
+        self._stepper.begin(self._host.close)
         self._stepper.close(GOODBYE)
 
 

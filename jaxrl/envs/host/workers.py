@@ -181,10 +181,10 @@ class Workers:
         pending = {worker.connection: worker for worker in workers if worker.pending}
         while pending:
             patience = min(worker.deadline for worker in pending.values()) - time.monotonic()
-            for connection in wait(list(pending), max(patience, 0.0)):
-                worker = pending[connection]
+            ready = set(wait(list(pending), max(patience, 0.0)))
+            for connection, worker in [item for item in pending.items() if item[0] in ready]:
                 try:
-                    index, failure, outcome = worker.connection.recv()
+                    index, failure, outcome = connection.recv()
                 except (EOFError, OSError):
                     lost[worker] = "died"
                     del pending[connection]

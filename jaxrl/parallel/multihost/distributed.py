@@ -92,7 +92,7 @@ def initialize(
     found = _exchange("versions", versions, here.process_id, here.num_processes)
     _raise_differences([{f"version of {name}": version for name, version in theirs.items()} for theirs in found])
     ask = lambda what, value: _exchange(what, value, here.process_id, here.num_processes)  # noqa: E731
-    if address := addresses.own(here.coordinator_address, ask):
+    if here.coordinator_address is not None and (address := addresses.own(here.coordinator_address, ask)):
         addresses.use(address)
     return here.num_processes
 

@@ -62,11 +62,11 @@ class RemoteEnvironments:
     def doing(self) -> str:
         return self._crew.doing
 
-    def reset(self) -> TimeStep:
+    def reset(self) -> TimeStep[np.ndarray]:
         self._crew.begin("reset", [()] * len(self._crew.shares))
         return _joined(self._crew.finish(again="reset"))
 
-    def step(self, actions: PyTree) -> TimeStep:
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
         parts = [(jax.tree.map(lambda x, share=share: x[share], actions),) for share in self._crew.shares]
         self._crew.begin("step", parts)
         return _joined(self._crew.finish(again="reset"))
@@ -75,7 +75,7 @@ class RemoteEnvironments:
         self._crew.close()
 
 
-def _joined(parts: Sequence[TimeStep]) -> TimeStep:
+def _joined(parts: Sequence[TimeStep[np.ndarray]]) -> TimeStep[np.ndarray]:
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
@@ -86,8 +86,8 @@ class EnvironmentActor:
         jax.config.update("jax_platforms", "cpu")  # environments in JAX would take an accelerator that is there
         self._host = recipe.build(num_envs, seed, first_env)
 
-    def reset(self) -> TimeStep:
+    def reset(self) -> TimeStep[np.ndarray]:
         return self._host.reset()
 
-    def step(self, actions: PyTree) -> TimeStep:
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
         return self._host.step(actions)

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxrl.core.types import HostEnvironment, HostRecipe, PyTree, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
@@ -37,7 +38,7 @@ class RolloutActor(EnvironmentActor):
         group = Group(steps, jax.random.key(run_seed), first_env, jax.devices()[0])
         self._collector = StepCollector(group, Timed(self._host, step_timeout))
 
-    def first_timestep(self) -> TimeStep:
+    def first_timestep(self) -> TimeStep[np.ndarray]:
         return self._collector.first_timestep()
 
     def rollout(self, published: Published, steps_per_env: int) -> tuple[Collected, float]:
@@ -53,10 +54,10 @@ class Timed:
     def __init__(self, host: HostEnvironment, step_timeout: float):
         self.num_envs, self._host, self._step_timeout = host.num_envs, host, step_timeout
 
-    def reset(self) -> TimeStep:
+    def reset(self) -> TimeStep[np.ndarray]:
         return self._host.reset()
 
-    def step(self, actions: PyTree) -> TimeStep:
+    def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
         # The clock runs in C, and ends the process whatever Python is at.
         faulthandler.dump_traceback_later(self._step_timeout, exit=True, file=sys.__stderr__ or sys.stderr)
         try:
@@ -118,7 +119,7 @@ class RemoteCollector:
         """As of `Collector`."""
         self._steps_per_env = steps_per_env
 
-    def first_timestep(self) -> TimeStep:
+    def first_timestep(self) -> TimeStep[np.ndarray]:
         """The time step that the run begins at, numpy `[group, ...]`; waits until the actor is there."""
         self.host.wait()
         self.host.begin("first_timestep", [()])

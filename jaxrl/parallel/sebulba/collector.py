@@ -78,7 +78,7 @@ class Collector(Protocol):
         """The next rollout begins after so many steps of each environment: they name the random numbers of acting."""
         ...
 
-    def first_timestep(self) -> TimeStep:
+    def first_timestep(self) -> TimeStep[np.ndarray]:
         """The time step that the run begins at, numpy `[group, ...]`."""
         ...
 
@@ -116,7 +116,7 @@ class Group:
         if self._acting is not None:
             self._acting.steps_per_env = steps_per_env
 
-    def acting(self, algo: Algorithm, first: TimeStep) -> HostActing:
+    def acting(self, algo: Algorithm, first: TimeStep[np.ndarray]) -> HostActing:
         """Where the environments stand; `first` is the time step that they began at."""
         if self._acting is None:
             self._acting = self.steps.begin(algo, first, self._key, self._env_index)
@@ -142,7 +142,7 @@ class StepCollector:
         """As of `Collector`."""
         self._group.begin_at(steps_per_env)
 
-    def first_timestep(self) -> TimeStep:
+    def first_timestep(self) -> TimeStep[np.ndarray]:
         """As of `Collector`."""
         return self._first
 
@@ -153,12 +153,12 @@ class StepCollector:
         step = self._step if stepper is None else partial(self._step_in, stepper)
         return counted((yield from unroll(self._group.steps, algo, actor, acting, step, version)))
 
-    def _step(self, action: PyTree) -> Callable[[], TimeStep]:
+    def _step(self, action: PyTree) -> Callable[[], TimeStep[np.ndarray]]:
         with self.stepping:
             shown = self.host.step(action)
         return lambda: shown
 
-    def _step_in(self, stepper: Stepper, action: PyTree) -> Callable[[], TimeStep]:
+    def _step_in(self, stepper: Stepper, action: PyTree) -> Callable[[], TimeStep[np.ndarray]]:
         stepper.begin(lambda: self._step(action)())
         return stepper.wait
 

@@ -62,7 +62,7 @@ class ReadyCollector:
         """As of `Collector`."""
         self._group.begin_at(steps_per_env)
 
-    def first_timestep(self) -> TimeStep:
+    def first_timestep(self) -> TimeStep[np.ndarray]:
         """As of `Collector`."""
         return self._shown
 

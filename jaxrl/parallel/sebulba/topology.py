@@ -23,7 +23,7 @@ from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.report import Report, summed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Episodes, HostRecipe, PyTree, env_spec
+from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, first_call
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
@@ -89,16 +89,18 @@ class Sebulba:
         """How many there are in each process: one for every Ray actor that has the policy."""
         return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
-    def bind(self, algo: Algorithm, env: HostRecipe, dataset_fraction: float = 0.0) -> "SebulbaProgram":
+    def bind(self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0) -> "SebulbaProgram":
         """Checks everything that can be checked before an environment is built.
 
         Args:
-          algo, env: what runs.
+          algo, env: what runs; an environment on the host.
           dataset_fraction: the part of every batch that comes from a dataset.
 
         Raises:
           ConfigError: with every problem found.
         """
+        if isinstance(env, Environment):
+            raise ConfigError(f"Sebulba acts in environments on the host, and {env.name} is in JAX; use Anakin")
         problems = [
             f"{name}={value} must be at least 1"
             for name in ("actors", "groups", "actor_devices", "queue")

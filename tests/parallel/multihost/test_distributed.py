@@ -22,6 +22,7 @@ from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SWEEP, anakin, ass
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, PeerError
+from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run import checkpoint
 from jaxrl.run.loggers import read_metrics
@@ -294,7 +295,7 @@ def test_layouts_of_two_processes(monkeypatch):
     with pytest.raises(ConfigError, match="devices=3 must be a multiple of 2, the processes, and at most 8"):
         jaxrl.Anakin(num_envs=NUM_ENVS, devices=3).bind(ALGORITHMS["ppo"], ENV)
     with pytest.raises(ConfigError) as caught:
-        jaxrl.Sebulba(num_envs=6, actors=2).bind(ALGORITHMS["ppo"], ENV)
+        jaxrl.Sebulba(num_envs=6, actors=2).bind(ALGORITHMS["ppo"], ServedFromHost(ENV))
     said = "\n".join(caught.value.problems)
     assert "2 processes need lockstep=True" in said
     assert "num_envs=6 does not divide over 4 groups (actors * groups * processes); use 4 or 8" in said
