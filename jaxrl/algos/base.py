@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, Protocol, cast, dataclass_transform
 
 import jax
 import jax.core
@@ -15,7 +15,10 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import described, hold
 from jaxrl.core.schedules import is_schedule, schedule_problems
-from jaxrl.core.types import EnvSpec, ModelState, Params
+from jaxrl.core.types import Algorithm, EnvSpec, ModelState, Params
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 ALGORITHMS = registry.registered("algorithm")  # by lower-case name; `jaxrl.algos` enters those of jaxrl
 
@@ -56,7 +59,7 @@ class StaticFunction(struct.PyTreeNode):
 registry.add("function", static=StaticFunction)
 
 
-def _hold_functions(algo: Any) -> None:
+def _hold_functions(algo: "DataclassInstance") -> None:
     """What an algorithm does once its fields are set: a function in a traced one becomes static."""
     for field in dataclasses.fields(algo):
         value = getattr(algo, field.name)
@@ -80,7 +83,7 @@ def family[T](cls: type[T]) -> type[T]:
     return cast("type[T]", struct.dataclass(made, kw_only=True))
 
 
-def make_algorithm(name: str, **fields: Any) -> Any:
+def make_algorithm(name: str, **fields: Any) -> Algorithm:
     """Makes an algorithm by name, with some of its fields set.
 
     Raises:
@@ -93,7 +96,7 @@ def make_algorithm(name: str, **fields: Any) -> Any:
     return replace(cls(), **fields)
 
 
-def replace(algo: Any, **fields: Any) -> Any:
+def replace[T: "DataclassInstance"](algo: T, **fields: Any) -> T:
     """`algo` with some fields changed.
 
     Raises:
@@ -103,7 +106,7 @@ def replace(algo: Any, **fields: Any) -> Any:
     wrong = [str(unknown(f"field of {type(algo).__name__}", name, known)) for name in fields if name not in known]
     if wrong:
         raise ConfigError(wrong)
-    return algo.replace(**fields)
+    return dataclasses.replace(algo, **fields)
 
 
 class Readable(Protocol):
@@ -137,7 +140,7 @@ def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozen
     return []
 
 
-def field_problems(algo: Any) -> list[str]:
+def field_problems(algo: "DataclassInstance") -> list[str]:
     """Every field whose value is of the wrong type, out of its limits, or without effect; one line each."""
     problems = []
     for field in dataclasses.fields(algo):
@@ -165,7 +168,7 @@ def field_problems(algo: Any) -> list[str]:
     return problems
 
 
-def has_effect(algo: Any, name: str) -> bool:
+def has_effect(algo: "DataclassInstance", name: str) -> bool:
     """Whether the field `name` does anything with the other settings as they are (its `only_with`)."""
     [field] = [field for field in dataclasses.fields(algo) if field.name == name]
     condition = field.metadata.get("only_with")
@@ -174,10 +177,10 @@ def has_effect(algo: Any, name: str) -> bool:
     return any(all(_holds(algo, part) for part in group.split(" and ")) for group in condition.split(" or "))
 
 
-def _holds(algo, part):
+def _holds(algo: "DataclassInstance", part: str) -> bool:
     """Whether "prioritized", "objective=kl" or "network.head=quantilevalues" is so."""
     path, equals, wanted = part.partition("=")
-    value = algo
+    value: object = algo
     for attribute in path.split("."):
         value = getattr(value, attribute, None)  # a network of a user's own need not have a head
     if not equals:

@@ -153,7 +153,7 @@ def name_of(thing: Any) -> str | None:
         return None
 
 
-def _enter(kind, name, thing):
+def _enter[T](kind: str, name: str, thing: T) -> T:
     before = _TABLE[kind].get(name)
     if before is not None and not _same_definition(before, thing):
         raise ConfigError(f"{kind} name {name!r} is taken by {_described(before)}; choose another")
@@ -163,18 +163,21 @@ def _enter(kind, name, thing):
     return thing
 
 
-def _same_definition(one, other):
-    def place(thing):
-        return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-
-    return one is other or (place(one) == place(other) and "<lambda>" not in str(place(one)[1]))
+def _place(thing: object) -> tuple[str | None, str | None]:
+    """Module and qualified name; a callable of another kind than class and function may have none."""
+    return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
 
 
-def _described(thing):
-    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', repr(thing))}"
+def _same_definition(one: object, other: object) -> bool:
+    return one is other or (_place(one) == _place(other) and "<lambda>" not in str(_place(one)[1]))
 
 
-def _own_name(thing):
+def _described(thing: object) -> str:
+    module, name = _place(thing)
+    return f"{module or '?'}.{name or repr(thing)}"
+
+
+def _own_name(thing: object) -> str:
     name = getattr(thing, "__name__", None)
     if not callable(thing) or name is None or not re.fullmatch(_WORD, name):
         raise ConfigError(f"{thing!r} has no name of its own; give one: jaxrl.register('name', ...)")

@@ -9,7 +9,7 @@ of the true last observation falls out of the same forward pass as every other.
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -496,6 +496,8 @@ class Algorithm(Protocol):
 
     Schedules are resolved before any of these is called (`jaxrl.schedules.at`): an algorithm sees numbers.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # it is a dataclass
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         """The algorithm with every default that depends on the environment; called once, before anything else.
