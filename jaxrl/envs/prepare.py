@@ -32,7 +32,7 @@ def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
 
 def _counted(env: Environment) -> Environment:
     """With statistics under the innermost wrapper that changes rewards; around all if there is none."""
-    if not (dataclasses.is_dataclass(env) and _changes_rewards(env)):
+    if not dataclasses.is_dataclass(env) or isinstance(env, type) or not _changes_rewards(env):
         return EpisodeStatistics(env)
     return dataclasses.replace(env, env=_counted(_wrapped(env)))
 
