@@ -122,9 +122,9 @@ def clip_by_norm(max_norm: Number) -> optax.GradientTransformation:
     minibatches are small. A product becomes a part of the optimizer's kernels.
     """
 
-    def update(gradients, state, params=None):
-        factor = clip_factor(optax.tree.norm(gradients), max_norm)
-        return jax.tree.map(lambda x: x * factor.astype(x.dtype), gradients), state
+    def update(updates, state, params=None):
+        factor = clip_factor(optax.tree.norm(updates), max_norm)
+        return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 

@@ -15,6 +15,7 @@ from jaxrl.cli.values import Kind, Part, build, read
 from jaxrl.core import limits, registry, schedules
 from jaxrl.core.errors import unknown
 from jaxrl.core.sources import FrameStack
+from jaxrl.core.types import Algorithm
 from jaxrl.networks import (
     GRU,
     LSTM,
@@ -43,7 +44,7 @@ PARTS: dict[Any, tuple[type, ...]] = {
 }
 
 
-def algorithm_groups(algo: Any) -> list[Group]:
+def algorithm_groups(algo: Algorithm) -> list[Group]:
     """The flags of every field of an algorithm; those of its network, and of other such fields, in groups of their own.
 
     Args:
@@ -86,7 +87,7 @@ def _default(value):
     return value if isinstance(value, bool) else Written(written(value))
 
 
-def read_field(algo: Any, name: str, text: str) -> Any:
+def read_field(algo: Algorithm, name: str, text: str) -> Any:
     """The value of an algorithm's field that `text` stands for.
 
     Raises:

@@ -6,7 +6,7 @@ told at once and in the words of `jaxrl.errors`.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -14,6 +14,9 @@ from tyro.constructors import PrimitiveConstructorSpec
 from jaxrl.cli.values import Kind, build, metavar, read
 from jaxrl.core import limits
 from jaxrl.core.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 BOOL, INT, FLOAT, TEXT, PATH, INTS = (Kind(name) for name in ("bool", "int", "float", "text", "path", "ints"))
 
@@ -172,7 +175,7 @@ def build_parts(groups: Sequence[Group], values: dict[str, dict[str, Any]]) -> l
     return problems
 
 
-def with_flags(algo: Any, values: Mapping[str, Mapping[str, Any]]) -> Any:
+def with_flags[T: "DataclassInstance"](algo: T, values: Mapping[str, Mapping[str, Any]]) -> T:
     """`algo` with what was read for its flags, its parts made; what was not given stays as it is."""
 
     def given(group):

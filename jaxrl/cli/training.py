@@ -17,7 +17,7 @@ from jaxrl.cli.runs import Given
 from jaxrl.cli.values import assignments, literal
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.multihost import distributed
@@ -63,7 +63,7 @@ def train(given: Given) -> int:
 class Asked:
     """What a command line asks for, ready for `jaxrl.train` and `jaxrl.sweep`."""
 
-    algo: Any
+    algo: Algorithm
     env: Environment | HostRecipe | None  # None: a dataset alone
     num_envs: int | None
     arguments: dict[str, Any]  # the command's own flags

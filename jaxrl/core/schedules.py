@@ -183,7 +183,7 @@ def parse(text: str | float) -> float | Schedule:
     if not isinstance(text, str):
         return float(text)
     written = schedule_text.split(text)
-    if isinstance(written, float):
+    if not isinstance(written, tuple):
         return written
     name, numbers = written
     arguments = (numbers[::2], numbers[1::2]) if name == "piecewise" else numbers

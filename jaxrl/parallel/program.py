@@ -314,7 +314,7 @@ class CompiledProgram[Env]:
 
         def iterate(state):
             state, report, rollout = self._iterate(algo, env, state, total_steps_per_env, dataset)
-            return state, report, ro.bare(rollout.rows, self.spec)
+            return state, report, ro.bare(rollout.rows, self.layout.spec)
 
         _, report, rows = jax.eval_shape(iterate, state)
         columns = jnp.asarray(recorded.columns(self.layout.devices)[0])[replicas.first_shard // replicas.shards]

@@ -115,7 +115,7 @@ def launch(
     topology = topology or default_topology(env, num_envs)
     acting = 0 if isinstance(topology, Offline) else topology.num_envs
     variants = [replace(algo, **setting).resolve(env_spec(env), acting) for setting in settings]
-    shards = [topology.bind(variant, env).shards for variant in variants]
+    shards = [topology.bind(variant, env).layout.shards for variant in variants]
     root = Path(run_dir).absolute()
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     shared = {"total_steps": total_steps, "topology": topology, "evaluation_episodes": evaluation_episodes}

@@ -291,7 +291,9 @@ class SebulbaProgram:
 
         def keep(rollouts, version):
             groups = zip(rollouts, columns, strict=True)
-            kept.append([_recorded_rows(collected.rollout, mine, self.spec) for collected, mine in groups if mine.size])
+            kept.append(
+                [_recorded_rows(collected.rollout, mine, self.layout.spec) for collected, mine in groups if mine.size]
+            )
             versions.append(version)
 
         state, report = self._chunk(algo, state, length, total_steps_per_env, dataset, keep)
