@@ -162,17 +162,20 @@ def limit_problems(group: Group, values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def build_parts(groups: Sequence[Group], values: dict[str, dict[str, Any]]) -> list[str]:
-    """Makes the schedules and parts among what `parse` read, in place; what is wrong with them."""
-    problems = []
+def build_parts(
+    groups: Sequence[Group], values: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """What `parse` read with its schedules and parts made, and what is wrong with them; that keeps its default."""
+    made, problems = {}, []
     for group in groups:
+        made[group.title] = {}
         for flag in group.flags:
             try:
-                values[group.title][flag.name] = build(values[group.title][flag.name])
+                made[group.title][flag.name] = build(values[group.title][flag.name])
             except (ConfigError, ValueError) as error:
                 problems.append(f"{group.option(flag)}: {error}")
-                values[group.title][flag.name] = flag.default
-    return problems
+                made[group.title][flag.name] = flag.default
+    return made, problems
 
 
 def with_flags[T: "DataclassInstance"](algo: T, values: Mapping[str, Mapping[str, Any]]) -> T:

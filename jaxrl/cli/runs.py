@@ -14,6 +14,10 @@ def train(argv: Sequence[str]) -> int:
     if asks_for_help(argv):
         return print_help("train")
     given = read("train", argv)
+    from jaxrl.cli import ended
+
+    if ended.answer(given):
+        return 0
     from jaxrl.cli import training
     from jaxrl.parallel.multihost.distributed import report_errors
 

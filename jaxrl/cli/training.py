@@ -1,6 +1,5 @@
 """`jaxrl train` once its flags are read, and what it shares with `jaxrl sweep`: the algorithm and the environment."""
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import jax
 
 from jaxrl import envs
 from jaxrl.algos.base import field_problems, make_algorithm
-from jaxrl.cli import multihost
+from jaxrl.cli import ended, multihost
 from jaxrl.cli.flags import build_parts, with_flags
 from jaxrl.cli.runs import Given
 from jaxrl.cli.values import assignments, literal
@@ -53,6 +52,8 @@ def train(given: Given) -> int:
     result = training.train(asked.algo, asked.env, topology=topology, loggers=loggers, **arguments)
     if leader:
         _report(result)
+        if result.run_dir is not None:
+            ended.remember(given, result.run_dir)
     return {"non_finite": 1, "interrupted": 130}.get(result.stopped, 0)
 
 
@@ -75,9 +76,9 @@ def prepare(command: str, given: Given) -> Asked:
     Raises:
       ConfigError: every value that is wrong, whichever part it belongs to.
     """
-    problems = build_parts(given.groups, given.values)
+    values, problems = build_parts(given.groups, given.values)
     algo = make_algorithm(given.algorithm) if given.preset is None else preset(given.preset).algorithm
-    run, algo = given.values["run"], with_flags(algo, given.values)
+    run, algo = values["run"], with_flags(algo, values)
     problems += field_problems(algo)
     if problems and run["distributed"]:
         raise ConfigError(problems)  # before the other processes are waited for
@@ -126,22 +127,12 @@ def _topology(env, num_envs, layout):
 
 def score(evaluation: Evaluation) -> str:
     """An evaluation in a line."""
-    shown = f"return {evaluation.return_mean:.2f} ± {evaluation.return_std:.2f} over {evaluation.episodes} episodes"
-    return shown + (f"; {evaluation.unfinished} more did not end" if evaluation.unfinished else "")
+    return ended.score(evaluation.metrics())
 
 
 def _report(result: training.Result) -> None:
     """Prints how a run ended."""
-    line = f"{type(result.algo).__name__} on {result.env.name}: {result.total_steps:,} steps"
-    if result.steps_per_second > 0:
-        line += f", {result.steps_per_second:,.0f} steps/s, {result.wall_seconds:,.0f} s"
-    print(line)
-    if result.evaluation is not None:
-        print(f"evaluation: {score(result.evaluation)}")
-    if result.run_dir is not None:
-        print(f"run directory: {_short(result.run_dir)}")
-    if result.stopped == "target_return":
-        print("stopped early: the target return was reached")
+    print("\n".join(ended.report(result.record(), type(result.algo).__name__, result.env.name, result.run_dir)))
     if result.stopped == "non_finite":
         print(f"error: {result.problem}", file=sys.stderr)
     if result.stopped == "interrupted":
@@ -149,12 +140,6 @@ def _report(result: training.Result) -> None:
         if result.run_dir is not None:
             saved = "the same command resumes from here"
         print(f"interrupted; {saved}")
-
-
-def _short(path: Path) -> Path:
-    with contextlib.suppress(ValueError):
-        return path.relative_to(Path.cwd())
-    return path
 
 
 def _wandb(project, run_dir, asked):

@@ -151,15 +151,6 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
     return config
 
 
-def has_ended(path: str | os.PathLike) -> bool:
-    """Whether a run has written its result, and was not started again since; also from another machine."""
-    try:
-        # The lock's file is written whenever a run starts.
-        return (Path(path) / "result.json").stat().st_mtime_ns >= (Path(path) / ".lock").stat().st_mtime_ns
-    except FileNotFoundError:
-        return False
-
-
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file in one piece: readers see the old contents or the new, never a part."""
     # A new file under a random name: what the directory holds may be a link to elsewhere.

@@ -8,7 +8,8 @@ from jaxrl.core.errors import CheckpointError, RunDirectoryError
 from jaxrl.core.types import Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.run import checkpoint
-from jaxrl.run.directory import has_ended, read_config
+from jaxrl.run.directory import read_config
+from jaxrl.run.ending import has_ended
 from jaxrl.run.evaluation import Evaluation, evaluate
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import JSONLLogger, read_metrics

@@ -69,6 +69,17 @@ class Result:
         parts += [] if self.run_dir is None else [str(self.run_dir)]
         return f"Result({type(self.algo).__name__} on {self.env.name}: {', '.join(parts)})"
 
+    def record(self) -> dict[str, Any]:
+        """What `result.json` holds."""
+        return {
+            "evaluation": {} if self.evaluation is None else self.evaluation.metrics(),
+            "stopped": self.stopped,
+            "problem": self.problem,
+            "total_steps": self.total_steps,
+            "steps_per_second": self.steps_per_second,
+            "wall_seconds": self.wall_seconds,
+        }
+
     @property
     def policy(self) -> Policy:
         """The trained policy, its statistics frozen."""
@@ -163,17 +174,8 @@ def policy_at(algo, learner, progress):
 
 def write_result(result: Result, directory: RunDirectory) -> None:
     """Writes the result and its learning curve; a disk that is full by then costs no more than that."""
-    evaluation = {} if result.evaluation is None else result.evaluation.metrics()
-    record = {
-        "evaluation": evaluation,
-        "stopped": result.stopped,
-        "problem": result.problem,
-        "total_steps": result.total_steps,
-        "steps_per_second": result.steps_per_second,
-        "wall_seconds": result.wall_seconds,
-    }
     try:
-        write_json(directory.result, record)
+        write_json(directory.result, result.record())
         if result.metrics:
             plot_runs([directory.path], directory.learning_curve)
     except OSError as error:

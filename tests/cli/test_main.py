@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,13 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.cli import fields, flags, main, values
+from jaxrl.cli import ended, fields, flags, main, runs, training, values
 from jaxrl.cli.doctor import OK, PROBLEM, packages
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import GRU, MLP
+from jaxrl.run.ending import has_ended
 from jaxrl.run.loading import load_run
 from jaxrl.run.presets import PRESETS
 
@@ -70,6 +72,65 @@ def test_train_prints_the_evaluation_and_resumes(said, run_dir):
     assert "128 steps" in said(*command, "--total-steps", "128")  # and one that goes further
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert max(steps) == 128
+
+
+def test_a_run_that_has_ended_is_answered_from_its_files(said, run_dir, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)  # with the times of its files
+    command = [*TRAIN, "--run-dir", str(run), "--seed", "3", "--learning-rate", RATE, "--total-steps", "128"]
+    kept = (run / "result.json").read_text()
+
+    class Began(Exception):
+        pass
+
+    def train(given):
+        raise Began
+
+    monkeypatch.setattr(training, "train", train)
+    printed = said(*command, "--progress", "--network.torso", "mlp:widths=8")  # the same, in other words
+    record = json.loads(kept)
+    assert f"128 steps, {record['steps_per_second']:,.0f} steps/s" in printed and "it had ended before" in printed
+    assert f"return {record['evaluation']['return_mean']:.2f}" in printed
+    assert (run / "result.json").read_text() == kept
+    program = f"""
+import sys
+from jaxrl.cli.main import main
+assert main({command!r}) == 0
+assert not {{"jax", "numpy"}} & set(sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "it had ended before" in ran.stdout, ran.stderr
+    # Another command, a result that is none, and a run that was started again since are no answer.
+    for other in (["--total-steps", "192"], ["--overwrite"], ["--gamma", "0.9"], ["--network.torso", "mlp:16"]):
+        with pytest.raises(Began):
+            main.main([*command, *other])
+    for changed in ({"stopped": "interrupted"}, {"evaluation": None}, {"command": record["command"] | {"defaults": 0}}):
+        times = (run / "result.json").stat()
+        (run / "result.json").write_text(json.dumps(record | changed))
+        os.utime(run / "result.json", ns=(times.st_atime_ns, times.st_mtime_ns))
+        if "evaluation" in changed:
+            assert "evaluation" not in said(*command)
+            continue
+        with pytest.raises(Began):
+            main.main(command)
+    (run / "result.json").write_text("{")
+    with pytest.raises(Began):
+        main.main(command)
+    (run / "result.json").write_text(kept)
+    said(*command)
+    os.utime(run / ".lock")
+    with pytest.raises(Began):
+        main.main(command)
+
+
+def test_a_result_of_another_process_is_not_made_newer(said, run_dir, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(run_dir, run)
+    os.utime(run / ".lock", ns=(0, (run / "result.json").stat().st_mtime_ns + 1))  # it was started again by then
+    given = runs.read("train", [*TRAIN[1:], "--total-steps", "128", "--gamma", "0.9"])
+    ended.remember(given, run)
+    assert json.loads((run / "result.json").read_text())["command"]["flags"]["PPO.gamma"] == 0.9
+    assert not has_ended(run)
 
 
 def test_eval(said, run_dir):
@@ -239,8 +300,9 @@ def test_every_field_of_an_algorithm_can_be_set():
     given += ["--network.torso", "mlp:32,16:activation=relu", "--network.core", "gru:8", "--network.shared"]
     groups = fields.algorithm_groups(algo)
     found, problems = flags.parse("test", "", groups, given)
-    assert not problems and not flags.build_parts(groups, found)
-    changed = flags.with_flags(algo, found)
+    made, wrong = flags.build_parts(groups, found)
+    assert not problems and not wrong
+    changed = flags.with_flags(algo, made)
     assert changed == jaxrl.PPO(
         clip=Linear(0.2, 0.1),
         value_learning_rate=1e-3,

@@ -1,0 +1,115 @@
+"""A run that has ended, and is started again by the same command, is answered from its files, before JAX is imported.
+
+`jaxrl train` writes into `result.json` by which flags it came about. The same flags of the same jaxrl would do nothing
+more, so the result is printed again. Whatever differs goes the ordinary way, which compares configurations.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl.cli import table
+from jaxrl.cli.flags import written
+from jaxrl.cli.runs import Given
+from jaxrl.cli.values import ReadPart, ReadSchedule
+from jaxrl.run.ending import has_ended
+
+# Flags that make no other run.
+_NO_OTHER_RUN = ("run_dir", "overwrite", "progress", "wandb")
+_AT_ITS_END = ("finished", "target_return")
+
+
+def answer(given: Given) -> bool:
+    """Prints the result of a run that this command has brought to its end before; whether there is one."""
+    run = given.values["run"]
+    path = run["run_dir"]
+    if path is None or run["overwrite"] or run["distributed"] or not has_ended(path):
+        return False
+    try:
+        record = json.loads((Path(path) / "result.json").read_text())
+        environment = json.loads((Path(path) / "config.json").read_text())["environment"]
+        if record["stopped"] not in _AT_ITS_END or record["command"] != _command(given):
+            return False
+        name = ":".join(part for part in (environment.get("suite"), environment.get("name")) if part)
+        lines = report(record, given.groups[1].title, name, Path(path).absolute())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # the ordinary way says what is wrong with them
+    print("\n".join([*lines, "it had ended before; more --total-steps continue it, --overwrite starts again"]))
+    return True
+
+
+def remember(given: Given, path: Path) -> None:
+    """Writes into the result of a run by which flags it came about."""
+    file = path / "result.json"
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        times = file.stat()
+        temporary.write_text(json.dumps(json.loads(file.read_text()) | {"command": _command(given)}, indent=2) + "\n")
+        # As old as it was: should another process have started the run again by now, this is not its result.
+        os.utime(temporary, ns=(times.st_atime_ns, times.st_mtime_ns))
+        os.replace(temporary, file)
+    except (OSError, ValueError) as error:  # a full disk: the ordinary way remains
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        print(f"warning: {file} could not be written: {error}", file=sys.stderr)
+
+
+def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir: Path | None) -> list[str]:
+    """How a run ended, in lines.
+
+    Args:
+      record: what `result.json` holds.
+      algorithm: the name of its class.
+      environment: "suite:name".
+      run_dir: absolute.
+    """
+    line = f"{algorithm} on {environment}: {record['total_steps']:,} steps"
+    if record["steps_per_second"] > 0:
+        line += f", {record['steps_per_second']:,.0f} steps/s, {record['wall_seconds']:,.0f} s"
+    lines = [line]
+    if record["evaluation"]:
+        lines.append(f"evaluation: {score(record['evaluation'])}")
+    if run_dir is not None:
+        lines.append(f"run directory: {_short(run_dir)}")
+    if record["stopped"] == "target_return":
+        lines.append("stopped early: the target return was reached")
+    return lines
+
+
+def score(metrics: Mapping[str, float]) -> str:
+    """The metrics of an evaluation in a line."""
+    shown = f"return {metrics['return_mean']:.2f} ± {metrics['return_std']:.2f} over {metrics['episodes']} episodes"
+    return shown + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")
+
+
+def _command(given: Given) -> dict[str, Any]:
+    """What the result of a run depends on, as JSON values: the flags, and the defaults that they were not given."""
+    flags = {
+        f"{group.title}.{name}": _text(value)
+        for group in given.groups
+        for name, value in given.values[group.title].items()
+        if group.title != "run" or name not in _NO_OTHER_RUN
+    }
+    return {"algorithm": given.algorithm.lower(), "flags": flags, "defaults": zlib.crc32(table.FILE.read_bytes())}
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, ReadPart):
+        return [value.part.name, {name: _text(argument) for name, argument in value.arguments.items()}]
+    if isinstance(value, tuple):
+        return [_text(item) for item in value]
+    if isinstance(value, bool | int | float | None):
+        return value
+    return value.text if isinstance(value, ReadSchedule) else written(value)
+
+
+def _short(path: Path) -> Path:
+    with contextlib.suppress(ValueError):
+        return path.relative_to(Path.cwd())
+    return path
