@@ -5,6 +5,7 @@ preset (`tests/golden/presets.json` holds them).
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,7 +104,7 @@ _PLAIN_PPO: dict[str, Any] = {
 }
 
 
-def _batchppo(gamma: float, value_learning_rate: float | None, policy_gain: float, initial_log_std: float) -> PPO:
+def _batchppo(gamma: float, value_learning_rate: float | None, policy_factor: float, initial_log_std: float) -> PPO:
     torso = MLP((200, 100), activation="relu")
     return PPO(
         learning_rate=1e-4,
@@ -135,11 +136,21 @@ def _batchppo(gamma: float, value_learning_rate: float | None, policy_gain: floa
             shared=False,
             continuous="gaussian",
             state_dependent_std=False,
-            policy_gain=policy_gain,
+            # Deviations: variance_scaling(f) has sqrt(f / inputs), an orthogonal kernel of gain g has g / sqrt(inputs).
+            policy_gain=math.sqrt(policy_factor),
             value_gain=1.0,
             initial_log_std=initial_log_std,
         ),
     )
+
+
+_BATCHPPO = (
+    "{what} Like that code it clips actions to their bounds. Differences: no tanh on the mean action; orthogonal "
+    "initialization, whose output gain of sqrt({factor}) gives the deviation of its variance_scaling({factor}); "
+    "rewards are divided by the deviation of the discounted return, there by their own; the hinge of the KL penalty is "
+    "of the batch's mean, there of each episode's; means leave out the padding after an episode's end, which there "
+    "dilutes them."
+)
 
 
 def _impala(
@@ -222,28 +233,33 @@ PRESETS: dict[str, Preset] = {
             env="gymnax:Breakout-MinAtar",
             total_steps=10_000_000,
             topology={"num_envs": 64},
-            source="github.com/RobertTLange/gymnax-blines, agents/Breakout-MinAtar/ppo.yaml; without its warm-up of "
-            "the learning rate over the first 5 %, and with separate networks for policy and value.",
+            source="github.com/RobertTLange/gymnax-blines, agents/Breakout-MinAtar/ppo.yaml. Its networks are separate "
+            "too, and its warm-up of the learning rate does nothing. Initialization differs: here it is orthogonal. It "
+            "treats time limits as terminations.",
         ),
         Preset(
             name="batchppo-paper",
-            algorithm=_batchppo(gamma=0.985, value_learning_rate=1e-3, policy_gain=0.05, initial_log_std=-1.0),
+            algorithm=_batchppo(gamma=0.985, value_learning_rate=1e-3, policy_factor=0.05, initial_log_std=-1.0),
             env="brax:walker2d",
             total_steps=10_000_000,
             topology={"num_envs": 25},
-            source="Hafner, Davidson and Vanhoucke (2017), arXiv:1709.02878, section 4; what the paper is silent on "
-            "from its release, github.com/google-research/batch-ppo at 5978698. It ran MuJoCo's environments of Gym, "
-            "and a tanh on the mean action, which is left out.",
+            source=_BATCHPPO.format(
+                what="Hafner, Davidson and Vanhoucke (2017), arXiv:1709.02878, section 4; what the paper is silent on "
+                "from its release, github.com/google-research/batch-ppo at 5978698. It ran Gym's MuJoCo environments.",
+                factor=0.05,
+            ),
         ),
         Preset(
             name="batchppo-head",
             # A deviation of 0.35 at the start.
-            algorithm=_batchppo(gamma=0.995, value_learning_rate=None, policy_gain=0.1, initial_log_std=-1.05),
+            algorithm=_batchppo(gamma=0.995, value_learning_rate=None, policy_factor=0.1, initial_log_std=-1.05),
             env="brax:walker2d",
             total_steps=10_000_000,
             topology={"num_envs": 30},
-            source="github.com/google-research/batch-ppo at its last commit, 3d09705: agents/scripts/configs.py; "
-            "without the tanh on the mean action.",
+            source=_BATCHPPO.format(
+                what="github.com/google-research/batch-ppo at its last commit, 3d09705: agents/scripts/configs.py.",
+                factor=0.1,
+            ),
         ),
         Preset(
             name="rainbow",

@@ -113,6 +113,16 @@ def test_networks_of_impala(name, parameters):
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == parameters
 
 
+@pytest.mark.parametrize(("name", "factor"), [("batchppo-paper", 0.05), ("batchppo-head", 0.1)])
+def test_output_weights_of_batchppo_have_the_deviation_of_its_initializer(name, factor):
+    """variance_scaling(f) over 100 inputs: sqrt(f / 100). Before, f itself was the gain: 0.005 for 0.022."""
+    spec = EnvSpec("many", spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-1.0, 1.0, (50,)))
+    params, _ = PRESETS[name].algorithm.network.init(jax.random.key(0), spec)
+    kernel = params["policy"]["head"]["output"]["kernel"]
+    assert kernel.shape == (100, 50)
+    assert float(jnp.std(kernel)) == pytest.approx(math.sqrt(factor / 100), rel=0.02)
+
+
 def test_no_default_moves_a_preset():
     """If a default changed, write the field into the preset; if a field is new, run tests/golden/make_presets.py."""
     golden = json.loads(make_presets.FILE.read_text())
