@@ -34,6 +34,9 @@ from jaxrl.core.types import (
 )
 from jaxrl.networks import MLP, ActionValues, QNetwork, resolve_torso
 
+# What reads vectors where the network has no torso; images get the usual CNN, with layer normalization too.
+_VECTORS = MLP((128, 128), activation="relu", normalization="layer")
+
 
 class PQNState(struct.PyTreeNode):
     """All that the learner is."""
@@ -57,10 +60,10 @@ class PQN:
     minibatches: int = static(4, low=1, help="gradient steps per pass")
     ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
     optimizer: Optimizer = number(RAdam())
-    network: Network = static(QNetwork(MLP((128, 128), activation="relu", normalization="layer")))
+    network: Network = static(QNetwork())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, network=resolve_torso(self.network, spec))
+        return dataclasses.replace(self, network=resolve_torso(self.network, spec, _VECTORS))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = field_problems(self) + self._minibatch_problems(num_envs, shards)
@@ -78,7 +81,8 @@ class PQN:
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"rollout": Rollouts(self.rollout_length)}
+        # Targets are the learner's own; actions of an update before are as exploratory, and lambda is not corrected.
+        return {"rollout": Rollouts(self.rollout_length, max_policy_lag=1)}
 
     def _minibatch_problems(self, num_envs: int, shards: int) -> list[str]:
         by = on_policy.minibatch_unit(self.network)
@@ -158,8 +162,8 @@ class PQN:
     def _targets(self, network: Variables, rollout: Rollout, spec: EnvSpec) -> jax.Array:
         """Q(lambda) returns [T, B] with the parameters that the update begins with."""
 
-        def best_values(timesteps: TimeStep, carry: Carry) -> jax.Array:
-            values, _, _ = self.network.apply(
+        def best_values(timesteps: TimeStep, carry: Carry) -> tuple[jax.Array, Carry]:
+            values, carry, _ = self.network.apply(
                 network.params,
                 NetworkInputs.of_timesteps(timesteps),
                 carry,
@@ -167,9 +171,10 @@ class PQN:
                 model_state=network.model_state,
                 train=False,
             )
-            return jnp.max(values, axis=-1)
+            return jnp.max(values, axis=-1), carry
 
-        values = best_values(rollout.timesteps[:-1], rollout.carry.network)
-        bootstrap_value = best_values(rollout.final[None], rollout.final_carry.network)[0]
-        segment = returns.Segment.of_rows(rollout.rows, values, bootstrap_value)
+        values, carry = best_values(rollout.timesteps[:-1], rollout.carry.network)
+        # Not the actors' final carry, which may be of older parameters.
+        bootstrap_values, _ = best_values(rollout.final[None], carry)
+        segment = returns.Segment.of_rows(rollout.rows, values, bootstrap_values[0])
         return returns.lambda_returns(segment, self.gamma, self.return_lambda)

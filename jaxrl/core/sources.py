@@ -12,9 +12,16 @@ from jaxrl.core import registry
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-    """An on-policy source: the last `length` steps of every environment, as a `jaxrl.core.types.Rollout`."""
+    """An on-policy source: the last `length` steps of every environment, as a `jaxrl.core.types.Rollout`.
+
+    Args:
+      length: steps of every environment.
+      max_policy_lag: how many updates older than the learner's the acting parameters may be, where the topology has the
+        choice: 0 for data of the learner's own policy, 1 to act while it updates, None for whatever is newest.
+    """
 
     length: int
+    max_policy_lag: int | None = 0
 
 
 @dataclasses.dataclass(frozen=True)

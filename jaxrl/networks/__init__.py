@@ -1,6 +1,7 @@
 """Networks: descriptions of torsos, recurrent cores and heads, and the distributions they end in."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 from jaxrl.core import registry
@@ -62,17 +63,18 @@ __all__ = [
 ]
 
 
-def resolve_torso(network: Any, spec: EnvSpec) -> Any:
+def resolve_torso(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  # noqa: B008  frozen
     """`network` with the torso that suits the observation space, if it is one of jaxrl's that has none yet.
 
-    One that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body.
+    The torso is `default_torso`, with `vectors` for vectors; those of `Actor` and `Critic` choose otherwise. A network
+    that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body.
     """
     if isinstance(network, ActorCritic):
         keys = network.policy_observation_keys or network.value_observation_keys
-        choose = default_torso
+        choose = partial(default_torso, vectors=vectors)
     elif isinstance(network, (QNetwork, Actor, Critic)):
         keys = network.observation_keys
-        choose = default_torso if isinstance(network, QNetwork) else encoder
+        choose = partial(default_torso, vectors=vectors) if isinstance(network, QNetwork) else encoder
     else:
         return network
     if network.torso is not None or keys is not None:

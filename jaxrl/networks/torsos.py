@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.networks.layers import DenseStack, activation, check_positive, conv, freeze
+from jaxrl.networks.layers import DenseStack, activation, check_positive, conv, freeze, normalization
 
 
 class Encoder(Protocol):
@@ -148,10 +148,21 @@ class _ImageTorso(nnx.Module):
 
 
 class _ConvStack(nnx.Module):
-    def __init__(self, name: str, shape, layers: tuple[tuple[int, int, int], ...], activation_name: str, rngs):
+    """Convolutions, each followed by a normalization of its channels if asked for, and the activation."""
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, int, int],
+        layers: tuple[tuple[int, int, int], ...],
+        activation_name: str,
+        normalization_name: str | None,
+        rngs: nnx.Rngs,
+    ):
         height, width, inputs = shape
         self.activation = activation(activation_name)
         self.depth = len(layers)
+        self.normalized = normalization_name is not None
         for i, (outputs, kernel, stride) in enumerate(layers):
             check_positive(f"{name}'s kernel", kernel)
             if min(height, width) < kernel:
@@ -160,19 +171,31 @@ class _ConvStack(nnx.Module):
                     f"{kernel}x{kernel}, meets {height}x{width}; use MinAtarCNN, MLP or torso=None"
                 )
             setattr(self, f"conv_{i}", conv(inputs, outputs, kernel, stride, "VALID", rngs))
+            if normalization_name is not None:
+                setattr(self, f"norm_{i}", normalization(normalization_name, outputs, rngs))
             height, width, inputs = (height - kernel) // stride + 1, (width - kernel) // stride + 1, outputs
         self.size = height * width * inputs
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for i in range(self.depth):
-            x = self.activation(getattr(self, f"conv_{i}")(x))
+            x = getattr(self, f"conv_{i}")(x)
+            if self.normalized:
+                x = getattr(self, f"norm_{i}")(x)
+            x = self.activation(x)
         return x
 
 
-def _build_cnn(name: str, space: spaces.Space, layers, widths, activation_name: str, rngs: nnx.Rngs) -> Encoder:
+def _build_cnn(
+    torso: "MinAtarCNN | NatureCNN | ImpalaCNN",
+    space: spaces.Space,
+    layers: tuple[tuple[int, int, int], ...],
+    rngs: nnx.Rngs,
+) -> Encoder:
+    name = type(torso).__name__
     images, shape, channels_first = _image_space(name, space)
-    trunk = _ConvStack(name, shape, layers, activation_name, rngs)
-    return _ImageTorso(images, channels_first, trunk, DenseStack(trunk.size, widths, activation_name, None, rngs))
+    trunk = _ConvStack(name, shape, layers, torso.activation, torso.normalization, rngs)
+    stack = DenseStack(trunk.size, (torso.width,), torso.activation, torso.normalization, rngs)
+    return _ImageTorso(images, channels_first, trunk, stack)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,16 +206,19 @@ class MinAtarCNN:
       filters, kernel: of the convolution, of stride 1.
       width: of the dense layer.
       activation: by name, after both.
+      normalization: before every activation, "layer" (of each pixel's channels, and of the dense layer) or "batch";
+        None: none.
     """
 
     filters: int = 16
     kernel: int = 3
     width: int = 128
     activation: str = "relu"
+    normalization: str | None = None
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         layers = ((self.filters, self.kernel, 1),)
-        return _build_cnn("MinAtarCNN", space, layers, (self.width,), self.activation, rngs)
+        return _build_cnn(self, space, layers, rngs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,11 +229,13 @@ class NatureCNN:
       filters: of the convolutions, whose kernels are 8, 4, 3 and strides 4, 2, 1.
       width: of the dense layer.
       activation: by name, after every layer.
+      normalization: as of `MinAtarCNN`.
     """
 
     filters: tuple[int, int, int] = (32, 64, 64)
     width: int = 512
     activation: str = "relu"
+    normalization: str | None = None
 
     def __post_init__(self):
         freeze(self, "filters")
@@ -216,7 +244,7 @@ class NatureCNN:
         if len(self.filters) != 3:
             raise ConfigError(f"NatureCNN.filters={self.filters} must be three numbers, one a convolution")
         layers = tuple(zip(self.filters, (8, 4, 3), (4, 2, 1), strict=True))
-        return _build_cnn("NatureCNN", space, layers, (self.width,), self.activation, rngs)
+        return _build_cnn(self, space, layers, rngs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,11 +255,13 @@ class ImpalaCNN:
       filters: of the convolutions, whose kernels are 8, 4 and strides 4, 2.
       width: of the dense layer.
       activation: by name, after every layer.
+      normalization: as of `MinAtarCNN`.
     """
 
     filters: tuple[int, int] = (16, 32)
     width: int = 256
     activation: str = "relu"
+    normalization: str | None = None
 
     def __post_init__(self):
         freeze(self, "filters")
@@ -240,29 +270,41 @@ class ImpalaCNN:
         if len(self.filters) != 2:
             raise ConfigError(f"ImpalaCNN.filters={self.filters} must be two numbers, one a convolution")
         layers = tuple(zip(self.filters, (8, 4), (4, 2), strict=True))
-        return _build_cnn("ImpalaCNN", space, layers, (self.width,), self.activation, rngs)
+        return _build_cnn(self, space, layers, rngs)
 
 
 class _ResidualStack(nnx.Module):
     """A convolution, a pooling that halves the image, and two residual blocks, for each entry of `channels`."""
 
-    def __init__(self, shape: tuple[int, int, int], channels: tuple[int, ...], rngs: nnx.Rngs):
+    def __init__(
+        self, shape: tuple[int, int, int], channels: tuple[int, ...], normalization_name: str | None, rngs: nnx.Rngs
+    ):
         height, width, inputs = shape
         self.depth = len(channels)
+        self.normalized = normalization_name is not None
         for i, outputs in enumerate(channels):
             setattr(self, f"conv_{i}", conv(inputs, outputs, 3, 1, "SAME", rngs))
             for name in ("a0", "a1", "b0", "b1"):
                 setattr(self, f"block_{i}_{name}", conv(outputs, outputs, 3, 1, "SAME", rngs))
+                if normalization_name is not None:
+                    setattr(self, f"norm_{i}_{name}", normalization(normalization_name, outputs, rngs))
             height, width, inputs = -(-height // 2), -(-width // 2), outputs
+        if normalization_name is not None:
+            self.norm = normalization(normalization_name, inputs, rngs)
         self.size = height * width * inputs
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for i in range(self.depth):
             x = nnx.max_pool(getattr(self, f"conv_{i}")(x), (3, 3), strides=(2, 2), padding="SAME")
             for block in "ab":
-                inner = getattr(self, f"block_{i}_{block}0")(jax.nn.relu(x))
-                x = x + getattr(self, f"block_{i}_{block}1")(jax.nn.relu(inner))
-        return jax.nn.relu(x)
+                inner = x
+                for name in (f"{i}_{block}0", f"{i}_{block}1"):
+                    inner = getattr(self, f"block_{name}")(self._activated(inner, f"norm_{name}"))
+                x = x + inner
+        return self._activated(x, "norm")
+
+    def _activated(self, x: jax.Array, name: str) -> jax.Array:
+        return jax.nn.relu(getattr(self, name)(x) if self.normalized else x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,18 +314,21 @@ class ImpalaResNet:
     Args:
       channels: of each section, which halves the image.
       width: of the dense layer.
+      normalization: as of `MinAtarCNN`; of the residual blocks before the activations that they begin with.
     """
 
     channels: tuple[int, ...] = (16, 32, 32)
     width: int = 256
+    normalization: str | None = None
 
     def __post_init__(self):
         freeze(self, "channels")
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         images, shape, channels_first = _image_space("ImpalaResNet", space)
-        trunk = _ResidualStack(shape, self.channels, rngs)
-        return _ImageTorso(images, channels_first, trunk, DenseStack(trunk.size, (self.width,), "relu", None, rngs))
+        trunk = _ResidualStack(shape, self.channels, self.normalization, rngs)
+        stack = DenseStack(trunk.size, (self.width,), "relu", self.normalization, rngs)
+        return _ImageTorso(images, channels_first, trunk, stack)
 
 
 # --- dictionaries --------------------------------------------------------------------------------------------------
@@ -339,21 +384,23 @@ class DictEncoder:
 # --- the choice ----------------------------------------------------------------------------------------------------
 
 
-def default_torso(space: spaces.Space) -> Torso:
-    """The torso that suits a space: `MLP()` for vectors, a CNN for images by size, a `DictEncoder` of these.
+def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: B008  frozen
+    """The torso that suits a space: `vectors` for vectors, a CNN for images by size, a `DictEncoder` of these.
 
     Images of 36 x 36 and more get `NatureCNN()`, which fits no smaller ones, and those of 3 x 3 and more
-    `MinAtarCNN()`. Empty entries of a dictionary are left out.
+    `MinAtarCNN()`, both with the normalization of `vectors`. Empty entries of a dictionary are left out.
     """
     if isinstance(space, spaces.Dict):
-        return DictEncoder({key: default_torso(child) if _readable(child) else None for key, child in space.items})
+        return DictEncoder(
+            {key: default_torso(child, vectors) if _readable(child) else None for key, child in space.items}
+        )
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
         _, (height, width, _), _ = _image_space("", space)
         if min(height, width) >= 36:
-            return NatureCNN()
+            return NatureCNN(normalization=vectors.normalization)
         if min(height, width) >= 3:
-            return MinAtarCNN()
-    return MLP()
+            return MinAtarCNN(normalization=vectors.normalization)
+    return vectors
 
 
 def _readable(space: spaces.Space) -> bool:

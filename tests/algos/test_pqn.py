@@ -9,7 +9,7 @@ import jaxrl
 from jaxrl import networks
 from jaxrl.core import spaces
 from jaxrl.core.types import EnvSpec
-from jaxrl.networks import GRU, ActionValues, CategoricalValues, QNetwork
+from jaxrl.networks import GRU, MLP, ActionValues, CategoricalValues, MinAtarCNN, NatureCNN, QNetwork
 
 SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 
@@ -33,6 +33,25 @@ def test_pqn_trains_and_stays_finite(core):
 def test_settings_that_do_not_go_together(fields, words):
     said = "\n".join(jaxrl.PQN(**fields).validate(SPEC, 8, 1))
     assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize(
+    ("space", "torso"),
+    [
+        (spaces.Box(0, 255, (4, 84, 84), np.uint8), NatureCNN(normalization="layer")),
+        (spaces.Box(0, 1, (10, 10, 4), np.bool_), MinAtarCNN(normalization="layer")),
+        (spaces.Box(-1.0, 1.0, (3,)), MLP((128, 128), "relu", "layer")),
+    ],
+    ids=["atari", "minatar", "vector"],
+)
+def test_the_default_network_suits_the_observations_and_has_layer_normalization(space, torso):
+    """Before, of every space it was an MLP, on Atari one over 28,224 pixels."""
+    resolved = jaxrl.PQN().resolve(EnvSpec("test", space, spaces.Discrete(4)), 8)
+    assert resolved.network == QNetwork(torso)
+    with_core = jaxrl.PQN(network=QNetwork(core=GRU(4))).resolve(EnvSpec("test", space, spaces.Discrete(4)), 8)
+    assert with_core.network == QNetwork(torso, core=GRU(4))
+    own = QNetwork(MLP((4,)))
+    assert jaxrl.PQN(network=own).resolve(EnvSpec("test", space, spaces.Discrete(4)), 8).network == own
 
 
 def test_continuous_actions_are_refused():

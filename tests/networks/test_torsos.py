@@ -62,6 +62,37 @@ def test_features_and_leading_axes(torso, space, features):
 @pytest.mark.parametrize(
     ("torso", "space"),
     [
+        (MinAtarCNN(2, 3, 4, normalization="layer"), MINATAR),
+        (NatureCNN((2, 2, 2), 4, normalization="layer"), spaces.Box(0, 255, (3, 36, 40), np.uint8)),
+        (ImpalaCNN((2, 2), 4, normalization="layer"), spaces.Box(0, 255, (36, 40, 3), np.uint8)),
+        (ImpalaResNet((2, 3), 4, normalization="layer"), spaces.Box(0, 255, (9, 8, 3), np.uint8)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_layer_normalization_stands_before_every_activation(torso, space):
+    """So that the scale of the first kernel does not matter; before, no convolutional torso had any."""
+    observation = jax.random.uniform(jax.random.key(0), (5, *space.shape)) * 255.0
+    if isinstance(torso, MinAtarCNN):
+        observation = (observation > 100.0).astype(jnp.float32)
+    module, plain = build(torso, space), build(dataclasses.replace(torso, normalization=None), space)
+    count = len([path for path, _ in nnx.to_flat_state(nnx.state(module, nnx.Param)) if path[-1] == "scale"])
+    convolutions = len([path for path, _ in nnx.to_flat_state(nnx.state(plain, nnx.Param)) if path[-1] == "kernel"])
+    # Of a residual network the first convolutions of sections have no activation of their own, but the whole has one.
+    wanted = convolutions - len(torso.channels) + 1 if isinstance(torso, ImpalaResNet) else convolutions
+    assert count == wanted
+    first = module.trunk.conv_0.kernel
+    before = module(observation)
+    first[...] = first[...] * 64.0
+    np.testing.assert_allclose(module(observation), before, rtol=2e-2, atol=2e-2)
+    first = plain.trunk.conv_0.kernel
+    before = plain(observation)
+    first[...] = first[...] * 64.0
+    assert np.abs(plain(observation) - before).max() > 1.0
+
+
+@pytest.mark.parametrize(
+    ("torso", "space"),
+    [
         (MinAtarCNN(2, 3, 4), MINATAR),
         (NatureCNN([2, 2, 2], 4), spaces.Box(0, 255, (3, 36, 40), np.uint8)),
         (ImpalaResNet((2, 3), 4), spaces.Box(0, 255, (9, 8, 3), np.uint8)),
