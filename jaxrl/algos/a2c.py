@@ -12,7 +12,7 @@ from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import EnvSpec, Replicas, Rollout, UpdateInfo
+from jaxrl.core.types import EnvSpec, Replicas, UpdateInfo
 
 
 @algorithm
@@ -28,12 +28,12 @@ class A2C(OnPolicyActorCritic):
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        rollout: Rollout = batch["rollout"]
+        statistics, rollout = on_policy.update_statistics(self, state.statistics, batch["rollout"], replicas)
         weight = rollout.rows.weight
         advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
         if self.normalize_advantage:
             advantages = on_policy.standardized(advantages, weight, replicas)
-        inputs = on_policy.network_inputs(self, rollout.timesteps[:-1], rollout.statistics)
+        inputs = on_policy.batch_inputs(self, rollout)
 
         def loss(params):
             network = Variables(params, state.network.model_state)
@@ -52,9 +52,5 @@ class A2C(OnPolicyActorCritic):
             "learning_rate": jnp.asarray(self.learning_rate),
             "explained_variance": on_policy.explained_variance(targets, rollout.rows.extras["value"], weight, replicas),
         }
-        new = state.replace(
-            network=network,
-            statistics=on_policy.update_statistics(self, state.statistics, rollout, replicas),
-            updates=state.updates + 1,
-        )
+        new = state.replace(network=network, statistics=statistics, updates=state.updates + 1)
         return new, UpdateInfo(metrics)

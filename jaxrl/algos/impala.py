@@ -12,7 +12,7 @@ from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyCarry, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import ActorOutput, ActorState, EnvSpec, Replicas, Rollout, TimeStep, UpdateInfo
+from jaxrl.core.types import ActorOutput, ActorState, EnvSpec, Replicas, Rollout, Source, TimeStep, UpdateInfo
 
 
 @algorithm
@@ -32,6 +32,10 @@ class IMPALA(OnPolicyActorCritic):
     )
     optimizer: Optimizer = number(RMSProp(eps=0.01))
 
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"rollout": on_policy.source(self, max_policy_lag=None)}  # V-trace corrects for it
+
     def act(
         self,
         actor: ActorState,
@@ -50,21 +54,18 @@ class IMPALA(OnPolicyActorCritic):
     ) -> tuple[PolicyState, UpdateInfo]:
         rollout: Rollout = batch["rollout"]
         rollout = rollout.replace(timesteps=self._with_clipped_reward(rollout.timesteps))
+        statistics, rollout = on_policy.update_statistics(self, state.statistics, rollout, replicas)
         gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
             state.network.params, state.network.model_state, rollout, spec, replicas
         )
         network, sizes = on_policy.apply_gradients(self, state.network, gradients, replicas, model_state)
         metrics = replicas.mean(metrics) | sizes | {"learning_rate": jnp.asarray(self.learning_rate)}
-        new = state.replace(
-            network=network,
-            statistics=on_policy.update_statistics(self, state.statistics, rollout, replicas),
-            updates=state.updates + 1,
-        )
+        new = state.replace(network=network, statistics=statistics, updates=state.updates + 1)
         return new, UpdateInfo(metrics)
 
     def _loss(self, params, model_state, rollout, spec, replicas):
         rows, weight = rollout.rows, rollout.rows.weight
-        inputs = on_policy.network_inputs(self, rollout.timesteps[:-1], rollout.statistics)
+        inputs = on_policy.batch_inputs(self, rollout)
         network = Variables(params, model_state)
         output, carry, model_state = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=True)
         log_prob = output.distribution.log_prob(rows.action)

@@ -98,7 +98,7 @@ class OnPolicyActorCritic:
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"rollout": source(self)}
+        return {"rollout": source(self, max_policy_lag=0)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         return init(self, key, spec)
@@ -184,8 +184,13 @@ def act(
     return ActorOutput(action, carry, extras)
 
 
+def batch_inputs(algo: OnPolicyActorCritic, batch: Rollout) -> NetworkInputs:
+    """What the network reads where the actions [T, B] were taken."""
+    return network_inputs(algo, batch.timesteps[:-1], batch.statistics)
+
+
 def rewards(algo: OnPolicyActorCritic, batch: Rollout) -> jax.Array:
-    """Rewards [T, B], scaled with the statistics the rows were acted with."""
+    """Rewards [T, B], scaled with the statistics of the batch."""
     if not algo.normalize_reward:
         return batch.rows.reward
     return normalization.scale_reward(batch.statistics.reward, batch.rows.reward, algo.reward_clip)
@@ -201,29 +206,51 @@ def bootstrap_value(
 
 def update_statistics(
     algo: OnPolicyActorCritic, statistics: Statistics, batch: Rollout, replicas: Replicas
-) -> Statistics:
-    """The statistics with this batch's rows merged in over all replicas; the next actor state will use them."""
+) -> tuple[Statistics, Rollout]:
+    """The statistics with this batch merged in over all replicas; the next actor state will use them.
+
+    Returns:
+      Them, and the batch to learn from, with the statistics that it is normalized with: those that it was acted with,
+      unless nothing had been seen then. A run's first batch would be learned from as it is; it is normalized with the
+      merged ones.
+    """
+    timesteps, last = batch.timesteps[:-1], batch.timesteps.last
     # Last observations are real ones too; but what follows the end of a whole episode is no part of the batch.
-    real = batch.rows.weight if algo.whole_episodes else jnp.ones_like(batch.rows.weight)
+    real = jnp.ones_like(last[:-1])
+    if algo.whole_episodes:
+        timesteps = batch.timesteps
+        real = jnp.cumsum(last.astype(jnp.int32), axis=0) == last.astype(jnp.int32)
+    merged = statistics
     if algo.normalize_observation:
-        merged = normalization.update(statistics.observation, batch.rows.observation, real, replicas)
-        statistics = statistics.replace(observation=merged)
+        seen = normalization.update(statistics.observation, timesteps.observation, real, replicas)
+        merged = merged.replace(observation=seen)
     if algo.normalize_reward:
-        counts = real & ~batch.rows.first  # nothing arrived with an episode's first observation
-        seen = batch.rows.extras["discounted_return"]
-        statistics = statistics.replace(reward=normalization.update(statistics.reward, seen, counts, replicas))
-    return statistics
+        arrived = batch.extras["discounted_return"]
+        if algo.whole_episodes:  # also what arrived with the time step after the last row
+            final = normalization.discounted_return(arrived[-1], batch.final.reward, batch.final.first, algo.gamma)
+            arrived = jnp.concatenate([arrived, final[None]])
+        counts = real & ~timesteps.first  # nothing arrived with an episode's first observation
+        merged = merged.replace(reward=normalization.update(statistics.reward, arrived, counts, replicas))
+
+    def known(acted, now):
+        return jax.tree.map(lambda x, new: jnp.where(normalization.is_known(acted), x, new), acted, now) if now else now
+
+    acted = batch.statistics
+    used = Statistics(known(acted.observation, merged.observation), known(acted.reward, merged.reward))
+    return merged, batch.replace(statistics=used)
 
 
 def advantages(
     algo: OnPolicyActorCritic, network: Variables, batch: Rollout, gae_lambda: Scalar, spec: EnvSpec
 ) -> tuple[jax.Array, jax.Array]:
     """Generalized advantages and value targets, each [T, B], from the values recorded while acting."""
-    rows = batch.rows
+    rows, carry = batch.rows, batch.carry.network
+    if algo.network.recurrent:  # the carry that these parameters come to: the actors' may be of older ones
+        _, carry, _ = unroll(algo, network, batch_inputs(algo, batch), carry, spec, train=False)
     segment = returns.Segment(
         rewards=rewards(algo, batch),
         values=rows.extras["value"],
-        bootstrap_value=bootstrap_value(algo, network, batch, batch.final_carry.network, spec),
+        bootstrap_value=bootstrap_value(algo, network, batch, carry, spec),
         terminated=rows.terminated if algo.bootstrap_truncated else rows.terminated | rows.truncated,
         truncated=rows.truncated,
         weight=rows.weight,
@@ -312,9 +339,9 @@ def apply_gradients(
     return network, metrics
 
 
-def source(algo: OnPolicyActorCritic) -> Rollouts | Episodes:
-    """The experience that an on-policy algorithm asks for."""
-    return Episodes(algo.rollout_length) if algo.whole_episodes else Rollouts(algo.rollout_length)
+def source(algo: OnPolicyActorCritic, *, max_policy_lag: int | None) -> Rollouts | Episodes:
+    """The experience that an on-policy algorithm asks for, acted by a policy of at most that age."""
+    return Episodes(algo.rollout_length) if algo.whole_episodes else Rollouts(algo.rollout_length, max_policy_lag)
 
 
 def minibatch_unit(network: Network) -> minibatches.By:

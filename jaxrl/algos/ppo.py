@@ -12,7 +12,7 @@ from jaxrl.algos.minibatches import minibatch_problems
 from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyState
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import EnvSpec, Replicas, Rollout, UpdateInfo
+from jaxrl.core.types import EnvSpec, Replicas, Source, UpdateInfo
 
 
 @algorithm
@@ -34,6 +34,11 @@ class PPO(OnPolicyActorCritic):
     clip_value: bool = static(True, help="clip the change of value predictions too, by the same range")
     normalize_advantage: bool = static(True, help="standardize advantages per minibatch")
 
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        # The ratio is to the policy that acted: an update of age is like one more epoch.
+        return {"rollout": on_policy.source(self, max_policy_lag=1)}
+
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = super().validate(spec, num_envs, shards)
         return problems + self._minibatch_problems(num_envs, shards)
@@ -51,11 +56,11 @@ class PPO(OnPolicyActorCritic):
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        rollout: Rollout = batch["rollout"]
+        statistics, rollout = on_policy.update_statistics(self, state.statistics, batch["rollout"], replicas)
         rows = rollout.rows
         advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
         data = {
-            "inputs": on_policy.network_inputs(self, rollout.timesteps[:-1], rollout.statistics),
+            "inputs": on_policy.batch_inputs(self, rollout),
             "action": rows.action,
             "old": rows.extras,
             "advantage": advantages,
@@ -81,11 +86,7 @@ class PPO(OnPolicyActorCritic):
             targets, rows.extras["value"], rows.weight, replicas
         )
         metrics["learning_rate"] = jnp.asarray(self.learning_rate)
-        new = state.replace(
-            network=network,
-            statistics=on_policy.update_statistics(self, state.statistics, rollout, replicas),
-            updates=state.updates + 1,
-        )
+        new = state.replace(network=network, statistics=statistics, updates=state.updates + 1)
         if self.objective == "kl":
             divergence = self._divergence(network.variables, data, rollout, spec, replicas)
             new = new.replace(penalty=adapted_penalty(state.penalty, divergence, self.kl_target))

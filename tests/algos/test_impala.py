@@ -257,7 +257,11 @@ def test_values_learnt_from_stale_data_are_of_the_learners_policy():
 @pytest.mark.parametrize("which", ["observation", "reward"])
 def test_statistics_are_those_that_the_rows_were_acted_with(which):
     algo = BASE.replace(**{f"normalize_{which}": True})
-    state, rollout = learner(algo), rollout_of(algo, 1)
+    state = learner(algo)
+    state, _ = updated(algo, state, rollout_of(algo, 1))  # a run's first batch has none
+    rollout = collect(
+        algo, algo.actor(learner(algo, 1).replace(statistics=state.statistics)), moments(5), jax.random.key(4)
+    )
     new, _ = updated(algo, state, rollout)
     later = new.statistics
     assert int(getattr(later, which).count) > T * B // 2, "the batch is merged in"

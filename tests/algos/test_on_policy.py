@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.on_policy import collect, learner, moments, updated
+from helpers.on_policy import SPEC, B, T, collect, learner, moments, updated
 
 import jaxrl
-from jaxrl.networks import MLP, ActorCritic
+from jaxrl.algos import on_policy, returns
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import NetworkInputs
+from jaxrl.networks import GRU, MLP, ActorCritic, QNetwork
 
 SEPARATE = ActorCritic(MLP((8,)))
 ALGORITHMS = {
@@ -59,3 +62,107 @@ def test_a_shared_body_is_clipped_as_a_whole_and_small_gradients_are_left_alone(
     assert np.hypot.reduce(list(free.values())) == pytest.approx(float(info.metrics["gradient_norm"]), rel=1e-4)
     _, info = step_sizes(shared.replace(max_grad_norm=None), 1.0)
     assert "clip_factor" not in info.metrics
+
+
+# --- statistics ----------------------------------------------------------------------------------------------------
+
+
+def test_whole_episodes_count_what_arrived_with_their_last_time_step():
+    """Of rewards at the end alone; before, the variance stayed 0, and rewards were multiplied by 1e4."""
+    algo = jaxrl.A2C(
+        rollout_length=T, whole_episodes=True, normalize_reward=True, normalize_observation=True, network=SEPARATE
+    )
+    ends = np.asarray([2, 5, T - 1, T, T + 1, T, 1, 4])  # of each environment; one ends after the rollout
+    times = np.arange(T + 1)[:, None]
+    last = times == ends
+    rng = np.random.default_rng(0)
+    timesteps = moments().replace(
+        observation=jnp.asarray(rng.normal(3.0, 2.0, (T + 1, B, 3)), jnp.float32),
+        reward=jnp.asarray(np.where(last, rng.normal(size=(T + 1, B)) * 5.0, 0.0), jnp.float32),
+        terminated=jnp.asarray(last & (ends % 2 == 0)),
+        truncated=jnp.asarray(last & (ends % 2 == 1)),
+        first=jnp.asarray((times == 0) | (times == ends + 1)),
+    )
+    state = learner(algo)
+    rollout = collect(algo, algo.actor(state), timesteps, jax.random.key(3)).replace(whole_episodes=True)
+    statistics = updated(algo, state, rollout)[0].statistics
+    real = times <= ends
+    arrived = np.asarray(timesteps.reward)[real & (times > 0)]  # all before the end are 0, so each is the return so far
+    [moments_of_returns] = statistics.reward.moments.values()
+    assert int(statistics.reward.count) == arrived.size
+    np.testing.assert_allclose(moments_of_returns.mean, arrived.mean(), rtol=1e-5)
+    np.testing.assert_allclose(moments_of_returns.variance, arrived.var(), rtol=1e-5)
+    [moments_of_observations] = statistics.observation.moments.values()
+    seen = np.asarray(timesteps.observation)[real]
+    assert int(statistics.observation.count) == len(seen)
+    np.testing.assert_allclose(moments_of_observations.mean, seen.mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_first_batch_is_normalized_with_its_own_statistics(name):
+    """Before, it was learned from as it is: observations near 100, and rewards of some 1,000, neither clipped."""
+    plain = ALGORITHMS[name].replace(optimizer=sgd, learning_rate=1.0)
+    algo = plain.replace(normalize_observation=True, normalize_reward=True, observation_clip=1.5)
+    timesteps = moments()
+    timesteps = timesteps.replace(observation=100.0 + 5.0 * timesteps.observation, reward=1e3 * timesteps.reward)
+    state = learner(algo)
+    rollout = collect(algo, algo.actor(state), timesteps, jax.random.key(3))
+
+    observation = np.asarray(timesteps.observation, np.float64)
+    seen = observation[:-1].reshape(-1, 3)
+    observation = np.clip((observation - seen.mean(0)) / seen.std(0), -1.5, 1.5)
+    assert (np.abs(observation) == 1.5).any(), "the clip should act"
+    reward, first = np.asarray(timesteps.reward, np.float64), np.asarray(timesteps.first)
+    so_far, arrived = np.zeros(B), []
+    for t in range(T):
+        so_far = np.where(first[t], 0.0, 0.99 * so_far + reward[t])
+        arrived.append(so_far)
+    scale = np.stack(arrived)[~first[:-1]].std()
+    by_hand = rollout.replace(
+        timesteps=rollout.timesteps.replace(
+            observation=jnp.asarray(observation, jnp.float32), reward=jnp.asarray(reward / scale, jnp.float32)
+        ),
+        statistics=learner(plain).statistics,
+    )
+    ours, _ = updated(algo, state, rollout)
+    theirs, _ = updated(plain, learner(plain), by_hand)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours.network.params, theirs.network.params
+    )
+
+
+# --- the value that is bootstrapped from ---------------------------------------------------------------------------
+
+RECURRENT = ActorCritic(MLP((8,)), core=GRU(6), value_gain=2.0)
+
+
+@pytest.mark.parametrize(
+    "algo",
+    [
+        jaxrl.PPO(rollout_length=T, epochs=1, minibatches=1, network=RECURRENT),
+        jaxrl.A2C(rollout_length=T, network=RECURRENT),
+        jaxrl.PQN(rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))),
+    ],
+    ids=["ppo", "a2c", "pqn"],
+)
+def test_the_bootstrap_is_not_from_the_carry_of_older_parameters(algo):
+    """Before, the learner's value was of the carry that the actors' parameters had come to."""
+    actor = resolve_schedules(algo, jnp.float32(0)).actor(learner(algo, 1))
+    rollout = collect(algo, actor, moments(), jax.random.key(3))
+    odd = rollout.replace(final_carry=jax.tree.map(lambda x: x + 1.0, rollout.final_carry))
+    one, other = (updated(algo, learner(algo), batch)[0].network.params for batch in (rollout, odd))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_advantages_of_stale_data_bootstrap_from_the_learners_own_unroll():
+    algo = jaxrl.A2C(rollout_length=T, network=RECURRENT, gamma=0.9)
+    state = learner(algo)
+    rollout = collect(algo, algo.actor(learner(algo, 1)), moments(), jax.random.key(3))
+    advantages, targets = on_policy.advantages(algo, state.network.variables, rollout, 0.8, SPEC)
+    inputs = NetworkInputs.of_timesteps(rollout.timesteps)
+    variables = {"spec": SPEC, "model_state": (), "train": False}
+    output, _, _ = RECURRENT.apply(state.network.params, inputs, rollout.carry.network, **variables)
+    rows, values = rollout.rows, rollout.rows.extras["value"]
+    expected = returns.gae(returns.Segment.of_rows(rows, values, output.value[-1]), 0.9, 0.8)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(targets, expected + values, rtol=1e-5, atol=1e-6)
