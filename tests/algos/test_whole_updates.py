@@ -1,0 +1,358 @@
+"""One whole update of each on-policy algorithm against numpy that shares no line with it, to 1e-5.
+
+The numpy is float64: the network's forward pass, returns as sums over what follows each step, the losses, gradients by
+central differences, clipping and one step of Adam. The data are stale, and hold every kind of ending: terminations,
+time limits, the rollout's own end, and an environment that was built again within an episode.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.on_policy import ACTIONS, SPEC, B, T, collect, learner, moments, updated
+
+import jaxrl
+from jaxrl.algos.optimizers import Adam
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec
+from jaxrl.networks import MLP, ActorCritic, QNetwork
+
+BOXED = EnvSpec("boxed", spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-1.0, 1.0, (2,)))
+RATE, EPS, GAMMA, LAMBDA = 0.1, 1e-2, 0.9, 0.8
+FIELDS = {
+    "learning_rate": RATE,
+    "optimizer": Adam(b1=0.9, b2=0.999, eps=EPS),  # so large that a step shows the size of its gradient
+    "gamma": GAMMA,
+    "rollout_length": T,
+}
+NETWORK = ActorCritic(MLP((4,)), policy_gain=2.0, value_gain=2.0)
+WHOLE = {"epochs": 1, "minibatches": 1}  # the order of the rows does not matter then
+
+
+# --- data ----------------------------------------------------------------------------------------------------------
+
+
+def broken_moments():
+    """Time steps of which environment 0 begins anew at step 6, though none before was its episode's last."""
+    timesteps = jax.tree.map(np.array, moments())
+    for name in ("terminated", "truncated", "first"):
+        getattr(timesteps, name)[3:, 0] = False
+    timesteps.first[6, 0] = True
+    timesteps.reward[6, 0] = 0.0
+    return jax.tree.map(jnp.asarray, timesteps)
+
+
+class Data:
+    """A rollout in numpy: time steps [T + 1, B], actions and what the policy that acted thought of them [T, B]."""
+
+    def __init__(self, rollout):
+        steps = rollout.timesteps
+        self.observation = np.asarray(steps.observation, np.float64)
+        self.action = np.asarray(rollout.action)
+        last, first = np.asarray(steps.last), np.asarray(steps.first)
+        self.reward = np.asarray(steps.reward, np.float64)[1:]
+        self.terminated, self.truncated = np.asarray(steps.terminated)[1:], np.asarray(steps.truncated)[1:]
+        self.counts = ~last[:-1] & ~first[1:]
+        broke = ~last[:-1] & first[1:]
+        kinds = (self.counts & self.terminated, self.counts & self.truncated, self.counts[-1], last[:-1], broke)
+        assert all(kind.any() for kind in kinds), "an ending of each kind"
+
+    def following(self, t, b):
+        """The steps from `t` on that belong to the same stretch of experience."""
+        while t < T and self.counts[t, b]:
+            yield t
+            if self.terminated[t, b] or self.truncated[t, b]:
+                return
+            t += 1
+
+    def error(self, values, t, b):
+        """The temporal-difference error of step `t`."""
+        return self.reward[t, b] + GAMMA * (0.0 if self.terminated[t, b] else values[t + 1, b]) - values[t, b]
+
+
+def data_and_states(algo, spec=SPEC):
+    """Made-up experience acted by an actor of other parameters than the learner's: both states, and the rollout."""
+    actor, state = learner(algo, 1, spec), learner(algo, 0, spec)
+    resolved = resolve_schedules(algo, jnp.float32(0))
+    rollout = collect(algo, resolved.actor(actor), broken_moments(), jax.random.key(3), spec)
+    return actor.network.params, state, rollout
+
+
+# --- networks ------------------------------------------------------------------------------------------------------
+
+
+def as_numpy(params):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+
+def dense(layer, x):
+    return x @ layer["kernel"] + layer["bias"]
+
+
+def features(body, observation):
+    return np.tanh(dense(body["torso"]["dense"]["layer_0"], observation))
+
+
+def policy_and_value(params, observation):
+    """What the policy is made of, logits or mean and log deviation, and the value."""
+    policy, value = params["policy"], params["value"]
+    head = policy["head"]
+    output = dense(head["output"], features(policy["body"], observation))
+    if "log_std" in head:
+        output = (output, np.broadcast_to(head["log_std"], output.shape))
+    return output, dense(value["head"]["output"], features(value["body"], observation))[..., 0]
+
+
+def log_softmax(logits):
+    logits = logits - logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def log_prob(policy, action):
+    if isinstance(policy, tuple):
+        mean, log_std = policy
+        density = -0.5 * ((action - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
+        return density.sum(-1)
+    return np.take_along_axis(log_softmax(policy), action[..., None], -1)[..., 0]
+
+
+def entropy(policy):
+    if isinstance(policy, tuple):
+        return (policy[1] + 0.5 * np.log(2 * np.pi * np.e)).sum(-1)
+    return -(np.exp(log_softmax(policy)) * log_softmax(policy)).sum(-1)
+
+
+def divergence(old, new):
+    log_old, log_new = log_softmax(old), log_softmax(new)
+    return (np.exp(log_old) * (log_old - log_new)).sum(-1)
+
+
+# --- steps ---------------------------------------------------------------------------------------------------------
+
+
+def stepped(params, loss, parts, limit):
+    """Parameters after one step of Adam down the gradient of `loss`, of which each part is clipped to `limit`."""
+    leaves, structure = jax.tree.flatten(params)
+    slopes = [np.zeros_like(leaf) for leaf in leaves]
+    h = 1e-6
+    for leaf, slope in zip(leaves, slopes, strict=True):
+        for index in np.ndindex(leaf.shape):
+            kept, sides = leaf[index], []
+            for side in (h, -h):
+                leaf[index] = kept + side
+                sides.append(loss(jax.tree.unflatten(structure, leaves)))
+            leaf[index] = kept
+            slope[index] = (sides[0] - sides[1]) / (2 * h)
+    gradients = jax.tree.unflatten(structure, slopes)
+    norms = {}
+    for part in parts:
+        mine = jax.tree.leaves(gradients[part] if part else gradients)
+        norms[part] = np.sqrt(sum((x**2).sum() for x in mine))
+        assert norms[part] > limit, "the clip should act"
+        for x in mine:
+            x *= limit / norms[part]
+    # Adam's first step: its averages, corrected for their start at 0, are the gradient and its square.
+    new = jax.tree.map(lambda p, g: p - RATE * g / (np.abs(g) + EPS), params, gradients)
+    return new, norms
+
+
+def assert_is(state, info, params, norms, metrics):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), as_numpy(state), params)
+    for part, norm in norms.items():
+        name = f"{part}_gradient_norm" if part else "gradient_norm"
+        np.testing.assert_allclose(info.metrics[name], norm, rtol=2e-5)
+    for name, value in metrics.items():
+        np.testing.assert_allclose(info.metrics[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def gae(data, values):
+    """Advantages: discounted errors of what follows."""
+    found = np.zeros((T, B))
+    for t, b in np.argwhere(data.counts):
+        terms = [(GAMMA * LAMBDA) ** (s - t) * data.error(values, s, b) for s in data.following(t, b)]
+        found[t, b] = sum(terms)
+    return found
+
+
+PARTS = ("policy", "value")
+PPO = {
+    "clip": {},
+    "kl": {"objective": "kl", "kl_target": 0.05, "kl_cutoff_cost": 7.0, "initial_penalty": 1.5, "clip_value": False},
+    "gaussian": {"network": ActorCritic(MLP((4,)), policy_gain=0.5, initial_log_std=-0.2), "clip": 0.3},
+    "joint": {"joint_grad_norm": True, "normalize_advantage": False, "bootstrap_truncated": False},
+}
+
+
+@pytest.mark.parametrize("name", PPO)
+def test_ppo(name):
+    spec = BOXED if name == "gaussian" else SPEC
+    fields = FIELDS | WHOLE | {"network": NETWORK, "gae_lambda": LAMBDA, "max_grad_norm": 0.05} | PPO[name]
+    algo = jaxrl.PPO(**fields)
+    acted, state, rollout = data_and_states(algo, spec)
+    data = Data(rollout)
+    if not algo.bootstrap_truncated:
+        data.terminated = data.terminated | data.truncated
+    old_policy, old_values = policy_and_value(as_numpy(acted), data.observation)
+    old_policy, old_values = jax.tree.map(lambda x: x[:-1], old_policy), old_values[:-1]
+    old_log_prob = log_prob(old_policy, data.action)
+    params = as_numpy(state.network.params)
+    bootstrap = policy_and_value(params, data.observation[-1])[1]
+    advantages = gae(data, np.concatenate([old_values, bootstrap[None]]))
+    targets = advantages + old_values
+    weight = data.counts / data.counts.sum()
+    if algo.normalize_advantage:
+        kept = advantages[data.counts]
+        advantages = (advantages - kept.mean()) / kept.std()
+
+    def pieces(params):
+        policy, values = policy_and_value(params, data.observation[:-1])
+        ratio = np.exp(log_prob(policy, data.action) - old_log_prob)
+        if algo.objective == "clip":
+            limited = np.clip(ratio, 1 - algo.clip, 1 + algo.clip)
+            policy_loss = -(weight * np.minimum(ratio * advantages, limited * advantages)).sum()
+        else:
+            kl = (weight * divergence(old_policy, policy)).sum()
+            hinge = algo.kl_cutoff_cost * max(0.0, kl - 2 * algo.kl_target) ** 2
+            policy_loss = -(weight * ratio * advantages).sum() + algo.initial_penalty * kl + hinge
+        errors = (values - targets) ** 2
+        if algo.clip_value:
+            near = old_values + np.clip(values - old_values, -algo.clip, algo.clip)
+            errors = np.maximum(errors, (near - targets) ** 2)
+        return {
+            "policy_loss": policy_loss,
+            "value_loss": 0.5 * (weight * errors).sum(),
+            "entropy": (weight * entropy(policy)).sum(),
+            "clip_fraction": (weight * (np.abs(ratio - 1) > algo.clip)).sum(),
+        }
+
+    def loss(params):
+        found = pieces(params)
+        return found["policy_loss"] + algo.value_cost * found["value_loss"] - algo.entropy_cost * found["entropy"]
+
+    metrics = pieces(params)
+    assert 0.1 < metrics["clip_fraction"] < 0.95, "the data should be stale"
+    expected, norms = stepped(params, loss, ("",) if algo.joint_grad_norm else PARTS, algo.max_grad_norm)
+    new, info = updated(algo, state, rollout, spec)
+    assert_is(new.network.params, info, expected, norms, metrics)
+    if algo.objective == "kl":
+        after = policy_and_value(expected, data.observation[:-1])[0]
+        kl = (weight * divergence(old_policy, after)).sum()
+        assert kl > 1.3 * algo.kl_target
+        np.testing.assert_allclose(info.metrics["kl_after_update"], kl, rtol=1e-4)
+        assert new.penalty == pytest.approx(1.5 * 1.5)
+
+
+def test_a2c():
+    algo = jaxrl.A2C(**FIELDS, network=NETWORK, gae_lambda=LAMBDA, max_grad_norm=0.1)
+    acted, state, rollout = data_and_states(algo)
+    data = Data(rollout)
+    params = as_numpy(state.network.params)
+    old_values = policy_and_value(as_numpy(acted), data.observation[:-1])[1]
+    bootstrap = policy_and_value(params, data.observation[-1])[1]
+    advantages = gae(data, np.concatenate([old_values, bootstrap[None]]))
+    targets, weight = advantages + old_values, data.counts / data.counts.sum()
+
+    def pieces(params):
+        policy, values = policy_and_value(params, data.observation[:-1])
+        return {
+            "policy_loss": -(weight * log_prob(policy, data.action) * advantages).sum(),
+            "value_loss": 0.5 * (weight * (targets - values) ** 2).sum(),
+            "entropy": (weight * entropy(policy)).sum(),
+        }
+
+    def loss(params):
+        found = pieces(params)
+        return found["policy_loss"] + algo.value_cost * found["value_loss"] - algo.entropy_cost * found["entropy"]
+
+    expected, norms = stepped(params, loss, PARTS, algo.max_grad_norm)
+    new, info = updated(algo, state, rollout)
+    assert_is(new.network.params, info, expected, norms, pieces(params))
+
+
+def vtrace(algo, data, values, rhos):
+    """Targets and advantages, both as sums over what follows (equation 1)."""
+    targets, advantages = values[:-1].copy(), np.zeros((T, B))
+    for s, b in np.argwhere(data.counts):
+        trace = 1.0
+        for t in data.following(s, b):
+            targets[s, b] += GAMMA ** (t - s) * trace * min(algo.clip_rho, rhos[t, b]) * data.error(values, t, b)
+            trace *= algo.trace_lambda * min(algo.clip_c, rhos[t, b])
+    for s, b in np.argwhere(data.counts):
+        inside = len(list(data.following(s, b))) > 1
+        after = targets[s + 1, b] if inside else values[s + 1, b]
+        after = 0.0 if data.terminated[s, b] else after
+        error = data.reward[s, b] + GAMMA * after - values[s, b]
+        advantages[s, b] = min(algo.clip_pg_rho, rhos[s, b]) * error
+    return targets, advantages
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_impala(reduction):
+    algo = jaxrl.IMPALA(**FIELDS, network=NETWORK, max_grad_norm=0.1, reduction=reduction, trace_lambda=0.9, clip_c=0.8)
+    acted, state, rollout = data_and_states(algo)
+    data = Data(rollout)
+    params = as_numpy(state.network.params)
+    old = log_prob(policy_and_value(as_numpy(acted), data.observation[:-1])[0], data.action)
+    policy, values = policy_and_value(params, data.observation)
+    rhos = np.exp(log_prob(policy[:-1], data.action) - old)
+    targets, advantages = vtrace(algo, data, values, rhos)
+    weight = data.counts / data.counts.sum()
+
+    def pieces(params):
+        policy, values = policy_and_value(params, data.observation[:-1])
+        return {
+            "policy_loss": -(weight * log_prob(policy, data.action) * advantages).sum(),
+            "value_loss": 0.5 * (weight * (targets - values) ** 2).sum(),
+            "entropy": (weight * entropy(policy)).sum(),
+        }
+
+    def loss(params):
+        found = pieces(params)
+        whole = found["policy_loss"] + algo.value_cost * found["value_loss"] - algo.entropy_cost * found["entropy"]
+        return whole * (data.counts.sum() if reduction == "sum" else 1.0)
+
+    metrics = pieces(params) | {"importance_weight": (weight * np.minimum(rhos, algo.clip_rho)).sum()}
+    assert metrics["importance_weight"] < 0.9, "the data should be stale"
+    expected, norms = stepped(params, loss, PARTS, algo.max_grad_norm)
+    new, info = updated(algo, state, rollout)
+    assert_is(new.network.params, info, expected, norms, metrics)
+
+
+def test_pqn():
+    network = QNetwork(MLP((4,), "relu", "layer"))
+    algo = jaxrl.PQN(**FIELDS, **WHOLE, network=network, return_lambda=LAMBDA, max_grad_norm=0.1)
+    _, state, rollout = data_and_states(algo)
+    data = Data(rollout)
+
+    def action_values(params, observation):
+        torso = params["torso"]["torso"]["dense"]
+        x = dense(torso["layer_0"], observation)
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        x = np.maximum(x * torso["norm_0"]["scale"] + torso["norm_0"]["bias"], 0.0)
+        return dense(params["head"]["advantage"]["output"], x)
+
+    params = as_numpy(state.network.params)
+    best = action_values(params, data.observation).max(-1)
+    targets = np.zeros((T, B))
+    for t, b in np.argwhere(data.counts)[::-1]:
+        goes_on = len(list(data.following(t, b))) > 1
+        after = (1 - LAMBDA) * best[t + 1, b] + LAMBDA * targets[t + 1, b] if goes_on else best[t + 1, b]
+        targets[t, b] = data.reward[t, b] + GAMMA * (0.0 if data.terminated[t, b] else after)
+    weight = data.counts / data.counts.sum()
+
+    def chosen(params):
+        return np.take_along_axis(action_values(params, data.observation[:-1]), data.action[..., None], -1)[..., 0]
+
+    def loss(params):
+        return 0.5 * (weight * (targets - chosen(params)) ** 2).sum()
+
+    metrics = {
+        "loss": loss(params),
+        "q_value": (weight * chosen(params)).sum(),
+        "td_error": (weight * np.abs(targets - chosen(params))).sum(),
+    }
+    expected, norms = stepped(params, loss, ("",), algo.max_grad_norm)
+    new, info = updated(algo, state, rollout)
+    assert_is(new.network.params, info, expected, norms, metrics)
+    assert data.action.max() < ACTIONS
