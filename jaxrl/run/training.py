@@ -146,6 +146,10 @@ def train(
         record = Record(record)
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
     given_algo, algo = algo, algo.resolve(env_spec(env), 0 if isinstance(topology, Offline) else topology.num_envs)
+    given_topology = topology
+    if isinstance(topology, Sebulba):
+        topology = topology.resolve(algo)
+    notes = resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
     others |= {"dataset_fraction": fraction, "async_evaluation": async_evaluation}
@@ -191,7 +195,7 @@ def train(
     leader = distributed.is_leader()
     display = ProgressBar() if progress and leader else None
     if display is not None:
-        for line in resolved_defaults(given_algo, algo):
+        for line in notes:
             display.note(line)
     loggers = loggers if leader else ()
     try:

@@ -23,7 +23,7 @@ from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.report import Report, summed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, env_spec
+from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, Rollouts, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, first_call
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
@@ -55,9 +55,11 @@ class Sebulba:
         the same; threads are assigned to them in turn.
       shards: logical groups of environments, as in `Anakin`.
       lockstep: deterministic runs: every rollout is acted with parameters that are exactly `lag` updates old. Without
-        it, with the newest parameters. Several processes need lockstep.
+        it, with the newest parameters. Several processes need lockstep. None: with lockstep, unless the algorithm
+        learns from data of any age, as replays and V-trace do, or `ready` is set.
       lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run equals `Anakin`'s with the same
-        environments; with 1 they act while it updates.
+        environments; with 1 they act while it updates. None: 0, or if `lockstep` is None too, 1 where the algorithm
+        allows it (PPO), else 0 (A2C).
       queue: rollouts of each group that may wait for the learner.
       ready: number of environments to act for at once: the first of their group that are ready; must divide the group.
         None: the whole group, in step.
@@ -73,8 +75,8 @@ class Sebulba:
     devices: int | None = None
     actor_devices: int = 1
     shards: int | None = None
-    lockstep: bool = False
-    lag: int = 0
+    lockstep: bool | None = None
+    lag: int | None = None
     queue: int = 1
     ready: int | None = None
     step_timeout: float = STEP_TIMEOUT
@@ -89,6 +91,18 @@ class Sebulba:
         """How many there are in each process: one for every Ray actor that has the policy."""
         return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
+    def resolve(self, algo: Algorithm) -> "Sebulba":
+        """With `lockstep` and `lag` as the algorithm needs them where they are None."""
+        lockstep, lag = self.lockstep, self.lag
+        if lockstep is None:
+            sources = [source for source in algo.experience.values() if isinstance(source, Rollouts)]
+            most = [source.max_policy_lag for source in sources if source.max_policy_lag is not None]
+            alone = jax.process_count() == 1
+            lockstep = lag is not None or not alone or (bool(most) and self.ready is None)
+            if lag is None:
+                lag = min([1, *most]) if lockstep else 0
+        return dataclasses.replace(self, lockstep=lockstep, lag=lag or 0)
+
     def bind(self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0) -> "SebulbaProgram":
         """Checks everything that can be checked before an environment is built.
 
@@ -101,6 +115,8 @@ class Sebulba:
         """
         if isinstance(env, Environment):
             raise ConfigError(f"Sebulba acts in environments on the host, and {env.name} is in JAX; use Anakin")
+        if self.lockstep is None or self.lag is None:
+            return self.resolve(algo).bind(algo, env, dataset_fraction)
         problems = [
             f"{name}={value} must be at least 1"
             for name in ("actors", "groups", "actor_devices", "queue")

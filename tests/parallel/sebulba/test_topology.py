@@ -1,5 +1,6 @@
 """Actor threads: the same run however environments are grouped, exact lags, and what is told of them."""
 
+import json
 import threading
 import time
 
@@ -21,6 +22,7 @@ from helpers.programs import (
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba import topology as sebulba
 from jaxrl.parallel.sebulba.actors import ParameterServer
@@ -28,6 +30,7 @@ from jaxrl.parallel.sebulba.learning import HostLearning
 from jaxrl.run.loop import Loop
 
 HOST = ServedFromHost(ENV)
+HOST_SPEC = env_spec(HOST)
 
 
 def run(name, iterations=6, seed=3, **topology):
@@ -134,9 +137,9 @@ def test_training_goes_on_where_it_stopped_with_new_episodes(tmp_path, monkeypat
 
 def test_settings_that_do_not_fit_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
-        jaxrl.Sebulba(num_envs=7, actors=2, groups=3, lag=1, queue=0, step_timeout=0.0).bind(ALGORITHMS["ppo"], HOST)
+        jaxrl.Sebulba(num_envs=7, actors=2, groups=3, lag=2, queue=0, step_timeout=0.0).bind(ALGORITHMS["ppo"], HOST)
     said = "\n".join(caught.value.problems)
-    for words in ("groups=3", "lag=1", "queue=0", "step_timeout=0.0", "num_envs=7 does not divide over 6 groups"):
+    for words in ("groups=3", "lag=2", "queue=0", "step_timeout=0.0", "num_envs=7 does not divide over 6 groups"):
         assert words in said
 
 
@@ -150,6 +153,43 @@ def test_every_group_acts_with_the_version_that_the_first_one_took():
     board.publish(1, "one")
     assert board.for_rollout(0) == "zero", "another group, later"
     assert board.for_rollout(1) == "one" and board.version_of(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("algo", "wanted"),
+    [
+        (jaxrl.PPO(), (True, 1)),
+        (jaxrl.PQN(), (True, 1)),
+        (jaxrl.A2C(), (True, 0)),
+        (jaxrl.IMPALA(), (False, 0)),
+        (jaxrl.DQN(), (False, 0)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_age_of_data_is_what_the_algorithm_can_learn_from(algo, wanted):
+    """Before, all ran freely: A2C, which has no ratio, learned from data one or two updates old."""
+    free = jaxrl.Sebulba(num_envs=8)
+    found = free.resolve(algo)
+    assert (found.lockstep, found.lag) == wanted
+    bound = free.bind(algo.resolve(HOST_SPEC, 8), HOST).topology
+    assert (bound.lockstep, bound.lag) == wanted
+    for given, expected in (
+        ({"lockstep": False}, (False, 0)),
+        ({"lockstep": True}, (True, 0)),
+        ({"lag": 1}, (True, 1)),
+        ({"lockstep": True, "lag": 1}, (True, 1)),
+        ({"ready": 4}, (False, 0)),
+    ):
+        found = jaxrl.Sebulba(num_envs=8, **given).resolve(algo)
+        assert (found.lockstep, found.lag) == expected, given
+
+
+def test_a_run_keeps_what_was_resolved(tmp_path):
+    settings = {"total_steps": 2 * 8 * NUM_ENVS, "evaluate_every": 0, "progress": False}
+    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4)
+    jaxrl.train(ALGORITHMS["ppo"], HOST, topology=topology, run_dir=tmp_path / "run", **settings)
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())["topology"]
+    assert saved["lockstep"] is True and saved["lag"] == 1
 
 
 def test_an_exact_lag_waits_for_its_version():
