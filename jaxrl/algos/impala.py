@@ -1,7 +1,7 @@
 """IMPALA: importance-weighted actor-learners, corrected by V-trace (Espeholt et al., 2018, arXiv:1802.01561)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,17 @@ class IMPALA(OnPolicyActorCritic):
     reward_clipping: str = static(
         "none", choices=("none", "abs_one", "soft_asymmetric"), help="clips rewards before anything else uses them"
     )
+    normalize_reward: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="divide by the running standard deviation of the discounted return; None: unless rewards are clipped",
+    )
     optimizer: Optimizer = number(RMSProp(eps=0.01))
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        # A sum over the batch meets returns of their own scale: that saturates the critic.
+        scaled = self.reward_clipping == "none" if self.normalize_reward is None else self.normalize_reward
+        return super().resolve(spec, num_envs).replace(normalize_reward=scaled)
 
     @property
     def experience(self) -> Mapping[str, Source]:

@@ -79,8 +79,16 @@ class OnPolicyActorCritic:
     )
     reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
     rollout_length: int = static(128, low=1, help="steps per environment and batch; whole_episodes: longest episode")
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    normalize_reward: bool = static(False, help="divide by the running standard deviation of the discounted return")
+    normalize_observation: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="normalize observations by running mean and standard deviation; None: for continuous actions",
+    )
+    normalize_reward: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="divide by the running standard deviation of the discounted return; None: for continuous actions",
+    )
     whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
     joint_grad_norm: bool = static(
         False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
@@ -90,7 +98,10 @@ class OnPolicyActorCritic:
     network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, network=resolve_torso(self.network, spec))
+        continuous = isinstance(spec.action_space, spaces.Box)
+        open_ = [name for name in ("normalize_observation", "normalize_reward") if getattr(self, name) is None]
+        fields = dict.fromkeys(open_, continuous)
+        return dataclasses.replace(self, network=resolve_torso(self.network, spec), **fields)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         label = f"{type(self).__name__}.network"

@@ -8,8 +8,9 @@ from helpers.on_policy import SPEC, B, T, collect, learner, moments, updated
 
 import jaxrl
 from jaxrl.algos import on_policy, returns
+from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import NetworkInputs
+from jaxrl.core.types import EnvSpec, NetworkInputs
 from jaxrl.networks import GRU, MLP, ActorCritic, QNetwork
 
 SEPARATE = ActorCritic(MLP((8,)))
@@ -166,3 +167,27 @@ def test_advantages_of_stale_data_bootstrap_from_the_learners_own_unroll():
     expected = returns.gae(returns.Segment.of_rows(rows, values, output.value[-1]), 0.9, 0.8)
     np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(targets, expected + values, rtol=1e-5, atol=1e-6)
+
+
+# --- defaults that depend on the environment -----------------------------------------------------------------------
+
+BOXED = EnvSpec("boxed", spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-1.0, 1.0, (2,)))
+
+
+@pytest.mark.parametrize(
+    ("algo", "discrete", "boxed"),
+    [
+        (jaxrl.PPO(), (False, False), (True, True)),
+        (jaxrl.A2C(normalize_observation=False), (False, False), (False, True)),
+        (jaxrl.PPO(normalize_reward=True), (False, True), (True, True)),
+        (jaxrl.IMPALA(), (False, True), (True, True)),
+        (jaxrl.IMPALA(reward_clipping="abs_one"), (False, False), (True, False)),
+        (jaxrl.IMPALA(normalize_reward=False), (False, False), (True, False)),
+    ],
+)
+def test_normalization_is_by_the_environment_unless_it_is_set(algo, discrete, boxed):
+    """Before, never: 500k steps of PPO() on Pendulum came to -931 and -1,016 (2 seeds), and come to -135 and -144."""
+    for spec, wanted in ((SPEC, discrete), (BOXED, boxed)):
+        resolved = algo.resolve(spec, 8)
+        assert (resolved.normalize_observation, resolved.normalize_reward) == wanted
+        assert resolved.resolve(spec, 8) == resolved

@@ -24,6 +24,7 @@ ON_POLICY = {
     "entropy_cost": 0.0,
     "rollout_length": 16,
     "max_grad_norm": None,
+    "normalize_reward": False,  # the values that are held against the probes' are in units of their rewards
 }
 REPLAY = {"capacity": 4096, "min_size": 256, "batch_size": 64, "rollout_length": 4}
 PPO = jaxrl.PPO(clip_value=False, epochs=4, minibatches=2, **ON_POLICY)
