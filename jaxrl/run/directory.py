@@ -117,7 +117,7 @@ class RunDirectory:
                     "another --run-dir, or move these away"
                 )
             return False
-        lines = difference(_with_new_fields(before), self.config, may_change)
+        lines = difference(with_new_fields(before), self.config, may_change)
         if lines:
             raise RunDirectoryError(
                 f"{self.path} holds a run of another configuration (there -> now):\n  " + "\n  ".join(lines) + "\n"
@@ -181,7 +181,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], may_change: It
     return lines
 
 
-def _with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` with the defaults of fields that algorithm and topology have now and had not when it was written."""
     filled = dict(config)
     for name in ("algorithm", "topology"):

@@ -19,7 +19,8 @@ from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.ray.remote import connect
-from jaxrl.run.directory import difference, read_config
+from jaxrl.parallel.sebulba.topology import Sebulba
+from jaxrl.run.directory import difference, read_config, with_new_fields
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
@@ -124,7 +125,8 @@ def launch(
 
     def config(place, seed):
         """As `train` will write it."""
-        resolved = dataclasses.replace(topology, shards=shards[place])
+        chosen = topology.resolve(variants[place]) if isinstance(topology, Sebulba) else topology
+        resolved = dataclasses.replace(chosen, shards=shards[place])
         return run_config(variants[place], env, resolved, total_steps, seed, looks)
 
     began = time.monotonic()
@@ -222,7 +224,7 @@ def _ended(run_dir, config) -> bool:
         before = read_config(run_dir)
     except RunDirectoryError:
         return False
-    return not difference(before, json.loads(json.dumps(config)), ("total_steps", "topology.devices"))
+    return not difference(with_new_fields(before), json.loads(json.dumps(config)), ("total_steps", "topology.devices"))
 
 
 # --- what came of them -------------------------------------------------------------------------------------------

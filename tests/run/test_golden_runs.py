@@ -8,6 +8,7 @@ import pytest
 from golden.make_runs import KINDS, RUNS, gather_sweep, play, run_directories, train_ppo
 
 import jaxrl
+from jaxrl.core.config import decode, encode
 from jaxrl.run import loading
 from jaxrl.run.directory import RunDirectory, read_config
 
@@ -51,7 +52,9 @@ def test_a_field_that_is_new_since_has_its_default(tmp_path):
     config = json.loads((path / "config.json").read_text())
     del config["algorithm"]["gae_lambda"], config["algorithm"]["network"]["core"], config["topology"]["devices"]
     (path / "config.json").write_text(json.dumps(config))
-    with RunDirectory(path, read_config(RUNS / "ppo")) as directory:
+    now = read_config(RUNS / "ppo")
+    now |= {name: encode(decode(now[name])) for name in ("algorithm", "topology")}  # as this jaxrl writes them
+    with RunDirectory(path, now) as directory:
         assert directory.resumed
     assert train_ppo(path, total_steps=256).total_steps == 256
     del config["algorithm"]["rollout_length"]
