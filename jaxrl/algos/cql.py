@@ -62,7 +62,7 @@ class CQL:
     target_entropy_fraction: Scalar = number(
         0.89, above=0, below=1, help="discrete actions: target entropy as a fraction of the maximum"
     )
-    coefficient: Scalar = number(5.0, low=0, help="weight of the conservative penalty; initial weight if learned")
+    coefficient: Scalar = number(5.0, low=0, help="weight of the penalty against the squared error; initial if learned")
     lagrange_threshold: Scalar | None = number(None, help="learn the coefficient for this penalty; None: fixed")
     cloning_updates: Scalar = number(0.0, low=0, help="first updates, in which the policy clones the data's actions")
     samples: int = static(10, low=1, help="continuous actions: samples each from uniform, policy, next policy")
@@ -154,7 +154,10 @@ class CQL:
             drawn = proposals(self.policy, state.policy.variables, replay, next_key, self.samples, spec)
 
         def critic_loss(params):
-            """Equation 4: SAC's loss, and what the critics say of all actions less what they say of the data's."""
+            """Half of what the authors' code minimizes: squared errors, and coefficient times the gap over all actions.
+
+            Equation 4 halves the squared errors alone, and so would count the penalty twice at the same coefficient.
+            """
             variables = state.critic.variables.replace(params=params)
             loss, fit = off_policy.critic_loss(self.critic, variables, replay, target, spec, replicas)
             if drawn is None:
@@ -162,13 +165,13 @@ class CQL:
             else:
                 maxima = soft_maximum(self.critic, variables, replay, *drawn, spec)
             gaps = jax.vmap(lambda gap: weighted_mean(gap, replay.weight, replicas))(maxima - fit.taken)
-            return loss + coefficient * jnp.sum(gaps), (fit, jnp.mean(gaps))
+            return loss + 0.5 * coefficient * jnp.sum(gaps), (fit, jnp.mean(gaps))
 
         gradients, (fit, gap) = jax.grad(critic_loss, has_aux=True)(state.critic.params)
         critic, _ = train_state.apply_gradients(state.critic, gradients, optimizer, replicas, fit.model_state)
         log_coefficient = state.log_coefficient
         if self.lagrange_threshold is not None:
-            slope = -coefficient * (gap - self.lagrange_threshold)
+            slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends what the critics descend
             log_coefficient, _ = train_state.apply_gradients(log_coefficient, slope, optimizer, replicas)
 
         def policy_loss(params):

@@ -89,7 +89,8 @@ def test_an_update_is_the_papers():
 
     def critic_loss(params):
         squared, gap = (x[:, : BATCH - 1] for x in critic_losses(params, state, batch, next_key))
-        return jnp.sum(jnp.mean(squared + 2.0 * gap, axis=1)), (squared, gap)
+        # The authors': the squared error, not half of it, and twice the gap; Adam knows no factor of the whole.
+        return jnp.sum(jnp.mean(2.0 * squared + 2.0 * gap, axis=1)), (squared, gap)
 
     gradients, (squared, gap) = jax.jit(jax.grad(critic_loss, has_aux=True))(state.critic.params)
     assert metrics["critic_loss"] == pytest.approx(float(jnp.sum(jnp.mean(squared, axis=1))), rel=1e-4)
@@ -100,6 +101,22 @@ def test_an_update_is_the_papers():
     wanted, gradients = policy_loss(state.policy.params, new.critic.params, batch, key)
     assert metrics["policy_loss"] == pytest.approx(float(wanted), rel=1e-3, abs=1e-4)
     assert_stepped(state.policy.params, new.policy.params, gradients, 1e-3)
+
+
+def test_the_penalty_counts_once():
+    """Adam's first moment is 0.1 of the gradient of the authors' loss halved, parameter by parameter."""
+    state, batch = initial(ALGO), transitions()
+    new, _ = updated(ALGO, state, batch, KEY)
+    next_key, _ = jax.random.split(KEY)
+
+    @jax.jit
+    @jax.grad
+    def authors(params):
+        squared, gap = (x[:, : BATCH - 1] for x in critic_losses(params, state, batch, next_key))
+        return jnp.sum(jnp.mean(2.0 * squared + 2.0 * gap, axis=1))
+
+    moment = optax.tree.get(new.critic.optimizer_state, "mu")
+    same(jax.tree.map(lambda x: 2.0 * x / 0.1, moment), authors(state.critic.params), 1e-4)
 
 
 def test_the_first_updates_clone_if_asked():
@@ -151,7 +168,7 @@ def test_discrete_soft_maxima_are_exact_and_without_a_coefficient_it_is_sac():
 
     # After one step of Adam its first moment is the gradient: what the coefficient adds is that of the gaps.
     moments = (optax.tree.get(learned.critic.optimizer_state, "mu") for learned in (new, free))
-    added = jax.tree.map(lambda a, b: (a - b) / 0.1 / 2.0, *moments)
+    added = jax.tree.map(lambda a, b: (a - b) / 0.1 / (0.5 * 2.0), *moments)
     same(added, jax.jit(jax.grad(conservative))(state.critic.params), 1e-5)
 
 
