@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl.buffers import index, replay, samplers
 from jaxrl.buffers.index import Index
 from jaxrl.buffers.replay import ReplayBuffer
-from jaxrl.buffers.ring import Ring
+from jaxrl.buffers.ring import Parts, Ring
 from jaxrl.buffers.ring import partition as ring_specs
 from jaxrl.core.sources import Dataset, Prioritized, Replay
 from jaxrl.core.types import Counter, PyTree, Trajectory
@@ -46,13 +46,14 @@ def margins(sources: Mapping[str, Replay]) -> tuple[int, int]:
     return before, max(replay.lookahead(source) for source in sources.values())
 
 
-def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray) -> dict[str, Ring]:
+def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, parts: Parts) -> dict[str, Ring]:
     """The rings of the sources that store rows, full, as numpy.
 
     Args:
       sources: by name; see `source_of`.
       rows: leaves [columns, slots, ...], the margins included.
       step: int32 [columns, slots], the number of each row in its episode.
+      parts: how the transitions are divided over the columns.
     """
     slots = rows.reward.shape[1]
     made = {}
@@ -62,35 +63,34 @@ def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray) -> 
             # In numpy until it is known where the rows go.
             numbered: PyTree = step if stored.episode_steps else None
             counts: PyTree = np.int32(0), np.int32(slots), np.uint32(slots)
-            made[name] = Ring(stored.kept(rows), (), numbered, *counts)
+            made[name] = Ring(stored.kept(rows), (), numbered, *counts, parts)
     return made
 
 
 def partition(made: Mapping[str, Ring], axis: str) -> dict[str, Ring]:
     """How such rings lie on a mesh whose axis `axis` shards the columns: a prefix tree of partition specs."""
-    return {name: ring_specs(axis, ring.episode_step is not None) for name, ring in made.items()}
+    return {name: ring_specs(axis, ring.episode_step is not None, parts=True) for name, ring in made.items()}
 
 
-def index_of(buffer: ReplayBuffer, ring: Ring, margins: tuple[int, int]) -> Index:
+def index_of(buffer: ReplayBuffer, ring: Ring) -> Index:
     """The index of a buffer over a full ring, in which every item is one that may be drawn; pure.
 
     Args:
       buffer: of a source as from `source_of`.
-      ring: its columns are those of all devices.
-      margins: of the sources that the ring was laid out for.
+      ring: its columns are those of all devices, one a shard.
     """
-    source, shards = buffer.source, buffer.shards
-    empty = index.init(source, shards, ring.slots, ring.columns // shards)
+    source, shards, parts = buffer.source, buffer.shards, ring.parts
+    assert parts is not None and ring.columns == shards
+    empty = index.init(source, shards, ring.slots, 1)
     if index.dense(source):
-        counts = index.by_shard(jnp.swapaxes(ring.rows.weight, 0, 1).astype(jnp.int32), shards)
-        drawable = jnp.sum(counts, axis=1)
-        return empty.replace(drawable=drawable, inserted=Counter.zero().add(jnp.sum(drawable)))
-    before, after = margins
+        # Those that begin in the column's part.
+        drawable = (parts.offset + parts.total) // shards
+        return empty.replace(drawable=drawable, inserted=Counter.zero().add(parts.total))
     ahead = buffer.lookahead
     begun, priority = buffer.beginnings(empty, ring, jnp.int32(0), ring.slots - ahead)
     slot = jnp.arange(ring.slots - ahead, dtype=jnp.int32)[:, None]
-    inside = (slot >= before) & (slot < ring.slots - after)
+    inside = (slot >= parts.own[None, :, 0]) & (slot < parts.own[None, :, 1])
     priority = jnp.where(begun & inside, priority, samplers.ABSENT)
     blank = jnp.full((ahead, ring.columns), samplers.ABSENT, jnp.float32)
     full = index.write(empty, source, jnp.int32(0), jnp.concatenate([priority, blank]))
-    return full.replace(inserted=Counter.zero().add(jnp.sum(ring.rows.weight.astype(jnp.int32))))
+    return full.replace(inserted=Counter.zero().add(parts.total))

@@ -1,7 +1,9 @@
 """What a sampler knows of the rows of a ring: which of them begin an item, their priorities, how often each was drawn.
 
-Every logical shard of environments has an index of its own and gives an equal part of every batch, so that a batch
-does not depend on how many devices hold the shards. An item's position is `slot * columns + column` within its shard.
+Every logical shard of environments has an index of its own, so that a batch does not depend on how many devices hold
+the shards. Items that are drawn by chance are drawn over all shards at once, each with its share of the whole weight
+(`draw_over_all`); others shard by shard, an equal part of the batch from each. An item's position within its shard is
+`slot * columns + column`.
 """
 
 import jax
@@ -11,7 +13,10 @@ from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import samplers, sum_tree, uniform
 from jaxrl.core.sources import Replay, Uniform
-from jaxrl.core.types import Counter, PyTree
+from jaxrl.core.types import Counter, PyTree, Replicas
+
+_BELOW_ONE = 1.0 - 2.0**-24
+_TINY = 1e-37
 
 
 class Index(struct.PyTreeNode):
@@ -38,6 +43,11 @@ def dense(source: Replay) -> bool:
 def one_by_one(source: Replay) -> bool:
     """Whether a draw depends on the draws before it in the batch."""
     return bool(source.max_times_sampled) or not samplers.by_chance(source.sampler)
+
+
+def over_all(source: Replay) -> bool:
+    """Whether items are drawn over all shards at once, in proportion to their weights."""
+    return samplers.by_chance(source.sampler) and not dense(source) and not one_by_one(source)
 
 
 def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
@@ -123,7 +133,7 @@ def _held(priority: jax.Array) -> jax.Array:
 def draw(
     index: Index, source: Replay, key: jax.Array, shard: jax.Array, count: int, newest: jax.Array
 ) -> tuple[Index, jax.Array, jax.Array]:
-    """Draws `count` items from every shard, and counts that they were.
+    """Draws `count` items from every shard one after another, and counts that they were.
 
     Args:
       index: not a dense one.
@@ -136,33 +146,72 @@ def draw(
     Returns:
       The index; positions int32 [shards, count]; the chance of each draw within its shard, 0 where there was nothing.
     """
-    if one_by_one(source):
-        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
-        return _draw_in_turn(index, source, keys, count, newest)
+    keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
+    return _draw_in_turn(index, source, keys, count, newest)
 
-    def weighted(levels, u):
-        spread = (jnp.arange(count, dtype=jnp.float32) + u[-1]) / count
-        u = jnp.concatenate([u[:-1], jnp.minimum(spread, 1.0 - 2.0**-24)[None]])
-        position = sum_tree.draw(levels, u)
-        return position, levels[0][position] / jnp.maximum(sum_tree.total(levels), jnp.finfo(jnp.float32).tiny)
 
-    def alike(priority, bits):
-        held = jnp.cumsum((priority >= 0.0).astype(jnp.int32))
-        rank = uniform.below(bits, held[-1])
-        position = jnp.minimum(jnp.searchsorted(held, rank, side="right"), priority.shape[0] - 1).astype(jnp.int32)
-        return position, (held[-1:] > 0).astype(jnp.float32) / jnp.maximum(held[-1:], 1).astype(jnp.float32)
+def draw_over_all(
+    index: Index, key: jax.Array, count: int, used: jax.Array | None, shards: int, replicas: Replicas
+) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Draws a whole batch by chance, over the shards of all devices, and counts what was drawn here.
 
-    bits = uniform.bits(key, shard, len(index.levels) * count).reshape(-1, len(index.levels), count)
-    position, chance = jax.vmap(weighted)(index.levels, uniform.unit(bits))
-    nothing = jnp.sum(index.levels[-1], axis=1) <= 0.0
+    An item is drawn with a chance proportional to its weight among all; where all weights are 0, every item alike.
+    Every device makes all draws, and finds the items of its own shards.
 
-    def fall_back():
-        other, other_chance = jax.vmap(alike)(index.priority, bits[:, 0])
-        return jnp.where(nothing[:, None], other, position), jnp.where(nothing[:, None], other_chance, chance)
+    Args:
+      index: of the shards here; its source is one of those that `over_all` names.
+      key: for all devices.
+      count: of draws, static.
+      used: bool [count], which draws count; None: all.
+      shards: over all devices, static.
+      replicas: the devices.
 
-    # Passes over every position, hence only where some shard has no weight left.
-    position, chance = jax.lax.cond(jnp.any(nothing), fall_back, lambda: (position, chance))
-    return count_draws(index, position, chance > 0.0), position, chance
+    Returns:
+      The index; of every draw the shard among those here, int32 [count], its position there, its chance, 0 where there
+      was nothing; and whether it is here, bool. The rest means nothing of a draw that is not here.
+    """
+    here, depth = index.drawable.shape[0], len(index.levels)
+
+    def everywhere(x):
+        return replicas.sum(jax.lax.dynamic_update_slice(jnp.zeros(shards, x.dtype), x, (replicas.first_shard,)))
+
+    first = jnp.asarray(replicas.first_shard, jnp.int32)
+    weights = everywhere(jnp.sum(index.levels[-1], axis=1))
+    ends = jnp.cumsum(weights)
+    total = ends[-1]
+    bits = uniform.bits(key, jnp.zeros(1, jnp.int32), depth * count).reshape(depth, count)
+
+    def weighted():
+        u = uniform.unit(bits)
+        spread = jnp.minimum((jnp.arange(count, dtype=jnp.float32) + u[-1]) / count, _BELOW_ONE)
+        shard = sum_tree.choose(weights[None], spread)
+        # What is left of the number chooses within the shard, so that the draws are spread evenly there too.
+        left = (spread * total - (ends - weights)[shard]) / jnp.maximum(weights[shard], _TINY)
+        tree = jnp.clip(shard - first, 0, here - 1)
+        u = jnp.concatenate([u[:-1], jnp.clip(left, 0.0, _BELOW_ONE)[None]])
+        position = sum_tree.draw_in(index.levels, tree, u)
+        chance = index.levels[0][tree, position] / jnp.maximum(total, _TINY)
+        return tree, position, chance, shard == first + tree
+
+    items = everywhere(index.drawable)
+
+    def alike():
+        held = jnp.cumsum((index.priority >= 0.0).reshape(-1).astype(jnp.int32))
+        before = jnp.sum(jnp.where(jnp.arange(shards) < first, items, 0))
+        rank = uniform.below(bits[0], jnp.sum(items)) - before
+        found = jnp.minimum(jnp.searchsorted(held, rank, side="right"), held.shape[0] - 1).astype(jnp.int32)
+        some = jnp.sum(items)
+        chance = jnp.full(count, (some > 0).astype(jnp.float32) / jnp.maximum(some, 1).astype(jnp.float32))
+        tree, position = found // index.priority.shape[1], found % index.priority.shape[1]
+        return tree, position, chance, (rank >= 0) & (rank < held[-1])
+
+    # The second passes over every position, hence it is made only where no weight is left.
+    tree, position, chance, mine = jax.lax.cond(total > 0.0, weighted, alike)
+    if used is not None:
+        chance = jnp.where(used, chance, 0.0)
+    drawn = jnp.where(mine & (chance > 0.0), position, sum_tree.NOWHERE)
+    times_sampled = index.times_sampled.at[tree, drawn].add(1, mode="drop")
+    return index.replace(times_sampled=times_sampled), tree, position, chance, mine
 
 
 def count_draws(index: Index, position: jax.Array, held: jax.Array) -> Index:
@@ -203,37 +252,37 @@ def _draw_in_turn(index, source, keys, count, newest):
     return index, position, chance
 
 
-def update(index: Index, source: Replay, position: jax.Array, priority: jax.Array, live: jax.Array) -> Index:
+def update(
+    index: Index, source: Replay, shard: jax.Array, position: jax.Array, priority: jax.Array, drawn: jax.Array
+) -> Index:
     """Gives items new priorities; of an item that comes twice, the larger counts.
 
     Args:
       index: not a dense one.
       source: gives the sampler.
-      position: int32 [shards, k].
-      priority: float32 [shards, k]; unacceptable ones are refused and counted.
-      live: bool [shards, k], False where the item's row was overwritten: dropped.
+      shard: int32 [k], among those here; others are those of other devices.
+      position: int32 [k].
+      priority: float32 [k]; unacceptable ones are refused and counted.
+      drawn: bool [k], False where the item's row was overwritten, or nothing was drawn: dropped.
     """
-
-    def one(old, levels, touched, position, priority, live):
-        fine = samplers.acceptable(priority)
-        live = live & (old[position] >= 0.0)
-        where = jnp.where(live & fine, position, sum_tree.NOWHERE)
-        # Two writes that do not depend on the order of equal positions, so that the result is the same on any device.
-        new = old.at[where].set(0.0, mode="drop").at[where].max(priority, mode="drop")
-        if levels:
-            levels = sum_tree.put(levels, where, samplers.weight(source.sampler, new[position]))
-        if touched is not None:
-            touched = touched.at[where].set(index.updates, mode="drop")
-        given = jnp.max(jnp.where(fine & live, priority, 0.0))
-        return new, levels, touched, given, jnp.sum((live & ~fine).astype(jnp.int32))
-
-    new, levels, touched, given, refused = jax.vmap(one)(
-        index.priority, index.levels, index.touched, position, priority, live
-    )
+    shards = index.drawable.shape[0]
+    fine = samplers.acceptable(priority)
+    here = drawn & (shard >= 0) & (shard < shards)
+    shard = jnp.clip(shard, 0, shards - 1)
+    assert index.priority is not None, "a dense index has no priorities"
+    live = here & (index.priority[shard, position] >= 0.0)
+    where = jnp.where(live & fine, position, sum_tree.NOWHERE)
+    # Two writes that do not depend on the order of equal positions, so that the result is the same on any device.
+    new = index.priority.at[shard, where].set(0.0, mode="drop").at[shard, where].max(priority, mode="drop")
+    levels, touched = index.levels, index.touched
+    if levels:
+        levels = sum_tree.put_in(levels, shard, where, samplers.weight(source.sampler, new[shard, position]))
+    if touched is not None:
+        touched = touched.at[shard, where].set(index.updates, mode="drop")
     return index.replace(
         priority=new,
         levels=levels,
         touched=touched,
-        largest=jnp.maximum(index.largest, given),
-        refused=index.refused + refused,
+        largest=jnp.maximum(index.largest, jnp.max(jnp.where(fine & drawn, priority, 0.0))),
+        refused=index.refused.at[shard].add((live & ~fine).astype(jnp.int32)),
     )

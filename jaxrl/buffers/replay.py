@@ -18,7 +18,7 @@ from jaxrl.buffers import frames, index, ring, samplers, sequences, signature, t
 from jaxrl.buffers.index import Index
 from jaxrl.buffers.ring import Ring
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.sources import FrameStack, Prioritized, Replay
+from jaxrl.core.sources import FrameStack, Prioritized, Replay, Uniform
 from jaxrl.core.types import Metrics, PyTree, Replicas, SampleInfo, SequenceBatch, Trajectory, TransitionBatch
 
 Sources = Mapping[str, Replay]
@@ -41,7 +41,9 @@ class Buffer(Protocol):
     def source(self) -> Replay: ...
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState: ...
     def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState: ...
-    def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]: ...
+    def sample(
+        self, state: ReplayState, key: jax.Array, used: jax.Array | None = None
+    ) -> tuple[ReplayState, Batch]: ...
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState: ...
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics: ...
     def partition(self, axis: str) -> ReplayState: ...
@@ -120,6 +122,7 @@ class ReplayBuffer:
       shards: logical shards over all devices.
       replicas: says which shards are here, and sums over devices.
       initial_carry: of one environment, for sequences without a stored one.
+      items: how many of a batch's draws are learned from, if not all: see `sample`.
     """
 
     name: str
@@ -130,6 +133,7 @@ class ReplayBuffer:
     shards: int
     replicas: Replicas
     initial_carry: PyTree = ()
+    items: int | None = None
 
     @property
     def lookahead(self) -> int:
@@ -174,56 +178,124 @@ class ReplayBuffer:
         """Stores one rollout: rows `[T, B, ...]` with their extras, and the carry `[B, ...]` at the first."""
         return add({self.name: self}, {self.name: state}, rows, carry)[self.name]
 
-    def sample(self, state: ReplayState, key: jax.Array) -> tuple[ReplayState, Batch]:
-        """Draws this device's share of a batch.
+    def sample(self, state: ReplayState, key: jax.Array, used: jax.Array | None = None) -> tuple[ReplayState, Batch]:
+        """Draws this device's share of a batch, whose content does not depend on the number of devices.
 
-        Each logical shard of environments gives an equal part of the batch, drawn with its own random numbers, so the
-        content does not depend on the number of devices.
+        Items with weights, and sequences, are drawn over all shards at once, in proportion to their weights: what a
+        device draws of the shards of another comes from there. Transitions that are all alike are drawn shard by shard,
+        an equal part of the batch from each: every environment then gives as much, and every row of it that counts.
+        (Those of a dataset are as many in every shard.) So are items that are drawn one after another.
 
         Args:
           state: with the ring to draw from.
           key: for all devices.
+          used: bool [shards here], whether the last draw of each shard's part is used; None: it is. Another leaves no
+            trace, and its probability is 0.
 
         Returns:
           The state, whose ring is as it was, and the batch with its `sample_info`: leaves `[batch, ...]`, or of
           sequences `[length, batch, ...]`; `batch` is `batch_size` over the number of devices.
         """
         source, rows, idx = self.source, state.ring, state.index
-        shards, slots = self.replicas.shards, rows.slots
-        columns = rows.columns // shards
-        count = source.batch_size // self.shards
-        here = jnp.arange(shards, dtype=jnp.int32)
-        shard = self.replicas.first_shard + here
-        if index.dense(source):
-            position, held = uniform.draw(rows, key, shard, count, self.lookback, self.lookahead)
-            chance = held.astype(jnp.float32) / jnp.maximum(idx.drawable, 1).astype(jnp.float32)[:, None]
-            idx = index.count_draws(idx, position, held)
-            priority = held.astype(jnp.float32)
-        else:
-            priorities = idx.priority
-            idx, position, chance = index.draw(idx, source, key, shard, count, (rows.cursor - 1) % slots)
-            priority = jnp.take_along_axis(priorities, position, axis=1)
-        slot, column = position // columns, here[:, None] * columns + position % columns
+        slots, columns = rows.slots, rows.columns // self.replicas.shards
+        idx, shard, position, chance, mine = self._drawn(rows, idx, key, used)
+        slot, column = position // columns, shard * columns + position % columns
         step = rows.step_at(slot)
-        chance = chance / self.shards
+        priority = (chance > 0.0).astype(jnp.float32)
+        if state.index.priority is not None:
+            # That of before: an item that may be drawn no more has none now. And read before new ones are written: else
+            # XLA copies the whole array to read it afterwards.
+            priority, kept = jax.lax.optimization_barrier((state.index.priority[shard, position], idx.priority))
+            idx = idx.replace(priority=kept)
         info = SampleInfo(
-            position=position,
+            position=(self.replicas.first_shard + shard) * (slots * columns) + position,
             step=step,
             probability=chance,
-            importance=self._importance(idx, chance),
+            importance=jnp.ones_like(chance),
             priority=priority,
             age_steps=(rows.written - 1 - step).astype(jnp.int32),
             age_updates=idx.updates - idx.stamps[slot],
-            times_sampled=jnp.take_along_axis(idx.times_sampled, position, axis=1),
+            times_sampled=idx.times_sampled[shard, position],
         )
-        info, slot, column = jax.tree.map(lambda x: x.reshape(-1), (info, slot, column))
-        state = ReplayState(rows, idx.replace(updates=idx.updates + 1, sampled=idx.sampled.add(count * self.shards)))
+        idx = idx.replace(updates=idx.updates + 1, sampled=idx.sampled.add(self.items or source.batch_size))
+        state = ReplayState(rows, idx)
         if source.sequence is None:
             batch = transitions.gather(rows, slot, column, source.n_step, self.storage.frame_stack)
-            return state, batch.replace(weight=batch.weight & (info.probability > 0.0), sample_info=info)
-        initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (slot.shape[0], *x.shape)), self.initial_carry)
-        batch = sequences.gather(rows, slot, column, info, initial, source.sequence, self.storage.frame_stack)
-        return state, batch
+            batch = batch.replace(weight=batch.weight & (info.probability > 0.0), sample_info=info)
+        else:
+            initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (slot.shape[0], *x.shape)), self.initial_carry)
+            batch = sequences.gather(rows, slot, column, info, initial, source.sequence, self.storage.frame_stack)
+        if mine is not None:
+            batch = self._delivered(batch, mine)
+        info = batch.sample_info
+        assert info is not None
+        return state, batch.replace(sample_info=info.replace(importance=self._importance(idx, info.probability)))
+
+    def _drawn(
+        self, rows: Ring, idx: Index, key: jax.Array, used: jax.Array | None
+    ) -> tuple[Index, jax.Array, jax.Array, jax.Array, jax.Array | None]:
+        """The index, and of every draw [k] the shard among those here, the position in it, and the chance of the item.
+
+        Where a device makes all draws there are those of all devices, and at the end whether the item is here.
+        """
+        source, shards = self.source, self.replicas.shards
+        count = source.batch_size // self.shards
+        last = jnp.arange(count, dtype=jnp.int32) == count - 1
+        if index.over_all(source):
+            everyone = None if used is None else self._everywhere(used).astype(bool)
+            wanted = None if everyone is None else (everyone[:, None] | ~last[None]).reshape(-1)
+            return index.draw_over_all(idx, key, source.batch_size, wanted, self.shards, self.replicas)
+        wanted = True if used is None else used[:, None] | ~last[None]
+        here = jnp.arange(shards, dtype=jnp.int32)
+        shard = self.replicas.first_shard + here
+        if index.dense(source):
+            position, held = uniform.draw(rows, key, shard, count, self.lookback, self.lookahead, self.shards)
+            held = held & wanted
+            idx = index.count_draws(idx, position, held)
+            of_each = jnp.maximum(idx.drawable, 1).astype(jnp.float32)[:, None] * self.shards
+            if rows.parts is not None:
+                of_each = rows.parts.total.astype(jnp.float32)
+            chance = held.astype(jnp.float32) / of_each
+        else:
+            idx, position, chance = index.draw(idx, source, key, shard, count, (rows.cursor - 1) % rows.slots)
+            chance = jnp.where(wanted, chance / self.shards, 0.0)
+        owner = jnp.broadcast_to(here[:, None], position.shape)
+        return idx, owner.reshape(-1), position.reshape(-1), chance.reshape(-1), None
+
+    # --- between devices -----------------------------------------------------------------------------------------
+
+    def _everywhere(self, x: jax.Array) -> jax.Array:
+        """The entries of all devices' [k], in their order."""
+        whole = jnp.zeros(x.shape[0] * self.replicas.devices, x.dtype)
+        start = jnp.asarray(self.replicas.first_shard, jnp.int32) * (x.shape[0] // self.replicas.shards)
+        mine = jax.lax.dynamic_update_slice(whole, x, (start,))
+        return _summed(self.replicas, mine)
+
+    def _delivered(self, batch: Batch, mine: jax.Array) -> Batch:
+        """The part of a batch that is learned from here, of the draws of all devices and which of these have the item.
+
+        Args:
+          batch: leaves of as many entries as there are draws; zeros, or anything, where it is another device's.
+          mine: bool [draws].
+        """
+        if self.replicas.devices == 1:
+            return batch
+        size = mine.shape[0] // self.replicas.devices
+        start = jnp.asarray(self.replicas.first_shard, jnp.int32) * (size // self.replicas.shards)
+
+        def along(axis):
+            def part(x):
+                own = mine.reshape((1,) * axis + mine.shape + (1,) * (x.ndim - axis - 1))
+                whole = _summed(self.replicas, jnp.where(own, x, jnp.zeros_like(x)))
+                return jax.lax.dynamic_slice_in_dim(whole, start, size, axis)
+
+            return part
+
+        if isinstance(batch, TransitionBatch):
+            return jax.tree.map(along(0), batch)
+        over_time = {name: jax.tree.map(along(1), getattr(batch, name)) for name in ("rows", "timesteps", "mask")}
+        of_items = {name: jax.tree.map(along(0), getattr(batch, name)) for name in ("carry", "sample_info")}
+        return batch.replace(**over_time, **of_items)
 
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
         """Gives the items of a batch new priorities; for a source that keeps them.
@@ -235,24 +307,37 @@ class ReplayBuffer:
             rows that were overwritten since are dropped; of an item that comes twice, the larger counts.
         """
         chex.assert_equal_shape([info.position, priorities])
-        position, step, priority, chance = (
-            x.reshape(self.replicas.shards, -1) for x in (info.position, info.step, priorities, info.probability)
-        )
-        live = state.ring.holds(step) & (chance > 0.0)
-        return state.replace(index=index.update(state.index, self.source, position, priority.astype(jnp.float32), live))
+        asked = (info.position, info.step, priorities.astype(jnp.float32), info.probability)
+        if self.replicas.devices > 1:  # an item may lie anywhere
+            asked = tuple(self._everywhere(x) for x in asked)
+        number, step, priority, chance = asked
+        drawn = state.ring.holds(step) & (chance > 0.0)
+        positions = state.index.times_sampled.shape[1]
+        shard, position = number // positions - self.replicas.first_shard, number % positions
+        return state.replace(index=index.update(state.index, self.source, shard, position, priority, drawn))
 
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
         """Figures of the replay and of the last batch, over all devices: float32 scalars."""
         idx, replicas = state.index, self.replicas
         inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
-        return {
+        drawn = (info.probability > 0.0).astype(jnp.float32)
+        count = jnp.maximum(replicas.sum(jnp.sum(drawn)), 1.0)
+
+        def mean(x):
+            return replicas.sum(jnp.sum(x.astype(jnp.float32) * drawn)) / count
+
+        figures = {}
+        if isinstance(self.source.sampler, Uniform):  # 1 where all items are drawn alike
+            least = -replicas.max(-jnp.min(jnp.where(drawn > 0.0, info.probability, jnp.inf)))
+            figures = {"chance_ratio": replicas.max(jnp.max(info.probability)) / least}
+        return figures | {
             "items": replicas.sum(jnp.sum(idx.drawable)).astype(jnp.float32),
             "inserted": inserted,
             "sampled": sampled,
             "samples_per_insert": sampled / jnp.maximum(inserted, 1.0),
-            "age_steps": replicas.mean(jnp.mean(info.age_steps.astype(jnp.float32))),
-            "age_updates": replicas.mean(jnp.mean(info.age_updates.astype(jnp.float32))),
-            "times_sampled": replicas.mean(jnp.mean(info.times_sampled.astype(jnp.float32))),
+            "age_steps": mean(info.age_steps),
+            "age_updates": mean(info.age_updates),
+            "times_sampled": mean(info.times_sampled),
             "refused_priorities": replicas.sum(jnp.sum(idx.refused)).astype(jnp.float32),
         }
 
@@ -351,12 +436,12 @@ def bind(
     shards: int,
     replicas: Replicas,
     initial_carry: PyTree = (),
+    items: Mapping[str, int] | None = None,
 ) -> dict[str, ReplayBuffer]:
-    """The buffers of an algorithm's replay sources, by name; arguments as of `ReplayBuffer`."""
+    """The buffers of an algorithm's replay sources, by name; arguments as of `ReplayBuffer`, `items` by name too."""
+    used, fixed = items or {}, (num_envs, rollout_length, shards, replicas, initial_carry)
     return {
-        name: ReplayBuffer(
-            name, source, storage(sources, name), num_envs, rollout_length, shards, replicas, initial_carry
-        )
+        name: ReplayBuffer(name, source, storage(sources, name), *fixed, used.get(name))
         for name, source in sources.items()
     }
 
@@ -399,6 +484,18 @@ def add(
     }
 
 
+def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
+    """The sum over devices of what is zero on all but one, bit by bit: of -0.0 and NaN too."""
+    if x.dtype == jnp.bool_:
+        return replicas.sum(x.astype(jnp.uint8)).astype(bool)
+    words = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return replicas.sum(x)
+    bits = jax.lax.bitcast_convert_type(x, words[x.dtype.itemsize])
+    total = replicas.sum(bits.astype(jnp.uint32) if bits.dtype == jnp.uint16 else bits)
+    return jax.lax.bitcast_convert_type(total.astype(bits.dtype), x.dtype)
+
+
 def _transitions_begun(rows: Ring, start: jax.Array, count: int) -> jax.Array:
     """Whether a transition may begin, bool [count, B], from slot `start` on."""
     return rows.take_all(rows.rows.weight, start + jnp.arange(count, dtype=jnp.int32))
@@ -429,14 +526,26 @@ def importance(sampler: Prioritized, items: jax.Array, chance: jax.Array, replic
     return weight / jnp.maximum(replicas.max(jnp.max(weight)), jnp.finfo(jnp.float32).tiny)
 
 
-def join(batches: list[Batch], shards: int) -> Batch:
-    """Parts of a batch as one, in which every shard's items lie side by side."""
+def join(batches: list[Batch], shards: int, second: jax.Array | None = None) -> Batch:
+    """Parts of a batch as one, in which every shard's items lie side by side.
+
+    Args:
+      batches: the parts.
+      shards: here.
+      second: bool [shards], of two parts: which of them the one item is of that each shard has too many, the last of
+        either; None: there are none too many.
+    """
     if len(batches) == 1:
         return batches[0]
 
     def along(axis):
         def joined(*parts):
             split = [x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]) for x in parts]
+            if second is not None:
+                rest = [jax.lax.slice_in_dim(x, 0, x.shape[axis + 1] - 1, axis=axis + 1) for x in split]
+                last = [jax.lax.slice_in_dim(x, x.shape[axis + 1] - 1, None, axis=axis + 1) for x in split]
+                which = second.reshape((1,) * axis + second.shape + (1,) * (last[0].ndim - axis - 1))
+                split = [rest[0], jnp.where(which, last[1], last[0]), rest[1]]
             whole = jnp.concatenate(split, axis=axis + 1)
             return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
 
@@ -452,11 +561,18 @@ def join(batches: list[Batch], shards: int) -> Batch:
 
 
 def split(values: PyTree, sizes: list[int], shards: int) -> list[PyTree]:
-    """The entries, leaves [batch], of a joined batch for each of its parts, of the given sizes over all shards here."""
+    """The entries, leaves [batch], of a joined batch for each of its parts, of the given sizes over all shards here.
+
+    An entry that two parts have is given to both, the last of each shard's in either.
+    """
     ends = [sum(sizes[: number + 1]) // shards for number in range(len(sizes))]
 
     def parts(x):
-        return [part.reshape(-1) for part in jnp.split(x.reshape(shards, -1), ends[:-1], axis=1)]
+        x = x.reshape(shards, -1)
+        if x.shape[1] < ends[-1]:
+            first = ends[0]
+            return [x[:, :first].reshape(-1), jnp.concatenate([x[:, first:], x[:, first - 1 : first]], 1).reshape(-1)]
+        return [part.reshape(-1) for part in jnp.split(x, ends[:-1], axis=1)]
 
     leaves, structure = jax.tree.flatten(values)
     return [jax.tree.unflatten(structure, part) for part in zip(*map(parts, leaves), strict=True)]

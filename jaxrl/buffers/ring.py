@@ -12,6 +12,19 @@ from jax.sharding import PartitionSpec
 from jaxrl.core.types import PyTree, Trajectory
 
 
+class Parts(struct.PyTreeNode):
+    """How the transitions of a dataset are divided over columns, to draw all alike: N over C, each has N / C of them.
+
+    Laid end to end, column j has those from j N / C to (j + 1) N / C. One at a border is stored in both columns, and
+    each draws it as often as the part of it that it has.
+    """
+
+    slot: jax.Array  # [column, ...] int32: where its transitions begin, in order
+    offset: jax.Array  # [column] int32: j N modulo C, the part of its first one that is not its own, in C-ths
+    own: jax.Array  # [column, 2] int32: the slots whose rows no other column has, from the first to before the second
+    total: jax.Array  # int32: N
+
+
 class Ring(struct.PyTreeNode):
     """The stored rows and where the next goes. A row's step is its number among all rows of its environment."""
 
@@ -21,6 +34,7 @@ class Ring(struct.PyTreeNode):
     cursor: jax.Array  # int32, the slot written next
     filled: jax.Array  # int32, how many slots hold rows
     written: jax.Array  # uint32, steps so far modulo 2^32
+    parts: Parts | None = None  # of a ring that is full from the beginning
 
     @property
     def slots(self) -> int:
@@ -78,11 +92,12 @@ def init(example: Trajectory, carry: PyTree, slots: int, rollout: int, keep_step
     )
 
 
-def partition(axis: str, episode_steps: bool) -> Ring:
+def partition(axis: str, episode_steps: bool, parts: bool = False) -> Ring:
     """How a ring lies on a mesh whose axis `axis` shards the environments: a prefix tree of partition specs."""
     columns: PyTree = PartitionSpec(axis)
     everywhere: PyTree = PartitionSpec()
-    return Ring(columns, columns, columns if episode_steps else None, everywhere, everywhere, everywhere)
+    divided = Parts(columns, columns, columns, everywhere) if parts else None
+    return Ring(columns, columns, columns if episode_steps else None, everywhere, everywhere, everywhere, divided)
 
 
 def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:

@@ -73,6 +73,27 @@ def put_range(levels: Levels, start: jax.Array, weight: jax.Array, size: int) ->
     return tuple(changed)
 
 
+def put_in(levels: Levels, tree: jax.Array, position: jax.Array, weight: jax.Array) -> Levels:
+    """`put` in several trees: levels [trees, ...], tree int32 [k]."""
+    changed = [levels[0].at[tree, position].set(weight, mode="drop", wrap_negative_indices=False)]
+    for level in levels[1:]:
+        position = position // FAN
+        blocks = changed[-1].reshape(level.shape[0], -1, FAN)
+        sums = jnp.sum(blocks.at[tree, position].get(mode="clip", wrap_negative_indices=False), axis=-1)
+        changed.append(level.at[tree, position].set(sums, mode="drop", wrap_negative_indices=False))
+    return tuple(changed)
+
+
+def draw_in(levels: Levels, tree: jax.Array, uniform: jax.Array) -> jax.Array:
+    """`draw` from several trees: levels [trees, ...], tree int32 [k], one a draw."""
+    position = choose(levels[-1][tree], uniform[-1])
+    for level, u in zip(levels[-2::-1], uniform[-2::-1], strict=True):
+        blocks = level.reshape(level.shape[0], -1, FAN)
+        block = blocks.at[tree, position].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        position = position * FAN + choose(block, u)
+    return position
+
+
 def draw(levels: Levels, uniform: jax.Array) -> jax.Array:
     """Positions drawn with a chance proportional to their weight, never one of weight 0 unless all are.
 
@@ -84,10 +105,10 @@ def draw(levels: Levels, uniform: jax.Array) -> jax.Array:
     Returns:
       int32 [k].
     """
-    position = _choose(levels[-1][None], uniform[-1])
+    position = choose(levels[-1][None], uniform[-1])
     for level, u in zip(levels[-2::-1], uniform[-2::-1], strict=True):
         block = level.reshape(-1, FAN).at[position].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        position = position * FAN + _choose(block, u)
+        position = position * FAN + choose(block, u)
     return position
 
 
@@ -96,7 +117,7 @@ def _blocks(level: jax.Array, block: jax.Array) -> jax.Array:
     return level.reshape(-1, FAN).at[block].get(mode="clip", wrap_negative_indices=False)
 
 
-def _choose(weight: jax.Array, uniform: jax.Array) -> jax.Array:
+def choose(weight: jax.Array, uniform: jax.Array) -> jax.Array:
     """The column [k] of weights [k, n], or of the one row [1, n], that uniform [k] falls on."""
     width = weight.shape[-1]
     # Partial sums as a product with a triangle: twice as fast as a cumulative sum over so few columns.

@@ -10,12 +10,13 @@ _TRIES = 4
 
 
 def draw(
-    ring: Ring, key: jax.Array, shard: jax.Array, count: int, lookback: int, lookahead: int
+    ring: Ring, key: jax.Array, shard: jax.Array, count: int, lookback: int, lookahead: int, shards: int
 ) -> tuple[jax.Array, jax.Array]:
     """Draws rows that a transition may begin at, `count` from every shard.
 
-    A draw that meets a row that does not count, such as an episode's last observation, tries again three times; what
-    is left has nothing to learn from.
+    Of a dataset every transition has the same chance, over all shards. Of a run's own rows every one of a shard has: a
+    draw that meets a row that does not count, such as an episode's last observation, tries again three times; what is
+    left has nothing to learn from.
 
     Args:
       ring: the rows; its environments are the shards' one after another.
@@ -23,10 +24,15 @@ def draw(
       shard: int32 [shards], the numbers of the logical shards here.
       count: static.
       lookback, lookahead: rows before and after that an item reads, static.
+      shards: over all devices, static; as many as a dataset has columns.
 
     Returns:
       Positions int32 [shards, count], and whether the row counts, bool.
     """
+    if ring.parts is not None:  # each has a position for every slot
+        number = below(bits(key, shard, count), ring.parts.total)
+        at = (ring.parts.offset[:, None] + number) // shards
+        return jnp.take_along_axis(ring.parts.slot, at, axis=1), jnp.ones(at.shape, bool)
     columns = ring.columns // shard.shape[0]
     # The newest rows have no complete future yet, and a full ring's oldest have lost what came before them.
     oldest = jnp.where(ring.filled == ring.slots, lookback, 0) if lookback else jnp.int32(0)

@@ -40,16 +40,21 @@ class Episodes:
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """Every item alike."""
+    """Every item alike: sequences, and the transitions of a dataset, among all.
+
+    Of the transitions of a run's own rows each logical shard of environments gives an equal part of the batch, and all
+    of a shard are alike.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Prioritized:
     """Prioritized experience replay (Schaul et al., 2016, arXiv:1511.05952).
 
-    An item of priority p is drawn with a chance proportional to p^exponent. One of priority 0 is never drawn, whatever
-    the exponent, unless all have 0: then every item alike. Priorities that are NaN, infinite or negative are refused
-    and counted.
+    An item of priority p is drawn with a chance proportional to p^exponent, among all items of all devices (with
+    `max_times_sampled` or `storage="flashbax"`: among those of its logical shard, each of which gives an equal part of
+    the batch). One of priority 0 is never drawn, whatever the exponent, unless all have 0: then every item alike.
+    Priorities that are NaN, infinite or negative are refused and counted.
 
     Args:
       exponent: alpha; a number, may be traced. It acts when a priority is written, so a schedule moves an item's

@@ -382,7 +382,7 @@ class SampleInfo(struct.PyTreeNode):
     new priority for it is dropped.
     """
 
-    position: jax.Array  # int32, within the logical shard
+    position: jax.Array  # int32, over all logical shards, one after another
     step: jax.Array  # uint32, of its environment
     probability: jax.Array  # float32, the chance of each draw to be this item, over all shards; 0: nothing to draw
     importance: jax.Array  # float32, (N P)^-beta as the sampler normalizes it; 1 without priorities

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl.buffers import fixed
 from jaxrl.buffers.fixed import Rings
+from jaxrl.buffers.ring import Parts
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Replay
@@ -32,8 +33,8 @@ def rings(
 
     Warns of what was changed or left out: actions clipped to their bounds, rewards of last steps, no rewards at all.
 
-    All rows, one episode after another, are cut into `columns` stretches of the same length. A stretch that begins or
-    ends within an episode has the neighboring rows beside it, to look at and not to begin at.
+    All rows, one episode after another, are cut into `columns` stretches with the same number of transitions, to a
+    fraction of one (`jaxrl.buffers.ring.Parts`). A stretch has the neighboring rows beside it, to look at.
 
     Args:
       episodes: those of the dataset.
@@ -51,15 +52,10 @@ def rings(
     )
     for line in seen.lines():
         warnings.warn(f"the dataset: {line}", stacklevel=3)
-    size = len(rows.reward)
     if not rows.weight.any():
         raise DatasetError("the dataset has no transition to learn from")
-    before, after = fixed.margins(sources)
-    each = -(-size // columns)
-    place = np.arange(columns)[:, None] * each + np.arange(-before, each + after)[None]
-    blank = (place < 0) | (place >= size)
-    body = np.zeros_like(blank)
-    body[:, before : before + each] = True
+    place, blank, parts = _layout(rows.weight, columns, *fixed.margins(sources))
+    size = len(rows.reward)
     picked = np.clip(place, 0, size - 1)
     begun = np.flatnonzero(rows.first)
     step = (np.arange(size) - begun[np.searchsorted(begun, np.arange(size), side="right") - 1]).astype(np.int32)
@@ -70,8 +66,36 @@ def rings(
         return laid
 
     laid = jax.tree.map(pick, rows)
-    laid = laid.replace(weight=laid.weight & body, first=laid.first | blank)
-    return fixed.rings(sources, laid, pick(step)), _checksum(rows)
+    return fixed.rings(sources, laid.replace(first=laid.first | blank), pick(step), parts), _checksum(rows)
+
+
+def _layout(weight: np.ndarray, columns: int, before: int, after: int) -> tuple[np.ndarray, np.ndarray, Parts]:
+    """Which row lies at each place [columns, slots], which places are blank, and the columns' parts.
+
+    Args:
+      weight: bool [rows], where a transition begins.
+      columns: C.
+      before, after: the margins.
+    """
+    row = np.flatnonzero(weight)
+    total, column = len(row), np.arange(columns)
+    first, last = column * total // columns, ((column + 1) * total - 1) // columns  # transitions, of which parts may be
+    whole = np.append(row, len(weight))[
+        -(-np.arange(columns + 1) * total // columns)
+    ]  # where a column's own rows begin
+    whole[0] = 0
+    start, stop = np.minimum(row[first], whole[:-1]), np.maximum(row[last] + 1, whole[1:])
+    slots = before + int((stop - start).max()) + after
+    place = start[:, None] - before + np.arange(slots)[None]
+    blank = (place < 0) | (place >= len(weight)) | (place >= (stop + after)[:, None])
+    at = np.minimum(first[:, None] + np.arange(int((last - first).max()) + 1), last[:, None])
+    parts: PyTree = (  # numpy until it is known where they go
+        (row[at] - start[:, None] + before).astype(np.int32),
+        (column * total % columns).astype(np.int32),
+        (np.stack([whole[:-1], whole[1:]], axis=1) - start[:, None] + before).astype(np.int32),
+        np.int32(total),
+    )
+    return place, blank, Parts(*parts)
 
 
 def fit(dataset: Dataset, spec: EnvSpec, devices: list[jax.Device]) -> bool:

@@ -18,7 +18,7 @@ from jaxrl.buffers.flashbax import FlashbaxReplay
 from jaxrl.buffers.replay import Batch, Buffer, ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
 from jaxrl.core.sources import Dataset, Replay
-from jaxrl.core.types import Algorithm, Counter, EnvSpec, Metrics, PyTree, Replicas, Trajectory
+from jaxrl.core.types import Algorithm, Counter, EnvSpec, Metrics, PyTree, Replicas, SampleInfo, Trajectory
 from jaxrl.parallel import replay_ratio
 from jaxrl.parallel.replicas import SingleReplica
 from jaxrl.parallel.rollout import executed, rollout_length
@@ -49,31 +49,48 @@ class Experience:
 
     @cached_property
     def online_sources(self) -> dict[str, Replay]:
-        """The sources that are served from what the run lives through, with their part of the batch."""
+        """The sources that are served from what the run lives through, with what is drawn for a batch."""
         if self.dataset_fraction == 1.0:
             return {}
         return {
-            name: dataclasses.replace(source, batch_size=source.batch_size - self._from_dataset(source))
+            name: self._padded(source, source.batch_size - self.items_of_dataset(source))
             for name, source in self.algo.experience.items()
             if isinstance(source, Replay)
         }
 
     @cached_property
     def dataset_sources(self) -> dict[str, Replay]:
-        """The sources that are served from a dataset, with their part of the batch."""
+        """The sources that are served from a dataset, with what is drawn for a batch."""
         found = {}
         for name, source in self.algo.experience.items():
             if isinstance(source, Dataset):
                 found[name] = fixed.source_of(source)
             elif isinstance(source, Replay) and self.dataset_fraction > 0.0:
-                found[name] = dataclasses.replace(fixed.source_of(source), batch_size=self._from_dataset(source))
+                found[name] = self._padded(fixed.source_of(source), self.items_of_dataset(source))
         return found
 
-    def _from_dataset(self, source: Replay) -> int:
-        """How many items of a batch come from the dataset: the same number of every shard."""
-        here = source.batch_size // self.shards
-        least, most = (0, here) if self.dataset_fraction in (0.0, 1.0) else (1, here - 1)
-        return min(max(round(here * self.dataset_fraction), least), most) * self.shards
+    def items_of_dataset(self, source: Replay) -> int:
+        """How many items of a batch come from the dataset: its fraction, rounded, and at least one of either."""
+        least = 0 if self.dataset_fraction in (0.0, 1.0) else 1
+        return min(max(round(source.batch_size * self.dataset_fraction), least), source.batch_size - least)
+
+    def _padded(self, source: Replay, items: int) -> Replay:
+        """The source with as many draws as every shard makes alike; the last of a shard is not always used."""
+        return dataclasses.replace(source, batch_size=-(-items // self.shards) * self.shards)
+
+    def _second(self, source: str, states: Mapping[str, ReplayState], drawn: int) -> jax.Array | None:
+        """Where two parts share a place: of which shards here it is the dataset's, bool [shards]; None: of none.
+
+        A batch has exactly its part from the dataset, and shards take turns at having one more of it. `drawn` is 1 once
+        the batch was drawn, else 0.
+        """
+        found = self.algo.experience[source]
+        more = self.items_of_dataset(found) % self.shards if isinstance(found, Replay) else 0
+        if not more or self.dataset_fraction == 1.0:
+            return None
+        turn = ((states[of_dataset(source)].index.updates - drawn) % self.shards) * more
+        shard = jnp.asarray(self.replicas.first_shard, jnp.int32) + jnp.arange(self.replicas.shards, dtype=jnp.int32)
+        return (shard - turn) % self.shards < more
 
     @cached_property
     def online(self) -> dict[str, Buffer]:
@@ -85,19 +102,29 @@ class Experience:
             for name, source in self.online_sources.items()
             if source.storage == "flashbax"
         }
-        return {**self._bound(rings, length), **others}
+        items = {
+            name: source.batch_size - self.items_of_dataset(source)
+            for name, source in self.algo.experience.items()
+            if isinstance(source, Replay)
+        }
+        return {**self._bound(rings, length, items), **others}
 
     @cached_property
     def dataset(self) -> dict[str, ReplayBuffer]:
         """The replays of what a dataset holds, by the name of their state."""
-        return {of_dataset(name): buffer for name, buffer in self._bound(self.dataset_sources, 1).items()}
+        items = {
+            name: self.items_of_dataset(source)
+            for name, source in self.algo.experience.items()
+            if isinstance(source, Replay)
+        }
+        return {of_dataset(name): buffer for name, buffer in self._bound(self.dataset_sources, 1, items).items()}
 
     @cached_property
     def buffers(self) -> dict[str, Buffer]:
         """All that an update draws from, by the name of its state."""
         return {**self.online, **self.dataset}
 
-    def _bound(self, sources: Mapping[str, Replay], length: int) -> dict[str, ReplayBuffer]:
+    def _bound(self, sources: Mapping[str, Replay], length: int, items: Mapping[str, int]) -> dict[str, ReplayBuffer]:
         carry = ()
         if any(source.sequence is not None for source in sources.values()):
             carry = self.algo.initial_carry(self.spec, jnp.int32(0), self.num_envs)
@@ -108,6 +135,7 @@ class Experience:
             shards=self.shards,
             replicas=self.replicas,
             initial_carry=carry,
+            items=items,
         )
 
     @property
@@ -130,13 +158,23 @@ class Experience:
         found += checks.source_problems(self.dataset_sources, self.num_envs, 1, self.shards)
         for source in self.online_sources.values():
             found += replay_ratio.problems(source.replay_ratio, self.num_envs, rollout_length(self.algo))
-        found += [
-            f"source {name!r}: of batch_size={source.batch_size} over {self.shards} shards "
-            f"dataset_fraction={self.dataset_fraction} gives no part to the "
-            f"{'run' if self._from_dataset(source) else 'dataset'}; use batches of {2 * self.shards} at least"
+        mixed = {
+            name: source
             for name, source in self.algo.experience.items()
-            if isinstance(source, Replay) and 0.0 < self.dataset_fraction < 1.0 and source.batch_size < 2 * self.shards
-        ]
+            if isinstance(source, Replay) and 0.0 < self.dataset_fraction < 1.0
+        }
+        for name, source in mixed.items():
+            if source.batch_size < 2:
+                found.append(f"source {name!r}: batch_size={source.batch_size} cannot be shared with a dataset; use 2")
+            elif source.batch_size % self.shards:
+                found.append(
+                    f"source {name!r}: batch_size={source.batch_size} does not divide over {self.shards} shards"
+                )
+            elif source.storage == "flashbax" and self.items_of_dataset(source) % self.shards:
+                found.append(
+                    f"source {name!r}: with storage='flashbax' every one of {self.shards} shards gives the dataset the "
+                    f"same number of items; dataset_fraction={self.dataset_fraction} of {source.batch_size} is not one"
+                )
         return [f"{type(self.algo).__name__} {line}" for line in found]
 
     def partition(self, axis: str) -> dict[str, ReplayState]:
@@ -160,9 +198,8 @@ class Experience:
 
     def dataset_indices(self, dataset: Rings) -> dict[str, ReplayState]:
         """An index for each source that draws from a dataset; pure."""
-        margins = fixed.margins(self.dataset_sources) if self.dataset_sources else (0, 0)
         return {
-            name: ReplayState(None, fixed.index_of(buffer, dataset[self._ring(name)], margins))
+            name: ReplayState(None, fixed.index_of(buffer, dataset[self._ring(name)]))
             for name, buffer in self.dataset.items()
         }
 
@@ -201,11 +238,16 @@ class Experience:
           The states, and a batch for each source, of which this device has its part.
         """
         states, parts = dict(states), {}
+        second = {buffer.name: self._second(buffer.name, states, 0) for buffer in self.buffers.values()}
         for place, (name, buffer) in enumerate(self.buffers.items()):
             draw_key = jax.random.fold_in(key, number * len(self.buffers) + place)
-            states[name], part = buffer.sample(states[name], draw_key)
+            used = second[buffer.name]
+            if used is not None and name in self.online:
+                used = ~used
+            states[name], part = buffer.sample(states[name], draw_key, used)
             parts.setdefault(buffer.name, []).append(part)
-        return states, {name: replay.join(found, self.replicas.shards) for name, found in parts.items()}
+        shards = self.replicas.shards
+        return states, {name: replay.join(found, shards, second[name]) for name, found in parts.items()}
 
     def update_priorities(
         self, states: Mapping[str, ReplayState], batches: Mapping[str, Batch], priorities: Mapping[str, jax.Array]
@@ -213,7 +255,7 @@ class Experience:
         """Gives the items of each source's batch new priorities [batch], in the replay that each item came from."""
         states = dict(states)
         for source, given in priorities.items():
-            for name, (info, part) in self._parts(source, (batches[source].sample_info, given)).items():
+            for name, (info, part) in self._parts(source, states, batches[source].sample_info, given).items():
                 states[name] = self.buffers[name].update_priorities(states[name], info, part)
         return states
 
@@ -221,16 +263,38 @@ class Experience:
         """Figures of every replay and of what was drawn from it, over all devices: float32 scalars."""
         metrics = {}
         for source, batch in batches.items():
-            for name, info in self._parts(source, batch.sample_info).items():
+            for name, (info, _) in self._parts(source, states, batch.sample_info, None).items():
                 figures = self.buffers[name].statistics(states[name], info)
                 metrics |= {f"{name}_{figure}": value for figure, value in figures.items()}
         return metrics
 
-    def _parts(self, source: str, values: PyTree) -> dict[str, PyTree]:
-        """What belongs to each buffer of a source's batch, of leaves [batch]."""
+    def _parts(
+        self, source: str, states: Mapping[str, ReplayState], info: SampleInfo, values: PyTree
+    ) -> dict[str, tuple[SampleInfo, PyTree]]:
+        """What belongs to each buffer of a source's batch, of leaves [batch]; probability 0 where it is the other's.
+
+        Args:
+          source: whose batch.
+          states: after it was drawn, and before the next.
+          info: of the batch.
+          values: others of its items.
+        """
         names = [name for name, buffer in self.buffers.items() if buffer.name == source]
         sizes = [self.buffers[name].source.batch_size // self.replicas.devices for name in names]
-        return dict(zip(names, replay.split(values, sizes, self.replicas.shards), strict=True))
+        parts = dict(zip(names, replay.split((info, values), sizes, self.replicas.shards), strict=True))
+        second = self._second(source, states, 1)
+        if second is None or len(names) == 1:
+            return parts
+
+        def without(info, used):  # the last of each shard's, where it is the other's
+            chance = info.probability.reshape(self.replicas.shards, -1)
+            chance = chance.at[:, -1].set(jnp.where(used, chance[:, -1], 0.0))
+            return info.replace(probability=chance.reshape(-1))
+
+        return {
+            name: (without(info, ~second if name in self.online else second), values)
+            for name, (info, values) in parts.items()
+        }
 
 
 def of_dataset(name: str) -> str:

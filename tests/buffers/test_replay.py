@@ -10,7 +10,8 @@ from helpers.streams import Fed, rows_of
 from scipy import stats
 
 from jaxrl.buffers import replay
-from jaxrl.core.sources import Fifo, FrameStack, Lifo, MaxHeap, MinHeap, Prioritized, Replay, Uniform
+from jaxrl.core.sources import Fifo, FrameStack, Lifo, MaxHeap, MinHeap, Prioritized, Replay, Sequence, Uniform
+from jaxrl.core.types import TransitionBatch
 from jaxrl.parallel.replicas import MeshReplicas
 
 # Four environments; the second ends every episode at once but one, the third never.
@@ -105,6 +106,8 @@ def test_uniform_draws_every_item_alike():
         np.asarray(batch.sample_info.probability)[ok], 0.5 / np.take(sizes, shard[ok]), rtol=1e-6
     )
     np.testing.assert_array_equal(batch.sample_info.importance, 1.0)
+    figures = fed.buffers["replay"].statistics(fed.states["replay"], batch.sample_info)
+    assert float(figures["chance_ratio"]) == pytest.approx(max(sizes) / min(sizes)) and sizes[0] != sizes[1]
 
 
 def given_priorities(fed, function):
@@ -125,8 +128,7 @@ def test_prioritized_frequencies_and_weights(exponent, shards):
     values = np.array([t + 1000 * c for t, c in items], np.float32)
     mass = np.asarray(priority_of(jnp.asarray(values)), np.float64)
     mass = np.where(mass > 0, mass**exponent, 0.0)
-    shard = np.array([c * shards // 4 for _, c in items])
-    chance = mass / np.array([mass[shard == s].sum() for s in shard]) / shards
+    chance = mass / mass.sum()  # over all shards, though they hold different parts of the whole
     counts = np.zeros(len(items))
     place = {value: i for i, value in enumerate(values)}
     for seed in range(20):
@@ -303,9 +305,53 @@ def test_frame_sharing_gives_the_stacks(sampler, fill):
             np.testing.assert_array_equal(batch.next_observation["stack"][i], stacks[after, column])
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()], ids=["uniform", "prioritized"])
-def test_two_devices_draw_what_one_does(sampler):
-    sources = {"replay": source(sampler, batch_size=32)}
+def test_a_shard_gives_as_much_of_a_batch_as_it_has_of_the_priorities():
+    """The review's case: 86.5 % of the priority in one of eight shards gave 12.5 % of the batch."""
+    rows = rows_of([[24]] * 8)
+    sampler = Prioritized(exponent=1.0, beta=0.4, insertion="error")
+    rows = rows.replace(extras={"error": np.where(np.arange(8) == 2, 45.0, 1.0) * np.ones((24, 1), np.float32)})
+    rows.extras["error"] = rows.extras["error"].astype(np.float32)
+    asked = Replay(8 * 24, 512, 1, sampler=sampler)
+    batch = Fed({"replay": asked}, rows, rollout=8, shards=8).feed(rows).sample(0)
+    of_it = float(np.mean(np.asarray(batch.observation) // 1000 == 2))
+    assert of_it == pytest.approx(45 / 52, abs=2 / 512)  # stratified over the whole
+    assert batch.sample_info.probability.sum() == pytest.approx(512 * (of_it * 45 + (1 - of_it)) / (52 * 23), rel=1e-4)
+
+
+def test_sequences_are_drawn_alike_over_all_shards():
+    fed = Fed({"replay": source(sequence=Sequence(5, 1, "write"), batch_size=2000)}, ROWS, rollout=2, shards=2)
+    fed.feed(ROWS)
+    counts = dict.fromkeys(fed.starts(), 0)
+    for seed in range(4):
+        for value in np.asarray(fed.sample(seed).rows.observation[0]):
+            counts[int(value) % 1000, int(value) // 1000] += 1
+    halves = [sum(c // 2 == half for _, c in counts) for half in (0, 1)]
+    assert halves[0] != halves[1] and stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+ASKED = {
+    "uniform": source(batch_size=32),
+    "prioritized": source(Prioritized(), batch_size=32),
+    "sequences": source(Prioritized(), batch_size=32, sequence=Sequence(3, 2, "truncate")),
+    "ordered": source(MaxHeap(), batch_size=32),
+}
+
+
+def by_item(batch):
+    """Leaves [batch, ...]."""
+    if isinstance(batch, TransitionBatch):
+        return batch
+    over_time = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (batch.rows, batch.timesteps, batch.mask))
+    return over_time, batch.sample_info
+
+
+def errors(batch):
+    return batch.rewards[:, 0] if isinstance(batch, TransitionBatch) else batch.rows.reward[0]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_two_devices_draw_what_one_does(name):
+    sources, sampler = {"replay": ASKED[name]}, ASKED[name].sampler
     one = Fed(sources, ROWS, rollout=4, shards=4)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     replicas = MeshReplicas("data", 2)
@@ -318,8 +364,8 @@ def test_two_devices_draw_what_one_does(sampler):
         def local(state, rows, key):
             state, batch = buffer.sample(buffer.add(state, rows, ()), key)
             if not isinstance(sampler, Uniform):
-                state = buffer.update_priorities(state, batch.sample_info, batch.rewards[:, 0])
-            return state, batch
+                state = buffer.update_priorities(state, batch.sample_info, errors(batch))
+            return state, by_item(batch)
 
         return jax.shard_map(
             local,
@@ -335,9 +381,9 @@ def test_two_devices_draw_what_one_does(sampler):
         one.feed(part)
         expected = one.sample(start)
         if not isinstance(sampler, Uniform):
-            one.update(expected.sample_info, expected.rewards[:, 0])
+            one.update(expected.sample_info, errors(expected))
         state, batch = both(state, part, jax.random.key(start))
         for a, b in zip(
-            jax.tree.leaves((expected, one.states["replay"])), jax.tree.leaves((batch, state)), strict=True
+            jax.tree.leaves((by_item(expected), one.states["replay"])), jax.tree.leaves((batch, state)), strict=True
         ):
             np.testing.assert_array_equal(a, b)

@@ -1,6 +1,7 @@
 """Datasets as rows: every transition of every episode is there once, whatever the columns, and nothing else."""
 
 import dataclasses
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from jaxrl.buffers import fixed, replay, transitions
 from jaxrl.core import spaces
@@ -66,20 +68,47 @@ def test_every_transition_is_there_once(shapes, columns, n):
     episodes = [episode(number, *shape) for number, shape in enumerate(shapes)]
     source = fixed.source_of(Dataset(8, n_step=n))
     (ring,) = rings.rings(episodes, {"replay": source}, SPEC, columns=columns)[0].values()
-    column, slot = np.nonzero(ring.rows.weight)
-    assert slot.max() + n < ring.slots, "a transition begins where its future is not stored"
-    wanted, seen = expected(episodes, n), set()
-    for place in zip(column.tolist(), slot.tolist(), strict=True):
-        number, start = (int(x) for x in ring.rows.observation[place])
-        steps, rewards, bootstrap, end = wanted[number, start]
-        short, found, terminated = gathered(ring.rows, *place, n)
-        # Where a column ends within an episode, a transition of several steps ends there too.
-        assert short == steps or (short < steps and place[1] + short == ring.slots - n)
-        seen.add((number, start))
-        np.testing.assert_array_equal(ring.rows.observation[place[0], place[1] + short], [number, start + short])
-        assert found == rewards[:short] and terminated == (short == steps and not bootstrap)
-        assert ring.rows.action[place][0] == np.float32(start / 1000)
-    assert seen == set(wanted) and len(slot) == len(wanted)
+    wanted, seen = expected(episodes, n), []
+    for column, (start, stop) in enumerate(ring.parts.own):
+        assert stop + n <= ring.slots, "a transition begins where its future is not stored"
+        for slot in (start + np.flatnonzero(ring.rows.weight[column, start:stop])).tolist():
+            number, step = (int(x) for x in ring.rows.observation[column, slot])
+            steps, rewards, bootstrap, end = wanted[number, step]
+            assert gathered(ring.rows, column, slot, n) == (steps, rewards[:steps], not bootstrap)
+            np.testing.assert_array_equal(ring.rows.observation[column, slot + steps], [number, end])
+            assert ring.rows.action[column, slot][0] == np.float32(step / 1000)
+            seen.append((number, step))
+    assert sorted(seen) == sorted(wanted)
+    assert drawn(ring) == dict.fromkeys(wanted, columns), "not every transition is drawn as often"
+
+
+def drawn(ring):
+    """How often each transition comes if every column makes each of its draws once."""
+    counts = Counter()
+    for column, offset in enumerate(ring.parts.offset.tolist()):
+        for number in range(int(ring.parts.total)):
+            slot = ring.parts.slot[column, (offset + number) // ring.columns]
+            assert ring.rows.weight[column, slot]
+            counts[tuple(int(x) for x in ring.rows.observation[column, slot])] += 1
+    return counts
+
+
+@pytest.mark.parametrize("lengths", [[1] * 250 + [50] * 5, [20]], ids=["short ones and long ones", "one"])
+def test_every_transition_of_a_dataset_is_drawn_alike(lengths):
+    """Over eight shards. The short ones were 0.636 of the draws; the last two of the 20 came 1.49 times as often."""
+    episodes = [episode(number, length, "terminated") for number, length in enumerate(lengths)]
+    source = {"replay": fixed.source_of(Replay(100, 8_000, 50))}
+    ring = rings.rings(episodes, source, SPEC, columns=8)[0]["replay"]
+    assert set(drawn(ring).values()) == {8}
+    ring = jax.tree.map(jnp.asarray, ring)
+    buffer = replay.bind(source, num_envs=8, rollout_length=1, shards=8, replicas=SingleReplica(8))["replay"]
+    state = replay.ReplayState(ring, fixed.index_of(buffer, ring))
+    assert int(state.index.drawable.sum()) == sum(lengths)
+    _, batch = jax.jit(buffer.sample)(state, jax.random.key(0))
+    assert batch.weight.all(), "there is nothing to learn from"
+    np.testing.assert_allclose(batch.sample_info.probability, 1 / sum(lengths), rtol=1e-6)
+    items = np.unique(np.asarray(batch.observation), axis=0, return_counts=True)[1]
+    assert len(items) == sum(lengths) and stats.chisquare(items).pvalue > 1e-3
 
 
 def gathered(kept, column, slot, n):
@@ -106,14 +135,12 @@ def test_an_index_holds_what_may_be_drawn():
     sources = {name: fixed.source_of(source) for name, source in asked.items()}
     ring = jax.tree.map(jnp.asarray, rings.rings(episodes, sources, SPEC, columns=2)[0]["uniform"])
     buffers = replay.bind(sources, num_envs=2, rollout_length=1, shards=2, replicas=SingleReplica(2))
-    found = {name: fixed.index_of(buffer, ring, fixed.margins(sources)) for name, buffer in buffers.items()}
+    found = {name: fixed.index_of(buffer, ring) for name, buffer in buffers.items()}
     assert found["uniform"].drawable.sum() == found["prioritized"].drawable.sum() == 20
     assert found["prioritized"].inserted.as_float() == 20
-    before, after = fixed.margins(sources)
-    assert (before, after) == (1, 5)
-    each = ring.slots - before - after
-    # Every other row of a column begins a stretch that runs on, every row here: the period is 1.
-    assert found["running on"].drawable.sum() == 2 * each
+    assert fixed.margins(sources) == (1, 5)
+    # Every row begins a stretch that runs on: the period is 1. And each row is one column's own.
+    assert found["running on"].drawable.sum() == 8 + 5 + 10
     starts = found["sequences"].priority.reshape(2, ring.slots) >= 0
     slots = np.asarray(ring.rows.first | ~ring.rows.weight)
     for shard, slot in np.argwhere(np.asarray(starts)):
@@ -130,7 +157,9 @@ def test_frames_are_stored_once():
     source = fixed.source_of(Replay(100, 4, 1, frame_stack=FrameStack(3)))
     (ring,) = rings.rings([e], {"replay": source}, spec, columns=2)[0].values()
     assert ring.rows.observation.shape == (2, ring.slots, 1, 1)
-    column, slot = np.nonzero(ring.rows.weight)
+    at = np.arange(ring.slots)
+    own = (at >= ring.parts.own[:, :1]) & (at < ring.parts.own[:, 1:])
+    column, slot = np.nonzero(ring.rows.weight & own)
     ring = jax.tree.map(jnp.asarray, ring)
     batch = transitions.gather(ring, jnp.asarray(slot), jnp.asarray(column), 1, source.frame_stack)
     np.testing.assert_array_equal(batch.observation, stacked[:5])

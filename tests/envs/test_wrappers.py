@@ -122,7 +122,7 @@ def test_episode_statistics_equal_numpy_and_ignore_reward_wrappers():
     np.testing.assert_allclose(steps.reward[1:], expected)
 
 
-@pytest.mark.parametrize("actions", [jnp.arange(1.0, 13.0), jnp.full(12, 5.0)])
+@pytest.mark.parametrize("actions", [jnp.arange(1.0, 4.0), jnp.full(3, 5.0)])
 def test_returns_are_of_the_rewards_before_wrappers_of_a_user_change_them(actions):
     """Also where a wrapper of another kind is around those that do; 5 a step for 3 steps is 15, not 3."""
     for env in (
@@ -130,7 +130,7 @@ def test_returns_are_of_the_rewards_before_wrappers_of_a_user_change_them(action
         TimeLimit(ScaleReward(ClipReward(ClipAction(Counter(length=3))), 9.0), 8),
     ):
         steps = play(prepared(env), actions, jax.random.key(0), 3)
-        np.testing.assert_allclose(steps.episode.returns[-1], jnp.minimum(actions, 10.0)[:3].sum())
+        np.testing.assert_allclose(steps.episode.returns[-1], actions.sum())
         assert steps.terminated[-1] and steps.reward[-1] in (1.0, 9.0)
 
 

@@ -8,9 +8,13 @@ from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, assert_equal
 from helpers.streams import Fed, rows_of
 
 from jaxrl.buffers import replay
+from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Replay, Sequence
-from jaxrl.core.types import TransitionBatch, env_spec
-from jaxrl.parallel.experience import Experience
+from jaxrl.core.types import Trajectory, TransitionBatch, env_spec
+from jaxrl.data import rings
+from jaxrl.data.episodes import Episode
+from jaxrl.parallel.experience import Experience, of_dataset
+from jaxrl.parallel.replicas import SingleReplica
 
 DQN = ALGORITHMS["dqn"]
 EPISODES = rows_of([[6, 6], [12], [4, 8], [12]])
@@ -48,10 +52,61 @@ def test_joined_sequences_keep_time_and_shards():
     assert_equal(back, [part.sample_info for part in parts])
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.25, 0.5, 0.99])
-@pytest.mark.parametrize("shards", [1, 2, 4])
-def test_both_parts_of_a_batch_are_there_and_make_it_up(fraction, shards):
+@pytest.mark.parametrize("fraction, items", [(0.01, 1), (0.1, 3), (0.25, 8), (0.5, 16), (0.9, 29), (0.99, 31)])
+@pytest.mark.parametrize("shards", [1, 2, 8])
+def test_the_dataset_gives_its_fraction_of_every_batch(fraction, items, shards):
+    """To the item, whatever the shards; before, 0.1 of 32 over 8 shards became 0.25."""
     parts = Experience(DQN, env_spec(ENV), NUM_ENVS, shards, fraction)
+    assert parts.items_of_dataset(DQN.experience["replay"]) == items and not parts.problems()
     own, given = (part["replay"].batch_size for part in (parts.online_sources, parts.dataset_sources))
-    assert own + given == DQN.batch_size and own > 0 and given > 0 and given % shards == own % shards == 0
-    assert abs(given / DQN.batch_size - fraction) <= max(0.5 * shards, 1 * shards) / DQN.batch_size
+    # One place a shard is drawn for by both, unless each shard's part is the same.
+    assert own + given == DQN.batch_size + (shards if items % shards else 0)
+    assert 0 <= given - items < shards and own % shards == given % shards == 0
+
+
+def test_shards_take_turns_and_what_is_not_used_leaves_no_trace():
+    shards, updates = 4, 8
+    algo = resolve_schedules(DQN, jnp.float32(0.0))
+    parts = Experience(algo, env_spec(ENV), NUM_ENVS, shards, 0.1, SingleReplica(shards))
+    length = 16
+    flags = {name: np.zeros((length, NUM_ENVS), bool) for name in ("terminated", "truncated", "first")}
+    own = Trajectory(
+        observation=np.zeros((length, NUM_ENVS, 4), np.float32),
+        action=np.zeros((length, NUM_ENVS), np.int32),
+        reward=np.zeros((length, NUM_ENVS), np.float32),
+        weight=np.ones((length, NUM_ENVS), bool),
+        **flags,
+    )
+    marks = np.zeros((3, 41), bool)
+    marks[0, 0] = marks[1, -1] = True
+    theirs = Episode(np.ones((41, 4), np.float32), np.zeros(41, np.int32), np.ones(41), np.ones(41), *marks)
+    made, _ = rings.rings([theirs], parts.dataset_sources, parts.spec, columns=shards)
+    dataset = {of_dataset(name): jax.tree.map(jnp.asarray, ring) for name, ring in made.items()}
+    states = parts.empty(jax.tree.map(lambda x: x[:8], own), (), dataset)
+    for start in (0, 8):
+        states = parts.store(states, jax.tree.map(lambda x: x[start : start + 8], own), ())  # noqa: B023
+
+    @jax.jit
+    def update(states, dataset, number):
+        held = parts.rings(states, dataset)
+        states, batches = parts.sample(
+            {name: state.replace(ring=held[name]) for name, state in states.items()}, jax.random.key(0), number
+        )
+        priorities = 2.0 + batches["replay"].observation[:, 0]  # 2 of the run's own, 3 of the dataset's
+        states = parts.update_priorities(states, batches, {"replay": priorities})
+        return states, batches["replay"], parts.statistics(states, batches)
+
+    turns = np.zeros(shards)
+    for number in range(updates):
+        states, batch, figures = update(states, dataset, jnp.int32(number))
+        given = np.asarray(batch.observation[:, 0]) == 1
+        assert given.sum() == 3 and batch.weight.all() and (batch.sample_info.probability > 0).all()
+        np.testing.assert_array_equal(given, batch.rewards[:, 0] == 1)
+        turns += given.reshape(shards, -1).sum(axis=1)
+    np.testing.assert_array_equal(turns, 3 * updates / shards)
+    for name, items, priority in (("replay", 29, 2.0), ("replay_dataset", 3, 3.0)):
+        index = states[name].index
+        assert index.times_sampled.sum() == items * updates == float(index.sampled.as_float())
+        assert set(np.unique(index.priority)) <= {-1.0, 1.0, priority}
+        assert (np.asarray(index.priority == priority) == np.asarray(index.times_sampled > 0)).all()
+        assert float(figures[f"{name}_times_sampled"]) >= 1.0

@@ -91,11 +91,11 @@ def test_beside_an_environment_a_part_of_every_batch_is_the_datasets():
 
 @pytest.mark.long
 def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
-    one, _ = run(anakin(), fraction=0.25)
-    two, _ = run(anakin(devices=2), fraction=0.25)
+    one, _ = run(anakin(), fraction=0.1)  # 3 of 32, over 4 shards
+    two, _ = run(anakin(devices=2), fraction=0.1)
     assert_equal(one, two, 1e-5)
     lockstep = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=SHARDS, lockstep=True)
-    on_host, _ = run(lockstep, env=ServedFromHost(ENV), fraction=0.25)
+    on_host, _ = run(lockstep, env=ServedFromHost(ENV), fraction=0.1)
     assert_equal(one.replace(env_state=()), on_host, 1e-5)
 
 
@@ -160,6 +160,9 @@ def written(path, what=None):
         return f"rlds:{writer.close()}"
 
 
+ALONE = jaxrl.Anakin(num_envs=NUM_ENVS, devices=1, shards=1)
+
+
 @algorithm
 class FromData(jaxrl.DQN):
     """An algorithm that asks for a dataset."""
@@ -181,7 +184,7 @@ class FromData(jaxrl.DQN):
         ({"env": ENV, "dataset_fraction": 1.5}, "dataset_fraction=1.5 must be between 0 and 1"),
         ({"env": ENV, "algo": FromData()}, "learns from a dataset alone"),
         ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; pass one to train"),
-        ({"env": ENV, "algo": DQN.replace(batch_size=4), "topology": anakin()}, "use batches of 8 at least"),
+        ({"env": ENV, "algo": DQN.replace(batch_size=1), "topology": ALONE}, "batch_size=1 cannot be shared with a dataset"),
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
     ],
 )

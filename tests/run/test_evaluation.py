@@ -15,7 +15,6 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.timestep import restart, transition
-from jaxrl.envs.wrappers import EpisodeStatistics
 from jaxrl.parallel.rollout import first_timestep, with_previous_action
 from jaxrl.run import recording
 from jaxrl.run.evaluation import layout
@@ -86,7 +85,7 @@ def test_what_is_not_finished_is_counted_and_not_averaged():
 def test_the_last_of_the_longest_episodes_is_finished(on_host):
     """Between two episodes there is a step that only resets."""
     algo, actor, env, spec = prepare(PPO, Long())
-    played = ServedFromHost(EpisodeStatistics(Long())) if on_host else env
+    played = ServedFromHost(env) if on_host else env
     result = jaxrl.evaluate(algo, actor, played, spec, episodes=6, num_envs=2, max_steps=LONG)
     assert result.unfinished == 0 and list(result.lengths) == [LONG] * 6
     assert jaxrl.evaluate(algo, actor, played, spec, episodes=6, num_envs=2, max_steps=LONG - 1).unfinished == 2
