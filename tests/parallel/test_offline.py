@@ -184,7 +184,10 @@ class FromData(jaxrl.DQN):
         ({"env": ENV, "dataset_fraction": 1.5}, "dataset_fraction=1.5 must be between 0 and 1"),
         ({"env": ENV, "algo": FromData()}, "learns from a dataset alone"),
         ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; pass one to train"),
-        ({"env": ENV, "algo": DQN.replace(batch_size=1), "topology": ALONE}, "batch_size=1 cannot be shared with a dataset"),
+        (
+            {"env": ENV, "algo": DQN.replace(batch_size=1), "topology": ALONE},
+            "batch_size=1 cannot be shared with a dataset",
+        ),
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
     ],
 )

@@ -11,14 +11,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, SMALL, anakin, assert_equal
 from helpers.recorded import assert_bitwise
 
 import jaxrl
+from jaxrl.buffers import fixed
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, RecordingError
 from jaxrl.core.recorded import Recorded
-from jaxrl.core.types import EnvSpec
+from jaxrl.core.sources import Replay
+from jaxrl.core.types import EnvSpec, env_spec
+from jaxrl.data import rings
 from jaxrl.data.rlds import RldsWriter
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.program import CompiledProgram
@@ -351,3 +354,28 @@ def test_killed_while_it_records(whole, tmp_path):
         begun = [episode.observation.tobytes() for episode in lived]
         assert len(set(begun)) == len(begun), "recorded twice"
         assert set(begun) <= {episode.observation.tobytes() for episode in everything[env]}
+
+
+def test_what_a_gaussian_policy_did_can_be_learned_from(tmp_path, recwarn):
+    """Its samples lie beyond the bounds of a box; recorded and exported are the actions that the environment took."""
+    env = jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=20)
+    algo = jaxrl.PPO(rollout_length=8, epochs=1, minibatches=1, network=jaxrl.networks.ActorCritic(torso=SMALL))
+    result = jaxrl.train(
+        algo,
+        env,
+        total_steps=12 * ROWS,
+        num_envs=NUM_ENVS,
+        record=tmp_path / "lived",
+        evaluation_episodes=1,
+        progress=False,
+    )
+    settings = {"episodes": 8, "explore": True, "progress": False}
+    jaxrl.export_rlds(result.policy, env, tmp_path / "rlds", **settings)
+    jaxrl.export_minari(result.policy, env, "pendulum-v0", data_dir=tmp_path, **settings)
+    spec = env_spec(env)
+    sources = {"replay": fixed.source_of(Replay(100, 8, 1))}
+    for name in (f"rlds:{tmp_path / 'lived'}", f"rlds:{tmp_path / 'rlds'}", f"minari:{tmp_path / 'pendulum-v0'}"):
+        dataset = jaxrl.load_dataset(name)
+        rows = rings.rings(dataset, sources, spec, columns=2)[0]["replay"].rows
+        assert np.abs(rows.action).max() == 2.0, "no sample lay beyond the bounds, so this test shows nothing"
+    assert not [warning for warning in recwarn if "beyond the bounds" in str(warning.message)]
