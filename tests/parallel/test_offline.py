@@ -73,7 +73,7 @@ def run(topology, env=ENV, fraction=1.0, chunks=(12,)):
 @pytest.mark.long
 def test_offline_two_devices_are_one_and_chunks_do_not_matter():
     one, report = run(jaxrl.Offline(shards=SHARDS))
-    assert one.steps_per_env.low == 24 and report.iterations == 12 and report.failed_at == -1
+    assert one.steps_per_env.low == 12 and report.iterations == 12 and report.failed_at == -1
     in_two, _ = run(jaxrl.Offline(shards=SHARDS), chunks=(5, 7))
     assert_equal(one, in_two)
     two, two_report = run(jaxrl.Offline(devices=2, shards=SHARDS))
