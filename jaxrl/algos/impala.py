@@ -1,5 +1,6 @@
 """IMPALA: importance-weighted actor-learners, corrected by V-trace (Espeholt et al., 2018, arXiv:1802.01561)."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -40,7 +41,7 @@ class IMPALA(OnPolicyActorCritic):
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         # A sum over the batch meets returns of their own scale: that saturates the critic.
         scaled = self.reward_clipping == "none" if self.normalize_reward is None else self.normalize_reward
-        return super().resolve(spec, num_envs).replace(normalize_reward=scaled)
+        return dataclasses.replace(super().resolve(spec, num_envs), normalize_reward=scaled)
 
     @property
     def experience(self) -> Mapping[str, Source]:
