@@ -193,16 +193,17 @@ def draw_over_all(
         chance = index.levels[0][tree, position] / jnp.maximum(total, _TINY)
         return tree, position, chance, shard == first + tree
 
-    items = everywhere(index.drawable)
+    items, priority = everywhere(index.drawable), index.priority
+    assert priority is not None, "a dense index is drawn from otherwise"
 
     def alike():
-        held = jnp.cumsum((index.priority >= 0.0).reshape(-1).astype(jnp.int32))
+        held = jnp.cumsum((priority >= 0.0).reshape(-1).astype(jnp.int32))
         before = jnp.sum(jnp.where(jnp.arange(shards) < first, items, 0))
         rank = uniform.below(bits[0], jnp.sum(items)) - before
         found = jnp.minimum(jnp.searchsorted(held, rank, side="right"), held.shape[0] - 1).astype(jnp.int32)
         some = jnp.sum(items)
         chance = jnp.full(count, (some > 0).astype(jnp.float32) / jnp.maximum(some, 1).astype(jnp.float32))
-        tree, position = found // index.priority.shape[1], found % index.priority.shape[1]
+        tree, position = found // priority.shape[1], found % priority.shape[1]
         return tree, position, chance, (rank >= 0) & (rank < held[-1])
 
     # The second passes over every position, hence it is made only where no weight is left.

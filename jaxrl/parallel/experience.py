@@ -255,7 +255,9 @@ class Experience:
         """Gives the items of each source's batch new priorities [batch], in the replay that each item came from."""
         states = dict(states)
         for source, given in priorities.items():
-            for name, (info, part) in self._parts(source, states, batches[source].sample_info, given).items():
+            told = batches[source].sample_info
+            assert told is not None  # of every batch that a replay gives
+            for name, (info, part) in self._parts(source, states, told, given).items():
                 states[name] = self.buffers[name].update_priorities(states[name], info, part)
         return states
 
@@ -263,6 +265,7 @@ class Experience:
         """Figures of every replay and of what was drawn from it, over all devices: float32 scalars."""
         metrics = {}
         for source, batch in batches.items():
+            assert batch.sample_info is not None
             for name, (info, _) in self._parts(source, states, batch.sample_info, None).items():
                 figures = self.buffers[name].statistics(states[name], info)
                 metrics |= {f"{name}_{figure}": value for figure, value in figures.items()}

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import jaxrl
 from jaxrl.buffers import fixed, replay, transitions
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Dataset, FrameStack, Prioritized, Replay, Sequence
 from jaxrl.core.types import EnvSpec
-from jaxrl.data import rings
+from jaxrl.data import RldsWriter, rings
 from jaxrl.data.episodes import Episode
 from jaxrl.parallel import memory
 from jaxrl.parallel.replicas import SingleReplica
@@ -254,3 +255,18 @@ def test_nothing_to_learn_from():
         rings.rings([], sources, SPEC, columns=1)
     with pytest.raises(DatasetError, match="no transition"):
         rings.rings([episode(0, 0, "cut off")], sources, SPEC, columns=1)
+
+
+def test_a_stream_clips_actions_as_well_and_names_the_first_episode(tmp_path):
+    pytest.importorskip("grain")
+    flags = {name: getattr(episode(0, 3, "truncated"), name) for name in ("is_first", "is_last", "is_terminal")}
+    with RldsWriter(tmp_path / "data", "data") as writer:
+        for number in range(2):
+            one = dataclasses.replace(episode(number, 3, "truncated"), **flags)
+            writer.write(dataclasses.replace(one, action=np.full((4, 1), 1.0 + number, np.float32)))
+        writer.close()
+    dataset = jaxrl.load_dataset(f"rlds:{tmp_path / 'data'}")
+    with rings.stream(dataset, fixed.source_of(Dataset(6)), SPEC, seed=0) as stream:
+        with pytest.warns(UserWarning, match=r"episode 1: 3 of 3 actions \(100.0%\) lie beyond .*; so are those that"):
+            batch = stream.batch(0)
+    assert batch.action.shape == (6, 1) and (batch.action == 1.0).all()
