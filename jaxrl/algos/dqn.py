@@ -89,6 +89,15 @@ class DQN:
     burn_in: int = static(
         0, low=0, only_with="network.recurrent", help="steps before each sequence that only warm up the recurrent state"
     )
+    cross_episodes: bool = static(
+        True, only_with="network.recurrent", help="sequences run on into the next episode; else they end with theirs"
+    )
+    time_reduction: Literal["mean", "sum"] = static(
+        "mean",
+        choices=("mean", "sum"),
+        only_with="network.recurrent",
+        help="mean or sum of the loss over the time steps of a sequence",
+    )
     capacity: int = static(50_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(1_000, low=1, help="transitions collected before the first update")
     batch_size: int = static(128, low=1, help="transitions per update")
@@ -135,7 +144,8 @@ class DQN:
     @property
     def experience(self) -> Mapping[str, Source]:
         prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
-        sequence = Sequence(self.sequence_length, self.rollout_length, burn_in=self.burn_in, stored_carry=True)
+        end = "continue" if self.cross_episodes else "truncate"
+        sequence = Sequence(self.sequence_length, self.rollout_length, end, self.burn_in, stored_carry=True)
         return {
             "replay": Replay(
                 capacity=self.capacity,
@@ -195,7 +205,7 @@ class DQN:
             )
             if self.prioritized:
                 losses = losses * view.importance
-            loss = weighted_mean(losses, view.weight, replicas)
+            loss = view.loss(losses, self.time_reduction, replicas)
             values = q_learning.action_values(current, self.v_min, self.v_max)
             chosen = jnp.take_along_axis(values, view.action[:, None], axis=-1)[:, 0]
             metrics = {

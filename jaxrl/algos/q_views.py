@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos.train_state import Variables
+from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     Carry,
@@ -17,6 +17,7 @@ from jaxrl.core.types import (
     Network,
     NetworkInputs,
     PyTree,
+    Replicas,
     SequenceBatch,
     TransitionBatch,
 )
@@ -52,6 +53,11 @@ class Transitions(struct.PyTreeNode):
     def next(self, output: PyTree, network: Variables, key: jax.Array | None) -> PyTree:
         """The network's output where they lead, [N, ...]; `key` [N] is of noisy layers."""
         return self._apply(network, self.batch.next_observation, self.batch.next_action_mask, key, train=False)[0]
+
+    def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
+        """This device's share of the mean of losses [N]; `reduction` is of time, which a transition has none of."""
+        del reduction
+        return weighted_mean(losses, self.weight, replicas)
 
     def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
         """The priority of every item of the batch, from how wrong the network was at each transition [N]."""
@@ -126,6 +132,14 @@ class Sequences(struct.PyTreeNode):
         columns = self.batch.mask.shape[1]
         there = jnp.arange(self.steps.shape[0], dtype=jnp.int32) + self.steps * columns
         return jax.tree.map(lambda x: x[there], self.current(output))
+
+    def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
+        """This device's share of the mean over sequences of losses [N] summed over time, or of the mean over both."""
+        if reduction == "mean":
+            return weighted_mean(losses, self.weight, replicas)
+        counts = self.weight.reshape((-1, self.batch.mask.shape[1]))
+        total = jnp.sum(jnp.where(counts, losses.reshape(counts.shape), 0.0), axis=0)
+        return weighted_mean(total, jnp.any(counts, axis=0), replicas)
 
     def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
         """eta max |error| + (1 - eta) mean |error| of each sequence (Kapturowski et al., 2019, section 2.3)."""

@@ -1,5 +1,7 @@
 """Recurrent replay distributed DQN (Kapturowski et al., 2019, openreview.net/forum?id=r1lyTjAqYX)."""
 
+from typing import Literal
+
 from jaxrl.algos.base import algorithm, number, static
 from jaxrl.algos.dqn import DQN
 from jaxrl.algos.optimizers import Adam, Optimizer
@@ -25,6 +27,9 @@ class R2D2(DQN):
     ladder: bool = static(True, help="Ape-X ladder: epsilon decreases from the first environment to the last")
     sequence_length: int = static(81, low=2, help="time steps per sequence, the last of which only bootstraps")
     burn_in: int = static(40, low=0, help="steps before each sequence that only warm up the recurrent state")
+    time_reduction: Literal["mean", "sum"] = static(
+        "sum", choices=("mean", "sum"), help="mean or sum of the loss over the time steps of a sequence"
+    )
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(50_000, low=1, help="transitions collected before the first update")
     batch_size: int = static(64, low=1, help="sequences per update")

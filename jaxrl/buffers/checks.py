@@ -73,10 +73,15 @@ def _sequence_problems(sequence, rollout):
         )
     if sequence.end not in _ENDS:
         found.append(f"end={sequence.end!r} must be one of {_ENDS}")
-    if sequence.stored_carry and sequence.end != "continue" and rollout != 1:
+    if sequence.stored_carry and sequence.end == "write" and rollout != 1:
         found.append(
-            f"stored_carry keeps a recurrent state every {rollout} rows, but end={sequence.end!r} begins stretches "
-            f"anywhere; use end='continue', or rollout_length=1"
+            f"stored_carry keeps a recurrent state every {rollout} rows, but end='write' begins stretches anywhere; "
+            f"use end='continue' or 'truncate', or rollout_length=1"
+        )
+    if sequence.stored_carry and sequence.end in ("truncate", "zero_pad") and 1 != rollout != sequence.period:
+        found.append(
+            f"period={sequence.period} must be the {rollout} rows between two stored recurrent states where "
+            f"end={sequence.end!r}; use {rollout}"
         )
     if sequence.stored_carry and sequence.end == "continue" and sequence.period % rollout:
         below = sequence.period // rollout * rollout or rollout

@@ -49,9 +49,14 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
     else:
         assert ring.episode_step is not None, "kept where a sequence asks for it"
         step = ring.take_all(ring.episode_step, start)
-        grid = step % sequence.period == 0
         length = lengths(ring.take_all(ring.rows.first, slot), longest)
         full = length == longest
+        if sequence.stored_carry and rollout > 1:
+            # Wherever a recurrent state is known: one was stored, or the episode begins and it is the initial one.
+            grid = (start % rollout == 0)[:, None] | ring.take_all(ring.rows.first, start)
+            short = (step < sequence.period) | (length > longest - sequence.period)
+            return grid & (full | (short & (length > sequence.burn_in + 1)))  # one row more: a transition
+        grid = step % sequence.period == 0
         if sequence.end == "write":
             ends = ~ring.take_all(ring.rows.weight, slot[longest - 1 :])
             found = full & (grid | ends)

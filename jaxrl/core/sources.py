@@ -116,7 +116,8 @@ class Sequence:
         next episode; a network's carry resets there by itself.
       burn_in: rows before those, only to warm up a recurrent state.
       stored_carry: keep the recurrent state that acted at the first row of every rollout, and begin stretches only
-        there; else a batch's carry is the initial one.
+        there, or, unless `end="continue"`, at the first row of an episode, where it is the initial one; a stretch that
+        ends early has a transition after its burn-in. Else a batch's carry is the initial one.
     """
 
     length: int

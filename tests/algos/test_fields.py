@@ -52,6 +52,7 @@ STATIC = {
     "ladder": True,
     "sequence_length": 6,
     "burn_in": 4,
+    "time_reduction": "sum",
 }
 
 
@@ -116,7 +117,7 @@ def test_every_static_field_changes_the_program(name, traced_programs):
     same = []
     names = {field for field in fields(name)[1] if has_effect(algo, field)}
     if name == "dqn-recurrent":
-        names = {"sequence_length", "burn_in", "n_step", "prioritized"}
+        names = {"sequence_length", "burn_in", "n_step", "prioritized", "cross_episodes", "time_reduction"}
     for field in names:
         value = getattr(algo, field)
         if isinstance(value, bool):
@@ -165,6 +166,8 @@ def test_any_number_can_be_a_schedule():
         (jaxrl.DQN(quantile_huber=2.0), "unless network.head=quantilevalues"),
         (jaxrl.DQN(munchausen_clip=-2.0), "unless munchausen"),
         (jaxrl.DQN(sequence_length=8), "unless network.recurrent"),
+        (jaxrl.DQN(time_reduction="sum"), "unless network.recurrent"),
+        (jaxrl.DQN(cross_episodes=False), "unless network.recurrent"),
         (jaxrl.D4PG(quantile_huber=2.0), "unless critic.head=quantilevalues"),
         (jaxrl.CRR(weighting="constant", max_weight=5.0), "unless weighting=exp"),
     ],

@@ -152,10 +152,13 @@ def test_rescaling_and_its_inverse(x):
     np.testing.assert_allclose(q_learning.unscaled(q_learning.rescaled(jnp.float32(x))), x, rtol=1e-4, atol=1e-5)
 
 
-def test_an_update_of_r2d2_is_the_papers():
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_an_update_of_r2d2_is_the_papers(reduction):
     """The target h(sum gamma^k r + gamma^n h^-1(Q'(o, argmax Q))), the weighted loss and the mixed priorities."""
     network = QNetwork(MLP((4,)), core=GRU(4), head=ActionValues(dueling=True), previous_action=True)
     algo = jaxrl.R2D2(network=network, gamma=0.9, n_step=3, burn_in=BURN_IN, sequence_length=LENGTH)
+    assert algo.time_reduction == "sum", "Acme's and SEED's"
+    algo = algo.replace(time_reduction=reduction)
     batch = sequences(11)
     batch = batch.replace(sample_info=batch.sample_info.replace(importance=jnp.float32([1.0, 0.25])))
     resolved = resolve_schedules(algo, jnp.float32(0))
@@ -185,7 +188,8 @@ def test_an_update_of_r2d2_is_the_papers():
         error = h(total) - online[row, column, int(batch.rows.action[BURN_IN + row, column])]
         errors[column].append(abs(error))
         losses.append(0.5 * error**2 * (1.0, 0.25)[column])
-    np.testing.assert_allclose(info.metrics["loss"], np.mean(losses), rtol=1e-4)
+    wanted = np.mean(losses) if reduction == "mean" else np.sum(losses) / BATCH
+    np.testing.assert_allclose(info.metrics["loss"], wanted, rtol=1e-4)
     expected = [0.9 * np.max(errors[c]) + 0.1 * np.mean(errors[c]) + 1e-6 for c in (0, 1)]
     np.testing.assert_allclose(info.priorities["replay"], expected, rtol=1e-4)
 

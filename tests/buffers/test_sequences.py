@@ -139,6 +139,30 @@ def test_stored_carry_and_burn_in():
     np.testing.assert_array_equal(batch.carry["h"][:, 0], batch.rows.observation[0])
 
 
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_stored_carries_with_ends_learn_every_transition_past_the_burn_in_within_its_episode(burn_in):
+    rollout, length = 4, 6
+    sequence = Sequence(length, rollout, "truncate", burn_in=burn_in, stored_carry=True)
+    carry = lambda start: {"h": jnp.arange(4, dtype=jnp.float32)[:, None] * 1000 + start}  # noqa: E731
+    settings = source(sequence, capacity=4 * 48, sampler=Prioritized(), batch_size=128)
+    fed = Fed({"replay": settings}, ROWS, rollout=rollout, carry=carry(0)).feed(ROWS, carry)
+    first, starts = np.asarray(ROWS.first), fed.starts()
+    assert all(t % rollout == 0 or first[t, c] for t, c in starts)
+    learned = set()
+    for seed in range(3):
+        batch = fed.sample(seed)
+        mask = np.asarray(batch.mask)
+        assert not np.asarray(batch.rows.first)[1:][mask[1:]].any(), "none runs on into the next episode"
+        assert (np.asarray(batch.rows.weight).sum(axis=0) > 0).all(), "each has something to learn"
+        begins = np.asarray(batch.rows.first[0])
+        np.testing.assert_array_equal(batch.carry["h"][~begins, 0], np.asarray(batch.rows.observation[0])[~begins])
+        counted = np.asarray(batch.rows.weight & batch.mask)[:-1]
+        learned |= set(np.asarray(batch.rows.observation)[:-1][counted].astype(int))
+    step = np.arange(TICKS)[:, None] - np.maximum.accumulate(np.where(first, np.arange(TICKS)[:, None], 0))
+    inside = np.asarray(ROWS.weight) & (step >= burn_in) & (np.arange(TICKS)[:, None] < TICKS - length - burn_in)
+    assert learned >= set(np.asarray(ROWS.observation)[inside].astype(int))
+
+
 def test_a_carry_that_is_not_stored_is_the_initial_one():
     fed = Fed({"replay": source(Sequence(4))}, ROWS, rollout=4).feed(ROWS)
     batch = fed.sample(0, initial_carry={"h": jnp.array([1.0, 2.0])})
