@@ -170,7 +170,8 @@ def draw_over_all(
       The index; of every draw the shard among those here, int32 [count], its position there, its chance, 0 where there
       was nothing; and whether it is here, bool. The rest means nothing of a draw that is not here.
     """
-    here, depth = index.drawable.shape[0], len(index.levels)
+    here, depth, priority = index.drawable.shape[0], len(index.levels), index.priority
+    assert priority is not None, "a dense index is not drawn from by weight"
 
     def everywhere(x):
         return replicas.sum(jax.lax.dynamic_update_slice(jnp.zeros(shards, x.dtype), x, (replicas.first_shard,)))
