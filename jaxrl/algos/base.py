@@ -193,9 +193,10 @@ def _is_default(value, default):
     if jax.tree.structure(value) != jax.tree.structure(default):
         return False
     for one, other in zip(jax.tree.leaves(value), jax.tree.leaves(default), strict=True):
-        if isinstance(one, (str, bool)):
-            return False
-        if not (isinstance(one, jax.core.Tracer) or jnp.ndim(one)) and np.float32(one) != np.float32(other):
+        if isinstance(one, str | bool):
+            if one != other:
+                return False
+        elif not (isinstance(one, jax.core.Tracer) or jnp.ndim(one)) and np.float32(one) != np.float32(other):
             return False
     return True
 

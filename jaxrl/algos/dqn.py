@@ -213,6 +213,7 @@ class DQN:
                 "q_value": weighted_mean(chosen, view.weight, replicas),
                 "td_error": weighted_mean(error, view.weight, replicas),
             }
+            metrics |= q_learning.support_metrics(current, target, self.v_min, self.v_max, view.weight, replicas)
             return loss, (metrics, error, model_state)
 
         gradients, (metrics, error, model_state) = jax.grad(loss, has_aux=True)(state.network.params)

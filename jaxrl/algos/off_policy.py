@@ -324,6 +324,7 @@ def critic_loss(
     values = q_learning.action_values(output, v_min, v_max)
     taken = jnp.take_along_axis(values, action[None, :, None], axis=-1)[..., 0]
     metrics = {"critic_loss": loss, "q_value": jnp.mean(each(taken)), "td_error": jnp.mean(each(errors))}
+    metrics |= q_learning.support_metrics(output, target, v_min, v_max, batch.weight, replicas)
     return loss, CriticLoss(metrics, jnp.mean(errors, axis=0), values, taken, model_state)
 
 

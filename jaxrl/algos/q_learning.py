@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos.train_state import TrainState
+from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import ActorState, Carry, Replicas
+from jaxrl.core.types import ActorState, Carry, Metrics, Replicas
 from jaxrl.networks.heads import mask_values
 from jaxrl.networks.q_heads import CategoricalReturns, QuantileReturns
 
@@ -293,6 +293,31 @@ def categorical_projection(returns: Returns, low: Scalar, high: Scalar, atoms: i
     distance = jnp.abs(places[:, None, :] - jnp.arange(atoms, dtype=jnp.float32)[None, :, None])
     shares = jnp.maximum(1.0 - distance, 0.0)
     return jax.lax.stop_gradient(jnp.sum(shares * returns.probabilities[:, None, :], axis=-1))
+
+
+def support_metrics(
+    output: Any, target: Returns, low: Scalar, high: Scalar, weight: jax.Array, replicas: Replicas
+) -> Metrics:
+    """How well the targets fit C51's support; nothing for other heads. This device's share.
+
+    `support_edge_mass` is the probability that lies on the two ends after the projection, `support_clipped_mass` that
+    of returns beyond them. Mass at an end is fine where returns can be no more extreme than it; clipped mass is not.
+
+    Args:
+      output: the learning network's.
+      target: what the returns should be, before the projection.
+      low, high: the ends of the support.
+      weight: which transitions count, [batch].
+      replicas: as handed to `update`.
+    """
+    if not isinstance(output, CategoricalReturns):
+        return {}
+    projected = categorical_projection(target, low, high, output.logits.shape[-1])
+    slack = 1e-3 * (high - low)  # what rounding moves, and what does not matter
+    beyond = (target.atoms < low - slack) | (target.atoms > high + slack)
+    clipped = jnp.sum(jnp.where(beyond, target.probabilities, 0.0), axis=-1)
+    masses = {"support_edge_mass": projected[:, 0] + projected[:, -1], "support_clipped_mass": clipped}
+    return {name: weighted_mean(mass, weight, replicas) for name, mass in masses.items()}
 
 
 def quantile_huber_loss(quantiles: jax.Array, targets: jax.Array, huber: Scalar) -> jax.Array:

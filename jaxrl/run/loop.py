@@ -26,6 +26,7 @@ from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
+from jaxrl.run import advice
 from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.callbacks import Callbacks, Decision, Moment
 from jaxrl.run.checkpoint import Checkpointer, read_manifest
@@ -99,6 +100,7 @@ class Loop:
         self.newest: dict[str, float] = {}  # the last value of every metric
         self.save_replay, self.dataset = save_replay, dataset
         self.history: list[dict[str, float]] = []
+        self.advised: set[str] = set()
         self.seconds_per_iteration = 0.0
         self.timed_iterations, self.timed_seconds = 0, 0.0  # without compiling, evaluating and saving
         self.read_at: float | None = None
@@ -248,6 +250,14 @@ class Loop:
         if since is not None:
             row["steps_per_second"] = chunk.length * self.rows / (now - since)
         self._write(row)
+        self._advise(row)
+
+    def _advise(self, row):
+        """Warns, once in a run, of what a chunk's metrics say is wrong with the settings."""
+        for name, text in advice.of(row).items():
+            if name not in self.advised and distributed.is_leader():
+                warnings.warn(f"at step {row['step']}: {text}", RuntimeWarning, stacklevel=6)
+            self.advised.add(name)
 
     def _write(self, row):
         self.history.append(row)

@@ -31,7 +31,7 @@ def problems(rollout=4, **changes):
         ({"sequence": Sequence(0)}, "length=0"),
         ({"sequence": Sequence(4, end="stop")}, "end='stop' must be one of"),
         ({"sequence": Sequence(4, period=6, stored_carry=True)}, "period=6 must be a multiple of the 4 rows"),
-        ({"sequence": Sequence(4, end="write", stored_carry=True)}, "use end='continue' or 'truncate', or rollout_length=1"),
+        ({"sequence": Sequence(4, end="write", stored_carry=True)}, "use end='continue' or 'truncate', or rollout_"),
         ({"sequence": Sequence(4, 8, "truncate", stored_carry=True)}, "period=8 must be the 4 rows between two stored"),
         ({"sampler": Prioritized(normalize="most")}, "normalize='most'"),
         ({"frame_stack": FrameStack(0)}, "frames must be at least 1"),
