@@ -269,8 +269,12 @@ def test_a_run_that_stops_at_what_is_not_finite_records_what_came_before(tmp_pat
 
 def test_paths_that_cannot_be_had_are_refused_before_anything_runs(whole, tmp_path, monkeypatch):
     _, folder = whole
-    monkeypatch.setattr(CompiledProgram, "start", None)
-    monkeypatch.setattr(CompiledProgram, "template", None)
+
+    def starts(*_, **__):
+        raise InterruptedError
+
+    monkeypatch.setattr(CompiledProgram, "start", starts)
+    monkeypatch.setattr(CompiledProgram, "template", starts)
     copied = shutil.copytree(folder, tmp_path / "copied")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
@@ -286,7 +290,7 @@ def test_paths_that_cannot_be_had_are_refused_before_anything_runs(whole, tmp_pa
         with pytest.raises(ConfigError, match=words):
             train(path, run_dir=run_dir)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copied", "other", "recording"]
-    with pytest.raises(TypeError):  # moved together, it is the same run: this one starts
+    with pytest.raises(InterruptedError):  # moved together, it is the same run: this one starts
         train(copied / "recording", run_dir=copied / "run")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     problems = Record(folder / "recording")._occupied(None, False)
