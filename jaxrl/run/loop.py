@@ -250,7 +250,8 @@ class Loop:
         if since is not None:
             row["steps_per_second"] = chunk.length * self.rows / (now - since)
         self._write(row)
-        self._advise(row)
+        if 2 * (chunk.first + chunk.length) >= self.iterations:  # before, metrics are of what has not learned yet
+            self._advise(row)
 
     def _advise(self, row):
         """Warns, once in a run, of what a chunk's metrics say is wrong with the settings."""

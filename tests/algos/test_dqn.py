@@ -155,6 +155,20 @@ def test_losses_by_head():
     np.testing.assert_allclose(got, logits.mean(-1), rtol=1e-5, atol=1e-6)
 
 
+def test_what_the_ends_of_a_support_hold_is_told():
+    """A support of -2 to 2 with 5 atoms; the last transition does not count."""
+    output = CategoricalReturns(jnp.zeros((4, 3, 5)))
+    atoms = jnp.asarray([[-2.0, 2.0], [0.5, 1.5], [3.0, 2.001], [9.0, 9.0]], jnp.float32)
+    probabilities = jnp.asarray([[0.25, 0.75], [0.5, 0.5], [0.4, 0.6], [0.5, 0.5]], jnp.float32)
+    weight = jnp.asarray([True, True, True, False])
+    target = Returns(atoms, probabilities)
+    found = q_learning.support_metrics(output, target, -2.0, 2.0, weight, ONE)
+    # 1.5 is halfway between the last two atoms; 2.001 is rounding.
+    np.testing.assert_allclose(found["support_edge_mass"], np.mean([1.0, 0.25, 1.0]), rtol=1e-5)
+    np.testing.assert_allclose(found["support_clipped_mass"], np.mean([0.0, 0.0, 0.4]), rtol=1e-5)
+    assert q_learning.support_metrics(jnp.zeros((4, 3)), target, -2.0, 2.0, weight, ONE) == {}
+
+
 def test_every_atom_moves_by_the_n_step_target():
     following = Returns(jnp.asarray(random(3, 5)), jnp.asarray(softmax(random(3, 5, seed=1))))
     rewards, steps = jnp.asarray(random(3, 2)), jnp.asarray([1, 2, 2])
