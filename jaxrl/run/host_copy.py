@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core.errors import CheckpointError
@@ -50,6 +49,6 @@ def put(value: np.ndarray, like: Any, key_impl: str | None) -> Any:
             return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
         return jax.jit(lambda data: jax.random.wrap_key_data(data, impl=key_impl), out_shardings=sharding)(value)
     if is_key(like):
-        keys = jax.random.wrap_key_data(jnp.asarray(value), impl=key_impl)
+        keys = jax.random.wrap_key_data(jax.device_put(value), impl=key_impl)
         return keys if sharding is None else jax.device_put(keys, sharding)
     return jax.device_put(value, sharding, may_alias=False)

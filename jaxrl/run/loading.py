@@ -17,6 +17,7 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.envs.configs import from_config, full_name
 from jaxrl.run import checkpoint
+from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import read_config
 from jaxrl.run.policy import Policy
 
@@ -86,6 +87,7 @@ def load_run(
     env: Environment | HostRecipe | str | None = None,
 ) -> LoadedRun:
     """As `load`, with what the policy was trained on and by."""
+    keep_compiled_programs()
     path = Path(path)
     if best and step is not None:
         raise ConfigError(f"step={step} and best=True: give one of them")

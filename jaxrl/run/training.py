@@ -25,6 +25,7 @@ from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.parallel.streamed import StreamedProgram
 from jaxrl.run.callbacks import Callback, Callbacks, StopAtReturn
+from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.loggers import Logger
 from jaxrl.run.loop import Loop
 from jaxrl.run.progress import ProgressBar
@@ -108,6 +109,7 @@ def train(
       ConfigError: settings that do not fit, all of them, before anything is compiled.
       RunDirectoryError: the directory is in use, or holds another configuration.
     """
+    keep_compiled_programs()
     if isinstance(algo, str):
         algo = make_algorithm(algo)
     if isinstance(dataset, str):

@@ -19,6 +19,7 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.multihost import distributed
 from jaxrl.plots.curves import interquartile_mean
+from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.progress import ProgressBar
 from jaxrl.sweeps.make_train import bound
 from jaxrl.sweeps.search import configurations
@@ -147,6 +148,7 @@ def sweep(
     Raises:
       ConfigError: all invalid settings.
     """
+    keep_compiled_programs()
     if devices is None:
         use_cpu_devices(cores())
     if mapping not in (None, "vmap", "in_turn"):

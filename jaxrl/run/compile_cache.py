@@ -1,0 +1,157 @@
+"""Compiled programs are kept between processes: JAX's persistent cache, in a folder of the user's own.
+
+Whoever sets one of JAX's own variables or options for it decides instead. What JAX's cache leaves open is dealt with
+here before it is switched on: files that were damaged or cut off, which JAX would read at every start and never
+replace; programs of a processor with other instructions; a folder that others could write to, since loading a compiled
+program is running it; and a limit of size.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import stat
+import tempfile
+import threading
+import warnings
+import zlib
+from pathlib import Path
+
+import jax
+import jaxlib
+from jax.experimental.compilation_cache import compilation_cache
+
+VARIABLE = "JAXRL_CACHE"
+MOST_BYTES = 2 * 2**30  # of a processor's folder; beyond it what was not used for longest goes
+_LEAST_FREE_BYTES = 256 * 2**20  # of the disk
+_INDEX = "checked.json"
+_OFF = ("off", "0", "no", "false")
+_JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
+_lock = threading.Lock()
+_tried = False
+
+
+def keep_compiled_programs() -> Path | None:
+    """Switches the cache on, once a process; call it before the first compile.
+
+    The folder is `JAXRL_CACHE`, or `jaxrl` in the user's cache folder; `JAXRL_CACHE=off` switches it off.
+
+    Returns:
+      The folder, or None where jaxrl keeps nothing: that is switched off, JAX's own setting was found, this was called
+      before, or the folder cannot be used, of which one warning tells.
+    """
+    global _tried
+    with _lock:
+        if _tried:
+            return None
+        _tried = True
+    asked = os.environ.get(VARIABLE, "")
+    by_user = jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache
+    if asked.lower() in _OFF or by_user or any(name in os.environ for name in _JAX_VARIABLES):
+        return None
+    root = Path(asked).expanduser() if asked else _user_cache() / "jaxrl"
+    folder = root / _processor()
+    try:
+        _make_private(folder)
+        _discard_damaged(folder)
+        if (free := shutil.disk_usage(folder).free) < _LEAST_FREE_BYTES:
+            raise OSError(f"only {free // 2**20} MB are free there")
+    except OSError as error:
+        warnings.warn(
+            f"compiled programs are not kept for the next start: {folder}: {error}; set {VARIABLE} to another folder, "
+            "or to off",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
+    # An entry that cannot be read or written costs a compile, and no more.
+    warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # Small programs count: a start compiles dozens of them.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    # JAX looks at the option once, at the first compile, which a notebook may have behind it.
+    compilation_cache.reset_cache()
+    return folder
+
+
+def _user_cache() -> Path:
+    if "XDG_CACHE_HOME" in os.environ:
+        return Path(os.environ["XDG_CACHE_HOME"])
+    if platform.system() == "Darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path.home() / ".cache"
+
+
+def _processor() -> str:
+    """Names what programs compiled for this processor depend on: a shared home serves machines of several kinds."""
+    features = platform.processor()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), features)
+    told = [platform.machine(), features, os.environ.get("XLA_FLAGS", ""), jax.__version__, jaxlib.__version__]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def _make_private(folder: Path) -> None:
+    """The folder, for this user alone.
+
+    Raises:
+      OSError: it cannot be made or written to, or others can write to it.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise PermissionError("others than this user can write to it, and compiled programs are run as they are")
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _discard_damaged(folder: Path) -> None:
+    """Deletes entries that do not decompress, and the oldest beyond the limit. Each is read once, when it is new."""
+    index = folder / _INDEX
+    try:
+        checked = json.loads(index.read_text())
+        checked = checked if isinstance(checked, dict) else {}
+    except (OSError, ValueError):
+        checked = {}
+    entries, fine = [], {}
+    for entry in os.scandir(folder):
+        if not entry.name.endswith("-cache"):
+            continue
+        found = entry.stat()
+        entries.append((max(found.st_atime, found.st_mtime), found.st_size, entry))
+        seen = [found.st_size, found.st_mtime_ns]
+        if checked.get(entry.name) != seen and not _decompresses(Path(entry.path)):
+            _delete(entry.path)
+        else:
+            fine[entry.name] = seen
+    total = sum(size for _, size, _ in entries)
+    for _, size, entry in sorted(entries, key=lambda found: found[0]):
+        if total <= MOST_BYTES:
+            break
+        _delete(entry.path)
+        fine.pop(entry.name, None)
+        total -= size
+    if fine != checked:
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            json.dump(fine, file)
+        os.replace(file.name, index)
+
+
+def _decompresses(path: Path) -> bool:
+    """Whether an entry is whole; JAX compresses them, with a checksum, by zlib or by zstandard where that is there."""
+    try:
+        held = path.read_bytes()
+        if held[:4] == b"\x28\xb5\x2f\xfd":
+            return True  # of zstandard, which is not ours to open
+        zlib.decompress(held)
+    except (OSError, zlib.error):
+        return False
+    return True
+
+
+def _delete(path: str) -> None:
+    with contextlib.suppress(OSError):  # another process was quicker, or it lies there for good
+        os.unlink(path)
