@@ -4,11 +4,13 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxrl.core import registry, suites
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.registry import SUITES
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
-from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, PooledReset
+from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, PooledReset, StickyActions
 
 # Each module of a suite has `names()` and `make(name, **parameters)`, which returns a raw episodic environment or a
 # recipe of host environments.
@@ -24,6 +26,7 @@ def make(
     *,
     wrappers: Sequence[Callable[[Environment], Environment]] = (),
     auto_reset: str | None = "exact",
+    sticky_actions: float | None = None,
     **parameters: Any,
 ) -> Environment | HostRecipe:
     """The environment `name` ("gymnax:CartPole-v1"), with episode statistics, ready for training.
@@ -33,19 +36,26 @@ def make(
       wrappers: functions from environment to environment, applied in order, under the auto-reset.
       auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`: cheaper where resets are costly), or None: a raw
         environment, whose episodes end.
+      sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead
+        (`StickyActions`; MinAtar's paper has 0.1); None: it never does.
       parameters: the environment's own; numbers become leaves, what changes shapes or the program is static.
 
     Raises:
-      ConfigError: unknown suite, name or parameter (close names are suggested).
+      ConfigError: unknown suite, name or parameter (close names are suggested), or no probability.
       MissingExtraError: the suite's package is not installed.
     """
     if auto_reset not in _AUTO_RESETS:
         raise unknown("auto_reset", str(auto_reset), [str(k) for k in _AUTO_RESETS])
     env = _factory(name)(**parameters)
     if not isinstance(env, Environment):
-        if wrappers:
-            raise ConfigError(f"{name} is not a JAX environment, so it takes no wrappers of JAX environments")
+        if wrappers or sticky_actions is not None:
+            what = "wrappers of JAX environments" if wrappers else "sticky_actions, but its suite's own parameters"
+            raise ConfigError(f"{name} is not a JAX environment, so it takes no {what}")
         return env
+    if sticky_actions is not None:
+        if isinstance(sticky_actions, str) or jnp.ndim(sticky_actions) == 0 and not 0.0 <= sticky_actions <= 1.0:
+            raise ConfigError(f"sticky_actions={sticky_actions!r} must be a probability, from 0 to 1")
+        env = StickyActions(env, sticky_actions)
     if env.resets:
         return env
     env = EpisodeStatistics(env)

@@ -8,9 +8,11 @@ from helpers.registered import nothing_registered_for_good
 
 import jaxrl
 from jaxrl import envs
+from jaxrl.cli.training import make_environment
 from jaxrl.core import suites
 from jaxrl.core.errors import ConfigError, MissingExtraError
-from jaxrl.envs import AutoReset, EpisodeStatistics, FrameStack, TimeLimit
+from jaxrl.envs import AutoReset, EpisodeStatistics, FrameStack, StickyActions, TimeLimit
+from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.probes import Probe
 
 
@@ -38,6 +40,18 @@ def test_make_wraps_in_order_under_the_auto_reset():
 def test_unknown_names(name, message):
     with pytest.raises(ConfigError, match=message):
         envs.make(name)
+
+
+def test_sticky_actions_are_a_parameter():
+    """MinAtar's own paper has them; on the command line --env-params sticky_actions=0.1."""
+    env = make_environment("gymnax:Breakout-MinAtar", ["sticky_actions=0.1"])
+    sticky = env.env.env  # under the auto-reset and the statistics
+    assert isinstance(sticky, StickyActions) and sticky.probability == 0.1
+    assert to_config(from_config(to_config(env))) == to_config(env)
+    with pytest.raises(ConfigError, match="sticky_actions=1.5 must be a probability"):
+        jaxrl.make("gymnax:Breakout-MinAtar", sticky_actions=1.5)
+    with pytest.raises(ConfigError, match="is not a JAX environment, so it takes no sticky_actions"):
+        jaxrl.make("gymnasium:CartPole-v1", sticky_actions=0.1)
 
 
 def test_unknown_auto_reset():

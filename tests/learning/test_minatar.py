@@ -55,7 +55,7 @@ BESIDE |= {"rollout_length": 4, "replay_ratio": 1 / 16, "learning_rate": 2.5e-4,
 
 
 @pytest.mark.learning
-@pytest.mark.xfail(strict=True, reason="Rainbow: 16.6 (with a support of 0 to 50: 6.4), DQN: 58.4; see dqn.md")
+@pytest.mark.xfail(strict=False, reason="by noise alone Rainbow had 16.6, DQN 58.4; with epsilon not measured yet")
 def test_rainbow_is_above_dqn(record):
     """Breakout, 5M rows, an update of 32 transitions every 16 rows; PPO at the same number of rows beside them."""
     algorithms = {

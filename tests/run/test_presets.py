@@ -123,6 +123,15 @@ def test_output_weights_of_batchppo_have_the_deviation_of_its_initializer(name, 
     assert float(jnp.std(kernel)) == pytest.approx(math.sqrt(factor / 100), rel=0.02)
 
 
+def test_rainbow_explores_by_epsilon_beside_its_noise():
+    rainbow = PRESETS["rainbow"]
+    assert rainbow.algorithm.network.head.noisy
+    steps = rainbow.total_steps
+    for step, epsilon in ((0, 1.0), (50_000, 0.525), (100_000, 0.05), (steps, 0.05)):
+        found = resolve_schedules(rainbow.algorithm, jnp.float32(step / steps)).epsilon
+        assert float(found) == pytest.approx(epsilon, rel=1e-4)
+
+
 def test_no_default_moves_a_preset():
     """If a default changed, write the field into the preset; if a field is new, run tests/golden/make_presets.py."""
     golden = json.loads(make_presets.FILE.read_text())
