@@ -106,8 +106,13 @@ def test_uniform_draws_every_item_alike():
         np.asarray(batch.sample_info.probability)[ok], 0.5 / np.take(sizes, shard[ok]), rtol=1e-6
     )
     np.testing.assert_array_equal(batch.sample_info.importance, 1.0)
-    figures = fed.buffers["replay"].statistics(fed.states["replay"], batch.sample_info)
-    assert float(figures["chance_ratio"]) == pytest.approx(max(sizes) / min(sizes)) and sizes[0] != sizes[1]
+
+
+def test_how_unevenly_shards_of_their_own_lengths_are_drawn_is_told():
+    fed = Fed({"replay": source(batch_size=64)}, ROWS, rollout=2, shards=4).feed(ROWS)
+    figures = fed.buffers["replay"].statistics(fed.states["replay"], fed.sample(0).sample_info)
+    sizes = [sum(c == shard for _, c in begins(1, TICKS)) for shard in range(4)]
+    assert max(sizes) > min(sizes) and float(figures["chance_ratio"]) == pytest.approx(max(sizes) / min(sizes))
 
 
 def given_priorities(fed, function):
