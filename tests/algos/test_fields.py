@@ -106,7 +106,7 @@ def test_the_initial_penalty_is_in_the_initial_state():
     for penalty in (1.0, 3.0):
         algo = BASES["ppo-kl"].replace(initial_penalty=penalty)
         state = resolve_schedules(algo, jnp.float32(0)).init(
-            jax.random.key(0), jaxrl.Anakin(4, devices=1).bind(algo, env).spec
+            jax.random.key(0), jaxrl.Anakin(4, devices=1).bind(algo, env).layout.spec
         )
         assert state.penalty == penalty
 
