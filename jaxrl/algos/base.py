@@ -70,17 +70,11 @@ def _hold_functions(algo: "DataclassInstance") -> None:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static))
 def algorithm[T](cls: type[T]) -> type[T]:
     """Makes a class an algorithm: a frozen, keyword-only dataclass, a pytree, known by its lower-case name."""
-    made: Any = family(cls)
-    registry.add("algorithm", made)
-    return made
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static))
-def family[T](cls: type[T]) -> type[T]:
-    """Makes a class that algorithms derive from, with fields as theirs; it is none itself, and has no name."""
     made: Any = cls
     made.__post_init__ = _hold_functions
-    return cast("type[T]", struct.dataclass(made, kw_only=True))
+    made = struct.dataclass(made, kw_only=True)
+    registry.add("algorithm", made)
+    return cast("type[T]", made)
 
 
 def make_algorithm(name: str, **fields: Any) -> Algorithm:

@@ -8,44 +8,88 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy, returns
-from jaxrl.algos.base import algorithm, number, static
-from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyCarry, PolicyState
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.on_policy import PolicyCarry, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import ActorOutput, ActorState, EnvSpec, Replicas, Rollout, Source, TimeStep, UpdateInfo
+from jaxrl.core.types import (
+    SEQUENCE_INPUTS,
+    ActorOutput,
+    ActorState,
+    EnvSpec,
+    Replicas,
+    Rollout,
+    Source,
+    TimeStep,
+    UpdateInfo,
+    ValueNetwork,
+)
+from jaxrl.networks import ActorCritic, resolve_torso
 
 
 @algorithm
-class IMPALA(OnPolicyActorCritic):
+class IMPALA:
     """Advantage actor-critic with V-trace: one off-policy-corrected step per rollout; recurrent when its network is."""
 
     learning_rate: Scalar = number(6e-4, above=0, help="learning rate (of the policy, if value_learning_rate is set)")
+    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
+    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
     trace_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of V-trace; 1 uses the whole rollout")
     clip_rho: Scalar = number(1.0, above=0, help="V-trace rho-bar: largest importance weight of a TD error")
     clip_c: Scalar = number(1.0, above=0, help="V-trace c-bar: largest trace coefficient")
     clip_pg_rho: Scalar = number(1.0, above=0, help="largest importance weight in the policy gradient")
     max_grad_norm: Scalar | None = number(40.0, above=0, help="clip gradients to this norm; None: no clipping")
+    observation_clip: Scalar = number(
+        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
+    )
+    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
     rollout_length: int = static(20, low=1, help="steps per environment and batch; whole_episodes: longest episode")
-    reduction: str = static("sum", choices=("sum", "mean"), help="sum or mean of the loss over the batch")
-    reward_clipping: str = static(
-        "none", choices=("none", "abs_one", "soft_asymmetric"), help="clips rewards before anything else uses them"
+    normalize_observation: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="normalize observations by running mean and standard deviation; None: for continuous actions",
     )
     normalize_reward: bool | None = static(
         None,
         choices=(None, True, False),
         help="divide by the running standard deviation of the discounted return; None: unless rewards are clipped",
     )
+    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
+    joint_grad_norm: bool = static(
+        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
+    )
+    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
+    reduction: str = static("sum", choices=("sum", "mean"), help="sum or mean of the loss over the batch")
+    reward_clipping: str = static(
+        "none", choices=("none", "abs_one", "soft_asymmetric"), help="clips rewards before anything else uses them"
+    )
     optimizer: Optimizer = number(RMSProp(eps=0.01))
+    network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         # A sum over the batch meets returns of their own scale: that saturates the critic.
         scaled = self.reward_clipping == "none" if self.normalize_reward is None else self.normalize_reward
-        return dataclasses.replace(super().resolve(spec, num_envs), normalize_reward=scaled)
+        normalization = on_policy.resolved_normalization(self, spec) | {"normalize_reward": scaled}
+        return dataclasses.replace(self, network=resolve_torso(self.network, spec), **normalization)
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        return field_problems(self) + network_problems("IMPALA.network", self.network, spec, SEQUENCE_INPUTS)
 
     @property
     def experience(self) -> Mapping[str, Source]:
         return {"rollout": on_policy.source(self, max_policy_lag=None)}  # V-trace corrects for it
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
+        return on_policy.init(self, key, spec)
+
+    def actor(self, state: PolicyState) -> ActorState:
+        return on_policy.actor(state)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
+        return on_policy.initial_carry(self, spec)
 
     def act(
         self,
@@ -58,7 +102,7 @@ class IMPALA(OnPolicyActorCritic):
         explore: bool,
     ) -> ActorOutput:
         timestep = self._with_clipped_reward(timestep)
-        return super().act(actor, timestep, carry, key, spec=spec, explore=explore)
+        return on_policy.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

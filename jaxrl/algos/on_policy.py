@@ -1,8 +1,7 @@
 """What the on-policy algorithms share: acting, carrying, normalizing, and turning a rollout into advantages."""
 
-import dataclasses
-from collections.abc import Hashable, Mapping
-from typing import Self
+from collections.abc import Hashable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +9,11 @@ import optax
 from flax import struct
 
 from jaxrl.algos import minibatches, normalization, returns, train_state
-from jaxrl.algos.base import family, field_problems, network_problems, number, static
-from jaxrl.algos.optimizers import Adam, Optimizer, clip_by_norm, clip_factor, clipped
+from jaxrl.algos.optimizers import Optimizer, clip_by_norm, clip_factor, clipped
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    SEQUENCE_INPUTS,
     ActorOutput,
     ActorState,
     Carry,
@@ -31,11 +28,10 @@ from jaxrl.core.types import (
     Replicas,
     Rollout,
     Rollouts,
-    Source,
     TimeStep,
     ValueNetwork,
 )
-from jaxrl.networks import ActorCritic, PolicyValue, resolve_torso
+from jaxrl.networks import PolicyValue
 
 
 class Statistics(struct.PyTreeNode):
@@ -61,79 +57,47 @@ class PolicyCarry(struct.PyTreeNode):
     discounted_return: PyTree
 
 
-@family
-class OnPolicyActorCritic:
-    """The usual fields of an algorithm that learns from rollouts, or whole episodes, of its own policy; and acting.
-
-    An algorithm derives from it, says which defaults are its own, and adds `update`.
-    """
-
-    learning_rate: Scalar = number(2.5e-4, above=0, help="learning rate (of the policy, if value_learning_rate is set)")
-    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
-    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
-    observation_clip: Scalar = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
-    )
-    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
-    rollout_length: int = static(128, low=1, help="steps per environment and batch; whole_episodes: longest episode")
-    normalize_observation: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="normalize observations by running mean and standard deviation; None: for continuous actions",
-    )
-    normalize_reward: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="divide by the running standard deviation of the discounted return; None: for continuous actions",
-    )
-    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
-    joint_grad_norm: bool = static(
-        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
-    )
-    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
-    optimizer: Optimizer = number(Adam(eps=1e-5))
-    network: ValueNetwork = static(ActorCritic())
-
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        continuous = isinstance(spec.action_space, spaces.Box)
-        open_ = [name for name in ("normalize_observation", "normalize_reward") if getattr(self, name) is None]
-        fields = dict.fromkeys(open_, continuous)
-        return dataclasses.replace(self, network=resolve_torso(self.network, spec), **fields)
-
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        label = f"{type(self).__name__}.network"
-        return field_problems(self) + network_problems(label, self.network, spec, SEQUENCE_INPUTS)
+class OnPolicyFields(Protocol):
+    """The fields by which an algorithm acts, normalizes, and learns from rollouts or whole episodes."""
 
     @property
-    def experience(self) -> Mapping[str, Source]:
-        return {"rollout": source(self, max_policy_lag=0)}
+    def learning_rate(self) -> Scalar: ...
+    @property
+    def value_learning_rate(self) -> Scalar | None: ...
+    @property
+    def gamma(self) -> Scalar: ...
+    @property
+    def max_grad_norm(self) -> Scalar | None: ...
+    @property
+    def observation_clip(self) -> Scalar: ...
+    @property
+    def reward_clip(self) -> Scalar: ...
+    @property
+    def rollout_length(self) -> int: ...
+    @property
+    def normalize_observation(self) -> bool | None: ...
+    @property
+    def normalize_reward(self) -> bool | None: ...
+    @property
+    def whole_episodes(self) -> bool: ...
+    @property
+    def joint_grad_norm(self) -> bool: ...
+    @property
+    def bootstrap_truncated(self) -> bool: ...
+    @property
+    def optimizer(self) -> Optimizer: ...
+    @property
+    def network(self) -> ValueNetwork: ...
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
-        return init(self, key, spec)
 
-    def actor(self, state: PolicyState) -> ActorState:
-        return actor(state)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return initial_carry(self, spec)
-
-    def act(
-        self,
-        actor: ActorState,
-        timestep: TimeStep,
-        carry: PolicyCarry,
-        key: jax.Array,
-        *,
-        spec: EnvSpec,
-        explore: bool,
-    ) -> ActorOutput:
-        return act(self, actor, timestep, carry, key, spec=spec, explore=explore)
+def resolved_normalization(algo: OnPolicyFields, spec: EnvSpec) -> dict[str, bool]:
+    """What is normalized where the algorithm leaves it open: both where actions are continuous."""
+    continuous = isinstance(spec.action_space, spaces.Box)
+    given = {"normalize_observation": algo.normalize_observation, "normalize_reward": algo.normalize_reward}
+    return {name: continuous if value is None else value for name, value in given.items()}
 
 
-def init(algo: OnPolicyActorCritic, key: jax.Array, spec: EnvSpec, penalty: PyTree = ()) -> PolicyState:
+def init(algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, penalty: PyTree = ()) -> PolicyState:
     """A new learner state."""
     network = train_state.create(*algo.network.init(key, spec), transformation(algo))
     statistics = Statistics(
@@ -149,14 +113,14 @@ def actor(state: PolicyState) -> ActorState:
     return ActorState(params=network.params, statistics=state.statistics, model_state=network.model_state)
 
 
-def initial_carry(algo: OnPolicyActorCritic, spec: EnvSpec) -> PolicyCarry:
+def initial_carry(algo: OnPolicyFields, spec: EnvSpec) -> PolicyCarry:
     """What one environment carries from step to step, before its first."""
     return PolicyCarry(
         network=algo.network.initial_carry(spec), discounted_return=jnp.float32(0.0) if algo.normalize_reward else ()
     )
 
 
-def network_inputs(algo: OnPolicyActorCritic, timesteps: TimeStep, statistics: Statistics) -> NetworkInputs:
+def network_inputs(algo: OnPolicyFields, timesteps: TimeStep, statistics: Statistics) -> NetworkInputs:
     """What the network reads of time steps: observations are normalized with the given frozen statistics."""
     inputs = NetworkInputs.of_timesteps(timesteps)
     if not algo.normalize_observation:
@@ -166,7 +130,7 @@ def network_inputs(algo: OnPolicyActorCritic, timesteps: TimeStep, statistics: S
 
 
 def act(
-    algo: OnPolicyActorCritic,
+    algo: OnPolicyFields,
     actor: ActorState,
     timestep: TimeStep,
     carry: PolicyCarry,
@@ -195,28 +159,26 @@ def act(
     return ActorOutput(action, carry, extras)
 
 
-def batch_inputs(algo: OnPolicyActorCritic, batch: Rollout) -> NetworkInputs:
+def batch_inputs(algo: OnPolicyFields, batch: Rollout) -> NetworkInputs:
     """What the network reads where the actions [T, B] were taken."""
     return network_inputs(algo, batch.timesteps[:-1], batch.statistics)
 
 
-def rewards(algo: OnPolicyActorCritic, batch: Rollout) -> jax.Array:
+def rewards(algo: OnPolicyFields, batch: Rollout) -> jax.Array:
     """Rewards [T, B], scaled with the statistics of the batch."""
     if not algo.normalize_reward:
         return batch.rows.reward
     return normalization.scale_reward(batch.statistics.reward, batch.rows.reward, algo.reward_clip)
 
 
-def bootstrap_value(
-    algo: OnPolicyActorCritic, network: Variables, batch: Rollout, carry: Carry, spec: EnvSpec
-) -> jax.Array:
+def bootstrap_value(algo: OnPolicyFields, network: Variables, batch: Rollout, carry: Carry, spec: EnvSpec) -> jax.Array:
     """The value [B] of the time step after the last row, where the network's carry is `carry`."""
     final = jax.tree.map(lambda x: x[None], network_inputs(algo, batch.final, batch.statistics))
     return algo.network.value(network.params, final, carry, spec=spec, model_state=network.model_state)[0]
 
 
 def update_statistics(
-    algo: OnPolicyActorCritic, statistics: Statistics, batch: Rollout, replicas: Replicas
+    algo: OnPolicyFields, statistics: Statistics, batch: Rollout, replicas: Replicas
 ) -> tuple[Statistics, Rollout]:
     """The statistics with this batch merged in over all replicas; the next actor state will use them.
 
@@ -252,7 +214,7 @@ def update_statistics(
 
 
 def advantages(
-    algo: OnPolicyActorCritic, network: Variables, batch: Rollout, gae_lambda: Scalar, spec: EnvSpec
+    algo: OnPolicyFields, network: Variables, batch: Rollout, gae_lambda: Scalar, spec: EnvSpec
 ) -> tuple[jax.Array, jax.Array]:
     """Generalized advantages and value targets, each [T, B], from the values recorded while acting."""
     rows, carry = batch.rows, batch.carry.network
@@ -271,7 +233,7 @@ def advantages(
 
 
 def unroll(
-    algo: OnPolicyActorCritic, network: Variables, inputs: NetworkInputs, carry: Carry, spec: EnvSpec, *, train: bool
+    algo: OnPolicyFields, network: Variables, inputs: NetworkInputs, carry: Carry, spec: EnvSpec, *, train: bool
 ) -> tuple[PolicyValue, Carry, ModelState]:
     """The network's outputs over time steps `[T, B]`, its carry after the last, and the new model state."""
     return algo.network.apply(network.params, inputs, carry, spec=spec, model_state=network.model_state, train=train)
@@ -298,7 +260,7 @@ def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Arr
     return (x - mean) / (jnp.sqrt(variance) + 1e-8)
 
 
-def transformation(algo: OnPolicyActorCritic) -> optax.GradientTransformation:
+def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
     """The optimizer, clipped, at the learning rate; at the value's own for the parameters "value", if it has one.
 
     Separate networks are clipped each by its own norm: the gradient of a value far from its targets is hundreds of
@@ -329,7 +291,7 @@ def _separate_networks(params: Params) -> dict[str, str]:
 
 
 def apply_gradients(
-    algo: OnPolicyActorCritic, network: TrainState, gradients: Params, replicas: Replicas, model_state: ModelState
+    algo: OnPolicyFields, network: TrainState, gradients: Params, replicas: Replicas, model_state: ModelState
 ) -> tuple[TrainState, Metrics]:
     """`train_state.apply_gradients` with `transformation`, and how large the gradients were.
 
@@ -350,7 +312,7 @@ def apply_gradients(
     return network, metrics
 
 
-def source(algo: OnPolicyActorCritic, *, max_policy_lag: int | None) -> Rollouts | Episodes:
+def source(algo: OnPolicyFields, *, max_policy_lag: int | None) -> Rollouts | Episodes:
     """The experience that an on-policy algorithm asks for, acted by a policy of at most that age."""
     return Episodes(algo.rollout_length) if algo.whole_episodes else Rollouts(algo.rollout_length, max_policy_lag)
 

@@ -1,24 +1,42 @@
 """Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347), clipped or with an adaptive KL penalty."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
-from jaxrl.algos.base import algorithm, number, static
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
 from jaxrl.algos.minibatches import minibatch_problems
-from jaxrl.algos.on_policy import OnPolicyActorCritic, PolicyState
+from jaxrl.algos.on_policy import PolicyCarry, PolicyState
+from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import EnvSpec, Replicas, Source, UpdateInfo
+from jaxrl.core.types import (
+    SEQUENCE_INPUTS,
+    ActorOutput,
+    ActorState,
+    EnvSpec,
+    Replicas,
+    Source,
+    TimeStep,
+    UpdateInfo,
+    ValueNetwork,
+)
+from jaxrl.networks import ActorCritic, resolve_torso
 
 
 @algorithm
-class PPO(OnPolicyActorCritic):
+class PPO:
     """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
+    learning_rate: Scalar = number(2.5e-4, above=0, help="learning rate (of the policy, if value_learning_rate is set)")
+    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
+    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
     gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 is Monte Carlo")
     clip: Scalar = number(
         0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
@@ -28,30 +46,72 @@ class PPO(OnPolicyActorCritic):
         1000.0, low=0, only_with="objective=kl", help="weight of the squared excess over twice the target"
     )
     initial_penalty: Scalar = number(1.0, above=0, only_with="objective=kl", help="initial weight of the KL penalty")
+    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
+    observation_clip: Scalar = number(
+        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
+    )
+    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
+    rollout_length: int = static(128, low=1, help="steps per environment and batch; whole_episodes: longest episode")
+    normalize_observation: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="normalize observations by running mean and standard deviation; None: for continuous actions",
+    )
+    normalize_reward: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="divide by the running standard deviation of the discounted return; None: for continuous actions",
+    )
+    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
+    joint_grad_norm: bool = static(
+        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
+    )
+    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
     objective: str = static("clip", choices=("clip", "kl"), help="clipped probability ratio, or adaptive KL penalty")
     epochs: int = static(4, low=1, help="passes over each batch")
     minibatches: int = static(4, low=1, help="gradient steps per pass")
     clip_value: bool = static(True, help="clip the change of value predictions too, by the same range")
     normalize_advantage: bool = static(True, help="standardize advantages per minibatch")
+    optimizer: Optimizer = number(Adam(eps=1e-5))
+    network: ValueNetwork = static(ActorCritic())
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        normalization = on_policy.resolved_normalization(self, spec)
+        return dataclasses.replace(self, network=resolve_torso(self.network, spec), **normalization)
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        problems = field_problems(self) + network_problems("PPO.network", self.network, spec, SEQUENCE_INPUTS)
+        by = on_policy.minibatch_unit(self.network)
+        return problems + minibatch_problems(
+            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
+        )
 
     @property
     def experience(self) -> Mapping[str, Source]:
         # The ratio is to the policy that acted: an update of age is like one more epoch.
         return {"rollout": on_policy.source(self, max_policy_lag=1)}
 
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = super().validate(spec, num_envs, shards)
-        return problems + self._minibatch_problems(num_envs, shards)
-
-    def _minibatch_problems(self, num_envs: int, shards: int) -> list[str]:
-        by = on_policy.minibatch_unit(self.network)
-        return minibatch_problems(
-            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
-        )
-
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
         return on_policy.init(self, key, spec, penalty)
+
+    def actor(self, state: PolicyState) -> ActorState:
+        return on_policy.actor(state)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
+        return on_policy.initial_carry(self, spec)
+
+    def act(
+        self,
+        actor: ActorState,
+        timestep: TimeStep,
+        carry: PolicyCarry,
+        key: jax.Array,
+        *,
+        spec: EnvSpec,
+        explore: bool,
+    ) -> ActorOutput:
+        return on_policy.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
