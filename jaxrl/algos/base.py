@@ -72,9 +72,9 @@ def algorithm[T](cls: type[T]) -> type[T]:
     """Makes a class an algorithm: a frozen, keyword-only dataclass, a pytree, known by its lower-case name."""
     made: Any = cls
     made.__post_init__ = _hold_functions
-    made = struct.dataclass(made, kw_only=True)
-    registry.add("algorithm", made)
-    return cast("type[T]", made)
+    algorithm_class = cast("type[T]", struct.dataclass(made, kw_only=True))
+    registry.add("algorithm", algorithm_class)
+    return algorithm_class
 
 
 def make_algorithm(name: str, **fields: Any) -> Algorithm:
