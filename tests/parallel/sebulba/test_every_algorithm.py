@@ -1,0 +1,62 @@
+"""Algorithms that no other test runs on the host: the probes served from there are the same run as compiled."""
+
+import jax
+import numpy as np
+import pytest
+from helpers.continuous import D4PG, DDPG, MPO, NETWORKS
+from helpers.programs import NUM_ENVS, actor_threads, all_finite, anakin, assert_equal, plain
+
+import jaxrl
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.networks import GRU, MLP, QNetwork
+
+SMALL = {"capacity": 256, "min_size": 32, "batch_size": 16, "rollout_length": 4, "replay_ratio": 1 / 32}
+DISCRETE = jaxrl.make("probe:Truncated", max_steps=3)
+BOX = jaxrl.make("probe:Truncated", max_steps=3, continuous=True)
+RUNS = {
+    "d4pg": (D4PG.replace(**SMALL), BOX),
+    "ddpg": (DDPG.replace(**SMALL), BOX),
+    "mpo": (MPO.replace(**SMALL), BOX),
+    "sac-discrete": (jaxrl.SAC(**NETWORKS, **SMALL), DISCRETE),
+    "pqn": (jaxrl.PQN(rollout_length=4, epochs=2, minibatches=2, network=QNetwork(MLP((8,)))), DISCRETE),
+    "r2d2": (
+        jaxrl.R2D2(
+            **SMALL,
+            sequence_length=6,
+            burn_in=1,
+            n_step=2,
+            cross_episodes=False,
+            network=QNetwork(MLP((8,)), core=GRU(4), previous_action=True, previous_reward=True),
+        ),
+        DISCRETE,
+    ),
+}
+UPDATES = 6
+
+
+def run(topology, algo, env):
+    """The parameters at first, the state after some updates, and the report of all of them."""
+    program = topology.bind(algo, env)
+    iterations = UPDATES if isinstance(algo, jaxrl.PQN) else 12
+    try:
+        state = program.start(algo, env, 3)
+        before = plain(state.learner)
+        state, report = program.chunk(algo, env, state, iterations, 100)
+        return before, *plain((state, report))
+    finally:
+        program.close()
+        assert not actor_threads()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_on_the_host_it_is_the_compiled_run(name):
+    algo, env = RUNS[name]
+    _, compiled, report = run(anakin(), algo, env)
+    before, state, host_report = run(
+        jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2, lockstep=True), algo, ServedFromHost(env)
+    )
+    assert host_report.made >= UPDATES and host_report.episodes.count >= NUM_ENVS and all_finite(state.learner)
+    moved = [not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (before, state.learner)), strict=True)]
+    assert any(moved), "it learns"
+    assert_equal(compiled.replace(env_state=()), state, 1e-5)
+    assert_equal(report, host_report.replace(actors={}), 1e-5)
