@@ -35,6 +35,10 @@ class Anakin:
     devices: int | None = None
     shards: int | None = None
 
+    def resolve(self, algo: Algorithm) -> "Anakin":
+        """Nothing here depends on the algorithm."""
+        return self
+
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Environment steps of an iteration, over all environments."""
         return ro.rollout_length(algo) * self.num_envs

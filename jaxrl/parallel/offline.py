@@ -37,6 +37,15 @@ class Offline:
     shards: int | None = None
     stream: bool | None = None
 
+    @property
+    def num_envs(self) -> int:
+        """None act."""
+        return 0
+
+    def resolve(self, algo: Algorithm) -> "Offline":
+        """Nothing here depends on the algorithm."""
+        return self
+
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Updates of an iteration: there are no environment steps that a replay ratio could count."""
         return 1

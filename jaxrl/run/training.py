@@ -147,10 +147,8 @@ def train(
     if isinstance(record, str | Path):
         record = Record(record)
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
-    given_algo, algo = algo, algo.resolve(env_spec(env), 0 if isinstance(topology, Offline) else topology.num_envs)
-    given_topology = topology
-    if isinstance(topology, Sebulba):
-        topology = topology.resolve(algo)
+    given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs)
+    given_topology, topology = topology, topology.resolve(algo)
     notes = resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}

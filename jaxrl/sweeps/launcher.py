@@ -17,9 +17,7 @@ from jaxrl import envs
 from jaxrl.algos.base import make_algorithm, replace
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
-from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.ray.remote import connect
-from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.run.directory import difference, read_config, with_new_fields
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
@@ -114,8 +112,7 @@ def launch(
         raise ConfigError(problems)
     settings = configurations(samples, space, search_seed)
     topology = topology or default_topology(env, num_envs)
-    acting = 0 if isinstance(topology, Offline) else topology.num_envs
-    variants = [replace(algo, **setting).resolve(env_spec(env), acting) for setting in settings]
+    variants = [replace(algo, **setting).resolve(env_spec(env), topology.num_envs) for setting in settings]
     shards = [topology.bind(variant, env).layout.shards for variant in variants]
     root = Path(run_dir).absolute()
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
@@ -125,8 +122,7 @@ def launch(
 
     def config(place, seed):
         """As `train` will write it."""
-        chosen = topology.resolve(variants[place]) if isinstance(topology, Sebulba) else topology
-        resolved = dataclasses.replace(chosen, shards=shards[place])
+        resolved = dataclasses.replace(topology.resolve(variants[place]), shards=shards[place])
         return run_config(variants[place], env, resolved, total_steps, seed, looks)
 
     began = time.monotonic()
