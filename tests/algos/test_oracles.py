@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers import continuous, offline
 from helpers.continuous import BATCH, BOX, SPEC, transitions
+from helpers.oracle import EPS, close, descended, exact, stepped
 from scipy.special import log_softmax, logsumexp, softmax
 from scipy.stats import norm
 
@@ -27,7 +28,7 @@ from jaxrl.parallel.replicas import SingleReplica
 
 KEY = jax.random.key(7)
 ONE = SingleReplica()
-GAMMA, TAU, RATE, POLICY_RATE, EPS = 0.9, 0.25, 0.1, 0.05, 1.0
+GAMMA, TAU, RATE, POLICY_RATE = 0.9, 0.25, 0.1, 0.05
 COMMON = {"gamma": GAMMA, "n_step": 3, "learning_rate": RATE, "optimizer": Adam(eps=EPS)}
 ACTOR_CRITIC = COMMON | {"tau": TAU, "policy_learning_rate": POLICY_RATE}
 LOW, HIGH = BOX.low.astype(np.float64), BOX.high.astype(np.float64)
@@ -68,41 +69,6 @@ def start(algo, spec=SPEC):
 def updated(algo, state, transitions, spec):
     algo = resolve_schedules(algo, jnp.float32(0))
     return algo.update(state, {"replay": transitions}, spec=spec, key=KEY, replicas=ONE)
-
-
-def exact(tree):
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-
-
-def gradient(loss, params, size=1e-6):
-    """By central differences."""
-    leaves, structure = jax.tree.flatten(exact(params))
-    found = []
-    for number, leaf in enumerate(leaves):
-        slope = np.zeros_like(leaf)
-        for place in np.ndindex(leaf.shape):
-            ends = []
-            for sign in (1, -1):
-                moved = leaf.copy()
-                moved[place] += sign * size
-                ends.append(loss(jax.tree.unflatten(structure, [*leaves[:number], moved, *leaves[number + 1 :]])))
-            slope[place] = (ends[0] - ends[1]) / (2 * size)
-        found.append(slope)
-    return jax.tree.unflatten(structure, found)
-
-
-def stepped(params, gradients, rate):
-    """Adam's first step, whose moments are the gradient and its square once their bias is corrected."""
-    return jax.tree.map(lambda x, g: np.asarray(x, np.float64) - rate * g / (np.abs(g) + EPS), params, gradients)
-
-
-def descended(loss, params, rate):
-    return stepped(params, gradient(loss, params), rate)
-
-
-def close(found, wanted, tolerance=1e-5):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 def moved(slow, new, tau=TAU):

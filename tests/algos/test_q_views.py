@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.oracle import EPS, close, descended, exact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.algos import q_learning, q_views
+from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
@@ -20,6 +22,7 @@ SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 NETWORK = QNetwork(MLP((4,)), core=GRU(4), previous_action=True, previous_reward=True)
 BATCH, BURN_IN, LENGTH = 2, 3, 7
 ONE = SingleReplica(1)
+KEY = jax.random.key(2)
 
 
 def stream(seed, rows=BURN_IN + LENGTH, batch=BATCH):
@@ -192,6 +195,83 @@ def test_an_update_of_r2d2_is_the_papers(reduction):
     np.testing.assert_allclose(info.metrics["loss"], wanted, rtol=1e-4)
     expected = [0.9 * np.max(errors[c]) + 0.1 * np.mean(errors[c]) + 1e-6 for c in (0, 1)]
     np.testing.assert_allclose(info.priorities["replay"], expected, rtol=1e-4)
+
+
+def recurrent_values(params, batch, warm):
+    """Q of every row after the burn-in, [LENGTH, BATCH, 4]; the carry at its end is of the parameters `warm`."""
+
+    def unrolled(params, rows, hidden):
+        layer, core, found = params["torso"]["torso"]["dense"]["layer_0"], params["torso"]["core"], []
+        moments = exact(batch.timesteps.observation), np.asarray(batch.timesteps.previous_action)
+        sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+        for row in rows:
+            first = np.asarray(batch.timesteps.first[row])[:, None]
+            hidden = np.where(first, 0.0, hidden)
+            features = np.tanh(moments[0][row] @ layer["kernel"] + layer["bias"])
+            previous = np.where(first, 0.0, np.eye(4)[moments[1][row]])
+            x = np.concatenate([features, previous, exact(batch.timesteps.reward[row])[:, None]], axis=1)
+            x = x @ core["input"]["kernel"] + core["input"]["bias"]
+            u = hidden @ core["recurrent"]["kernel"]
+            reset, update = sigmoid(x[:, :4] + u[:, :4]), sigmoid(x[:, 4:8] + u[:, 4:8])
+            candidate = np.tanh(x[:, 8:] + reset * (u[:, 8:] + core["candidate_bias"]))
+            hidden = (1 - update) * candidate + update * hidden
+            head = params["head"]["advantage"]["output"]
+            found.append(hidden @ head["kernel"] + head["bias"])
+        return np.stack(found), hidden
+
+    carry = unrolled(warm, range(BURN_IN), exact(batch.carry.network))[1]
+    return unrolled(params, range(BURN_IN, BURN_IN + LENGTH), carry)[0]
+
+
+def test_a_whole_update_of_r2d2_against_numpy():
+    """Adam's step down the sum over time, with no gradient through the burn-in, and the target's part of the way."""
+    algo = jaxrl.R2D2(
+        network=NETWORK,
+        gamma=0.9,
+        n_step=3,
+        burn_in=BURN_IN,
+        sequence_length=LENGTH,
+        learning_rate=0.1,
+        optimizer=Adam(eps=EPS),
+        max_grad_norm=None,
+        target_period=1,
+        target_update=0.25,
+    )
+    batch = sequences(11)
+    batch = batch.replace(sample_info=batch.sample_info.replace(importance=jnp.float32([1.0, 0.25])))
+    found = moves(batch, 3)
+    after = np.asarray(batch.rows.terminated)[BURN_IN:], np.asarray(batch.rows.truncated)[BURN_IN:]
+    cut = [row + steps == LENGTH - 1 for (row, _), (_, steps, _) in found.items()]
+    assert after[0].any() and after[1].any() and any(cut), "an ending of each kind"
+    resolved = resolve_schedules(algo, jnp.float32(0))
+    state = resolved.init(jax.random.key(0), SPEC)
+    slow = NETWORK.init(jax.random.key(1), SPEC)[0]
+    state = state.replace(network=state.network.replace(target_params=slow))
+    update = jax.jit(lambda state: resolved.update(state, {"replay": batch}, spec=SPEC, key=KEY, replicas=ONE))
+    new, info = update(state)
+
+    now = exact(state.network.params)
+    online, targets = recurrent_values(now, batch, now), recurrent_values(exact(slow), batch, exact(slow))
+    wanted = {}
+    for (row, column), (rewards, steps, bootstrap) in found.items():
+        total = sum(0.9**k * r for k, r in enumerate(rewards))
+        if bootstrap:
+            y = targets[row + steps, column, online[row + steps, column].argmax()]
+            root = (np.sqrt(1 + 4e-3 * (abs(y) + 1 + 1e-3)) - 1) / 2e-3
+            total += 0.9**steps * np.sign(y) * (root**2 - 1)
+        wanted[row, column] = np.sign(total) * (np.sqrt(abs(total) + 1) - 1) + 1e-3 * total
+
+    def loss(params):
+        outputs, total = recurrent_values(params, batch, now), 0.0
+        for (row, column), target in wanted.items():
+            error = target - outputs[row, column, int(batch.rows.action[BURN_IN + row, column])]
+            total += 0.5 * error**2 * (1.0, 0.25)[column] / BATCH
+        return total
+
+    assert float(info.metrics["loss"]) == pytest.approx(loss(now), rel=1e-5)
+    network = descended(loss, now, 0.1)
+    close(new.network.params, network)
+    close(new.network.target_params, jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, exact(slow), network))
 
 
 def test_r2d2_needs_a_memory_and_takes_the_rules_of_dqn():

@@ -1,0 +1,41 @@
+"""What an oracle of a whole update needs beside the equations: gradients by differences, and Adam's first step."""
+
+import jax
+import numpy as np
+
+EPS = 1.0  # of Adam: steps are smooth in the gradient, where a small one would show its sign alone
+
+
+def exact(tree):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
+def gradient(loss, params, size=1e-6):
+    """By central differences."""
+    leaves, structure = jax.tree.flatten(exact(params))
+    found = []
+    for number, leaf in enumerate(leaves):
+        slope = np.zeros_like(leaf)
+        for place in np.ndindex(leaf.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = leaf.copy()
+                moved[place] += sign * size
+                ends.append(loss(jax.tree.unflatten(structure, [*leaves[:number], moved, *leaves[number + 1 :]])))
+            slope[place] = (ends[0] - ends[1]) / (2 * size)
+        found.append(slope)
+    return jax.tree.unflatten(structure, found)
+
+
+def stepped(params, gradients, rate):
+    """Adam's first step, whose moments are the gradient and its square once their bias is corrected."""
+    return jax.tree.map(lambda x, g: np.asarray(x, np.float64) - rate * g / (np.abs(g) + EPS), params, gradients)
+
+
+def descended(loss, params, rate):
+    return stepped(params, gradient(loss, params), rate)
+
+
+def close(found, wanted, tolerance=1e-5):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
