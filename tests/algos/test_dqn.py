@@ -50,7 +50,7 @@ def projected(atoms, probabilities, low, high, count):
     """Algorithm 1 of Bellemare et al. (2017), which shares an atom out over the two around it."""
     spacing, result = (high - low) / (count - 1), np.zeros(count)
     for atom, probability in zip(atoms, probabilities, strict=True):
-        place = (np.clip(atom, low, high) - low) / spacing
+        place = min((np.clip(atom, low, high) - low) / spacing, count - 1)  # rounding may end beyond the last
         lower, upper = int(np.floor(place)), int(np.ceil(place))
         if lower == upper:
             result[lower] += probability
