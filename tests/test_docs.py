@@ -72,7 +72,7 @@ def test_every_command_line_in_the_documentation_could_be_typed():
         if rest and rest[0] == "vpg":
             continue  # the example of the page on new algorithms
         algorithm = rest[0] if rest and rest[0] in algos.ALGORITHMS else "ppo"
-        key = (command, algorithm) if command in ("train", "sweep") else (command,)
+        key = (command, algorithm) if command in ("train", "compile", "sweep") else (command,)
         if key not in known:
             known[key] = flags(*key) | {"--help"}
         wanted = {word.partition("=")[0] for word in rest if word.startswith("--")}

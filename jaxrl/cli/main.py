@@ -101,6 +101,12 @@ def _train(argv: Sequence[str]) -> int:
     return train(argv)
 
 
+def _compile(argv: Sequence[str]) -> int:
+    from jaxrl.cli.runs import compile_
+
+    return compile_(argv)
+
+
 def _sweep(argv: Sequence[str]) -> int:
     from jaxrl.cli.runs import sweep
 
@@ -201,6 +207,7 @@ def _doctor(argv: Sequence[str]) -> int:
 # By name: the command, and what it does in a line.
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (_train, "train an algorithm on an environment; the same command again resumes"),
+    "compile": (_compile, "compile what train with the same flags would compile, and keep it for that run"),
     "eval": (_eval, "play episodes with a trained policy"),
     "export-rlds": (_export_rlds, "play episodes with a trained policy and write them as an RLDS dataset"),
     "export-minari": (_export_minari, "play episodes with a trained policy and write them as a Minari dataset"),

@@ -8,6 +8,11 @@ from jaxrl.cli import multihost, table
 from jaxrl.cli.flags import INT, TEXT, Flag, Group, limit_problems, optional, parse
 from jaxrl.core.errors import ConfigError
 
+_COMPILES = (
+    "Compiles what jaxrl train with the same flags would compile, and keeps it for that run. Nothing is written to "
+    "--run-dir, --record or --wandb."
+)
+
 
 def train(argv: Sequence[str]) -> int:
     """`jaxrl train ALGORITHM [FLAGS]`; the exit code."""
@@ -23,6 +28,18 @@ def train(argv: Sequence[str]) -> int:
 
     with report_errors():
         return training.train(given)
+
+
+def compile_(argv: Sequence[str]) -> int:
+    """`jaxrl compile ALGORITHM [FLAGS]`; the exit code."""
+    if asks_for_help(argv):
+        return print_help("compile")
+    given = read("compile", argv)
+    from jaxrl.cli import ahead
+    from jaxrl.parallel.multihost.distributed import report_errors
+
+    with report_errors():
+        return ahead.compile_(given)
 
 
 def sweep(argv: Sequence[str]) -> int:
@@ -70,9 +87,10 @@ def read(command: str, argv: Sequence[str]) -> Given:
             raise ConfigError(f"preset {preset.name} is for {title}, not for {name}")
         fields = table.algorithm_groups(name, preset)
     groups = [Group("run", [*_common_flags(preset), *_own_flags(command, preset), *multihost.flags()]), *fields]
+    what = f"{fields[0].help} Numbers may be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5."
     values, problems = parse(
         f"jaxrl {command} {name}",
-        f"{fields[0].help} Numbers may be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5.",
+        f"{_COMPILES} {what}" if command == "compile" else what,
         groups,
         rest,
     )
@@ -101,7 +119,8 @@ def _common_flags(preset):
 
 
 def _own_flags(command, preset):
-    flags = table.command_flags(command)
+    # What a run records is another program, and where it writes is left alone: no flag of `train` is without meaning.
+    flags = table.command_flags("train" if command == "compile" else command)
     if preset is None:
         return flags
     steps = {"default": preset.total_steps, "shown": None}

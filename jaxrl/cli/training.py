@@ -34,6 +34,27 @@ _LAYOUT = tuple({f.name: None for kind in (Sebulba, Anakin) for f in dataclasses
 
 def train(given: Given) -> int:
     """Trains as the flags say; the exit code."""
+    asked, arguments = call_of(given)
+    project = given.values["run"]["wandb"]
+    leader = distributed.is_leader()
+    loggers = [_wandb(project, arguments["run_dir"], asked)] if project is not None and leader else []
+    result = training.train(asked.algo, asked.env, loggers=loggers, **arguments)
+    if leader:
+        _report(result)
+        if result.run_dir is not None:
+            ended.remember(given, result.run_dir)
+    return {"non_finite": 1, "interrupted": 130}.get(result.stopped, 0)
+
+
+# --- what was asked for ------------------------------------------------------------------------------------------
+
+
+def call_of(given: Given) -> tuple["Asked", dict[str, Any]]:
+    """The call of `jaxrl.train` that the flags ask for: what is trained, and the keyword arguments.
+
+    Raises:
+      ConfigError: every value that is wrong, whichever part it belongs to.
+    """
     asked = prepare("train", given)
     arguments = dict(asked.arguments)
     if arguments["eval_env"] is not None:
@@ -45,19 +66,9 @@ def train(given: Given) -> int:
         raise ConfigError("--record-every needs --record")
     layout = {name: arguments.pop(name) for name in _LAYOUT}
     asked_layout = {name: value for name, value in layout.items() if value is not None}
-    topology = _topology(asked.env, asked.num_envs, asked_layout)
-    project = arguments.pop("wandb")
-    leader = distributed.is_leader()
-    loggers = [_wandb(project, arguments["run_dir"], asked)] if project is not None and leader else []
-    result = training.train(asked.algo, asked.env, topology=topology, loggers=loggers, **arguments)
-    if leader:
-        _report(result)
-        if result.run_dir is not None:
-            ended.remember(given, result.run_dir)
-    return {"non_finite": 1, "interrupted": 130}.get(result.stopped, 0)
-
-
-# --- what was asked for ------------------------------------------------------------------------------------------
+    arguments["topology"] = _topology(asked.env, asked.num_envs, asked_layout)
+    del arguments["wandb"]
+    return asked, arguments
 
 
 @dataclasses.dataclass(frozen=True)

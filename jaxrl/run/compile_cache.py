@@ -76,6 +76,11 @@ def keep_compiled_programs() -> Path | None:
     return folder
 
 
+def kept_in() -> str | None:
+    """Where compiled programs are kept now, by jaxrl or by JAX's own settings; None: nowhere."""
+    return jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
+
+
 def _user_cache() -> Path:
     if "XDG_CACHE_HOME" in os.environ:
         return Path(os.environ["XDG_CACHE_HOME"])

@@ -97,7 +97,7 @@ class TensorBoardLogger:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            if value is not None:
+            if value is not None and math.isfinite(value):  # it has no null, and tensorboardX complains of the others
                 self._writer.add_scalar(name, float(value), step)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.callbacks import Callbacks, Decision, Moment
 from jaxrl.run.checkpoint import Checkpointer, read_manifest
 from jaxrl.run.directory import RunDirectory
-from jaxrl.run.evaluation import evaluate
+from jaxrl.run.evaluation import MAX_STEPS, evaluate
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
@@ -48,6 +48,19 @@ class _Stop(Exception):
     def __init__(self, reason: str, problem: str | None = None):
         super().__init__(reason)
         self.reason, self.problem = reason, problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How far a run goes at once; nothing that is compiled depends on it.
+
+    Attributes:
+      iterations: of a chunk; None: as many as take about a second.
+      evaluation_steps: of an episode of an evaluation, at most.
+    """
+
+    iterations: int | None = None
+    evaluation_steps: int = MAX_STEPS
 
 
 @dataclasses.dataclass
@@ -85,8 +98,9 @@ class Loop:
         dataset: Rings | None = None,
         recorder: Recorder | None = None,
         step_timeout: float = STEP_TIMEOUT,
+        pace: Pace,
     ):
-        self.recorder, self.step_timeout = recorder, step_timeout
+        self.recorder, self.step_timeout, self.pace = recorder, step_timeout, pace
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
         self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
         self.evaluator = Evaluator(self._play, self._evaluated, beside=async_evaluation)
@@ -214,6 +228,9 @@ class Loop:
         return min([*following, self.iterations])
 
     def _chunk_length(self, last):
+        if self.pace.iterations is not None:
+            most = self.pace.iterations
+            return most if self.recorder is None else min(most, self.recorder.recorded.iterations)
         if not self.seconds_per_iteration:
             return 1
         wanted = int(_CHUNK_SECONDS / self.seconds_per_iteration)
@@ -355,6 +372,7 @@ class Loop:
             self.program.layout.spec,
             seed=self.seed,
             episodes=self.evaluation_episodes,
+            max_steps=self.pace.evaluation_steps,
             explore=self.explore,
             step_timeout=self.step_timeout,
         )

@@ -1,8 +1,10 @@
 """Training: settings are checked, the program is bound, and the loop runs it."""
 
+import contextlib
+import contextvars
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,23 @@ from jaxrl.parallel.streamed import StreamedProgram
 from jaxrl.run.callbacks import Callback, Callbacks, StopAtReturn
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.loggers import Logger
-from jaxrl.run.loop import Loop
+from jaxrl.run.loop import Loop, Pace
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Record, Recorder
 from jaxrl.run.result import Result, logging_settings, opened, run_config
 
 Topology = Anakin | Sebulba | Offline
+_pace: contextvars.ContextVar[Pace | None] = contextvars.ContextVar("pace", default=None)
+
+
+@contextlib.contextmanager
+def at_pace(pace: Pace) -> Generator[None]:
+    """Within it, `train` goes at this pace."""
+    before = _pace.set(pace)
+    try:
+        yield
+    finally:
+        _pace.reset(before)
 
 
 def train(
@@ -191,6 +204,7 @@ def train(
         dataset=given,
         recorder=recorder,
         step_timeout=topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT,
+        pace=_pace.get() or Pace(),
     )
     leader = distributed.is_leader()
     display = ProgressBar() if progress and leader else None

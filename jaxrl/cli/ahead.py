@@ -1,0 +1,57 @@
+"""`jaxrl compile` once its flags are read."""
+
+import jax
+
+from jaxrl.cli import training
+from jaxrl.cli.runs import Given
+from jaxrl.parallel.multihost import distributed
+from jaxrl.run.ahead import Compiled, compile_ahead
+from jaxrl.run.compile_cache import kept_in
+
+_COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "temporary", "FLOPs")
+_UNITS = ("", "k", "M", "G", "T", "P")
+
+
+def compile_(given: Given) -> int:
+    """Compiles what `jaxrl train` with these flags would compile, and prints what that was; the exit code."""
+    asked, arguments = training.call_of(given)
+    compiled = compile_ahead(asked.algo, asked.env, **arguments)
+    if distributed.is_leader():
+        print("\n".join(_report(compiled)))
+    return 0
+
+
+def _report(compiled: list[Compiled]) -> list[str]:
+    rows = [_COLUMNS, *map(_row, compiled)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(word.rjust(n) for word, n in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    count, misses = sum(one.count for one in compiled), sum(one.misses for one in compiled)
+    lines.append(f"{count} programs: {misses} compiled, {count - misses} found in the cache; kept in {kept_in()}")
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    if misses and least > 0:
+        lines.append(
+            f"not kept: what compiled in less than {least:g} s; JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 keeps all"
+        )
+    return lines
+
+
+def _row(one: Compiled) -> tuple[str, ...]:
+    sizes = (one.argument_bytes, one.output_bytes, one.temp_bytes)
+    cached = str(one.count - one.misses)
+    memory = ("-" if size is None else _short(size, "B") for size in sizes)
+    return one.name, str(one.count), cached, f"{one.seconds:.2f}", *memory, _flops(one)
+
+
+def _flops(one: Compiled) -> str:
+    return "-" if one.flops is None else _short(one.flops)
+
+
+def _short(number: float, unit: str = "") -> str:
+    """A number with three digits: 1.23 MB."""
+    power = 0
+    while number >= 999.5 and power < len(_UNITS) - 1:
+        number, power = number / 1000, power + 1
+    return f"{number:.3g} {_UNITS[power]}{unit}".rstrip()

@@ -1,0 +1,189 @@
+"""Compiling ahead of time: a short run goes every way that the real one will, and leaves the persistent cache warm.
+
+There is no list of what a run compiles that could be forgotten: `train` itself runs, at another pace.
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+import shutil
+import tempfile
+import threading
+import warnings
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend.backend import get_backend
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Algorithm, Environment, HostRecipe
+from jaxrl.parallel.multihost import distributed
+from jaxrl.run.compile_cache import VARIABLE, keep_compiled_programs, kept_in
+from jaxrl.run.loop import Pace
+from jaxrl.run.recorder import Record
+from jaxrl.run.result import Result
+from jaxrl.run.training import at_pace, train
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_MISSED = "/jax/compilation_cache/cache_misses"
+# More than one iteration, because reports of a chunk are added up; few steps, because a policy of no training may play
+# on for long. Host environments play eight steps at once, and what follows those is compiled for arrays of its own.
+_PACE = Pace(iterations=2, evaluation_steps=24)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """Compiled programs of one name.
+
+    Attributes:
+      name: of the function.
+      count: how many there are, for arguments of other shapes or settings.
+      misses: how many of them were not in the cache before.
+      seconds: of XLA, or of reading from the cache, all together.
+      argument_bytes, output_bytes, temp_bytes: of memory on one device, of the one that takes most; None where the
+        backend does not say.
+      flops: of the one that has most, as XLA counts: what a loop of unknown length repeats counts once. None where the
+        backend does not say.
+    """
+
+    name: str
+    count: int
+    misses: int
+    seconds: float
+    argument_bytes: int | None
+    output_bytes: int | None
+    temp_bytes: int | None
+    flops: float | None
+
+
+def compile_ahead(
+    algo: Algorithm,
+    env: Environment | HostRecipe | None,
+    *,
+    run_dir: str | Path | None = None,
+    record: Record | None = None,
+    target_return: float | None = None,
+    **settings: Any,
+) -> list[Compiled]:
+    """Compiles all that `jaxrl.train` would compile for the same call, and keeps it in the persistent cache.
+
+    A few iterations are trained and evaluated for it, with a checkpoint and a resume if there is a `run_dir`. What they
+    write lies in a temporary directory: nothing is written to `run_dir` or to the recording's path.
+
+    Args:
+      algo, env, run_dir, record, target_return, settings: as of `jaxrl.train`.
+
+    Returns:
+      What a run needs, slowest first; also what was in the cache already.
+
+    Raises:
+      ConfigError: settings that do not fit; no cache is in use, so nothing would be kept.
+      KeyboardInterrupt: Ctrl-C.
+    """
+    keep_compiled_programs()
+    if kept_in() is None:
+        raise ConfigError(
+            f"no cache is in use, so nothing would be kept; unset {VARIABLE}=off, or set {VARIABLE} or "
+            "JAX_COMPILATION_CACHE_DIR to a folder"
+        )
+    fixed = {"evaluate_every": 0, "checkpoint_every": 0, "progress": False, "loggers": (), "overwrite": False}
+    fixed["target_return"] = None if target_return is None else math.inf
+    with _events() as events, _folder(run_dir) as folder, at_pace(_PACE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a run that has learned nothing, or was resumed
+
+        def run(total_steps: int, name: str) -> Result:
+            arguments: dict[str, Any] = settings | fixed | {"total_steps": total_steps}
+            if run_dir is not None:
+                arguments["run_dir"], name = folder / "run", "of_a_run"  # with which the recording goes on too
+            if record is not None:
+                arguments["record"] = dataclasses.replace(record, path=folder / f"recording_{name}")
+            result = train(algo, env, **arguments)
+            if result.stopped == "interrupted":
+                raise KeyboardInterrupt
+            return result
+
+        one = run(1, "first").total_steps
+        # Chunks of several iterations, and one after another; with a directory this resumes.
+        run(4 * one, "second")
+        return _compiled(events)
+
+
+@dataclasses.dataclass
+class _Events:
+    """What JAX tells while it compiles: names and seconds, in the threads that compile."""
+
+    found: list[tuple[str, float, bool]] = dataclasses.field(default_factory=list)
+    missed: threading.local = dataclasses.field(default_factory=threading.local)
+
+    def happened(self, event: str, **_: Any) -> None:
+        if event == _MISSED:
+            self.missed.now = True
+
+    def took(self, event: str, duration_secs: float, **about: Any) -> None:
+        if event == _COMPILED:
+            function = re.sub(r"^\w+\((.*)\)$", r"\1", str(about.get("fun_name", "?")))
+            self.found.append((function, duration_secs, getattr(self.missed, "now", False)))
+            self.missed.now = False
+
+
+@contextlib.contextmanager
+def _events() -> Generator[_Events]:
+    events = _Events()
+    jax.monitoring.register_event_listener(events.happened)
+    jax.monitoring.register_event_duration_secs_listener(events.took)
+    try:
+        yield events
+    finally:
+        jax.monitoring.unregister_event_listener(events.happened)
+        jax.monitoring.unregister_event_duration_listener(events.took)
+
+
+@contextlib.contextmanager
+def _folder(run_dir: str | Path | None) -> Generator[Path]:
+    """A temporary directory; of several processes the same, beside the run's, which all of them can read."""
+    beside = None
+    if distributed.is_several() and run_dir is not None:
+        beside = Path(run_dir).absolute().parent
+        beside.mkdir(parents=True, exist_ok=True)
+    mine = tempfile.mkdtemp(prefix=".jaxrl-compile-", dir=beside)
+    try:
+        yield Path(distributed.from_leader("where to compile", mine) if beside is not None else mine)
+    finally:
+        shutil.rmtree(mine, ignore_errors=True)
+
+
+def _compiled(events: _Events) -> list[Compiled]:
+    analyzed: dict[str, list[tuple[Any, float | None]]] = {}
+    for executable in get_backend().live_executables():
+        # By what both names have in common: jit(<lambda>) is the module jit__lambda.
+        name = _letters(executable.hlo_modules()[0].name.removeprefix("jit_"))
+        analyzed.setdefault(name, []).append(_analysis(executable))
+    names = dict.fromkeys(name for name, _, _ in events.found)
+    made = []
+    for name in names:
+        seconds = [(took, missed) for found, took, missed in events.found if found == name]
+        known = analyzed.get(_letters(name), [])
+        memory = max((memory for memory, _ in known if memory is not None), key=sum, default=(None, None, None))
+        flops = max((flops for _, flops in known if flops is not None), default=None)
+        misses = sum(missed for _, missed in seconds)
+        made.append(Compiled(name.strip("_"), len(seconds), misses, sum(took for took, _ in seconds), *memory, flops))
+    return sorted(made, key=lambda one: -one.seconds)
+
+
+def _analysis(executable: Any) -> tuple[tuple[int, int, int] | None, float | None]:
+    """Bytes of arguments, outputs and temporaries, and FLOPs; None where the backend does not say."""
+    memory = flops = None
+    with contextlib.suppress(Exception):  # backends differ in what they do not implement, and how they say it
+        stats = executable.get_compiled_memory_stats()
+        memory = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+    with contextlib.suppress(Exception):
+        cost = executable.cost_analysis()
+        flops = (cost[0] if isinstance(cost, list) else cost).get("flops")
+    return memory, flops
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name)

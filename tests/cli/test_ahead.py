@@ -1,0 +1,87 @@
+"""`jaxrl compile`: what it leaves for the same `jaxrl train`, and what it says."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jaxrl.cli import main
+from jaxrl.run import ahead
+
+SMALL = ["--num-envs", "4", "--network.torso", "mlp:8", "--evaluation-episodes", "4", "--no-progress"]
+PPO = ["ppo", *SMALL, "--rollout-length", "8", "--epochs", "1", "--minibatches", "2"]
+COMPILED = [*PPO, "--env", "probe:Truncated"]
+HOST = [*PPO, "--env", "gymnasium:CartPole-v1", "--env-params", "max_episode_steps=12"]
+COMMANDS = """
+import collections, json, sys
+import jax
+from jaxrl.cli import main
+
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rsplit("/", 1)[-1]]))
+codes = [main.main(command) for command in json.loads(sys.argv[1])]
+print(json.dumps(events | {"codes": codes}))
+"""
+
+
+def run(folder, *commands):
+    """Command lines in a process of their own: what it compiled and what it found in the cache, and what it printed."""
+    variables = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
+    variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "JAXRL_CACHE": str(folder)}
+    words = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    *printed, events = done.stdout.splitlines()
+    return json.loads(events), printed
+
+
+@pytest.mark.parametrize(
+    ("words", "main_program"), [(COMPILED, "chunk"), pytest.param(HOST, "learn", marks=pytest.mark.long)]
+)
+def test_train_compiles_nothing_after_compile(words, main_program, tmp_path):
+    def command(name, total_steps):
+        return [name, *words, "--run-dir", str(tmp_path / "run"), "--total-steps", total_steps]
+
+    first, printed = run(tmp_path / "cache", command("compile", "10"))
+    assert first["codes"] == [0] and first["cache_misses"] > 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"], "it wrote to the run's directory"
+    (row,) = [line for line in printed if line.startswith(f"{main_program} ")]
+    assert row.count("B") == 3 and not row.endswith("-"), "bytes of arguments, outputs and temporaries, and FLOPs"
+    assert f"kept in {tmp_path / 'cache'}" in printed[-1]
+    # With another number of steps, evaluations and checkpoints on the way, and a resume.
+    later, _ = run(tmp_path / "cache", command("train", "640"), command("train", "960"))
+    assert later["codes"] == [0, 0] and "cache_misses" not in later
+
+
+@pytest.fixture
+def uncached(monkeypatch):
+    """As where no cache is in use."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setattr(ahead, "keep_compiled_programs", lambda: None)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_without_a_cache_nothing_would_be_kept(uncached, monkeypatch, capsys):
+    monkeypatch.setattr(ahead, "train", None)  # nothing is begun
+    assert main.main(["compile", *COMPILED, "--total-steps", "10"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nothing would be kept" in line and "JAXRL_CACHE" in line
+
+
+def test_mistakes_are_told_as_by_train(capsys):
+    assert main.main(["compile", "pppo", "--env", "probe:Constant", "--total-steps", "10"]) == 2
+    assert "unknown algorithm 'pppo'; did you mean 'ppo'" in capsys.readouterr().err
+    assert main.main(["compile", *PPO, "--total-steps", "10"]) == 2
+    assert "no environment" in capsys.readouterr().err
+
+
+def test_an_interrupted_one_has_compiled_no_whole_run(monkeypatch, capsys):
+    monkeypatch.setattr(ahead, "kept_in", lambda: "somewhere")
+    monkeypatch.setattr(ahead, "train", lambda *_, **__: type("Result", (), {"stopped": "interrupted"}))
+    assert main.main(["compile", *COMPILED, "--total-steps", "10"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
