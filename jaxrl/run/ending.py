@@ -9,5 +9,5 @@ def has_ended(path: str | os.PathLike) -> bool:
     try:
         # The lock's file is written whenever a run starts.
         return (Path(path) / "result.json").stat().st_mtime_ns >= (Path(path) / ".lock").stat().st_mtime_ns
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
