@@ -44,7 +44,7 @@ class BC:
     learning_rate: Scalar = number(1e-4, above=0, help="learning rate")
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
     )
     batch_size: int = static(256, low=1, help="transitions per update")
     optimizer: Optimizer = number(Adam(eps=1e-8))

@@ -65,11 +65,11 @@ class CQL:
     coefficient: Scalar = number(5.0, low=0, help="weight of the penalty against the squared error; initial if learned")
     lagrange_threshold: Scalar | None = number(None, help="learn the coefficient for this penalty; None: fixed")
     cloning_updates: Scalar = number(0.0, low=0, help="first updates, in which the policy clones the data's actions")
-    samples: int = static(10, low=1, help="continuous actions: samples each from uniform, policy, next policy")
+    samples: int = static(10, low=1, help="actions sampled from each of uniform, policy, next policy (Box)")
     entropy_in_target: bool = static(False, help="include the entropy of the next action in the critics' targets")
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
     )
     n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
@@ -80,7 +80,7 @@ class CQL:
         0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
     )
     storage: Literal["ring", "flashbax"] = static(
-        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+        "ring", choices=("ring", "flashbax"), help="replay implementation: ring (jaxrl), or flashbax (one-step only)"
     )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor())

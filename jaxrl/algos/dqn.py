@@ -106,7 +106,7 @@ class DQN:
         0.03125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
     )
     storage: Literal["ring", "flashbax"] = static(
-        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+        "ring", choices=("ring", "flashbax"), help="replay implementation: ring (jaxrl), or flashbax (one-step only)"
     )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     frame_stack: FrameStack | None = static(None, help="how observations stack frames; each frame is stored once")

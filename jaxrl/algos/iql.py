@@ -60,7 +60,7 @@ class IQL:
     max_weight: Scalar = number(100.0, above=0, help="largest weight of an action")
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="of normalized observations; None: no limit"
+        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
     )
     n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
@@ -71,7 +71,7 @@ class IQL:
         0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
     )
     storage: Literal["ring", "flashbax"] = static(
-        "ring", choices=("ring", "flashbax"), help="what stores the replay: jaxrl, or flashbax (n_step=1)"
+        "ring", choices=("ring", "flashbax"), help="replay implementation: ring (jaxrl), or flashbax (one-step only)"
     )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor())

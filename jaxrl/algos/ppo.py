@@ -43,7 +43,7 @@ class PPO:
     )
     kl_target: Scalar = number(0.01, above=0, only_with="objective=kl", help="target KL divergence")
     kl_cutoff_cost: Scalar = number(
-        1000.0, low=0, only_with="objective=kl", help="weight of the squared excess over twice the target"
+        1000.0, low=0, only_with="objective=kl", help="weight of max(0, KL - 2 kl_target)^2"
     )
     initial_penalty: Scalar = number(1.0, above=0, only_with="objective=kl", help="initial weight of the KL penalty")
     max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")

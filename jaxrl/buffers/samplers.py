@@ -1,4 +1,4 @@
-"""Which item is drawn, or removed, next: `jaxrl.sources` names the rules, this is what they do.
+"""Which item is drawn, or removed, next: `jaxrl.core.sources` names the rules, this is what they do.
 
 Items are known by arrays over their positions: a priority (negative where there is no item), sums over weights where
 the rule draws by chance, and ages. What a weight is depends on the sampler alone.

@@ -1,7 +1,7 @@
 """Flags, groups of flags, and the one parser of every command. Nothing here imports JAX.
 
 tyro lays out the help and suggests close flags. The values are read here, all of them, so that every wrong one is
-told at once and in the words of `jaxrl.errors`.
+told at once and in the words of `jaxrl.core.errors`.
 """
 
 import dataclasses

@@ -123,7 +123,7 @@ def make_environment(name: str, words: Sequence[str] = ()) -> Environment | Host
 
 def _topology(env, num_envs, layout):
     if env is None and num_envs is not None:
-        raise ConfigError(f"--num-envs {num_envs}: without --env nothing acts")
+        raise ConfigError(f"--num-envs {num_envs} needs --env")
     topology = Offline() if env is None else training.default_topology(env, num_envs)
     known = {field.name for field in dataclasses.fields(topology)}
     if strange := sorted(set(layout) - known):

@@ -1,4 +1,4 @@
-"""`check_env`: does an environment keep the protocol of `jaxrl.types.Environment`, or of `HostRecipe`?"""
+"""`check_env`: does an environment keep the protocol of `jaxrl.core.types.Environment`, or of `HostRecipe`?"""
 
 from collections.abc import Callable
 from typing import Any

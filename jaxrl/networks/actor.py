@@ -25,8 +25,8 @@ class Actor:
     Args:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
       widths: of the dense layers over the features.
-      activation: by name, after each of these.
-      normalization: before each of these, "layer" or "batch"; None: none.
+      activation: function after each dense layer, by name.
+      normalization: before each activation, "layer" or "batch"; None: none.
       stochastic: whether the output is a distribution: a `TanhGaussian` whose mean and deviation depend on the
         observation (Haarnoja et al., 2018), or a `Categorical`; else an action `[..., n]` (Lillicrap et al., 2016).
       gain: of the outputs' orthogonal initialization; small, so that no action is at its bounds at first, and none

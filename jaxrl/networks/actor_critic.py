@@ -32,11 +32,11 @@ class ActorCritic:
       torso: from observations to features; None takes the one that suits the observation space.
       core: recurrent core after the torso, or None.
       shared: whether policy and value share torso and core.
-      previous_action, previous_reward: whether they join the features.
+      previous_action, previous_reward: append it to the features.
       continuous: over boxes, "gaussian" (unbounded) or "tanh" (squashed into the bounds).
       initial_log_std: logarithm of the Gaussian's standard deviation at the start.
-      state_dependent_std: whether it is an output of the network rather than a parameter for each dimension.
-      policy_gain, value_gain: of the heads' orthogonal initialization.
+      state_dependent_std: the standard deviation is an output of the network, not a parameter for each dimension.
+      policy_gain, value_gain: gain of this head's orthogonal initialization.
       policy_observation_keys, value_observation_keys: of a dictionary observation, what each reads, so that the value
         may know more than the policy will (Pinto et al., 2018, arXiv:1710.06542); None: everything.
     """

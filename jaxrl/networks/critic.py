@@ -64,8 +64,8 @@ class Critic:
     Args:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
       widths: of the dense layers over features and action.
-      activation: by name, after each of these.
-      normalization: before each of these, "layer" or "batch"; None: none.
+      activation: function after each dense layer, by name.
+      normalization: before each activation, "layer" or "batch"; None: none.
       ensemble: how many members.
       head: what the features become: values, or `CategoricalValues()` and `QuantileValues()` for distributions of
         returns; without noise.

@@ -25,7 +25,7 @@ class QNetwork:
       core: recurrent core after the torso, or None.
       head: what the features become: `ActionValues(dueling=True)` for a dueling network, `CategoricalValues()` and
         `QuantileValues()` for distributions of returns; each may be noisy.
-      previous_action, previous_reward: whether they join the features.
+      previous_action, previous_reward: append it to the features.
       observation_keys: of a dictionary observation, what it reads; None: everything.
     """
 

@@ -38,8 +38,8 @@ def problems(ratio: float, num_envs: int, rollout_length: int) -> list[str]:
     simple = average.limit_denominator(max(_LONGEST_PERIOD // rollout_length, 1))
     simple = max(simple, Fraction(1, max(_LONGEST_PERIOD // rollout_length, 1)))
     return [
-        f"replay_ratio={ratio} is no fraction that {num_envs} environments with rollout_length={rollout_length} can "
-        f"keep exactly; use {float(simple / steps)!r} ({simple.numerator} updates every "
+        f"replay_ratio={ratio} cannot be kept exactly by {num_envs} environments with rollout_length="
+        f"{rollout_length}; use {float(simple / steps)!r} ({simple.numerator} updates every "
         f"{simple.denominator * steps} environment steps)"
     ]
 

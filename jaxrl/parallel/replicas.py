@@ -1,4 +1,4 @@
-"""What a topology hands to `update` in place of devices: `jaxrl.types.Replicas`, on one device or along a mesh axis."""
+"""What a topology hands to `update` in place of devices: `jaxrl.core.types.Replicas`, on one device or a mesh."""
 
 import dataclasses
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl import envs
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.data.episodes import Episode
 from jaxrl.data.minari import MinariWriter
 from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
@@ -239,7 +239,7 @@ def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, e
         return writer.close()
 
 
-def configuration_hash(algo: Any, env: Any) -> str:
+def configuration_hash(algo: Algorithm, env: Environment | HostRecipe) -> str:
     """16 hexadecimal digits of the algorithm's and the environment's settings."""
     text = json.dumps({"algorithm": encode(algo), "environment": to_config(env)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,8 +3,8 @@
 It runs compiled chunks of about a second. Between chunks live the progress display, logging, evaluation,
 checkpoints, signals, and the stop at NaN; a chunk is dispatched before the report of the one before it is read.
 
-With several processes each runs this loop, and whatever it depends on is agreed on (`jaxrl.parallel.distributed`).
-The first one alone writes files and shows progress.
+With several processes each runs this loop, and whatever it depends on is agreed on
+(`jaxrl.parallel.multihost.distributed`). The first one alone writes files and shows progress.
 """
 
 import dataclasses

@@ -41,7 +41,7 @@ class Record:
 
     Args:
       path: the directory to create.
-      every: record one in this many episodes. With at least as many environments, these are all episodes of one
+      every: every n-th episode is recorded. With at least as many environments, these are all episodes of one
         environment in `every`, and the data of the others never leaves the device; with fewer, every n-th episode.
       max_steps: longer episodes are cut off at this length.
     """

@@ -81,7 +81,8 @@ def train(
     in `eval_env`, the environment that the data is about. A step is then an update.
 
     The same call with the same `run_dir` resumes the run where it stopped, bit for bit for JAX environments. With
-    several processes (`jaxrl.parallel.distributed`) each makes the same call, and all must be able to read `run_dir`.
+    several processes (`jaxrl.parallel.multihost.distributed`) each makes the same call, and all must be able to read
+    `run_dir`.
 
     Args:
       algo: the algorithm, or its name for the defaults.

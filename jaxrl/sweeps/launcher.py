@@ -76,7 +76,7 @@ def launch(
       seeds: how many, from 0 on, or which.
       samples: None: the full grid of the lists in `space`; a number: so many random draws.
       search_seed: of those draws.
-      cpus_per_run: that Ray sets aside for each run.
+      cpus_per_run: CPUs that Ray reserves for each run.
       gpus_per_run: likewise; 0: the run is on the processor.
       restarts: how often a run may lose its process or machine and be taken up again.
       address: of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.

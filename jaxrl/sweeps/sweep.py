@@ -135,12 +135,12 @@ def sweep(
       num_envs: number of environments, or a list to try.
       seeds: how many, from 0 on, or a list of seeds.
       samples: number of random draws from `space`; None: the full grid of its lists.
-      search_seed: of these draws.
+      search_seed: of the random search.
       devices: number of devices of this process to use; None: all of them. On a CPU, JAX is asked for one device per
         core if it has not started yet.
       mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
       points: number of points of the learning curves; fewer if a run has fewer iterations.
-      evaluation_episodes, explore_in_evaluation: of the final evaluation of every run.
+      evaluation_episodes, explore_in_evaluation: how the final evaluation of each run is played.
       progress: show a progress bar.
       **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `samples`. Static fields may
         be swept too; each of their combinations is a separate program.

@@ -50,7 +50,7 @@ def initialize(
     Args:
       coordinator: HOST:PORT of process 0, where the others find it. On a loopback address nobody else can reach it.
       num_processes: of the run.
-      process_id: of this one, from 0 on.
+      process_id: index of this process, from 0.
       heartbeat_seconds: a process that was not heard of for so long is dead, and all others end.
       start_seconds: that the others have to arrive; then JAX aborts this process.
       end_seconds: that a process which is done, or which raised, waits for the others; then all end, and not well.

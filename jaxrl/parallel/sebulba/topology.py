@@ -54,7 +54,7 @@ class Sebulba:
       actor_devices: number of devices that act, in each process: those after the learner's if there are enough, else
         the same; threads are assigned to them in turn.
       shards: logical groups of environments, as in `Anakin`.
-      lockstep: deterministic runs: every rollout is acted with parameters that are exactly `lag` updates old. Without
+      lockstep: deterministic runs: every rollout is collected with parameters exactly `lag` updates old. Without
         it, with the newest parameters. Several processes need lockstep. None: with lockstep, unless the algorithm
         learns from data of any age, as replays and V-trace do, or `ready` is set.
       lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run equals `Anakin`'s with the same
