@@ -9,12 +9,13 @@ digits of the index, computes every index on its own: 33 us.
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.core.types import PyTree, Replicas
+from jaxrl.core.types import Metrics, PyTree, Replicas
 
 By = Literal["row", "environment"]
 
@@ -226,3 +227,25 @@ def _divisors(value, near):
     below = next(d for d in range(min(near, value), 0, -1) if value % d == 0)
     above = next((d for d in range(near, value + 1) if value % d == 0), None)
     return f"{below}" if above is None else f"{below} or {above}"
+
+
+def steps_over_minibatches[State](
+    step: Callable[[State, jax.Array], tuple[State, Metrics]], state: State, indices: jax.Array
+) -> tuple[State, Metrics]:
+    """A gradient step for each minibatch in turn, and the means of their metrics.
+
+    Args:
+      step: from the state and a minibatch's indices to the next state and metrics, scalars by name.
+      state: before the first step.
+      indices: [minibatches, size].
+    """
+    names: list[str] = []
+
+    def packed(state, index):
+        state, metrics = step(state, index)
+        names[:] = sorted(metrics)
+        # In one array, because the loop would write each metric by a kernel of its own.
+        return state, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
+
+    state, metrics = jax.lax.scan(packed, state, indices)
+    return state, dict(zip(names, jnp.mean(metrics, axis=0), strict=True))

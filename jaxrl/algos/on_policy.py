@@ -300,10 +300,12 @@ def apply_gradients(
       that clipping scaled each norm by, 1 where it did nothing.
     """
     gradients = replicas.mean(gradients)
-    metrics = {"gradient_norm": optax.tree.norm(gradients)}
     labels = _separate_networks(gradients)
     if "value" in labels.values():
-        metrics |= {f"{name}_gradient_norm": optax.tree.norm(gradients[name]) for name in labels}
+        parts = {f"{name}_gradient_norm": optax.tree.norm(gradients[name]) for name in labels}
+        metrics = {"gradient_norm": optax.tree.norm(parts)} | parts
+    else:
+        metrics = {"gradient_norm": optax.tree.norm(gradients)}
     if algo.max_grad_norm is not None:
         clipped_alone = [] if algo.joint_grad_norm else [name for name in metrics if name != "gradient_norm"]
         for name in clipped_alone or ["gradient_norm"]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
-from jaxrl.algos.minibatches import minibatch_problems
+from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, PolicyState
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import Variables, weighted_mean
@@ -140,8 +140,8 @@ class PPO:
             network, sizes = on_policy.apply_gradients(self, network, gradients, replicas, model_state)
             return network, metrics | sizes
 
-        network, metrics = jax.lax.scan(step, state.network, divided.indices)
-        metrics = replicas.mean(jax.tree.map(jnp.mean, metrics))
+        network, metrics = steps_over_minibatches(step, state.network, divided.indices)
+        metrics = replicas.mean(metrics)
         metrics["explained_variance"] = on_policy.explained_variance(
             targets, rows.extras["value"], rows.weight, replicas
         )

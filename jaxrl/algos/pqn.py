@@ -11,7 +11,7 @@ from flax import struct
 
 from jaxrl.algos import on_policy, q_learning, returns, train_state
 from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
-from jaxrl.algos.minibatches import minibatch_problems
+from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.optimizers import Optimizer, RAdam, clipped
 from jaxrl.algos.q_learning import QCarry
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -151,8 +151,8 @@ class PQN:
             )
             return network, metrics | {"gradient_norm": norm}
 
-        network, metrics = jax.lax.scan(step, state.network, divided.indices)
-        metrics = replicas.mean(jax.tree.map(jnp.mean, metrics))
+        network, metrics = steps_over_minibatches(step, state.network, divided.indices)
+        metrics = replicas.mean(metrics)
         metrics |= {"epsilon": jnp.asarray(self.epsilon), "learning_rate": jnp.asarray(self.learning_rate)}
         return PQNState(network, state.updates + 1), UpdateInfo(metrics)
 
