@@ -52,15 +52,24 @@ class CQL:
     learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
     policy_learning_rate: Scalar | None = number(3e-5, above=0, help="learning rate of the policy; None: learning_rate")
     temperature_learning_rate: Scalar | None = number(
-        None, above=0, help="learning rate of the temperature; None: that of the critics"
+        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: that of the critics"
     )
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
     temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
     learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
-    target_entropy: Scalar = number(-1.0, high=0.69, help="target entropy per dimension of continuous actions, in nats")
+    target_entropy: Scalar = number(
+        -1.0,
+        high=0.69,
+        only_with="learn_temperature",
+        help="target entropy per dimension of continuous actions, in nats",
+    )
     target_entropy_fraction: Scalar = number(
-        0.89, above=0, below=1, help="discrete actions: target entropy as a fraction of the maximum"
+        0.89,
+        above=0,
+        below=1,
+        only_with="learn_temperature",
+        help="discrete actions: target entropy as a fraction of the maximum",
     )
     coefficient: Scalar = number(5.0, low=0, help="weight of the penalty against the squared error; initial if learned")
     lagrange_threshold: Scalar | None = number(None, help="learn the coefficient for this penalty; None: fixed")
