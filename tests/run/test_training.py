@@ -19,6 +19,7 @@ from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.networks import MLP, QNetwork
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import read_metrics
@@ -407,11 +408,15 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
 @pytest.mark.parametrize(
     ("algo", "env", "said"),
     [
-        (jaxrl.PPO(), "gymnax:CartPole-v1", ["network.torso: MLP("]),
+        (
+            jaxrl.PPO(),
+            "gymnax:CartPole-v1",
+            ["normalize_observation: False", "normalize_reward: False", "network.torso: MLP("],
+        ),
         (jaxrl.DQN(), "gymnax:Breakout-MinAtar", ["network.torso: MinAtarCNN("]),
         (jaxrl.SAC(), "gymnax:Pendulum-v1", ["policy.torso: MLP(widths=()", "critic.torso: MLP(widths=()"]),
         (jaxrl.IQL(), "gymnax:Pendulum-v1", ["policy.torso: MLP(", "critic.torso: MLP(", "value.torso: MLP("]),
-        (jaxrl.PQN(), "gymnax:CartPole-v1", []),
+        (jaxrl.PQN(network=QNetwork(MLP((8,)))), "gymnax:CartPole-v1", []),
     ],
     ids=lambda value: type(value).__name__,
 )

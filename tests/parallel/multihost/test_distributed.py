@@ -295,7 +295,7 @@ def test_layouts_of_two_processes(monkeypatch):
     with pytest.raises(ConfigError, match="devices=3 must be a multiple of 2, the processes, and at most 8"):
         jaxrl.Anakin(num_envs=NUM_ENVS, devices=3).bind(ALGORITHMS["ppo"], ENV)
     with pytest.raises(ConfigError) as caught:
-        jaxrl.Sebulba(num_envs=6, actors=2).bind(ALGORITHMS["ppo"], ServedFromHost(ENV))
+        jaxrl.Sebulba(num_envs=6, actors=2, lockstep=False).bind(ALGORITHMS["ppo"], ServedFromHost(ENV))
     said = "\n".join(caught.value.problems)
     assert "2 processes need lockstep=True" in said
     assert "num_envs=6 does not divide over 4 groups (actors * groups * processes); use 4 or 8" in said
