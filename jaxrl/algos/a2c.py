@@ -19,6 +19,7 @@ from jaxrl.core.types import (
     ActorState,
     EnvSpec,
     Replicas,
+    Rollout,
     Source,
     TimeStep,
     UpdateInfo,
@@ -97,7 +98,8 @@ class A2C:
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
-        statistics, rollout = on_policy.update_statistics(self, state.statistics, batch["rollout"], replicas)
+        rollout: Rollout = batch["rollout"]
+        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
         weight = rollout.rows.weight
         advantages, targets = on_policy.advantages(self, state.network.variables, rollout, self.gae_lambda, spec)
         if self.normalize_advantage:

@@ -109,7 +109,7 @@ class IMPALA:
     ) -> tuple[PolicyState, UpdateInfo]:
         rollout: Rollout = batch["rollout"]
         rollout = rollout.replace(timesteps=self._with_clipped_reward(rollout.timesteps))
-        statistics, rollout = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
         gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
             state.network.params, state.network.model_state, rollout, spec, replicas
         )
