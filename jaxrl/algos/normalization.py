@@ -108,7 +108,7 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
     Returns:
       The same tree; normalized leaves keep their floating type, integers become float32.
     """
-    known = is_known(statistics)
+    known = _is_known(statistics)
 
     def one(path, leaf):
         moments = statistics.moments.get(_name(path))
@@ -136,7 +136,7 @@ def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float |
     """
     (moments,) = statistics.moments.values()
     scaled = jnp.clip(reward * jax.lax.rsqrt(_variance(moments) + _EPSILON), -clip, clip)
-    return jnp.where(is_known(statistics), scaled, reward)
+    return jnp.where(_is_known(statistics), scaled, reward)
 
 
 def discounted_return(previous: jax.Array, reward: jax.Array, first: jax.Array, gamma: float | jax.Array) -> jax.Array:
@@ -167,7 +167,7 @@ def _name(path):
     return jax.tree_util.keystr(path, simple=True, separator="/") or "array"
 
 
-def is_known(statistics: RunningStatistics) -> jax.Array:
+def _is_known(statistics: RunningStatistics) -> jax.Array:
     """Whether enough was seen to normalize with, two entries; a scalar bool."""
     return (statistics.count.high > 0) | (statistics.count.low >= 2)
 

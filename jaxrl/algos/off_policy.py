@@ -1,5 +1,6 @@
 """What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import jax
@@ -400,6 +401,38 @@ def dpg_step(
 
     (value, model_state), gradients = jax.value_and_grad(loss, has_aux=True)(policy.params)
     return train_state.apply_gradients(policy, gradients, transformation, replicas, model_state)[0], value
+
+
+def delayed_step(
+    step: Callable[[TrainState], tuple[TrainState, jax.Array]],
+    policy: TrainState,
+    critic: TrainState,
+    last_loss: jax.Array,
+    due: jax.Array,
+    tau: Number,
+    replicas: Replicas,
+) -> tuple[TrainState, TrainState, jax.Array]:
+    """A step of the policy and of both targets where it is due, else all as it is (Fujimoto et al., 2018, section 5.2).
+
+    Args:
+      step: from the policy to the policy after a step, and this device's loss before it.
+      policy, critic: what they have learned.
+      last_loss: of the last step, over all devices.
+      due: whether the step is due, a scalar bool, the same on all devices. Over mapped runs this becomes a choice
+        between both results.
+      tau: fraction of new parameters in the targets.
+      replicas: as handed to `update`.
+
+    Returns:
+      The policy, the critic, and the loss of the newest step.
+    """
+
+    def now(policy, critic, _):
+        policy, loss = step(policy)
+        policy, critic = train_state.polyak_update(policy, tau), train_state.polyak_update(critic, tau)
+        return policy, critic, replicas.mean(loss)
+
+    return jax.lax.cond(due, now, lambda *same: same, policy, critic, last_loss)
 
 
 def smoothed_action(

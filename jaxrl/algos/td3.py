@@ -125,17 +125,15 @@ class TD3:
             self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
         )
 
-        def policy_and_targets(policy, critic, _):
-            policy, loss = off_policy.dpg_step(
+        def policy_step(policy):
+            return off_policy.dpg_step(
                 self.policy, policy, self._policy_optimizer(), self.critic, critic, replay, spec, replicas
             )
-            policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
-            return policy, critic, replicas.mean(loss)
 
-        # The counter is the same on all devices. Over mapped runs this becomes a choice between both results.
-        updates, as_they_are = state.updates + 1, lambda *learned: learned
-        policy, critic, loss = jax.lax.cond(
-            updates % self.policy_delay == 0, policy_and_targets, as_they_are, state.policy, critic, state.policy_loss
+        updates = state.updates + 1
+        due = updates % self.policy_delay == 0
+        policy, critic, loss = off_policy.delayed_step(
+            policy_step, state.policy, critic, state.policy_loss, due, self.tau, replicas
         )
         metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
         return TD3State(policy, critic, statistics, updates, loss), UpdateInfo(metrics)

@@ -136,16 +136,15 @@ class TD3BC:
             distance = regression.squared_distance(action, replay.action, spec)
             return weighted_mean(distance - scale * value, replay.weight, replicas), model_state
 
-        def policy_and_targets(policy, critic, _):
+        def policy_step(policy):
             (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(policy.params)
             policy, _ = train_state.apply_gradients(policy, gradients, self._policy_optimizer(), replicas, model_state)
-            policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
-            return policy, critic, replicas.mean(loss)
+            return policy, loss
 
-        # The counter is the same on all devices. Over mapped runs this becomes a choice between both results.
-        updates, as_they_are = state.updates + 1, lambda *learned: learned
-        policy, critic, loss = jax.lax.cond(
-            updates % self.policy_delay == 0, policy_and_targets, as_they_are, state.policy, critic, state.policy_loss
+        updates = state.updates + 1
+        due = updates % self.policy_delay == 0
+        policy, critic, loss = off_policy.delayed_step(
+            policy_step, state.policy, critic, state.policy_loss, due, self.tau, replicas
         )
         metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
         return TD3BCState(policy, critic, statistics, updates, loss), UpdateInfo(metrics)
