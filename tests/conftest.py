@@ -10,6 +10,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from helpers.registered import nothing_registered_for_good  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -31,3 +32,10 @@ def not_too_many_programs():
     if maps.exists() and len(maps.read_bytes().splitlines()) > _MANY_MAPPINGS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registers_for_itself():
+    """What a file of tests registers is gone with it, so that any files may share a process."""
+    with nothing_registered_for_good():
+        yield
