@@ -88,6 +88,11 @@ def lookahead(source: Replay) -> int:
     return source.n_step if source.sequence is None else source.sequence.rows - 1
 
 
+def least_size(source: Replay, num_envs: int) -> int:
+    """Rows over all environments before the first update: `min_size`, and no fewer than one item of each reads."""
+    return max(source.min_size, (lookahead(source) + 1) * num_envs)
+
+
 def lookback(source: Replay, stored: Storage) -> int:
     """How many rows before its first an item reads: a stack's frames, and the reward that came with a time step."""
     return max(frames.lookback(stored.frame_stack), 0 if source.sequence is None else 1)

@@ -154,7 +154,7 @@ class Replay:
     Args:
       capacity: rows over all environments.
       batch_size: items of one update, over all devices.
-      min_size: rows before the first update.
+      min_size: rows before the first update, which also waits until every environment has those of one item.
       rollout_length: steps of every environment between two rounds of updates.
       replay_ratio: gradient updates per environment step, over all environments; kept exactly.
       n_step: rewards of a transition.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from jaxrl.buffers import replay
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import keys
@@ -75,7 +76,7 @@ def store_and_update(
     # The counters are one for all runs of a mapped batch, hence this stays a branch under vmap.
     held = state.steps_per_env.since(state.empty_at) * experience.num_envs
     online = experience.online_sources.values()
-    enough = held >= max((source.min_size for source in online), default=0)
+    enough = held >= max((replay.least_size(source, experience.num_envs) for source in online), default=0)
     state, metrics, made = run_updates(
         experience,
         state,

@@ -84,7 +84,7 @@ def test_iterations_add_up_to_the_ratio(ratio, num_envs, length, start):
 
 
 @settings(max_examples=5, deadline=None)
-@given(ratio=RATIOS, num_envs=st.sampled_from([1, 3, 8]), length=st.integers(1, 5))
+@given(ratio=RATIOS, num_envs=st.sampled_from([1, 3, 8]), length=st.integers(2, 5))
 def test_anakin_makes_exactly_as_many(ratio, num_envs, length):
     average = ratio * num_envs * length
     iterations = 2 * average.denominator
@@ -92,9 +92,9 @@ def test_anakin_makes_exactly_as_many(ratio, num_envs, length):
     assert after(counting(ratio, length), jaxrl.Anakin(num_envs, devices=1), iterations) == (expected, expected)
 
 
-@pytest.mark.parametrize("ratio, num_envs, iterations, expected", [(0.25, 1, 8, 2), (2.5, 1, 6, 15), (1, 8, 3, 24)])
+@pytest.mark.parametrize("ratio, num_envs, iterations, expected", [(0.25, 1, 4, 2), (2.5, 1, 3, 15), (1, 8, 3, 48)])
 def test_anakin_with_the_usual_ratios(ratio, num_envs, iterations, expected):
-    assert after(counting(ratio, 1), jaxrl.Anakin(num_envs, devices=1), iterations) == (expected, expected)
+    assert after(counting(ratio, 2), jaxrl.Anakin(num_envs, devices=1), iterations) == (expected, expected)
 
 
 def test_lockstep_sebulba_makes_exactly_as_many():
@@ -107,6 +107,14 @@ def test_before_there_is_enough_there_are_none():
     algo = counting(0.1, 2, min_size=48)
     assert after(algo, jaxrl.Anakin(8, devices=1), 2) == (0, 0)
     assert after(algo, jaxrl.Anakin(8, devices=1), 10) == (16 - 3, 16 - 3)
+
+
+def test_before_every_environment_has_the_steps_of_one_item_there_are_none():
+    """A batch of padding would count as an update, and end the random actions of the warm-up."""
+    algo = counting(1, 2)
+    algo = algo.replace(source=dataclasses.replace(algo.source, n_step=5))  # reads 6 steps: 3 iterations
+    assert after(algo, jaxrl.Anakin(8, devices=1), 2) == (0, 0)
+    assert after(algo, jaxrl.Anakin(8, devices=1), 4) == (32, 32)
 
 
 def test_runs_that_are_mapped_make_as_many_each():
