@@ -332,9 +332,8 @@ class ReplayBuffer:
             return replicas.sum(jnp.sum(x.astype(jnp.float32) * drawn)) / count
 
         figures = {}
-        if isinstance(self.source.sampler, Uniform):  # 1 where all items are drawn alike
-            least = -replicas.max(-jnp.min(jnp.where(drawn > 0.0, info.probability, jnp.inf)))
-            figures = {"chance_ratio": replicas.max(jnp.max(info.probability)) / least}
+        if isinstance(self.source.sampler, Uniform):
+            figures = {"chance_ratio": self._chance_ratio(state)}
         return figures | {
             "items": replicas.sum(jnp.sum(idx.drawable)).astype(jnp.float32),
             "inserted": inserted,
@@ -345,6 +344,17 @@ class ReplayBuffer:
             "times_sampled": mean(info.times_sampled),
             "refused_priorities": replicas.sum(jnp.sum(idx.refused)).astype(jnp.float32),
         }
+
+    def _chance_ratio(self, state: ReplayState) -> jax.Array:
+        """How much more often the items of one shard are drawn than those of another at most; 1 if all are alike.
+
+        Of the shards' numbers of items, not of what was drawn: a maximum over a batch costs SAC 7 % on two cores.
+        """
+        if index.over_all(self.source) or (state.ring is not None and state.ring.parts is not None):
+            return jnp.float32(1.0)
+        items, replicas = state.index.drawable, self.replicas
+        least = -replicas.max(-jnp.min(jnp.where(items > 0, items, jnp.iinfo(jnp.int32).max)))
+        return replicas.max(jnp.max(items)).astype(jnp.float32) / least.astype(jnp.float32)
 
     def beginnings(self, idx: Index, rows: Ring, start: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
         """Which of `length` rows from slot `start` begin an item [length, B], and with what priority."""
