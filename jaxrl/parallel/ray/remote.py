@@ -7,6 +7,7 @@ lost when their process, their machine or the way to it is; then others take the
 import contextlib
 import dataclasses
 import importlib.util
+import logging
 import os
 import time
 import warnings
@@ -226,7 +227,7 @@ def connect(address: str | None = None) -> Any:
         raise MissingExtraError("Ray", "ray") from None
     if not ray.is_initialized():
         if address or os.environ.get("RAY_ADDRESS"):
-            ray.init(address=address, logging_level="ERROR")
+            ray.init(address=address, logging_level=logging.ERROR)
         else:
-            ray.init(include_dashboard=False, logging_level="ERROR")
+            ray.init(include_dashboard=False, logging_level=logging.ERROR)
     return ray
