@@ -7,17 +7,25 @@ STAMP := .venv/.installed
 # Tests and the processes they start share what they compiled.
 CACHE_ENV := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+PYTEST := $(CACHE_ENV) $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test learning bench lint lock setup clean
+.PHONY: train test test-rest test-all learning bench lint lock setup clean
 
 train: $(STAMP)  ## Train PPO on CartPole.
 	$(BIN)/jaxrl train --preset purejaxrl-cartpole --seed 0 --run-dir runs/cartpole
 
-test: $(STAMP)  ## Everything but the long trainings.
-	$(CACHE_ENV) $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: $(STAMP)  ## The quick tests: a few minutes on two cores.
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-rest: $(STAMP)  ## The tests that `make test` leaves out, but for the long trainings.
+	$(PYTEST) -rs -m "long and not learning" $(PYTEST_ARGS)
+
+test-all:  ## Everything but the long trainings.
+	$(MAKE) test
+	$(MAKE) test-rest
 
 learning: $(STAMP)  ## Long real trainings that must reach a score.
-	$(CACHE_ENV) $(BIN)/python -m pytest -q -rs -m "learning or long" $(PYTEST_ARGS)
+	$(CACHE_ENV) $(BIN)/python -m pytest -q -rs -m learning $(PYTEST_ARGS)
 
 bench: $(STAMP)
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python "$$script" || exit 1; done

@@ -120,6 +120,7 @@ def test_what_does_not_fit_is_said():
     assert regression.EDGE == 1e-3
 
 
+@pytest.mark.long
 def test_it_does_what_was_done_most_whatever_came_of_it():
     algo = BC.replace(learning_rate=1e-2)
     cloned = learned(algo)[0]

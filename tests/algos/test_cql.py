@@ -81,6 +81,7 @@ def policy_loss(params, critic, batch, key):
     return jnp.mean((log_prob[0] - value)[: BATCH - 1])
 
 
+@pytest.mark.long
 def test_an_update_is_the_papers():
     state, batch = initial(ALGO), transitions()
     new, info = updated(ALGO, state, batch, KEY)
@@ -142,6 +143,7 @@ def test_the_first_updates_clone_if_asked():
 # --- discrete actions ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_discrete_soft_maxima_are_exact_and_without_a_coefficient_it_is_sac():
     state, batch = initial(DISCRETE, CHOICE), choices()
     new, info = updated(DISCRETE, state, batch, KEY, CHOICE)
@@ -226,6 +228,7 @@ def test_what_does_not_fit_is_said():
 BANDIT = QUICK | {"coefficient": 0.4, "temperature": 0.05, "temperature_learning_rate": 1e-9, "tau": 0.1}
 
 
+@pytest.mark.long
 def test_the_best_of_bad_data_is_found():
     assert from_best(ALGO.replace(**BANDIT)) < 0.45
 

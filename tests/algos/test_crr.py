@@ -50,6 +50,7 @@ def sampled_values(policy, critic, observation, key, samples):
     return jnp.stack([critic_values(ALGO, critic, observation, action, SPEC)[0] for action in actions])
 
 
+@pytest.mark.long
 def test_an_update_is_the_papers():
     state, batch = away(initial(ALGO)), transitions()
     new, info = updated(ALGO, state, batch, KEY)
@@ -90,6 +91,7 @@ def test_targets_are_copied_every_so_often():
         state = new
 
 
+@pytest.mark.long
 def test_a_constant_weight_is_cloning():
     algo, batch = ALGO.replace(weighting="constant", policy_learning_rate=1e-4), transitions()
     state, cloner = initial(algo), initial(BC)
@@ -135,6 +137,7 @@ def test_what_does_not_fit_is_said():
 BANDIT = QUICK | {"temperature": 0.05, "max_weight": 20.0, "target_period": 100}
 
 
+@pytest.mark.long
 def test_the_best_of_bad_data_is_found():
     assert from_best(ALGO.replace(**BANDIT)) < 0.05
 

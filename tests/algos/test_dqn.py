@@ -205,6 +205,7 @@ def updated(algo, batch):
     return algo.update(state, {"replay": batch}, spec=SPEC, key=jax.random.key(1), replicas=ONE)
 
 
+@pytest.mark.long
 def test_priorities_are_errors_and_importance_scales_the_loss():
     algo = jaxrl.DQN(network=QNetwork(SMALL), prioritized=True)
     _, info = updated(algo, batch_of(6))
@@ -252,6 +253,7 @@ def test_variants_train_and_stay_finite(fields):
     assert result.state.learner.updates > 10
 
 
+@pytest.mark.long
 def test_a_frame_of_stacked_observations_is_kept_once():
     env = jaxrl.make("gymnax:CartPole-v1", wrappers=[lambda env: FrameStack(env, 3)])
     algo = jaxrl.DQN(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, B, T, collect, learner, moments, updated
+from helpers.tiers import one_quick
 from jax.sharding import PartitionSpec as P
 
 import jaxrl
@@ -132,7 +133,7 @@ ONE_BY_ONE = {
 }
 
 
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("name", one_quick(ONE_BY_ONE, "separate", "clips"))
 def test_an_update_is_its_formulas_on_stale_data(name):
     """A recurrent learner is unrolled with its own parameters to the bootstrap too, not from the actor's last carry."""
     algo = BASE.replace(**ONE_BY_ONE[name])
@@ -158,7 +159,7 @@ def test_a_sum_is_the_mean_times_the_rows_that_count():
     assert norms["sum"] == pytest.approx(count * norms["mean"], rel=1e-5)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction", one_quick(["mean", "sum"]))
 def test_four_devices_make_the_step_of_one(reduction):
     algo = BASE.replace(reduction=reduction)
     state, rollout = learner(algo), rollout_of(algo, 1)
@@ -187,7 +188,7 @@ def test_four_devices_make_the_step_of_one(reduction):
 # --- on-policy and off-policy --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", [SEPARATE, RECURRENT])
+@pytest.mark.parametrize("network", one_quick([SEPARATE, RECURRENT]))
 def test_on_policy_it_is_a2c_with_the_monte_carlo_advantage(network):
     algo = BASE.replace(network=network)
     a2c = jaxrl.A2C(learning_rate=1.0, gamma=0.9, max_grad_norm=None, rollout_length=T, optimizer=RULE, network=network)
@@ -212,6 +213,7 @@ def test_a_clip_binds_on_stale_data_alone(clip):
         assert difference(free, further) < 1e-6
 
 
+@pytest.mark.long
 def test_values_learnt_from_stale_data_are_of_the_learners_policy():
     """One-step tasks that pay the action's number: V-trace finds what the learner's policy earns, not the actor's."""
     shape = (64, 64)
@@ -254,7 +256,7 @@ def test_values_learnt_from_stale_data_are_of_the_learners_policy():
     assert learned(claimed)[0] == pytest.approx(acted, abs=0.08)
 
 
-@pytest.mark.parametrize("which", ["observation", "reward"])
+@pytest.mark.parametrize("which", one_quick(["observation", "reward"]))
 def test_statistics_are_those_that_the_rows_were_acted_with(which):
     algo = BASE.replace(**{f"normalize_{which}": True})
     state = learner(algo)

@@ -30,6 +30,7 @@ ALGO = IQL.replace(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", [SPEC, pytest.param(CHOICE, marks=pytest.mark.long)], ids=["box", "discrete"])
 def test_an_update_is_the_papers(spec):
     state, batch = initial(ALGO, spec), transitions() if spec is SPEC else choices()
@@ -86,6 +87,7 @@ def test_an_update_is_the_papers(spec):
         np.testing.assert_allclose(then, 0.9 * old + 0.1 * now, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 def test_the_values_of_actions_that_were_not_taken_are_never_asked_for():
     state, batch = initial(ALGO, CHOICE), choices()
     # Forbidding all that was not taken is no news to it, but for the policy.

@@ -50,6 +50,7 @@ def last(result, name):
     return float([entry[name] for entry in result.metrics if name in entry][-1])
 
 
+@pytest.mark.long
 def test_ppo_with_a_critic_that_knows_more_than_the_actor():
     """Read with the actor's key alone, nine tenths of the reward's variance is noise to the critic."""
     explained = {}
@@ -63,6 +64,7 @@ def test_ppo_with_a_critic_that_knows_more_than_the_actor():
     assert explained[BOTH] > 0.9 and explained[POLICY] < 0.5, explained
 
 
+@pytest.mark.long
 def test_sac_with_critics_that_know_more_than_the_policy():
     policy, critic = Actor(widths=(16,), observation_keys=POLICY), Critic(widths=(16,), observation_keys=BOTH)
     algo = jaxrl.SAC(policy=policy, critic=critic, capacity=256, min_size=32, batch_size=16)
@@ -99,6 +101,7 @@ WITH_STATISTICS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WITH_STATISTICS)
 def test_running_statistics_are_learned_saved_and_acted_with(name, tmp_path):
     """They move, a run that was stopped goes on from them bit for bit, and the policy acts with the last ones."""

@@ -132,6 +132,7 @@ def sampled(algo, state, observation, key):
     return mean, std, x, np.min(values, axis=1).T
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("per_dimension", [pytest.param(True, marks=pytest.mark.long), False])
 def test_an_update_is_the_papers(per_dimension):
     algo = MPO.replace(
@@ -199,6 +200,7 @@ def test_an_update_is_the_papers(per_dimension):
         np.testing.assert_allclose(change, -1e-2 * np.sign(gradient), rtol=1e-2, err_msg=name)
 
 
+@pytest.mark.long
 def test_targets_are_copied_once_a_period():
     algo = MPO.replace(target_period=3)
     state = initial(algo)
@@ -213,6 +215,7 @@ def test_targets_are_copied_once_a_period():
     assert not np.allclose(jax.tree.leaves(first.policy.target_params)[0], jax.tree.leaves(state.policy.params)[0])
 
 
+@pytest.mark.long
 def test_duals_settle_where_the_limits_are_kept():
     """One batch, again and again: what the fit gives up for its divergence ends at the limits, from either side."""
     algo = MPO.replace(
@@ -240,6 +243,7 @@ def test_duals_settle_where_the_limits_are_kept():
         assert metrics["kl_std"] == pytest.approx(1e-3, rel=0.3)
 
 
+@pytest.mark.long
 def test_duals_stay_above_their_least():
     algo = MPO.replace(dual_learning_rate=1e3, epsilon=100.0, epsilon_mean=100.0, epsilon_std=100.0)
     new = updated(algo, initial(algo), transitions(), KEY)[0]
@@ -250,6 +254,7 @@ def test_duals_stay_above_their_least():
     assert float(info.metrics["temperature"]) > 0
 
 
+@pytest.mark.long
 def test_the_units_of_actions_make_no_difference():
     wide = EnvSpec("wide", SPEC.observation_space, spaces.Box(BOX.low * 8, BOX.high * 8, (2,)))
     batch, state = transitions(), away(initial(MPO))
@@ -287,6 +292,7 @@ def whole(algo, state, observation, mask):
     return chances / np.maximum(chances.sum(axis=1, keepdims=True), 1e-30), np.min(values, axis=0)
 
 
+@pytest.mark.long
 def test_an_update_of_discrete_actions_is_exact():
     (algo, state), batch = choosing(), choices()
     new, info = updated(algo, state, batch, KEY, CHOICES)

@@ -19,6 +19,7 @@ from helpers.continuous import (
     transitions,
     updated,
 )
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import off_policy, q_learning, train_state
@@ -75,6 +76,7 @@ def test_every_number_reaches_the_program(name):
         assert unused == elsewhere & {jax.tree_util.keystr(path) for path, _ in leaves}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [name if name == "td3" else pytest.param(name, marks=pytest.mark.long) for name in ALGORITHMS]
 )
@@ -145,6 +147,7 @@ def smallest_target(algo, critic, batch, action):
     return off_policy.smallest_target(algo.critic, critic.target_variables, batch, action, algo.gamma, SPEC, **ends)
 
 
+@pytest.mark.long
 def test_new_priorities_are_how_wrong_the_critic_was():
     algo, batch = resolve_schedules(D4PG.replace(n_step=1), jnp.float32(0)), transitions()
     batch = batch.replace(sample_info=batch.sample_info.replace(importance=jnp.linspace(0.1, 1.0, BATCH)))
@@ -175,7 +178,7 @@ def test_targets_follow_by_a_share():
         np.testing.assert_allclose(new, old + 0.25, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3"))
 def test_transitions_of_no_weight_teach_nothing(name):
     algo = resolve_schedules(ALGORITHMS[name], jnp.float32(0))
     state, batch = algo.init(jax.random.key(0), SPEC), transitions()
@@ -231,7 +234,7 @@ def after_updates(algo, by):
     return state, info.metrics, action.action
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3"))
 def test_the_units_of_normalized_observations_do_not_matter(name):
     algo = ALGORITHMS[name].replace(normalize_observation=True)
     (one, told, action), (other, told_other, action_other) = (after_updates(algo, by) for by in (1.0, 1e3))
@@ -268,6 +271,7 @@ def batch_ends(batch):
     return np.asarray(batch.observation), np.asarray(batch.next_observation)
 
 
+@pytest.mark.long
 def test_statistics_resume(tmp_path):
     algo = SAC.replace(normalize_observation=True)
 

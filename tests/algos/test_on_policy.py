@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.on_policy import SPEC, B, T, collect, learner, moments, updated
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import on_policy, returns
@@ -36,7 +37,7 @@ def step_sizes(algo, scale):
     return {name: float(jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(moved[name])))) for name in moved}, info
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "a2c"))
 def test_a_large_value_loss_does_not_starve_the_policy(name):
     """With one norm over both networks a thousandfold reward's policy step is, of PPO, 0.001 of the clip."""
     algo = ALGORITHMS[name].replace(optimizer=sgd, learning_rate=1.0, max_grad_norm=0.5, value_cost=1000.0)
@@ -53,6 +54,7 @@ def test_a_large_value_loss_does_not_starve_the_policy(name):
     assert "policy_clip_factor" not in info.metrics and "policy_gradient_norm" in info.metrics
 
 
+@pytest.mark.long
 def test_a_shared_body_is_clipped_as_a_whole_and_small_gradients_are_left_alone():
     shared = ALGORITHMS["a2c"].replace(network=ActorCritic(MLP((8,)), shared=True), optimizer=sgd, learning_rate=1.0)
     moved, info = step_sizes(shared, 1000.0)
@@ -68,6 +70,7 @@ def test_a_shared_body_is_clipped_as_a_whole_and_small_gradients_are_left_alone(
 # --- statistics ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_whole_episodes_count_what_arrived_with_their_last_time_step():
     """Of rewards at the end alone; before, the variance stayed 0, and rewards were multiplied by 1e4."""
     algo = jaxrl.A2C(
@@ -99,7 +102,7 @@ def test_whole_episodes_count_what_arrived_with_their_last_time_step():
     np.testing.assert_allclose(moments_of_observations.mean, seen.mean(0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "a2c"))
 def test_the_first_batch_is_learned_from_as_it_was_acted(name):
     """With the moments of its own batch, probability ratios would be between two different inputs."""
     plain = ALGORITHMS[name].replace(optimizer=sgd, learning_rate=1.0)
@@ -120,11 +123,14 @@ RECURRENT = ActorCritic(MLP((8,)), core=GRU(6), value_gain=2.0)
 
 @pytest.mark.parametrize(
     "algo",
-    [
-        jaxrl.PPO(rollout_length=T, epochs=1, minibatches=1, network=RECURRENT),
-        jaxrl.A2C(rollout_length=T, network=RECURRENT),
-        jaxrl.PQN(rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))),
-    ],
+    one_quick(
+        [
+            jaxrl.PPO(rollout_length=T, epochs=1, minibatches=1, network=RECURRENT),
+            jaxrl.A2C(rollout_length=T, network=RECURRENT),
+            jaxrl.PQN(rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))),
+        ],
+        "a2c",
+    ),
     ids=["ppo", "a2c", "pqn"],
 )
 def test_the_bootstrap_is_not_from_the_carry_of_older_parameters(algo):

@@ -58,6 +58,7 @@ def test_rmsprop_has_its_eps_where_it_is_told():
         np.testing.assert_allclose(stepped, expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_muon_orthogonalizes_kernels_alone():
     """Of an ensemble each member's, and biases are Adam's, though an ensemble's are matrices too."""
     spec = jaxrl.core.types.env_spec(jaxrl.make("gymnax:Pendulum-v1"))
@@ -145,6 +146,7 @@ def noisy(learning_rate):
     return optax.chain(optax.add_noise(0.01, 0.55, jax.random.key(0)), optax.sgd(learning_rate, momentum=0.9))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", [optax.lion, noisy, functools.partial(optax.adam, b1=0.5)])
 def test_any_transformation_of_optax_trains_and_resumes(optimizer, tmp_path):
     algo = jaxrl.PPO(optimizer=optimizer, rollout_length=8, network=SMALL, value_learning_rate=1e-3)

@@ -14,6 +14,7 @@ import pytest
 from helpers import continuous, offline
 from helpers.continuous import BATCH, BOX, SPEC, transitions
 from helpers.oracle import EPS, close, descended, exact, stepped
+from helpers.tiers import one_quick
 from scipy.special import log_softmax, logsumexp, softmax
 from scipy.stats import norm
 
@@ -170,7 +171,7 @@ def noises(keys, count):
 # --- deterministic policies ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ddpg", "td3", "td3bc"])
+@pytest.mark.parametrize("name", one_quick(["ddpg", "td3", "td3bc"], "td3"))
 def test_deterministic_policies(name):
     algo = {"ddpg": continuous.DDPG, "td3": continuous.TD3, "td3bc": offline.TD3BC}[name].replace(**ACTOR_CRITIC)
     if name != "ddpg":
@@ -260,7 +261,7 @@ def test_d4pg():
 # --- stochastic policies ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sac", "cql"])
+@pytest.mark.parametrize("name", one_quick(["sac", "cql"], "sac"))
 def test_sac_and_cql(name):
     algo = {"sac": continuous.SAC, "cql": offline.CQL}[name].replace(**ACTOR_CRITIC, temperature=0.3)
     if name == "cql":
@@ -315,6 +316,7 @@ def test_sac_and_cql(name):
     assert float(new.log_temperature.params) == pytest.approx(float(wanted), abs=1e-5)
 
 
+@pytest.mark.long
 def test_mpo():
     fields = {"target_period": 1, "temperature": 2.0, "alpha_mean": 1.5, "alpha_std": 3.0, "dual_learning_rate": 0.02}
     algo = continuous.MPO.replace(**ACTOR_CRITIC, **fields)
@@ -396,6 +398,7 @@ def test_iql():
     close(new.critic.target_params, moved(state.critic.target_params, critic))
 
 
+@pytest.mark.long
 def test_crr():
     algo = offline.CRR.replace(**ACTOR_CRITIC, target_period=1, temperature=0.5, max_weight=1.5)
     b, state = batch(), start(algo)
@@ -445,7 +448,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", one_quick(HEADS, "values"))
 def test_dqn(head):
     """Double Q-learning from three steps, importance weights and priorities, with each head."""
     support = {"v_min": -3.0, "v_max": 3.0} if head == "c51" else {}

@@ -157,6 +157,7 @@ def whole():
     return trained(2_048)
 
 
+@pytest.mark.long
 def test_it_learns(whole):
     """The best policy's return is 1; that of random actions -0.6 on average."""
     assert whole.evaluation.return_mean > 0.9

@@ -39,6 +39,7 @@ def test_it_is_registered_by_its_name(vpg):
         jaxrl.train(small(vpg).replace(gamma=2.0), "probe:Constant", total_steps=64, **SETTINGS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("served", [False, True], ids=["anakin", "sebulba"])
 def test_it_finds_the_best_action(vpg, served):
     """1 is the most that the probe gives, and -1 the least."""
@@ -54,6 +55,7 @@ def test_it_finds_the_best_action(vpg, served):
     assert result.evaluation.return_mean > 0.9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("core", [None, GRU(8)], ids=["feed_forward", "recurrent"])
 def test_it_resumes_bit_for_bit(vpg, core, tmp_path):
     algo = small(vpg, core=core)

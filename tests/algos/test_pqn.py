@@ -14,6 +14,7 @@ from jaxrl.networks import GRU, MLP, ActionValues, CategoricalValues, MinAtarCNN
 SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("core", [None, pytest.param(GRU(4), marks=pytest.mark.long)])
 def test_pqn_trains_and_stays_finite(core):
     algo = jaxrl.PQN(rollout_length=8, epochs=2, minibatches=2, ladder=True, network=QNetwork(SMALL, core=core))

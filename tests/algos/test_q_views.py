@@ -82,6 +82,7 @@ def moves(batch, n):
     return found
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(1, 5))
 def test_the_transitions_of_sequences_are_those_of_loops(seed, n):
@@ -98,6 +99,7 @@ def test_the_transitions_of_sequences_are_those_of_loops(seed, n):
         assert view.action[i] == batch.rows.action[BURN_IN + row, column]
 
 
+@pytest.mark.long
 def test_outputs_are_those_of_the_network_stepped_by_hand():
     batch = sequences(3)
     params, _ = NETWORK.init(jax.random.key(0), SPEC)
@@ -155,6 +157,7 @@ def test_rescaling_and_its_inverse(x):
     np.testing.assert_allclose(q_learning.unscaled(q_learning.rescaled(jnp.float32(x))), x, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_an_update_of_r2d2_is_the_papers(reduction):
     """The target h(sum gamma^k r + gamma^n h^-1(Q'(o, argmax Q))), the weighted loss and the mixed priorities."""

@@ -16,6 +16,7 @@ from helpers.continuous import (
     transitions,
     updated,
 )
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import off_policy, q_learning
@@ -41,7 +42,7 @@ def samples(algo, params, observation, key):
     return low + (high - low) * (squashed + 1) / 2, log_prob
 
 
-@pytest.mark.parametrize("learned", [True, False])
+@pytest.mark.parametrize("learned", one_quick([True, False]))
 def test_an_update_is_the_papers(learned):
     algo = SAC.replace(temperature=0.3, learn_temperature=learned, gamma=0.9, tau=0.1)
     state, batch = initial(algo), transitions()
@@ -88,6 +89,7 @@ def test_the_temperature_moves_towards_the_target_entropy():
         assert change == pytest.approx(sign * 3e-4, rel=1e-2)
 
 
+@pytest.mark.long
 def test_a_fixed_temperature_is_no_parameter_and_follows_its_schedule():
     algo = SAC.replace(learn_temperature=False, temperature=jaxrl.schedules.Linear(1.0, 0.0))
     assert initial(algo).log_temperature.params == ()
@@ -120,7 +122,7 @@ def choices(masked):
     )
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", one_quick([False, True]))
 def test_discrete_expectations_are_exact(masked):
     """Christodoulou (2019), equations 10 to 12, with sums over the actions that are allowed."""
     algo = SAC.replace(temperature=0.3, gamma=0.9, target_entropy_fraction=0.5)

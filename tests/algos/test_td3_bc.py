@@ -51,6 +51,7 @@ def policy_loss(params, critic, observation, batch, alpha):
     return distance - alpha * jnp.mean(value) / jax.lax.stop_gradient(jnp.mean(jnp.abs(value)))
 
 
+@pytest.mark.long
 def test_an_update_is_the_papers():
     state, batch = initial(ALGO), wide(transitions())
     new, info = updated(ALGO, state, batch, KEY)
