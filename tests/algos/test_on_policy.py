@@ -125,13 +125,12 @@ RECURRENT = ActorCritic(MLP((8,)), core=GRU(6), value_gain=2.0)
     "algo",
     one_quick(
         [
-            jaxrl.PPO(rollout_length=T, epochs=1, minibatches=1, network=RECURRENT),
             jaxrl.A2C(rollout_length=T, network=RECURRENT),
+            jaxrl.PPO(rollout_length=T, epochs=1, minibatches=1, network=RECURRENT),
             jaxrl.PQN(rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))),
-        ],
-        "a2c",
+        ]
     ),
-    ids=["ppo", "a2c", "pqn"],
+    ids=["a2c", "ppo", "pqn"],
 )
 def test_the_bootstrap_is_not_from_the_carry_of_older_parameters(algo):
     """Before, the learner's value was of the carry that the actors' parameters had come to."""
