@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, anakin
 from helpers.streams import rows_of
+from helpers.tiers import one_quick
 
 from jaxrl.buffers import checks
 from jaxrl.buffers.flashbax import FlashbaxReplay
@@ -25,7 +26,7 @@ def bound(sampler, replicas, shards):
 
 
 @SAMPLERS
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", one_quick([1, 2]))
 def test_transitions_are_those_of_the_episodes(sampler, shards):
     buffer = bound(sampler, SingleReplica(shards), shards)
     state, add, sample = buffer.init(ROWS, ()), jax.jit(buffer.add), jax.jit(buffer.sample)
@@ -56,6 +57,7 @@ def test_transitions_are_those_of_the_episodes(sampler, shards):
         assert float(again.sample_info.importance.max()) == pytest.approx(1.0)
 
 
+@pytest.mark.long
 @SAMPLERS
 def test_two_devices_draw_what_one_does(sampler):
     one, two = bound(sampler, SingleReplica(2), 2), bound(sampler, MeshReplicas("data", 1), 2)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.streams import Fed, rows_of
+from helpers.tiers import one_quick
 from scipy import stats
 
 from jaxrl.buffers import replay
@@ -48,7 +49,7 @@ def begins(n, upto, slots=16, back=0):
     return {(t, c) for t in range(oldest, upto - n) for c in range(4) if ROWS.weight[t, c]}
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", one_quick([1, 3], 3))
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized()], ids=["uniform", "prioritized"])
 def test_transitions_are_those_of_the_episodes(sampler, n):
     fed = Fed({"replay": source(sampler, n_step=n)}, ROWS, rollout=2, poison=True)
@@ -122,7 +123,7 @@ def given_priorities(fed, function):
         fed.update(batch.sample_info, function(batch.observation))
 
 
-@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("exponent", one_quick([0.0, 0.6, 1.0], 0.6))
 @pytest.mark.parametrize("shards", [1, 2])
 def test_prioritized_frequencies_and_weights(exponent, shards):
     priority_of = lambda obs: jnp.where(obs % 5 == 0, 0.0, (obs % 1000 % 7 + 1.0) ** 2)  # noqa: E731

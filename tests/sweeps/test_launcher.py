@@ -1,10 +1,10 @@
 """Experiments side by side: what each left behind, gathered; those that fail disturb none, and none is run twice."""
 
 import json
-import os
 
 import numpy as np
 import pytest
+from helpers import clusters
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS
 
 import jaxrl
@@ -18,13 +18,10 @@ PLAIN = PPO.replace(learning_rate=1e-2)
 SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "points": 4, "progress": False}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster():
-    ray = pytest.importorskip("ray", reason="nothing of Ray was tested: pip install ray")
-    options = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 2, "include_dashboard": False}
-    ray.init(logging_level="ERROR", **options)
-    yield ray
-    ray.shutdown()
+    with clusters.cluster() as ray, clusters.within(300):
+        yield ray
 
 
 @pytest.mark.long

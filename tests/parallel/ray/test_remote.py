@@ -1,9 +1,8 @@
 """Ray actors that hold environments: the rows are those of this process, and what is lost is masked."""
 
-import os
-
 import numpy as np
 import pytest
+from helpers import clusters
 from helpers.programs import NUM_ENVS, PPO, assert_equal, plain
 
 import jaxrl
@@ -18,15 +17,15 @@ HALF = Remote(actors=2, cpus=0.5)
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A Ray cluster of this machine, for all tests."""
-    ray = pytest.importorskip("ray", reason="nothing of Ray was tested: pip install ray")
-    if "RAY_ADDRESS" in os.environ:
-        ray.init(logging_level="ERROR")
-    else:
-        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80_000_000, logging_level="ERROR")
-    yield ray
-    ray.shutdown()
+def started():
+    with clusters.cluster() as ray:
+        yield ray
+
+
+@pytest.fixture
+def cluster(started):
+    with clusters.within(300):
+        yield started
 
 
 def played(env, steps):

@@ -1,0 +1,47 @@
+"""A Ray cluster of this machine, for tests."""
+
+import contextlib
+import logging
+import os
+import signal
+
+import ray
+
+# Ray gives its agents 15 s to start, which are short on a busy machine; the next try finds their files in memory.
+TRIES = 3
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """Raises TimeoutError in the main thread after that long: what hangs fails here, and not by the limit of CI."""
+
+    def late(*_):
+        raise TimeoutError(f"nothing came of it within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def cluster():
+    """Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on the loopback that ends with this."""
+    options = {"num_cpus": 2, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    options |= {"object_store_memory": 80_000_000}
+    for again in reversed(range(TRIES)):
+        try:
+            with within(120):
+                ray.init(logging_level=logging.ERROR, **({} if "RAY_ADDRESS" in os.environ else options))
+            break
+        except Exception:
+            ray.shutdown()
+            if not again:
+                raise
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
