@@ -3,12 +3,15 @@
 import contextlib
 import logging
 import os
+import pathlib
 import signal
 
+import pytest
 import ray
 
 # Ray gives its agents 15 s to start, which are short on a busy machine; the next try finds their files in memory.
 TRIES = 3
+TESTS = pathlib.Path(__file__).parents[1]  # of `host_probes`, which actors import too
 
 
 @contextlib.contextmanager
@@ -29,19 +32,21 @@ def within(seconds):
 
 @contextlib.contextmanager
 def cluster():
-    """Ray, connected to the cluster that RAY_ADDRESS names, or to a new one on the loopback that ends with this."""
-    options = {"num_cpus": 2, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    options |= {"object_store_memory": 80_000_000}
-    for again in reversed(range(TRIES)):
+    """Ray, connected to the cluster that RAY_ADDRESS names, or to a new one of this machine that ends with this."""
+    options = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80_000_000}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        patch.setenv("RAY_worker_niceness", "0")  # 15 by default: beside other tests, actors would hardly run
+        for again in reversed(range(TRIES)):
+            try:
+                with within(120):
+                    ray.init(logging_level=logging.ERROR, **({} if "RAY_ADDRESS" in os.environ else options))
+                break
+            except Exception:
+                ray.shutdown()
+                if not again:
+                    raise
         try:
-            with within(120):
-                ray.init(logging_level=logging.ERROR, **({} if "RAY_ADDRESS" in os.environ else options))
-            break
-        except Exception:
+            yield ray
+        finally:
             ray.shutdown()
-            if not again:
-                raise
-    try:
-        yield ray
-    finally:
-        ray.shutdown()

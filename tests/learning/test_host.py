@@ -23,6 +23,7 @@ def test_ppo_in_envpool():
     assert trained(PPO, "envpool:CartPole-v1", 300_000, topology) >= 475
 
 
+@pytest.mark.long
 def test_impala_in_envpool():
     """Issue 4: the mark of Anakin, 475; actors are an update behind, which V-trace corrects for."""
     algo = jaxrl.IMPALA(learning_rate=Linear(2e-3, 0.0))
@@ -30,6 +31,7 @@ def test_impala_in_envpool():
     assert trained(algo, "envpool:CartPole-v1", 300_000, topology) >= 475
 
 
+@pytest.mark.long
 def test_sac_in_gymnasium():
     """Issue 4: the mark of Anakin, -165, here after 10k rows, with networks of 64 and four updates every four rows."""
     algo = jaxrl.SAC(

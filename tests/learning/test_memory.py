@@ -31,6 +31,7 @@ def a2c(network):
     )
 
 
+@pytest.mark.long
 def test_recurrent_ppo_remembers():
     assert memory(ppo(RECURRENT), 160_000).min() >= 0.95
 
@@ -40,6 +41,7 @@ def test_recurrent_a2c_remembers():
     assert memory(a2c(RECURRENT), 300_000).min() >= 0.95
 
 
+@pytest.mark.long
 def test_feed_forward_policies_cannot():
     for algo in (ppo(FEED_FORWARD), a2c(FEED_FORWARD)):
         scores = memory(algo, 40_000)
@@ -53,16 +55,19 @@ def q_learning(algorithm, core, **fields):
     return algorithm(**(settings | fields))
 
 
+@pytest.mark.long
 def test_r2d2_remembers():
     algo = q_learning(jaxrl.R2D2, GRU(32), sequence_length=25, burn_in=8)
     assert memory(algo, 80_000).min() >= 0.9
 
 
+@pytest.mark.long
 def test_recurrent_dqn_remembers():
     algo = q_learning(jaxrl.DQN, GRU(32), sequence_length=25, n_step=3, epsilon=Linear(1.0, 0.05, 0.5))
     assert memory(algo, 80_000).min() >= 0.9
 
 
+@pytest.mark.long
 def test_feed_forward_dqn_cannot():
     scores = memory(q_learning(jaxrl.DQN, None, rollout_length=1, replay_ratio=1 / 64), 20_000)
     assert np.abs(scores).max() <= 0.2, scores

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl import envs, networks
@@ -118,14 +119,7 @@ TRUTH = {
 }
 
 
-LONG = {"recurrent_a2c", "mpo", "qr-dqn"}  # minutes that the others stand for
-
-
-def marked(names):
-    return [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in names]
-
-
-@pytest.mark.parametrize("name", marked(ALGORITHMS))
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "ppo", "dqn"))
 def test_values(name):
     algo, iterations = ALGORITHMS[name]
     before = compiled._chunk._cache_size()
@@ -142,7 +136,7 @@ def test_values(name):
     assert compiled._chunk._cache_size() == before + 1, "the probes must share one program"
 
 
-@pytest.mark.parametrize("name", marked(LIMITED))
+@pytest.mark.parametrize("name", one_quick(LIMITED, "pqn"))
 def test_time_limits_are_bootstrapped_through(name):
     """Issue 3: within 5 %; a time limit taken for an end would give 4.1 at the first of the five observations."""
     _, value, _ = trained(*LIMITED[name], "Truncated")

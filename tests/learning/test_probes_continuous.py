@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.continuous import support
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl import envs, networks
@@ -70,10 +71,7 @@ SEEN = {"RewardIsObservation": {-1.0, 1.0}, "TwoStepDiscount": {0.0, 1.0}}
 ITERATIONS = 150
 
 
-LONG = {"td3", "ddpg", "d4pg", "mpo"}  # for which the time limits stand
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in ALGORITHMS])
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3"))
 def test_values(name):
     algo = ALGORITHMS[name]
     before = compiled._chunk._cache_size()
