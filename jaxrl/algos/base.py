@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 ALGORITHMS = registry.registered("algorithm")  # by lower-case name; `jaxrl.algos` enters those of jaxrl
 
 
-def _field(default, traced, *, low=None, above=None, high=None, below=None, choices=None, only_with=None, help=""):
+def _field(
+    default, traced, *, low=None, above=None, high=None, below=None, choices=None, only_with=None, whole=False, help=""
+):
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
     limits = {name: limit for name, limit in limits.items() if limit is not None}
-    metadata = {"limits": limits, "only_with": only_with, "help": help}
+    metadata = {"limits": limits, "only_with": only_with, "whole": whole, "help": help}
     return struct.field(pytree_node=traced, default=default, metadata=metadata)
 
 
@@ -43,7 +45,10 @@ def number(default: Any, **limits) -> Any:
 
 
 def static(default: Any, **limits) -> Any:
-    """A static field: it changes shapes or control flow. Hashable. Limits as in `number`, and `choices`."""
+    """A static field: it changes shapes or control flow. Hashable.
+
+    Limits as in `number`, and `choices`; `whole` of one that is a whole number or None.
+    """
     return _field(default, False, **limits)
 
 
@@ -152,6 +157,7 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
                 problems.append(f"{label}={value!r} must be True or False")
             continue
         wants_int = isinstance(field.default, int) and not field.metadata.get("pytree_node", True)
+        wants_int |= field.metadata.get("whole", False) and value is not None
         if wants_int and (not isinstance(value, int) or isinstance(value, bool)):
             problems.append(f"{label}={value!r} must be a whole number")
             continue

@@ -84,10 +84,10 @@ class CQL:
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
     batch_size: int = static(256, low=1, help="transitions per update")
-    rollout_length: int = static(1, low=1, help="steps of each environment per iteration, between updates")
-    replay_ratio: float = static(
-        0.125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    rollout_length: int | None = static(
+        None, low=1, whole=True, help="steps of each environment per iteration; None: as many as make one update"
     )
+    replay_ratio: float = static(1.0, above=0, help="gradient updates per environment step")
     storage: Literal["ring", "flashbax"] = static(
         "ring", choices=("ring", "flashbax"), help="replay implementation: ring (jaxrl), or flashbax (one-step only)"
     )
@@ -97,7 +97,10 @@ class CQL:
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
-            self, policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec)
+            self,
+            policy=resolve_torso(self.policy, spec),
+            critic=resolve_torso(self.critic, spec),
+            rollout_length=off_policy.rollout_length(self, num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:

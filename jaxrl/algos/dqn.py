@@ -16,7 +16,7 @@ from jaxrl.algos.q_learning import QCarry, Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack, Prioritized, Sequence, Uniform
+from jaxrl.core.sources import FrameStack, Prioritized, Sequence, Uniform, steps_per_update
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -32,7 +32,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import ActionValues, CategoricalValues, QNetwork, resolve_torso
+from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, resolve_torso
 
 
 class DQNState(struct.PyTreeNode):
@@ -101,10 +101,10 @@ class DQN:
     capacity: int = static(50_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(1_000, low=1, help="transitions collected before the first update")
     batch_size: int = static(128, low=1, help="transitions per update")
-    rollout_length: int = static(4, low=1, help="steps of each environment per iteration, between updates")
-    replay_ratio: float = static(
-        0.03125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    rollout_length: int | None = static(
+        None, low=1, whole=True, help="steps of each environment per iteration; None: as many as make one update"
     )
+    replay_ratio: float = static(0.1, above=0, help="gradient updates per environment step")
     storage: Literal["ring", "flashbax"] = static(
         "ring", choices=("ring", "flashbax"), help="replay implementation: ring (jaxrl), or flashbax (one-step only)"
     )
@@ -113,7 +113,13 @@ class DQN:
     network: Network = static(QNetwork())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, network=resolve_torso(self.network, spec))
+        # Of sequences a quarter at least: every rollout stores a recurrent state.
+        least = self.sequence_length // 4 if self.network.recurrent else 1
+        return dataclasses.replace(
+            self,
+            network=resolve_torso(self.network, spec, MLP((120, 84), activation="relu")),
+            rollout_length=self.rollout_length or max(least, steps_per_update(self.replay_ratio, num_envs)),
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems, name = field_problems(self), type(self).__name__
@@ -145,13 +151,14 @@ class DQN:
     def experience(self) -> Mapping[str, Source]:
         prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
         end = "continue" if self.cross_episodes else "truncate"
-        sequence = Sequence(self.sequence_length, self.rollout_length, end, self.burn_in, stored_carry=True)
+        length = self.rollout_length or 1
+        sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
         return {
             "replay": Replay(
                 capacity=self.capacity,
                 batch_size=self.batch_size,
                 min_size=self.min_size,
-                rollout_length=self.rollout_length,
+                rollout_length=length,
                 replay_ratio=self.replay_ratio,
                 n_step=self.n_step,
                 sequence=sequence if self.network.recurrent else None,

@@ -15,7 +15,7 @@ from jaxrl.algos.optimizers import Number, Optimizer
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
-from jaxrl.core.sources import Sampler, Uniform
+from jaxrl.core.sources import Sampler, Uniform, steps_per_update
 from jaxrl.core.types import (
     TRANSITION_INPUTS,
     ActorState,
@@ -45,7 +45,7 @@ class ReplayFields(Protocol):
     @property
     def min_size(self) -> int: ...
     @property
-    def rollout_length(self) -> int: ...
+    def rollout_length(self) -> int | None: ...
     @property
     def replay_ratio(self) -> float: ...
     @property
@@ -60,12 +60,17 @@ def replay(fields: ReplayFields, sampler: Sampler | None = None) -> Replay:
         capacity=fields.capacity,
         batch_size=fields.batch_size,
         min_size=fields.min_size,
-        rollout_length=fields.rollout_length,
+        rollout_length=fields.rollout_length or 1,
         replay_ratio=fields.replay_ratio,
         n_step=fields.n_step,
         storage=fields.storage,
         sampler=Uniform() if sampler is None else sampler,
     )
+
+
+def rollout_length(fields: ReplayFields, num_envs: int) -> int:
+    """Steps of every environment between updates: as given, or as many as make one update."""
+    return fields.rollout_length or steps_per_update(fields.replay_ratio, num_envs)
 
 
 def problems(

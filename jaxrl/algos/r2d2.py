@@ -33,10 +33,10 @@ class R2D2(DQN):
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(50_000, low=1, help="transitions collected before the first update")
     batch_size: int = static(64, low=1, help="sequences per update")
-    rollout_length: int = static(40, low=1, help="steps of each environment per iteration, between updates")
-    replay_ratio: float = static(
-        0.003125, above=0, help="gradient updates per environment step; default: one per iteration of 8 environments"
+    rollout_length: int | None = static(
+        40, low=1, whole=True, help="steps of each environment per iteration, between updates"
     )
+    replay_ratio: float = static(0.003125, above=0, help="gradient updates per environment step")
     optimizer: Optimizer = number(Adam(eps=1e-3))
     network: Network = static(
         QNetwork(

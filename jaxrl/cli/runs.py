@@ -114,7 +114,9 @@ def _common_flags(preset):
         Flag("env", TEXT, env, "the environment, suite:name", required),
         Flag("env_params", TEXT, (), "parameters of the environment, as key=value; also auto_reset=pooled", many=True),
         Flag("preset", TEXT, name, "published settings to start from; jaxrl algos lists them"),
-        Flag("num_envs", optional(INT), num_envs, "number of environments; None: 8"),
+        Flag(
+            "num_envs", optional(INT), num_envs, "number of environments; None: 1 with a replay of transitions, else 8"
+        ),
     ]
 
 

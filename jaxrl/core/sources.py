@@ -147,6 +147,16 @@ class FrameStack:
     fill: Literal["repeat", "zeros"] = "repeat"
 
 
+def steps_per_update(replay_ratio: float, num_envs: int) -> int:
+    """Steps of every environment between two updates, so that updates come one by one and not in bursts; at least 1.
+
+    Args:
+      replay_ratio: gradient updates per environment step.
+      num_envs: 0 where nothing acts.
+    """
+    return max(1, round(1 / (replay_ratio * max(num_envs, 1)))) if replay_ratio > 0 else 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Replay:
     """An off-policy source: items drawn from a ring of raw rows; transitions, or sequences where `sequence` is given.

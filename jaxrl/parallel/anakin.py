@@ -24,24 +24,25 @@ class Anakin:
     """Everything compiled on the accelerator: `num_envs` environments, sharded over `devices`.
 
     Args:
-      num_envs: number of environments over all devices.
+      num_envs: number of environments over all devices. None: 1 for algorithms that learn from a replay of
+        transitions (DQN, SAC), else 8.
       devices: number of devices; None: all accelerators, or one CPU. With several processes: of all of them together,
         the same number on each; None: all devices.
       shards: logical groups of environments within which minibatches are drawn; the same number gives the same run on
         any number of devices. None: the largest of 8, 4, 2, 1 that suits the algorithm.
     """
 
-    num_envs: int = 8
+    num_envs: int | None = None
     devices: int | None = None
     shards: int | None = None
 
     def resolve(self, algo: Algorithm) -> "Anakin":
-        """Nothing here depends on the algorithm."""
-        return self
+        """With the number of environments."""
+        return dataclasses.replace(self, num_envs=ro.num_envs_for(algo, self.num_envs))
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Environment steps of an iteration, over all environments."""
-        return ro.rollout_length(algo) * self.num_envs
+        return ro.rollout_length(algo) * ro.num_envs_for(algo, self.num_envs)
 
     def bind(
         self,
@@ -62,10 +63,10 @@ class Anakin:
         """
         if not isinstance(env, Environment):
             raise ConfigError(f"Anakin compiles environments in JAX, and {env.name} is on the host; use Sebulba")
-        spec = env_spec(env)
+        spec, num_envs = env_spec(env), ro.num_envs_for(algo, self.num_envs)
         devices = meshes.default_device_count() if self.devices is None else self.devices
-        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, dataset_fraction, processes)
-        layout = Layout(spec, self.num_envs, devices, shards, dataset_fraction)
+        shards = meshes.checked_layout(algo, spec, num_envs, devices, self.shards, dataset_fraction, processes)
+        layout = Layout(spec, num_envs, devices, shards, dataset_fraction)
         return CompiledProgram(layout, CompiledRollouts(layout))
 
 

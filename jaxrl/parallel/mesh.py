@@ -145,7 +145,11 @@ def checked_layout(
         if num_envs % candidate or candidate % devices:
             continue
         found = algo.validate(spec, num_envs, candidate)
-        found += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
+        try:
+            found += Experience(algo, spec, num_envs, candidate, dataset_fraction).problems()
+        except (AttributeError, TypeError, ValueError):
+            if not found:  # a field of another type than its own, of which the algorithm tells
+                raise
         if not found:
             return candidate
         first_problems = found

@@ -39,6 +39,18 @@ def rollout_length(algo: Algorithm) -> int:
     return max(lengths)
 
 
+def num_envs_for(algo: Algorithm, given: int | None = None) -> int:
+    """How many environments an algorithm acts in unless told: 1 where it learns from a replay of transitions, else 8.
+
+    Those were published with one environment, and learn as much from a step in more; but they act on what they learned
+    up to the last update, so with more environments they act on less.
+    """
+    if given is not None:
+        return given
+    sources = algo.experience.values()
+    return 1 if any(isinstance(source, Replay) and source.sequence is None for source in sources) else 8
+
+
 def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
     """The time step that followed `action` [B, ...], which it holds unless it begins an episode."""
 

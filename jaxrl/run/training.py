@@ -94,7 +94,8 @@ def train(
         arXiv:2302.02948).
       seed: the same seed is the same run.
       topology: `Anakin` or `Sebulba`; None: by the kind of environment.
-      num_envs: environments, if there is no topology.
+      num_envs: number of environments, if no topology is given. None: 1 for algorithms that learn from a replay of
+        transitions (DQN, SAC), else 8.
       run_dir: where configuration, metrics, checkpoints and the result are written; None: nowhere.
       overwrite: delete the run that `run_dir` holds, and start again.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
@@ -161,8 +162,8 @@ def train(
     if isinstance(record, str | Path):
         record = Record(record)
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
-    given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs)
     given_topology, topology = topology, topology.resolve(algo)
+    given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs or 0)
     notes = resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}

@@ -112,7 +112,8 @@ def launch(
         raise ConfigError(problems)
     settings = configurations(samples, space, search_seed)
     topology = topology or default_topology(env, num_envs)
-    variants = [replace(algo, **setting).resolve(env_spec(env), topology.num_envs) for setting in settings]
+    topology = topology.resolve(algo)
+    variants = [replace(algo, **setting).resolve(env_spec(env), topology.num_envs or 0) for setting in settings]
     shards = [topology.bind(variant, env).layout.shards for variant in variants]
     root = Path(run_dir).absolute()
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]

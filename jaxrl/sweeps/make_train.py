@@ -22,7 +22,7 @@ def make_train(
     env: Environment | str,
     *,
     total_steps: int,
-    num_envs: int = 8,
+    num_envs: int | None = None,
     topology: Anakin | None = None,
 ) -> Callable[[jax.Array], tuple[RunState, Metrics]]:
     """A training run as a pure function, to `jit` and `vmap`.
@@ -35,7 +35,7 @@ def make_train(
 
     Args:
       algo, env, total_steps: as for `jaxrl.train`; JAX environments only.
-      num_envs: number of environments, if no topology is given.
+      num_envs: number of environments, if no topology is given; None: as in `jaxrl.train`.
       topology: `Anakin` on one device.
 
     Returns:
@@ -77,6 +77,7 @@ def bound(
         raise ConfigError(f"devices={topology.devices}: here every run is on one device; use devices=1")
     if total_steps < 1:
         raise ConfigError(f"total_steps={total_steps} must be at least 1")
-    algo = algo.resolve(env_spec(made), topology.num_envs)
+    topology = topology.resolve(algo)
+    algo = algo.resolve(env_spec(made), topology.num_envs or 0)
     program = dataclasses.replace(topology, devices=1).bind(algo, made, processes=1)
     return algo, made, program, -(-total_steps // program.steps_per_iteration(algo))

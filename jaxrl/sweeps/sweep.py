@@ -114,7 +114,7 @@ def sweep(
     seeds: int | Sequence[int] = 8,
     samples: int | None = None,
     search_seed: int = 0,
-    num_envs: int | Sequence[int] = 8,
+    num_envs: int | Sequence[int] | None = None,
     topology: Anakin | None = None,
     devices: int | None = None,
     mapping: str | None = None,
@@ -132,7 +132,7 @@ def sweep(
 
     Args:
       algo, env, total_steps, topology: of every run, as for `make_train`.
-      num_envs: number of environments, or a list to try.
+      num_envs: number of environments, or a list to try; None: as in `jaxrl.train`.
       seeds: how many, from 0 on, or a list of seeds.
       samples: number of random draws from `space`; None: the full grid of its lists.
       search_seed: of the random search.
@@ -238,7 +238,7 @@ def _settings(samples, search_seed, num_envs, topology, space) -> list[dict[str,
       ConfigError: all that is wrong.
     """
     problems = [f"{name}=: {what}" for name, what in _ELSEWHERE.items() if name in space]
-    several = not isinstance(num_envs, int)
+    several = num_envs is not None and not isinstance(num_envs, int)
     if several and topology is not None:
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology, or no topology")
     if problems:
@@ -255,7 +255,8 @@ def _bound(algo, env, total_steps, topology, num_envs, settings):
     found = []
     for setting in settings:
         fields = dict(setting)
-        layout = topology or Anakin(int(fields.pop("num_envs", num_envs)), devices=1)
+        envs = fields.pop("num_envs", num_envs)
+        layout = topology or Anakin(None if envs is None else int(envs), devices=1)
         found.append(bound(replace(algo, **fields), env, total_steps, layout))
     return found
 

@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.networks import MLP, QNetwork
+from jaxrl.networks import GRU, MLP, QNetwork
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import read_metrics
@@ -413,9 +413,17 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
             "gymnax:CartPole-v1",
             ["normalize_observation: False", "normalize_reward: False", "network.torso: MLP("],
         ),
-        (jaxrl.DQN(), "gymnax:Breakout-MinAtar", ["network.torso: MinAtarCNN("]),
-        (jaxrl.SAC(), "gymnax:Pendulum-v1", ["policy.torso: MLP(widths=()", "critic.torso: MLP(widths=()"]),
-        (jaxrl.IQL(), "gymnax:Pendulum-v1", ["policy.torso: MLP(", "critic.torso: MLP(", "value.torso: MLP("]),
+        (jaxrl.DQN(), "gymnax:Breakout-MinAtar", ["rollout_length: 1", "network.torso: MinAtarCNN("]),
+        (
+            jaxrl.SAC(),
+            "gymnax:Pendulum-v1",
+            ["rollout_length: 1", *[f"{n}.torso: MLP(widths=()" for n in ("policy", "critic")]],
+        ),
+        (
+            jaxrl.IQL(),
+            "gymnax:Pendulum-v1",
+            ["rollout_length: 1", *[f"{n}.torso: MLP(" for n in ("policy", "critic", "value")]],
+        ),
         (jaxrl.PQN(network=QNetwork(MLP((8,)))), "gymnax:CartPole-v1", []),
     ],
     ids=lambda value: type(value).__name__,
@@ -432,6 +440,28 @@ def test_defaults_are_resolved_from_the_environment(algo, env, said):
     )
     assert jax.tree.structure(one) == jax.tree.structure(other), "what it resolves to is what it was all along"
     assert jax.tree.leaves(one) == jax.tree.leaves(other)
+
+
+def test_the_default_number_of_environments_follows_the_algorithm():
+    def of(algo, topology=jaxrl.Anakin()):  # noqa: B008  frozen
+        return topology.resolve(algo).num_envs
+
+    assert [of(jaxrl.make_algorithm(name)) for name in ("ppo", "a2c", "impala", "pqn", "r2d2", "bc")] == [8] * 6
+    assert [of(jaxrl.make_algorithm(name)) for name in ("dqn", "sac", "td3", "ddpg", "d4pg", "mpo", "cql")] == [1] * 7
+    assert of(jaxrl.SAC(), jaxrl.Sebulba(actors=3, groups=2)) == 6  # one for each group
+    assert of(jaxrl.PPO(), jaxrl.Sebulba(actors=3)) == 9
+    assert of(jaxrl.SAC(), jaxrl.Anakin(32)) == of(jaxrl.SAC(), jaxrl.Sebulba(32)) == 32
+
+
+def test_updates_come_one_by_one_unless_told():
+    spec = env_spec(jaxrl.make("gymnax:CartPole-v1"))
+    lengths = [jaxrl.DQN(replay_ratio=0.25).resolve(spec, num_envs).rollout_length for num_envs in (0, 1, 2, 4, 64)]
+    assert lengths == [4, 4, 2, 1, 1]
+    assert jaxrl.DQN(rollout_length=7).resolve(spec, 1).rollout_length == 7
+    sequences = jaxrl.DQN(network=QNetwork(core=GRU(4)), sequence_length=20)
+    assert sequences.resolve(spec, 8).rollout_length == 5
+    with pytest.raises(ConfigError, match="DQN.rollout_length=2.5 must be a whole number"):
+        jaxrl.train(jaxrl.DQN(rollout_length=2.5), "gymnax:CartPole-v1", total_steps=100, progress=False)
 
 
 def test_a_run_prints_and_keeps_what_was_resolved(tmp_path, capfd):

@@ -46,7 +46,8 @@ class Sebulba:
     """Host environments in actor threads, and a learner.
 
     Args:
-      num_envs: number of environments over all groups, of all processes.
+      num_envs: number of environments over all groups, of all processes. None: as `Anakin`, or as many more as make
+        one for each group.
       actors: number of actor threads in each process.
       groups: groups of environments per actor thread; with 2, one group's environments step while the other acts.
       devices: number of devices that learn; the environments are divided over them. With several processes: of all of
@@ -69,7 +70,7 @@ class Sebulba:
         a copy of the policy, each actor is a group of its own, served by one thread.
     """
 
-    num_envs: int = 8
+    num_envs: int | None = None
     actors: int = 1
     groups: int = 1
     devices: int | None = None
@@ -84,7 +85,15 @@ class Sebulba:
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Environment steps of an iteration, over all environments."""
-        return ro.rollout_length(algo) * self.num_envs
+        return ro.rollout_length(algo) * self._num_envs(algo)
+
+    def _num_envs(self, algo: Algorithm) -> int:
+        groups = self._groups()
+        return self.num_envs or -(-ro.num_envs_for(algo) // groups) * groups
+
+    def _groups(self) -> int:
+        """Of environments, over all processes."""
+        return max(self.threads * self.groups, 1) * jax.process_count()
 
     @property
     def threads(self) -> int:
@@ -92,7 +101,7 @@ class Sebulba:
         return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
     def resolve(self, algo: Algorithm) -> "Sebulba":
-        """With `lockstep` and `lag` as the algorithm needs them where they are None."""
+        """With `num_envs`, `lockstep` and `lag` as the algorithm needs them where they are None."""
         lockstep, lag = self.lockstep, self.lag
         if lockstep is None:
             sources = [source for source in algo.experience.values() if isinstance(source, Rollouts)]
@@ -101,7 +110,7 @@ class Sebulba:
             lockstep = lag is not None or not alone or (bool(most) and self.ready is None)
             if lag is None:
                 lag = min([1, *most]) if lockstep else 0
-        return dataclasses.replace(self, lockstep=lockstep, lag=lag or 0)
+        return dataclasses.replace(self, num_envs=self._num_envs(algo), lockstep=lockstep, lag=lag or 0)
 
     def bind(self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0) -> "SebulbaProgram":
         """Checks everything that can be checked before an environment is built.
@@ -115,7 +124,7 @@ class Sebulba:
         """
         if isinstance(env, Environment):
             raise ConfigError(f"Sebulba acts in environments on the host, and {env.name} is in JAX; use Anakin")
-        if self.lockstep is None or self.lag is None:
+        if self.num_envs is None or self.lockstep is None or self.lag is None:
             return self.resolve(algo).bind(algo, env, dataset_fraction)
         problems = [
             f"{name}={value} must be at least 1"
@@ -131,7 +140,7 @@ class Sebulba:
         processes = jax.process_count()
         if processes > 1 and not self.lockstep:
             problems.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
-        groups = max(self.threads * self.groups, 1) * processes
+        groups = self._groups()
         if self.num_envs % groups:
             below, above = self.num_envs // groups * groups, -(-self.num_envs // groups) * groups
             problems.append(
