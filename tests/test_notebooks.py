@@ -76,6 +76,7 @@ def test_quickstart_shows_what_it_says(quickstart):
     assert "the best possible is 0.97" in own
 
 
+@pytest.mark.long
 def test_datasets_go_out_and_in_and_are_learnt_from(tmp_path):
     pytest.importorskip("tensorflow_datasets")
     notebook = executed("datasets", tmp_path)

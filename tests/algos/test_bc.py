@@ -34,6 +34,7 @@ def in_units(action):
     return 2 * (action - low) / (high - low) - 1
 
 
+@pytest.mark.long
 def test_an_update_of_a_gaussian_is_a_step_up_the_likelihood_and_bounds_are_finite():
     state, batch = initial(BC), transitions()
     batch = batch.replace(action=batch.action.at[0].set(jnp.asarray(BOX.high)))
@@ -85,6 +86,7 @@ def test_discrete_actions_have_the_cross_entropy_over_what_is_allowed():
     assert float(info.metrics["accuracy"]) == pytest.approx(right.mean())
 
 
+@pytest.mark.long
 def test_it_acts_by_its_best_action_and_samples_if_asked():
     state, keys = initial(BC), jax.random.split(jax.random.key(1), 512)
     flags = jnp.zeros(512, bool)

@@ -104,6 +104,7 @@ def test_an_update_is_the_papers():
     assert_stepped(state.policy.params, new.policy.params, gradients, 1e-3)
 
 
+@pytest.mark.long
 def test_the_penalty_counts_once():
     """Adam's first moment is 0.1 of the gradient of the authors' loss halved, parameter by parameter."""
     state, batch = initial(ALGO), transitions()
@@ -194,6 +195,7 @@ def test_where_only_the_datas_action_is_allowed_there_is_no_gap():
 # --- the estimate ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_estimate_over_a_box_is_the_integral():
     """Against a sum over a fine grid, for a critic that varies over the box."""
     algo = resolve_schedules(

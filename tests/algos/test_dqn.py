@@ -60,6 +60,7 @@ def projected(atoms, probabilities, low, high, count):
     return result
 
 
+@pytest.mark.long
 @given(st.integers(0, 1000), st.floats(-5, 0, width=32), st.floats(1, 5, width=32), st.integers(2, 12))
 def test_categorical_projection_is_the_papers(seed, low, high, count):
     atoms, probabilities = random(3, 7, seed=seed, scale=4.0), softmax(random(3, 7, seed=seed + 1))

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos.base import field_problems, has_effect
@@ -112,7 +111,8 @@ def test_the_initial_penalty_is_in_the_initial_state():
         assert state.penalty == penalty
 
 
-@pytest.mark.parametrize("name", one_quick(["ppo", "a2c", "impala", "dqn", "dqn-recurrent", "pqn"], "ppo", "dqn"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "dqn", "dqn-recurrent", "pqn"])
 def test_every_static_field_changes_the_program(name, traced_programs):
     algo = BASES[name]
     same = []

@@ -133,7 +133,8 @@ ONE_BY_ONE = {
 }
 
 
-@pytest.mark.parametrize("name", one_quick(ONE_BY_ONE, "separate", "clips"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_an_update_is_its_formulas_on_stale_data(name):
     """A recurrent learner is unrolled with its own parameters to the bootstrap too, not from the actor's last carry."""
     algo = BASE.replace(**ONE_BY_ONE[name])
@@ -256,7 +257,8 @@ def test_values_learnt_from_stale_data_are_of_the_learners_policy():
     assert learned(claimed)[0] == pytest.approx(acted, abs=0.08)
 
 
-@pytest.mark.parametrize("which", one_quick(["observation", "reward"]))
+@pytest.mark.long
+@pytest.mark.parametrize("which", ["observation", "reward"])
 def test_statistics_are_those_that_the_rows_were_acted_with(which):
     algo = BASE.replace(**{f"normalize_{which}": True})
     state = learner(algo)

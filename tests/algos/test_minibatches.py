@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiers import one_quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def replicas(shards, first_shard=0):
 
 
 # Around the last sorted size; primes, squares, products of like and unlike primes; one more than a power of two.
-@pytest.mark.parametrize("n", [1, 2, 32, 33, 37, 257, 961, 1021, 2 * 509, 8192])
+@pytest.mark.parametrize("n", one_quick([1, 2, 32, 33, 37, 257, 961, 1021, 2 * 509, 8192], 1, 33, 257))
 def test_every_index_comes_once(n):
     shuffled = np.asarray(MANY(jax.random.split(jax.random.key(n), 5), n))
     assert shuffled.dtype == np.int32
@@ -69,7 +70,7 @@ def test_every_place_is_uniform_over_keys(n):
         assert abs(chi_square(column, keys / n)) < 5
 
 
-@pytest.mark.parametrize("n", [36, 65, 149, 256])
+@pytest.mark.parametrize("n", one_quick([36, 65, 149, 256]))
 def test_pairs_of_rows_land_as_in_a_random_permutation(n):
     """Neighbours, rows of one step and rows of one environment share a minibatch as often and as evenly."""
     digit, parts = minibatches._digits(n)[1], 4
@@ -117,7 +118,7 @@ def test_a_shard_shuffles_by_its_global_number():
     assert len({row.tobytes() for row in np.asarray(everything)}) == 4
 
 
-@pytest.mark.parametrize("by", ["row", "environment"])
+@pytest.mark.parametrize("by", one_quick(["row", "environment"]))
 def test_content_does_not_depend_on_the_device_count(by):
     rows, envs, shards, count, epochs = 10, 16, 4, 2, 3
     where = np.stack(np.meshgrid(np.arange(rows), np.arange(envs), indexing="ij"), -1)  # (time, environment) of a row

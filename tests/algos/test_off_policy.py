@@ -234,7 +234,8 @@ def after_updates(algo, by):
     return state, info.metrics, action.action
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_units_of_normalized_observations_do_not_matter(name):
     algo = ALGORITHMS[name].replace(normalize_observation=True)
     (one, told, action), (other, told_other, action_other) = (after_updates(algo, by) for by in (1.0, 1e3))
@@ -295,7 +296,7 @@ def moments(batch):
     return TimeStep(jnp.ones((batch, 3)), jnp.zeros(batch), flags, flags, flags)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3", "ddpg"))
 def test_actions_are_uniform_over_the_box_until_the_first_update(name):
     algo, batch = resolve_schedules(ALGORITHMS[name], jnp.float32(0)), 4096
     state, keys = algo.init(jax.random.key(0), SPEC), jax.random.split(jax.random.key(1), batch)

@@ -37,7 +37,8 @@ def step_sizes(algo, scale):
     return {name: float(jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(moved[name])))) for name in moved}, info
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "a2c"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_large_value_loss_does_not_starve_the_policy(name):
     """With one norm over both networks a thousandfold reward's policy step is, of PPO, 0.001 of the clip."""
     algo = ALGORITHMS[name].replace(optimizer=sgd, learning_rate=1.0, max_grad_norm=0.5, value_cost=1000.0)
@@ -121,15 +122,14 @@ def test_the_first_batch_is_learned_from_as_it_was_acted(name):
 RECURRENT = ActorCritic(MLP((8,)), core=GRU(6), value_gain=2.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "algo",
-    one_quick(
-        [
-            jaxrl.A2C(rollout_length=T, network=RECURRENT),
-            jaxrl.PPO(rollout_length=T, epochs=1, minibatches=1, network=RECURRENT),
-            jaxrl.PQN(rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))),
-        ]
-    ),
+    [
+        jaxrl.A2C(rollout_length=T, network=RECURRENT),
+        jaxrl.PPO(rollout_length=T, epochs=1, minibatches=1, network=RECURRENT),
+        jaxrl.PQN(rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))),
+    ],
     ids=["a2c", "ppo", "pqn"],
 )
 def test_the_bootstrap_is_not_from_the_carry_of_older_parameters(algo):
@@ -141,6 +141,7 @@ def test_the_bootstrap_is_not_from_the_carry_of_older_parameters(algo):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.long
 def test_advantages_of_stale_data_bootstrap_from_the_learners_own_unroll():
     algo = jaxrl.A2C(rollout_length=T, network=RECURRENT, gamma=0.9)
     state = learner(algo)

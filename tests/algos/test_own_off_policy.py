@@ -163,6 +163,7 @@ def test_it_learns(whole):
     assert whole.evaluation.return_mean > 0.9
 
 
+@pytest.mark.long
 def test_batch_normalization_learns_its_statistics_and_the_policy_has_none(whole):
     learner = whole.state.learner
     fresh = CrossQ().init(jax.random.key(0), jaxrl.core.types.env_spec(ENV)).critic.model_state

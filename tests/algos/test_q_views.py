@@ -119,6 +119,7 @@ def test_outputs_are_those_of_the_network_stepped_by_hand():
         np.testing.assert_allclose(following[row * BATCH + column], values[row + steps, column], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_no_gradient_goes_into_the_burn_in():
     batch = sequences(3)
     params, _ = NETWORK.init(jax.random.key(0), SPEC)
@@ -226,6 +227,7 @@ def recurrent_values(params, batch, warm):
     return unrolled(params, range(BURN_IN, BURN_IN + LENGTH), carry)[0]
 
 
+@pytest.mark.long
 def test_a_whole_update_of_r2d2_against_numpy():
     """Adam's step down the sum over time, with no gradient through the burn-in, and the target's part of the way."""
     algo = jaxrl.R2D2(

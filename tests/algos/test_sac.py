@@ -99,6 +99,7 @@ def test_a_fixed_temperature_is_no_parameter_and_follows_its_schedule():
     assert float(info.metrics["temperature"]) == pytest.approx(0.25)
 
 
+@pytest.mark.long
 def test_the_units_of_actions_make_no_difference():
     wide = EnvSpec("wide", SPEC.observation_space, spaces.Box(BOX.low * 8, BOX.high * 8, (2,)))
     batch, state = transitions(), initial(SAC)
@@ -122,7 +123,8 @@ def choices(masked):
     )
 
 
-@pytest.mark.parametrize("masked", one_quick([False, True]))
+@pytest.mark.long
+@pytest.mark.parametrize("masked", [False, True])
 def test_discrete_expectations_are_exact(masked):
     """Christodoulou (2019), equations 10 to 12, with sums over the actions that are allowed."""
     algo = SAC.replace(temperature=0.3, gamma=0.9, target_entropy_fraction=0.5)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.continuous import BATCH, DDPG, SPEC, TD3, assert_stepped, critic_values, initial, transitions, updated
-from helpers.tiers import one_quick
 
 from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.train_state import Variables
@@ -20,7 +19,8 @@ def same(one, other):
     return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_update_is_the_papers(name):
     algo = ALGORITHMS[name].replace(gamma=0.9, tau=0.1, policy_learning_rate=1e-3)
     if name == "td3":
@@ -76,6 +76,7 @@ def test_policy_and_targets_move_at_every_other_update_only():
         state = new
 
 
+@pytest.mark.long
 def test_runs_side_by_side_are_the_runs():
     batch = transitions()
     states = [initial(TD3), updated(TD3, initial(TD3), batch, KEY)[0]]  # one is due to move its policy, one is not

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, B, T, collect, learner, moments, updated
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos.optimizers import Adam
@@ -184,7 +185,7 @@ PPO = {
 }
 
 
-@pytest.mark.parametrize("name", PPO)
+@pytest.mark.parametrize("name", one_quick(PPO, "clip"))
 def test_ppo(name):
     spec = BOXED if name == "gaussian" else SPEC
     fields = FIELDS | WHOLE | {"network": NETWORK, "gae_lambda": LAMBDA, "max_grad_norm": 0.05} | PPO[name]
@@ -319,6 +320,7 @@ def test_impala(reduction):
     assert_is(new.network.params, info, expected, norms, metrics)
 
 
+@pytest.mark.long
 def test_pqn():
     network = QNetwork(MLP((4,), "relu", "layer"))
     algo = jaxrl.PQN(**FIELDS, **WHOLE, network=network, return_lambda=LAMBDA, max_grad_norm=0.1)

@@ -7,7 +7,6 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers.tiers import one_quick
 
 from jaxrl.buffers import replay
 from jaxrl.core.sources import FrameStack, Prioritized, Replay, Sequence, Uniform
@@ -27,7 +26,8 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", one_quick(SOURCES, "uniform", "prioritized"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", SOURCES)
 def test_nothing_large_is_copied(name):
     rollout = 4
     buffers = replay.bind(SOURCES[name], num_envs=ENVS, rollout_length=rollout, shards=2, replicas=SingleReplica(2))

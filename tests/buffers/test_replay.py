@@ -73,6 +73,7 @@ def test_transitions_are_those_of_the_episodes(sampler, n):
             assert not np.asarray(batch.weight).any()
 
 
+@pytest.mark.long
 def test_a_run_resumed_with_new_host_environments_loses_the_row_before():
     cut = jax.tree.map(lambda x: x[:8], ROWS)
     again = rows_of([[8], [8], [8], [8]])
@@ -236,7 +237,7 @@ def test_ages_and_times_sampled():
     assert float(statistics["samples_per_insert"]) == pytest.approx(256 / 96)
 
 
-@pytest.mark.parametrize("sampler", [Fifo(), Lifo(), MinHeap(), MaxHeap()])
+@pytest.mark.parametrize("sampler", one_quick([Fifo(), Lifo(), MinHeap(), MaxHeap()]))
 def test_ordered_samplers_and_max_times_sampled(sampler):
     rows = jax.tree.map(lambda x: x[:12], ROWS)
     fed = Fed({"replay": source(sampler, batch_size=6, max_times_sampled=2)}, rows, rollout=2).feed(rows)

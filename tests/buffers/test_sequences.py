@@ -84,6 +84,7 @@ def test_reverbs_cases(what, rows, length, period, end, expected):
             assert not np.asarray(batch.rows.weight[kept:, i]).any()
 
 
+@pytest.mark.long
 def test_continue_runs_on_over_episodes():
     fed = Fed({"replay": source(Sequence(5, 3, "continue"))}, ROWS, rollout=2)
     for upto in range(2, TICKS + 1, 2):

@@ -85,6 +85,7 @@ def test_the_edges_of_the_uniform_never_give_a_weight_of_0(u, only):
     assert int(sum_tree.draw(levels, jnp.full((len(levels), 1), u))[0]) == only
 
 
+@pytest.mark.long
 def test_a_million_updates_leave_no_drift():
     size, updates, batch = 4096, 1_000_000, 256
 

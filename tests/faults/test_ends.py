@@ -60,11 +60,12 @@ def wait_for(condition, seconds, what):
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"),
     [
         pytest.param(signal.SIGINT, 130, id="Ctrl-C"),
-        pytest.param(signal.SIGTERM, 143, id="SIGTERM", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 143, id="SIGTERM"),
     ],
 )
 def test_told_to_end_a_run_saves_and_leaves_no_worker(number, code, tmp_path):
@@ -131,11 +132,12 @@ actor.rollout(Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "where", "words"),
     [
         pytest.param(STUCK, "in recv", "have been at envpool:CartPole-v1 is stepping environments [", id="EnvPool"),
-        pytest.param(ACTOR, "in _step", "Timeout (0:00:02)!", id="an actor with the policy", marks=pytest.mark.long),
+        pytest.param(ACTOR, "in _step", "Timeout (0:00:02)!", id="an actor with the policy"),
     ],
 )
 def test_what_hangs_ends_its_process_with_the_stacks_shown(program, where, words, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from helpers import kills
 from helpers.kills import INTERVAL, ITERATIONS
 from helpers.programs import ROWS, assert_equal
+from helpers.tiers import one_quick
 
 from jaxrl.core.errors import CheckpointError
 from jaxrl.run import checkpoint, loop
@@ -79,16 +80,9 @@ def assert_the_same_run(resumed, reference, run_dir):
                 assert same[row["step"], name] == value, (row["step"], name)
 
 
-LONG = [("ppo", 1), ("ppo", 2), ("recurrent_ppo", 1)]  # PPO is there, recurrent and on two devices
-
-
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=pytest.mark.long) if case in LONG else case for case in LIVES],
-    ids=lambda case: f"{case[0]}-{case[1]}",
-)
-def test_killed_and_started_again(case, whole, cache, tmp_path):
-    name, devices = case
+@pytest.mark.parametrize(("name", "devices"), one_quick(LIVES))
+def test_killed_and_started_again(name, devices, whole, cache, tmp_path):
+    case = name, devices
     reference, moments = whole(name, devices)
     run_dir = tmp_path / "run"
     environment = os.environ | {
@@ -120,7 +114,8 @@ def copy_what_is_there(run_dir, to):
         assert all("No such file" in why for _, _, why in error.args[0]), error
 
 
-@pytest.mark.parametrize("name", [pytest.param("ppo", marks=pytest.mark.long), "dqn"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_what_lies_on_disk_at_many_moments(name, whole, tmp_path):
     """As if killed there: the directory is copied at moments spread over the run, and each copy started again."""
     reference, moments = whole(name, 1)

@@ -21,6 +21,7 @@ def trained(v_min, v_max):
     return result, [str(w.message) for w in caught if "support" in str(w.message)]
 
 
+@pytest.mark.long
 def test_a_support_that_cannot_hold_the_returns_is_warned_of_once():
     result, said = trained(-1.0, 1.0)
     rows = [row for row in result.metrics if "update/support_edge_mass" in row]

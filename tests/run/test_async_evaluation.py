@@ -101,6 +101,7 @@ def test_what_it_raises_is_raised_where_the_run_looks():
 # --- in a run ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_beside_a_run_evaluations_find_what_they_find_in_step(tmp_path, in_step):
     beside = train(tmp_path / "beside", async_evaluation=True)
     assert_same_run(beside, in_step)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, assert_equal
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
@@ -120,7 +121,7 @@ def test_a_curriculum_changes_what_is_trained_in_and_not_what_is_evaluated():
     assert not np.array_equal(*states)
 
 
-@pytest.mark.parametrize("algo", [PPO, DQN], ids=["ppo", "dqn"])
+@pytest.mark.parametrize("algo", one_quick([PPO, DQN]), ids=["ppo", "dqn"])
 def test_a_killed_curriculum_equals_one_that_was_not(algo, tmp_path):
     def killed(moment):
         if moment.step == 6 * ROWS:
@@ -188,6 +189,7 @@ def test_what_does_not_fit_is_told():
         Callbacks([Odd()]).keep()
 
 
+@pytest.mark.long
 def test_host_environments_have_callbacks_too():
     env = ServedFromHost(jaxrl.make("gymnax:CartPole-v1"))
     seen = Seen()

@@ -355,6 +355,7 @@ for step in range(start + 2, start + 10_000):
 """
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_a_save_killed_at_any_moment_leaves_only_whole_steps(tmp_path):
     template = {"x": np.zeros((400, 500)), "step": 0}

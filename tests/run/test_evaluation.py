@@ -59,6 +59,7 @@ def prepare(algo, env, seed=0):
     return algo, algo.actor(learner), env, spec
 
 
+@pytest.mark.long
 def test_every_environment_plays_the_same_number_of_episodes():
     algo, actor, env, spec = prepare(PPO, ShortOrLong())
     result = jaxrl.evaluate(algo, actor, env, spec, episodes=256, num_envs=32)
