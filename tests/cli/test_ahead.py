@@ -38,9 +38,8 @@ def run(folder, *commands):
     return json.loads(events), printed
 
 
-@pytest.mark.parametrize(
-    ("words", "main_program"), [(COMPILED, "chunk"), pytest.param(HOST, "learn", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("words", "main_program"), [(COMPILED, "chunk"), (HOST, "learn")])
 def test_train_compiles_nothing_after_compile(words, main_program, tmp_path):
     def command(name, total_steps):
         return [name, *words, "--run-dir", str(tmp_path / "run"), "--total-steps", total_steps]

@@ -153,6 +153,7 @@ def test_eval_judges_on_other_episodes_than_those_that_chose(said, run_dir):
     assert run.held_out_seed != 3 and list(played(run.held_out_seed).returns) != list(played(3).returns)
 
 
+@pytest.mark.long
 def test_eval_follows_a_run(said, run_dir, tmp_path):
     assert run_dir.exists(), "the file's first test makes it; without, this one would wait for ever"
     out = tmp_path / "found.jsonl"
@@ -180,10 +181,12 @@ def test_early_stop(said):
     )
 
 
+@pytest.mark.long
 def test_not_a_number_is_a_failure(said):
     said(*TRAIN, "--total-steps", "64", "--learning-rate", "linear:1e38:1e38", code=1)
 
 
+@pytest.mark.long
 def test_sweep(said, tmp_path):
     out = tmp_path / "sweep.npz"
     printed = said(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core import spaces
@@ -147,11 +148,13 @@ class Counts:
 
 @pytest.mark.parametrize(
     "topology",
-    [
-        pytest.param({"lockstep": True, "groups": 2}, id="lockstep"),
-        pytest.param({"actors": 2}, id="overlapped"),
-        pytest.param({"ready": 2}, id="ready first"),
-    ],
+    one_quick(
+        [
+            pytest.param({"lockstep": True, "groups": 2}, id="lockstep"),
+            pytest.param({"actors": 2}, id="overlapped"),
+            pytest.param({"ready": 2}, id="ready first"),
+        ]
+    ),
 )
 def test_carries_are_those_of_the_episode(topology):
     algo, env = Counts(), Counting(breaks=True)

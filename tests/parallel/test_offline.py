@@ -99,6 +99,7 @@ def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
     assert_equal(one.replace(env_state=()), on_host, 1e-5)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_bit_for_bit(tmp_path):
     """The second half in another call; the dataset is read again, and must be the same."""
     data = written(tmp_path / "data")
@@ -132,6 +133,7 @@ def test_a_stream_is_the_same_on_two_devices(tmp_path, monkeypatch):
     assert_equal(one.state, two.state, 1e-5)
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """In blocks, so that the end may lie a little further; and without being told where rows do not fit."""
     monkeypatch.setattr(streamed, "_MOST", 8)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.programs import ENV
+from helpers.tiers import one_quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def test_iterations_add_up_to_the_ratio(ratio, num_envs, length, start):
     assert updates.sum() == ratio * num_envs * length * 2 * average.denominator
 
 
+@pytest.mark.long
 @settings(max_examples=5, deadline=None)
 @given(ratio=RATIOS, num_envs=st.sampled_from([1, 3, 8]), length=st.integers(2, 5))
 def test_anakin_makes_exactly_as_many(ratio, num_envs, length):
@@ -92,11 +94,14 @@ def test_anakin_makes_exactly_as_many(ratio, num_envs, length):
     assert after(counting(ratio, length), jaxrl.Anakin(num_envs, devices=1), iterations) == (expected, expected)
 
 
-@pytest.mark.parametrize("ratio, num_envs, iterations, expected", [(0.25, 1, 4, 2), (2.5, 1, 3, 15), (1, 8, 3, 48)])
+@pytest.mark.parametrize(
+    "ratio, num_envs, iterations, expected", one_quick([(0.25, 1, 4, 2), (2.5, 1, 3, 15), (1, 8, 3, 48)])
+)
 def test_anakin_with_the_usual_ratios(ratio, num_envs, iterations, expected):
     assert after(counting(ratio, 2), jaxrl.Anakin(num_envs, devices=1), iterations) == (expected, expected)
 
 
+@pytest.mark.long
 def test_lockstep_sebulba_makes_exactly_as_many():
     topology = jaxrl.Sebulba(num_envs=2, lockstep=True)
     assert after(counting(0.625, 2), topology, 4, ServedFromHost(ENV)) == (10, 10)
@@ -117,6 +122,7 @@ def test_before_every_environment_has_the_steps_of_one_item_there_are_none():
     assert after(algo, jaxrl.Anakin(8, devices=1), 4) == (32, 32)
 
 
+@pytest.mark.long
 def test_runs_that_are_mapped_make_as_many_each():
     algo = counting(0.3, 1)
     program = jaxrl.Anakin(1, devices=1).bind(algo, ENV)

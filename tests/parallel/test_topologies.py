@@ -6,6 +6,7 @@ import jax
 import pytest
 from helpers import programs
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
@@ -33,7 +34,7 @@ def run(name, topology, host=False, seed=3):
         program.close()
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, *(pytest.param(n, marks=pytest.mark.long) for n in ("a2c", "r2d2"))])
+@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "a2c", "r2d2"]))
 def test_host_lockstep_is_the_compiled_run(name):
     state, report = run(name, anakin())
     on_host, host_report = run(name, jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), host=True)
@@ -42,7 +43,7 @@ def test_host_lockstep_is_the_compiled_run(name):
     assert_equal(report, host_report.replace(actors={}), 1e-5)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS))
 def test_four_devices_are_one(name):
     one, one_report = run(name, anakin())
     four, four_report = run(name, anakin(devices=4))

@@ -165,6 +165,7 @@ def test_the_seed_is_all_the_chance_there_is():
     assert (one != other).any()
 
 
+@pytest.mark.long
 def test_host_environments():
     algo, actor, env, spec = prepare(ALGORITHMS["recurrent_ppo"], ShortOrLong())
     host = ServedFromHost(env)

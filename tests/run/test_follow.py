@@ -34,6 +34,7 @@ def steps(found):
     return [step for step, _ in found]
 
 
+@pytest.mark.long
 def test_every_checkpoint_is_evaluated_once(run_dir, tmp_path):
     out = tmp_path / "evaluations.jsonl"
     found = list(follow(run_dir, episodes=4, out=out))

@@ -31,6 +31,7 @@ def test_it_loads_and_acts_as_it_did(name):
     assert run.config == read_config(RUNS / name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in ACTIONS if not name.startswith("sweep")])
 def test_it_evaluates(name):
     run = loading.load_run(RUNS / name)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, NonFiniteError
@@ -53,7 +54,8 @@ def learner(result, configuration, seed):
 # --- a run of many is the run alone -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 4])
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [1, 4])
 def test_mapped_in_turn_a_run_is_that_run_alone(devices):
     """Bit for bit; six runs on four devices, so that two of these have nothing real to do at the end."""
     result = swept("in_turn", devices)
@@ -63,6 +65,7 @@ def test_mapped_in_turn_a_run_is_that_run_alone(devices):
             assert_equal(alone.state.learner, learner(result, configuration, place))
 
 
+@pytest.mark.long
 def test_a_run_of_many_is_evaluated_on_the_episodes_of_that_run_alone():
     """And these are none of training's."""
     result = swept("in_turn", 1)
@@ -95,7 +98,8 @@ def test_make_train_is_train():
     assert rows[0]["update/policy_loss"] == pytest.approx(float(metrics["update/policy_loss"][0]), rel=1e-6)
 
 
-@pytest.mark.parametrize("algo", [pytest.param(PLAIN, id="ppo"), pytest.param(DQN, id="dqn", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("algo", [PLAIN, DQN], ids=["ppo", "dqn"])
 def test_make_train_under_vmap(algo):
     """Over seeds and learning rates: each run as alone, to rounding."""
 
@@ -124,7 +128,7 @@ def test_make_train_refuses_what_it_cannot_compile():
 # --- one that fails -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mapping", "devices"), [("in_turn", 1), ("vmap", 1), ("in_turn", 4)])
+@pytest.mark.parametrize(("mapping", "devices"), one_quick([("in_turn", 1), ("vmap", 1), ("in_turn", 4)]))
 def test_a_run_that_fails_is_flagged_and_alone(mapping, devices):
     result = swept(mapping, devices)
     np.testing.assert_array_equal(result.failed, [[False, False], [True, True], [False, False]])
@@ -191,6 +195,7 @@ def test_grid_and_random_search():
             configurations(*arguments)
 
 
+@pytest.mark.long
 def test_static_fields_make_groups():
     """One program for each combination of what is static, and the order of the configurations is kept."""
     result = sweep(seeds=SEEDS, mapping="in_turn", devices=1, epochs=[2, 1], learning_rate=RATES)
@@ -203,6 +208,7 @@ def test_static_fields_make_groups():
         assert_equal(learner(result, 0, 0), learner(result, 3, 0))
 
 
+@pytest.mark.long
 def test_every_curve_has_the_steps_of_its_own_points():
     """Iterations of different lengths: the steps that a curve counts are those it is labelled with."""
     result = sweep(seeds=[4], mapping="in_turn", devices=1, rollout_length=[16, 8], total_steps=4 * ROWS, points=3)
@@ -214,6 +220,7 @@ def test_every_curve_has_the_steps_of_its_own_points():
     np.testing.assert_allclose((steps + resets).sum(axis=1), uneven.steps[:, -1], atol=NUM_ENVS)
 
 
+@pytest.mark.long
 def test_the_number_of_environments_can_be_tried():
     result = sweep(seeds=[4], mapping="in_turn", devices=1, topology=None, num_envs=[NUM_ENVS, 4], learning_rate=[1e-2])
     assert [c["num_envs"] for c in result.configurations] == [NUM_ENVS, 4]
@@ -225,6 +232,7 @@ def test_the_number_of_environments_can_be_tried():
     assert result.steps[0, -1] == result.steps[1, -1] == TOTAL
 
 
+@pytest.mark.long
 def test_random_search_runs_what_it_says():
     result = sweep(seeds=SEEDS, samples=3, mapping="in_turn", devices=1, learning_rate=[1e-2], clip=Uniform(0.1, 0.3))
     assert len(result.configurations) == 3 and len({c["clip"] for c in result.configurations}) == 3
@@ -261,7 +269,7 @@ def test_bad_input():
 # --- what it costs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mapping", ["vmap", "in_turn"])
+@pytest.mark.parametrize("mapping", one_quick(["vmap", "in_turn"]))
 def test_memory_is_that_of_the_replays(mapping):
     """Each run's replay is there once, and changed in place; beside them there is next to nothing."""
     runs, big = 16, DQN.replace(capacity=NUM_ENVS * 8192, prioritized=False)

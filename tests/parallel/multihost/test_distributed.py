@@ -86,6 +86,7 @@ def saved(folder, template):
     return checkpoint.restore(folder / "checkpoints", template)[0]
 
 
+@pytest.mark.long
 def test_two_processes_are_one(runs):
     (first, second), folder = runs
     one = in_one_process()
@@ -95,6 +96,7 @@ def test_two_processes_are_one(runs):
     assert first["unbroken"]["action"] == one.policy([0.1, 0.2, 0.3, 0.4])[0]
 
 
+@pytest.mark.long
 def test_the_first_process_alone_writes_each_file_once(runs):
     _, folder = runs
     rows, names = read_metrics(folder / "unbroken" / "metrics.jsonl"), {"seconds", "steps_per_second"}
@@ -111,6 +113,7 @@ def test_the_first_process_alone_writes_each_file_once(runs):
     assert isinstance(jaxrl.load(folder / "unbroken"), jaxrl.Policy)
 
 
+@pytest.mark.long
 def test_each_process_exports_its_share(runs, tmp_path):
     _, folder = runs
     policy = in_one_process().policy
@@ -135,6 +138,7 @@ def test_ctrl_c_at_one_ends_both_and_the_resumed_run_is_the_unbroken_one(more):
     assert_equal(saved(folder / "unbroken", template), saved(folder / "resumed", template))
 
 
+@pytest.mark.long
 def test_host_environments_of_two_processes_in_lockstep(runs):
     (first, second), folder = runs
     one = in_one_process().state.replace(env_state=())
@@ -178,6 +182,7 @@ def test_a_replay_over_two_processes(more):
     assert first["dqn"] == second["dqn"] and one.state.learner.updates > 10
 
 
+@pytest.mark.long
 def test_different_seeds_are_refused_by_both(runs):
     found, folder = runs
     for one in found:

@@ -48,6 +48,7 @@ def run(topology, algo, env):
         assert not actor_threads()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_on_the_host_it_is_the_compiled_run(name):
     algo, env = RUNS[name]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, actor_threads, assert_equal, plain
+from helpers.tiers import one_quick
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,7 +147,7 @@ def in_step(published):
     return rollouts(collector(StepCollector, ServedFromHost(ENV).build(NUM_ENVS, 3, NUM_ENVS)), published)
 
 
-@pytest.mark.parametrize(("ready", "order"), [(2, 0), (4, 0), (4, 1)])
+@pytest.mark.parametrize(("ready", "order"), one_quick([(2, 0), (4, 0), (4, 1)]))
 def test_who_is_ready_first_changes_nothing(ready, order, published, in_step):
     made = collector(ReadyCollector, Shuffled(ENV, order).build_async(NUM_ENVS, ready, 3, NUM_ENVS))
     assert_equal(made.first_timestep(), ServedFromHost(ENV).build(NUM_ENVS, 3, NUM_ENVS).reset())
@@ -183,6 +184,7 @@ def run(name, env, iterations, recorded=False, **topology):
         assert not actor_threads()
 
 
+@pytest.mark.long
 def test_envpool_gives_the_same_rows_and_the_same_update():
     env = jaxrl.make("envpool:CartPole-v1", max_episode_steps=12, num_threads=2)
     one = run("ppo", env, 1, recorded=True)
@@ -193,6 +195,7 @@ def test_envpool_gives_the_same_rows_and_the_same_update():
     assert one[1].actors["inference_batch"] == NUM_ENVS and report.actors["inference_batch"] == 2
 
 
+@pytest.mark.long
 def test_runs_go_on_and_learn_from_every_row():
     state, report = run("ppo", Shuffled(ENV), 6, ready=2, queue=2)
     assert int(np.asarray(state.steps_per_env.low)) == 6 * 8 and report.failed_at == -1 and report.iterations == 6

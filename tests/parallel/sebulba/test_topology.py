@@ -54,10 +54,11 @@ def compiled():
     return plain(program.chunk(algo, ENV, program.start(algo, ENV, 3), 6, 100))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "topology",
     [
-        pytest.param({"actors": 2, "groups": 2}, id="two threads of two", marks=pytest.mark.long),
+        pytest.param({"actors": 2, "groups": 2}, id="two threads of two"),
         pytest.param({"groups": 2, "actor_devices": 2, "devices": 2}, id="two devices"),
     ],
 )
@@ -68,6 +69,7 @@ def test_grouping_and_devices_change_nothing(topology, compiled):
     assert report.actors["policy_lag"] == 0 and report.actors["failures"] == 0
 
 
+@pytest.mark.long
 def test_a_lag_of_one_is_exact_and_the_same_on_every_run(compiled):
     one, report = run("recurrent_ppo", lockstep=True, lag=1, actors=2)
     other, _ = run("recurrent_ppo", lockstep=True, lag=1, actors=2)
@@ -109,6 +111,7 @@ def test_who_waits_for_whom(monkeypatch):
     assert run("dqn", iterations=4, lockstep=True, groups=2)[1].actors["learner_blocked_seconds"] > 0
 
 
+@pytest.mark.long
 def test_training_goes_on_where_it_stopped_with_new_episodes(tmp_path, monkeypatch):
     settings = {"topology": jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), "progress": False}
     settings |= {"evaluate_every": 0, "evaluation_episodes": 8, "run_dir": tmp_path / "run"}
@@ -184,6 +187,7 @@ def test_the_age_of_data_is_what_the_algorithm_can_learn_from(algo, wanted):
         assert (found.lockstep, found.lag) == expected, given
 
 
+@pytest.mark.long
 def test_a_run_keeps_what_was_resolved(tmp_path):
     settings = {"total_steps": 2 * 8 * NUM_ENVS, "evaluate_every": 0, "progress": False}
     topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4)
