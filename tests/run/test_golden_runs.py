@@ -39,6 +39,7 @@ def test_it_evaluates(name):
     assert found.episodes == 2 and found.return_mean > 0
 
 
+@pytest.mark.long
 def test_a_run_goes_on(tmp_path):
     path = shutil.copytree(RUNS / "ppo", tmp_path / "ppo")
     before = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

@@ -113,6 +113,7 @@ def test_networks_of_impala(name, parameters):
     assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == parameters
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "factor"), [("batchppo-paper", 0.05), ("batchppo-head", 0.1)])
 def test_output_weights_of_batchppo_have_the_deviation_of_its_initializer(name, factor):
     """variance_scaling(f) over 100 inputs: sqrt(f / 100). Before, f itself was the gain: 0.005 for 0.022."""
