@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, PPO, RECURRENT_PPO
+from helpers.tiers import one_quick
 
 from jaxrl import envs, networks
 from jaxrl.core import spaces
@@ -28,7 +29,7 @@ def policy_of(algo, env=ENV, noise=0.5):
 OBSERVATIONS = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS))
 def test_one_many_numpy_or_jax(name):
     policy = policy_of(ALGORITHMS[name])
     actions, memory = policy(OBSERVATIONS)

@@ -360,6 +360,7 @@ def test_killed_while_it_records(whole, tmp_path):
         assert set(begun) <= {episode.observation.tobytes() for episode in everything[env]}
 
 
+@pytest.mark.long
 def test_what_a_gaussian_policy_did_can_be_learned_from(tmp_path, recwarn):
     """Its samples lie beyond the bounds of a box; recorded and exported are the actions that the environment took."""
     env = jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=20)

@@ -153,6 +153,7 @@ def test_a_result_can_be_saved_and_loaded(finished, tmp_path):
         assert policy(observation)[0] == result.policy(observation)[0]
 
 
+@pytest.mark.long
 def test_host_environments_take_the_same_loop(finished):
     result, _ = finished
     on_host = train(
@@ -265,6 +266,7 @@ def test_more_total_steps_go_on(finished, tmp_path):
     assert_rows_are_in_order(run_dir, [4, 8, 12, 16])
 
 
+@pytest.mark.long
 def test_fewer_devices_go_on(finished, tmp_path, half):
     """The shards are what a run depends on; the devices that share them may change."""
     logger = Rows(lambda number, step, metrics: interrupt_at(step, 6 * ROWS))
@@ -384,6 +386,7 @@ def test_a_directory_that_cannot_be_made_is_refused_before_training(tmp_path):
     assert not logger.rows
 
 
+@pytest.mark.long
 def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
     settings = {"topology": anakin(), "evaluate_every": 0, "progress": False, "save_replay": False}
     first = jaxrl.train(DQN, ENV, total_steps=6 * ROWS, run_dir=tmp_path / "run", **settings)
