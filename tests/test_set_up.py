@@ -128,3 +128,19 @@ def test_the_type_checker_is_overruled_only_with_a_reason():
 def _with_what_is_above(path):
     lines = [line.strip() for line in path.read_text().splitlines()]
     return list(zip(["", *lines], lines, strict=False))
+
+
+def test_every_test_is_run_by_one_of_the_targets_and_ci_leaves_out_the_trainings_alone():
+    makefile = (ROOT / "Makefile").read_text()
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    chosen = {"test": options[options.index("-m") + 1]}
+    for target in ("test-rest", "learning"):
+        recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
+        quoted, word = re.findall(r' -m (?:"([^"]*)"|(\w+))', recipe)[-1]
+        chosen[target] = quoted or word
+    of_ci = re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert of_ci == re.findall(r"^\t\$\(MAKE\) (\S+)$", makefile, re.MULTILINE) == ["test", "test-rest"]
+    for long in (False, True):
+        for learning in (False, True):
+            ran = {name for name, said in chosen.items() if eval(said, {"long": long, "learning": learning})}
+            assert ran == ({"learning"} if learning else {"test-rest"} if long else {"test"})
