@@ -111,6 +111,28 @@ def evaluate(
     return Evaluation(returns[counts], lengths[counts], int(num_envs * quota - counts.sum()))
 
 
+def compile_evaluation(
+    algo: Algorithm,
+    actor: ActorState,
+    env: Environment,
+    spec: EnvSpec,
+    *,
+    seed: int = 0,
+    episodes: int = 128,
+    explore: bool = False,
+) -> None:
+    """Compiles what `evaluate` runs for the same arguments, and plays nothing.
+
+    Args:
+      algo, actor: as of `evaluate`, or their shapes and shardings.
+      env, spec, seed, episodes, explore: as of `evaluate`.
+    """
+    num_envs, quota = layout(episodes, None)
+    env, key, most = _beside(actor, (env, _root(seed), np.int32(0)))
+    how = {"spec": spec, "num_envs": num_envs, "quota": quota, "explore": explore}
+    _play.lower(algo, actor, env, key, most, **how).compile()
+
+
 @functools.lru_cache(maxsize=8)
 def _root(seed):
     """A run's root key; kept, because making a key moves its seed to the device."""
@@ -124,7 +146,7 @@ def _steps_in_all(max_steps, quota):
 
 def _beside(actor, tree):
     """`tree` on the devices that hold the actor, moved there on purpose rather than by the call that needs it."""
-    held = [x.sharding for x in jax.tree.leaves(actor) if isinstance(x, jax.Array)]
+    held = [x.sharding for x in jax.tree.leaves(actor) if isinstance(x, jax.Array | jax.ShapeDtypeStruct)]
     return jax.device_put(tree, held[0] if held else None)
 
 

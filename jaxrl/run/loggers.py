@@ -89,19 +89,24 @@ class TensorBoardLogger:
     """
 
     def __init__(self, directory: str | os.PathLike, *, resumed_at: int | None = None):
-        from tensorboardX import SummaryWriter
-
-        earlier = len(list(Path(directory).glob("events.out.tfevents.*")))  # the names have whole seconds only
-        purge = None if resumed_at is None else resumed_at + 1
-        self._writer = SummaryWriter(str(directory), purge_step=purge, filename_suffix=f".{earlier}")
+        self._directory = Path(directory)
+        self._purge = None if resumed_at is None else resumed_at + 1
+        self._writer: Any = None  # opened by the first row, before which its import has time
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # the names have whole seconds only
+            suffix = f".{earlier}"
+            self._writer = SummaryWriter(str(self._directory), purge_step=self._purge, filename_suffix=suffix)
         for name, value in metrics.items():
             if value is not None and math.isfinite(value):  # it has no null, and tensorboardX complains of the others
                 self._writer.add_scalar(name, float(value), step)
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WandbLogger:

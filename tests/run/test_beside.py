@@ -1,0 +1,97 @@
+"""What is made ready in threads while a run begins."""
+
+import dataclasses
+import sys
+import threading
+
+import jax
+import pytest
+from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
+
+import jaxrl
+from jaxrl.parallel.program import CompiledProgram
+from jaxrl.run import beside, loop
+from jaxrl.run.beside import Beside, import_what_comes_later
+
+OURS = ("_chunk", "init", "play", "policy_at")
+
+
+def train(algo=PPO, run_dir=None, **settings):
+    settings = {"evaluate_every": 0, "evaluation_episodes": 8, "progress": False} | settings
+    return jaxrl.train(algo, ENV, total_steps=2 * ROWS, topology=anakin(), run_dir=run_dir, **settings)
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "beside"]
+
+
+@pytest.fixture
+def compiled():
+    """The name of every whole program that is compiled, and whether in a thread beside."""
+    found = []
+
+    def took(event, seconds, *, fun_name="", **_):
+        if event.endswith("backend_compile_duration"):
+            name = fun_name.removeprefix("jit(").removesuffix(")")
+            found.extend([(name, threading.current_thread().name == "beside")] if name in OURS else [])
+
+    jax.monitoring.register_event_duration_secs_listener(took)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(took)
+
+
+def test_it_works_in_a_thread_and_keeps_its_errors():
+    names, go = [], threading.Event()
+    first = Beside(lambda: go.wait(10) and names.append(threading.current_thread().name))
+    assert not names and len(threads()) == 1
+    go.set()
+    first.wait()
+    first.wait()
+    assert names == ["beside"] and not threads()
+    Beside(lambda: 1 // 0).wait()
+
+
+def test_imports_that_are_missing_are_left_to_who_needs_them(monkeypatch):
+    monkeypatch.setattr(beside, "_LATER", ("no_such_module", "this"))
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    import_what_comes_later()
+    assert "this" in sys.modules and "no_such_module" not in sys.modules
+
+
+def test_what_a_run_compiles_is_compiled_once_and_side_by_side(compiled, tmp_path):
+    train(dataclasses.replace(PPO, epochs=3), tmp_path / "run")
+    assert sorted(compiled) == [("_chunk", True), ("init", False), ("play", True), ("policy_at", True)]
+    assert not threads()
+
+
+def test_an_evaluation_beside_the_run_compiles_there(compiled):
+    train(dataclasses.replace(PPO, epochs=5), async_evaluation=True)
+    assert sorted(name for name, _ in compiled) == sorted(OURS)
+    assert not threads()
+
+
+def test_what_fails_beside_is_done_where_it_is_needed(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no")
+
+    whole = train()
+    monkeypatch.setattr(CompiledProgram, "compile_chunk", fail)
+    monkeypatch.setattr(loop, "compile_evaluation", fail)
+    assert_equal(train().state, whole.state)
+
+
+def test_nothing_is_left_where_the_beginning_fails(monkeypatch):
+    begun = threading.Event()
+
+    def slow(*_, **__):
+        begun.wait(10)
+
+    def fail(*_, **__):
+        begun.set()
+        raise ValueError("no beginning")
+
+    monkeypatch.setattr(CompiledProgram, "compile_chunk", slow)
+    monkeypatch.setattr(CompiledProgram, "start", fail)
+    with pytest.raises(ValueError, match="no beginning"):
+        train()
+    assert not threads()
