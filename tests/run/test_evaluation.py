@@ -146,6 +146,7 @@ def spoilt(actor):
     return jax.tree.map(lambda x: x + jnp.asarray(5, x.dtype), actor.statistics)
 
 
+@pytest.mark.long
 def test_exploring_samples_actions():
     algo, actor, env, spec = prepare(PPO, ENV)
     sampled = jaxrl.evaluate(algo, actor, env, spec, seed=3, episodes=12, num_envs=4, explore=True)

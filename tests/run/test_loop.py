@@ -3,6 +3,7 @@
 import gc
 
 import jax
+import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, ROWS, anakin
 
 import jaxrl
@@ -21,6 +22,7 @@ def train(folder, **settings):
     return jaxrl.train(algo, ENV, total_steps=3 * ROWS, run_dir=folder, **options | settings)
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_never_holds_two_replays(tmp_path, monkeypatch):
     buffers = train(tmp_path / "run").state.buffers
     replay = sum(x.nbytes for x in jax.tree.leaves(buffers))

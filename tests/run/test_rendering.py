@@ -60,6 +60,7 @@ def test_a_gif_shows_one_episode_from_first_to_last_moment(cart_pole, tmp_path):
     assert frames[0][0].shape[2] == 3
 
 
+@pytest.mark.long
 def test_a_longer_episode_is_cut_and_a_seed_is_an_episode(cart_pole, tmp_path):
     policy, env = cart_pole
     render = partial(rendering.render, policy, env, max_steps=4)
