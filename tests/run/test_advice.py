@@ -31,6 +31,7 @@ def test_a_support_that_cannot_hold_the_returns_is_warned_of_once():
     assert f"at step {late[0]}:" in text and "v_min or v_max" in text
 
 
+@pytest.mark.long
 def test_a_support_that_holds_them_is_not():
     result, said = trained(-100.0, 100.0)
     assert said == [] and any("update/support_edge_mass" in row for row in result.metrics)
