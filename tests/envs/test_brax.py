@@ -12,6 +12,7 @@ from jaxrl.envs import brax as adapter
 pytest.importorskip("brax")
 
 
+@pytest.mark.long
 def test_a_time_limit_truncates_a_fall_terminates_and_the_system_can_be_mapped_over():
     env = envs.make("brax:inverted_pendulum", backend="spring", episode_length=12, auto_reset="pooled")
     gravity = jnp.asarray([[0.0, 0.0, -9.81], [0.0, 0.0, -9.81], [0.0, 0.0, 0.0]])

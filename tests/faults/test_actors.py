@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 from helpers.spoiled import Spoiled, SpoiledEnvironment
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import EnvironmentFailedError
@@ -39,7 +40,7 @@ def nothing_is_left():
     assert not actor_threads()
 
 
-@pytest.mark.parametrize("topology", [{"actors": 2}, {"groups": 2}, {"lockstep": True}], ids=str)
+@pytest.mark.parametrize("topology", one_quick([{"actors": 2}, {"groups": 2}, {"lockstep": True}]), ids=str)
 def test_an_environment_that_raises(topology):
     def fail(host):
         raise ZeroDivisionError("in step 20")

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, actor_threads, assert_equal, plain
-from helpers.tiers import one_quick
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,7 +146,8 @@ def in_step(published):
     return rollouts(collector(StepCollector, ServedFromHost(ENV).build(NUM_ENVS, 3, NUM_ENVS)), published)
 
 
-@pytest.mark.parametrize(("ready", "order"), one_quick([(2, 0), (4, 0), (4, 1)]))
+@pytest.mark.long
+@pytest.mark.parametrize(("ready", "order"), [(2, 0), (4, 0), (4, 1)])
 def test_who_is_ready_first_changes_nothing(ready, order, published, in_step):
     made = collector(ReadyCollector, Shuffled(ENV, order).build_async(NUM_ENVS, ready, 3, NUM_ENVS))
     assert_equal(made.first_timestep(), ServedFromHost(ENV).build(NUM_ENVS, 3, NUM_ENVS).reset())
