@@ -68,6 +68,7 @@ def test_every_exception_is_needed(name, backend):
         jax.eval_shape(env.step, state, jax.ShapeDtypeStruct((env.action_size,), np.float32))
 
 
+@pytest.mark.long
 def test_wrong_parameters():
     for parameters, message in (
         ({"backend": "sprng"}, "did you mean 'spring'"),

@@ -101,6 +101,7 @@ def test_an_evaluation(hang, beside, at):
     assert [host.closed for host in env.built] == [0], "it is not closed under a step"
 
 
+@pytest.mark.long
 def test_the_command_line_says_how_long_a_step_of_an_evaluation_may_take(hang, tmp_path, monkeypatch, capsys):
     train(HOST, run_dir=tmp_path / "run")
     env = Spoiled(ENV, at=3, then=hang)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.run import loop
@@ -110,6 +111,7 @@ def test_beside_a_run_evaluations_find_what_they_find_in_step(tmp_path, in_step)
     assert best_step(beside.run_dir / "checkpoints") == best_step(in_step.run_dir / "checkpoints")
 
 
+@pytest.mark.long
 def test_the_run_goes_on_meanwhile(monkeypatch):
     """The first evaluation ends when the run has come further: it would never, were it waited for."""
     further = threading.Event()
@@ -142,7 +144,7 @@ def test_a_target_that_is_reached_ends_the_run_at_the_next_evaluation(tmp_path, 
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", one_quick([False, True]))
 def test_an_evaluation_that_was_cut_short_is_played_again(tmp_path, in_step, monkeypatch, kept):
     """The run ends, as by a kill, before or after the second evaluation is written down."""
     end, times = Evaluator._end, []

@@ -19,7 +19,7 @@ PATIENCE = 120  # seconds; on an idle core a twentieth
 TWO = """
 import sys, time, jax
 from jax.experimental import multihost_utils
-from jaxrl.parallel import addresses, distributed
+from jaxrl.parallel.multihost import addresses, distributed
 port, index = sys.argv[1:]
 addresses.towards = lambda host: f"127.0.0.{int(index) + 2}"
 distributed.initialize(f"127.0.0.1:{port}", 2, int(index))

@@ -29,7 +29,7 @@ from jaxrl.run.loggers import read_metrics
 
 SCRIPT = Path(__file__).with_name("one_of_two.py")
 HEARTBEAT = 10  # seconds, as there
-PATIENCE = 300  # seconds that two processes have for all of a job; on an idle core they need a tenth
+PATIENCE = 600  # seconds that two processes have for all of a job; on an idle core they need a twentieth
 
 
 def together(job, folder):

@@ -94,6 +94,7 @@ def test_overlapping_runs_learn_from_every_row_and_tell_how_it_went():
     assert {f"actors/{name}" for name in figures} <= set(report.metrics())
 
 
+@pytest.mark.long
 def test_who_waits_for_whom(monkeypatch):
     """In lockstep one side always waits: actors while a slow learner learns, but no learner that is learning."""
     learn, pause = HostLearning.learn, 0.05
