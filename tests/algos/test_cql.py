@@ -121,6 +121,7 @@ def test_the_penalty_counts_once():
     same(jax.tree.map(lambda x: 2.0 * x / 0.1, moment), authors(state.critic.params), 1e-4)
 
 
+@pytest.mark.long
 def test_the_first_updates_clone_if_asked():
     algo, batch = ALGO.replace(cloning_updates=2.0), transitions()
     state = initial(algo)

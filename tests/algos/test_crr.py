@@ -81,6 +81,7 @@ def test_an_update_is_the_papers():
     assert_stepped(state.policy.params, new.policy.params, gradients, 1e-3)
 
 
+@pytest.mark.long
 def test_targets_are_copied_every_so_often():
     state, batch = initial(ALGO), transitions()
     for update in range(1, 7):

@@ -149,6 +149,7 @@ def test_an_update_is_its_formulas_on_stale_data(name):
     assert new.updates == 1
 
 
+@pytest.mark.long
 def test_a_sum_is_the_mean_times_the_rows_that_count():
     state, rollout = learner(BASE), rollout_of(BASE, 1)
     norms = {

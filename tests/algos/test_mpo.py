@@ -332,6 +332,7 @@ def test_an_update_of_discrete_actions_is_exact():
     assert change == pytest.approx(wanted, rel=1e-2)
 
 
+@pytest.mark.long
 def test_what_critics_say_of_forbidden_actions_makes_no_difference():
     (algo, state), batch = choosing(), choices()
     forbidden = batch.replace(action_mask=batch.action_mask.at[:, 2].set(False))

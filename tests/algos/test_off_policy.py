@@ -247,6 +247,7 @@ def test_the_units_of_normalized_observations_do_not_matter(name):
     assert np.abs(after_updates(ALGORITHMS[name], 1e3)[2] - action).max() > 0.1, "without, they do"
 
 
+@pytest.mark.long
 def test_statistics_are_of_what_is_drawn_and_counts():
     """Both ends of a transition are normalized with them, and so is what is acted on; the target sees the same."""
     algo = SAC.replace(normalize_observation=True, observation_clip=1.5)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.on_policy import SPEC, B, T, collect, learner, moments, updated
-from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import on_policy, returns
@@ -103,7 +102,8 @@ def test_whole_episodes_count_what_arrived_with_their_last_time_step():
     np.testing.assert_allclose(moments_of_observations.mean, seen.mean(0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "a2c"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_first_batch_is_learned_from_as_it_was_acted(name):
     """With the moments of its own batch, probability ratios would be between two different inputs."""
     plain = ALGORITHMS[name].replace(optimizer=sgd, learning_rate=1.0)

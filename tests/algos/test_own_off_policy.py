@@ -174,6 +174,7 @@ def test_batch_normalization_learns_its_statistics_and_the_policy_has_none(whole
     assert learner.policy.model_state == () and learner.critic.target_params == ()
 
 
+@pytest.mark.long
 def test_it_resumes_bit_for_bit(whole, tmp_path):
     trained(1_024, run_dir=tmp_path)
     again = trained(2_048, run_dir=tmp_path)

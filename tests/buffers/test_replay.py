@@ -279,7 +279,7 @@ def test_prioritized_items_go_after_max_times_sampled():
     assert not np.asarray(batch.weight).any()
 
 
-@pytest.mark.parametrize("fill", ["repeat", "zeros"])
+@pytest.mark.parametrize("fill", one_quick(["repeat", "zeros"]))
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized()], ids=["uniform", "prioritized"])
 def test_frame_sharing_gives_the_stacks(sampler, fill):
     frames = 3
@@ -356,7 +356,7 @@ def errors(batch):
     return batch.rewards[:, 0] if isinstance(batch, TransitionBatch) else batch.rows.reward[0]
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", one_quick(ASKED))
 def test_two_devices_draw_what_one_does(name):
     sources, sampler = {"replay": ASKED[name]}, ASKED[name].sampler
     one = Fed(sources, ROWS, rollout=4, shards=4)

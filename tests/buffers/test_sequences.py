@@ -144,7 +144,7 @@ def test_stored_carry_and_burn_in():
     np.testing.assert_array_equal(batch.carry["h"][:, 0], batch.rows.observation[0])
 
 
-@pytest.mark.parametrize("burn_in", [0, 2])
+@pytest.mark.parametrize("burn_in", one_quick([0, 2]))
 def test_stored_carries_with_ends_learn_every_transition_past_the_burn_in_within_its_episode(burn_in):
     rollout, length = 4, 6
     sequence = Sequence(length, rollout, "truncate", burn_in=burn_in, stored_carry=True)
@@ -212,6 +212,7 @@ def test_views_over_one_storage():
     assert float(fed.states["replay"].index.largest[0]) == 5.0
 
 
+@pytest.mark.long
 def test_frames_are_shared_in_sequences_too():
     rows = ROWS.replace(observation=jnp.stack([ROWS.observation - 1, ROWS.observation], -1), action=ROWS.observation)
     rows = rows.replace(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl import envs, networks
@@ -98,23 +99,25 @@ class Frames:
 
 @pytest.mark.parametrize(
     ("algo", "most"),
-    [
-        # An update on frames holds them as float32 besides: four times as many bytes, and with their gradient's.
-        pytest.param(
-            jaxrl.A2C(rollout_length=32, network=networks.ActorCritic(networks.MLP((8,)))), 5.5, id="on-policy"
-        ),
-        pytest.param(
-            jaxrl.DQN(
-                rollout_length=32,
-                capacity=16 * 64,
-                min_size=16 * 32,
-                batch_size=8,
-                network=networks.QNetwork(networks.MLP((8,))),
+    one_quick(
+        [
+            # An update on frames holds them as float32 besides: four times as many bytes, and with their gradient's.
+            pytest.param(
+                jaxrl.A2C(rollout_length=32, network=networks.ActorCritic(networks.MLP((8,)))), 5.5, id="on-policy"
             ),
-            1.5,
-            id="replay",
-        ),
-    ],
+            pytest.param(
+                jaxrl.DQN(
+                    rollout_length=32,
+                    capacity=16 * 64,
+                    min_size=16 * 32,
+                    batch_size=8,
+                    network=networks.QNetwork(networks.MLP((8,))),
+                ),
+                1.5,
+                id="replay",
+            ),
+        ]
+    ),
 )
 def test_a_compiled_iteration_holds_the_observations_of_a_rollout_once(algo, most):
     env = envs.prepared(Frames())
