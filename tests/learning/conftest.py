@@ -20,6 +20,7 @@ def record():
                 "configuration": {field: str(value) for field, value in configuration.items()},
                 "scores": [round(float(score), 2) for score in scores[index]],
                 "mean": round(float(scores[index].mean()), 2),
+                "worst": round(float(scores[index].min()), 2),
                 "interquartile_mean": round(float(result.interquartile_means[index]), 2),
             }
             for index, configuration in enumerate(result.configurations)
