@@ -1,4 +1,4 @@
-"""What the shortest command gives, `jaxrl train ALGO --env ENV --total-steps N`: the mean and the worst of all seeds."""
+"""What the shortest command gives, `jaxrl train ALGO --env ENV --total-steps N`: mean and worst of all seeds."""
 
 import pytest
 
