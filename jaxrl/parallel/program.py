@@ -17,7 +17,6 @@ from jaxrl.buffers import fixed
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import keys
-from jaxrl.core.compiling import WholeProgram, whole_program
 from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.report import EpisodeSums, Report
 from jaxrl.core.run_state import RunState
@@ -205,7 +204,7 @@ def _beginnings(begins, structure):
     partition = begins.partition(jax.tree.unflatten(structure, [0.0] * structure.num_leaves))
     shardings = begins.layout.on_mesh(partition)
     functions = init, _with_empty_buffers
-    return tuple(WholeProgram(partial(function, begins), out_shardings=shardings) for function in functions)
+    return tuple(jax.jit(partial(function, begins), out_shardings=shardings) for function in functions)
 
 
 # --- everything in one compiled program ----------------------------------------------------------------------------
@@ -422,7 +421,7 @@ class CompiledProgram[Env]:
         """As of `Program`: nothing is held."""
 
 
-@whole_program(static_argnums=0, donate_argnums=4)
+@partial(jax.jit, static_argnums=0, donate_argnums=4)
 def _chunk(program, algo, env, state, buffers, length, total_steps_per_env, dataset):
     # Only the buffers are donated: they are large, and the rest of the state before a chunk is what is kept when
     # the chunk turns out to have met NaN.
@@ -430,7 +429,7 @@ def _chunk(program, algo, env, state, buffers, length, total_steps_per_env, data
     return _over_devices(program.layout, program.advance, arguments)
 
 
-@whole_program(static_argnums=(0, 1), donate_argnums=5)
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=5)
 def _recorded_chunk(program, recorded, algo, env, state, buffers, length, total_steps_per_env, dataset):
     arguments = algo, env, state.replace(buffers=buffers), length, total_steps_per_env, dataset
     advance, rows = partial(program.advance_recorded, recorded=recorded), PartitionSpec("data")

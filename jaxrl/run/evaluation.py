@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import keys
-from jaxrl.core.compiling import WholeProgram
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
 from jaxrl.parallel import rollout as ro
@@ -215,7 +214,7 @@ def play(
     return jax.lax.while_loop(unfinished, step, (jnp.int32(0), acting, _no_scores(num_envs, quota)))[-1]
 
 
-_play = WholeProgram(play, static_argnames=("spec", "num_envs", "quota", "explore"))
+_play = jax.jit(play, static_argnames=("spec", "num_envs", "quota", "explore"))
 
 
 @jax.jit
