@@ -37,8 +37,8 @@ WORK: dict[str, tuple[str, dict[str, Any], str, int, int]] = {
     "PPO CartPole, 4 environments": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 4, 500_000),
     "PPO CartPole, 64 environments": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 64, 1_500_000),
     "PPO CartPole, 2048 environments": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 2048, 2 * 2_097_152),
-    "DQN CartPole": ("dqn", {}, "gymnax:CartPole-v1", 8, 500_000),
-    "SAC Pendulum": ("sac", {}, "gymnax:Pendulum-v1", 8, 6_000),
+    "DQN CartPole": ("dqn", {"rollout_length": 4, "replay_ratio": 1 / 32}, "gymnax:CartPole-v1", 8, 500_000),
+    "SAC Pendulum": ("sac", {"rollout_length": 1, "replay_ratio": 1 / 8}, "gymnax:Pendulum-v1", 8, 6_000),
     "sweep of 8 seeds, PPO CartPole": ("ppo", {"rollout_length": 128}, "gymnax:CartPole-v1", 64, 250_000),
 }
 SEEDS = 8  # of the sweep
@@ -54,6 +54,8 @@ def steps_per_second(case: str) -> float:
             name, env, seeds=SEEDS, total_steps=steps, num_envs=num_envs, evaluation_episodes=1, progress=False
         )
         return float(swept.steps_per_second)
+    if name == "dqn":  # whose default has changed
+        settings = settings | {"network": jaxrl.networks.QNetwork(jaxrl.networks.MLP((64, 64)))}
     algo = jaxrl.make_algorithm(name, **settings)
     result = jaxrl.train(
         algo, env, total_steps=steps, num_envs=num_envs, evaluate_every=0, evaluation_episodes=1, progress=False

@@ -101,7 +101,9 @@ class Jaxrl:
         settings = {"learning_rate": 3e-4, "capacity": 20_000, "min_size": 500, "batch_size": BATCH[name]}
         if name == "sac":
             widths = (width, width)
-            return jaxrl.SAC(policy=Actor(widths=widths), critic=Critic(widths=widths), replay_ratio=1, **settings)
+            return jaxrl.SAC(
+                policy=Actor(widths=widths), critic=Critic(widths=widths), replay_ratio=1, rollout_length=1, **settings
+            )
         torso = MLP((width, width), activation="relu")
         return jaxrl.DQN(
             double=False, network=QNetwork(torso), rollout_length=4, replay_ratio=0.25, target_period=100, **settings

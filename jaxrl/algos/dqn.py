@@ -102,7 +102,10 @@ class DQN:
     min_size: int = static(1_000, low=1, help="transitions collected before the first update")
     batch_size: int = static(128, low=1, help="transitions per update")
     rollout_length: int | None = static(
-        None, low=1, whole=True, help="steps of each environment per iteration; None: as many as make one update"
+        None,
+        low=1,
+        whole=True,
+        help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
     )
     replay_ratio: float = static(0.1, above=0, help="gradient updates per environment step")
     storage: Literal["ring", "flashbax"] = static(
@@ -113,13 +116,13 @@ class DQN:
     network: Network = static(QNetwork())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        # Of sequences a quarter at least: every rollout stores a recurrent state.
-        least = self.sequence_length // 4 if self.network.recurrent else 1
-        return dataclasses.replace(
-            self,
-            network=resolve_torso(self.network, spec, MLP((120, 84), activation="relu")),
-            rollout_length=self.rollout_length or max(least, steps_per_update(self.replay_ratio, num_envs)),
-        )
+        length = self.rollout_length
+        if length is None and self.network.recurrent:
+            length = max(self.sequence_length // 4, 1)  # sequences begin at every rollout
+        elif length is None:
+            length = steps_per_update(self.replay_ratio, num_envs)
+        network = resolve_torso(self.network, spec, MLP((120, 84), activation="relu"))
+        return dataclasses.replace(self, network=network, rollout_length=length)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems, name = field_problems(self), type(self).__name__
@@ -151,7 +154,7 @@ class DQN:
     def experience(self) -> Mapping[str, Source]:
         prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
         end = "continue" if self.cross_episodes else "truncate"
-        length = self.rollout_length or 1
+        length = 1 if self.rollout_length is None else self.rollout_length
         sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
         return {
             "replay": Replay(

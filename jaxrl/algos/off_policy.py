@@ -60,7 +60,7 @@ def replay(fields: ReplayFields, sampler: Sampler | None = None) -> Replay:
         capacity=fields.capacity,
         batch_size=fields.batch_size,
         min_size=fields.min_size,
-        rollout_length=fields.rollout_length or 1,
+        rollout_length=1 if fields.rollout_length is None else fields.rollout_length,
         replay_ratio=fields.replay_ratio,
         n_step=fields.n_step,
         storage=fields.storage,
@@ -70,7 +70,8 @@ def replay(fields: ReplayFields, sampler: Sampler | None = None) -> Replay:
 
 def rollout_length(fields: ReplayFields, num_envs: int) -> int:
     """Steps of every environment between updates: as given, or as many as make one update."""
-    return fields.rollout_length or steps_per_update(fields.replay_ratio, num_envs)
+    given = fields.rollout_length
+    return steps_per_update(fields.replay_ratio, num_envs) if given is None else given
 
 
 def problems(

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from jaxrl.core import registry
 
+_LONGEST_ROLLOUT = 128  # steps of every environment, unless told
+
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
@@ -148,13 +150,15 @@ class FrameStack:
 
 
 def steps_per_update(replay_ratio: float, num_envs: int) -> int:
-    """Steps of every environment between two updates, so that updates come one by one and not in bursts; at least 1.
+    """Steps of every environment that make one update, so that updates do not come in bursts; from 1 to 128.
 
     Args:
-      replay_ratio: gradient updates per environment step.
+      replay_ratio: gradient updates per environment step. Of what is no such number, which is refused later, 1.
       num_envs: 0 where nothing acts.
     """
-    return max(1, round(1 / (replay_ratio * max(num_envs, 1)))) if replay_ratio > 0 else 1
+    if not isinstance(replay_ratio, int | float) or not replay_ratio > 0:
+        return 1
+    return round(min(max(1.0, 1 / (replay_ratio * max(num_envs, 1))), _LONGEST_ROLLOUT))
 
 
 @dataclasses.dataclass(frozen=True)

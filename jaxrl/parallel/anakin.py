@@ -1,6 +1,7 @@
 """Anakin (Hessel et al., 2021, arXiv:2104.06272): environments, replay and learner in one compiled program."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ class Anakin:
 
     Args:
       num_envs: number of environments over all devices. None: 1 for algorithms that learn from a replay of
-        transitions (DQN, SAC), else 8.
+        transitions (DQN, SAC), else 8, or the next multiple of the devices and shards.
       devices: number of devices; None: all accelerators, or one CPU. With several processes: of all of them together,
         the same number on each; None: all devices.
       shards: logical groups of environments within which minibatches are drawn; the same number gives the same run on
@@ -38,11 +39,17 @@ class Anakin:
 
     def resolve(self, algo: Algorithm) -> "Anakin":
         """With the number of environments."""
-        return dataclasses.replace(self, num_envs=ro.num_envs_for(algo, self.num_envs))
+        return dataclasses.replace(self, num_envs=self._num_envs(algo))
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Environment steps of an iteration, over all environments."""
-        return ro.rollout_length(algo) * ro.num_envs_for(algo, self.num_envs)
+        return ro.rollout_length(algo) * self._num_envs(algo)
+
+    def _num_envs(self, algo: Algorithm) -> int:
+        if self.num_envs is not None:
+            return self.num_envs
+        devices = meshes.default_device_count() if self.devices is None else self.devices
+        return ro.default_num_envs(algo, math.lcm(max(devices, 1), max(self.shards or 1, 1)))
 
     def bind(
         self,
@@ -63,7 +70,7 @@ class Anakin:
         """
         if not isinstance(env, Environment):
             raise ConfigError(f"Anakin compiles environments in JAX, and {env.name} is on the host; use Sebulba")
-        spec, num_envs = env_spec(env), ro.num_envs_for(algo, self.num_envs)
+        spec, num_envs = env_spec(env), self._num_envs(algo)
         devices = meshes.default_device_count() if self.devices is None else self.devices
         shards = meshes.checked_layout(algo, spec, num_envs, devices, self.shards, dataset_fraction, processes)
         layout = Layout(spec, num_envs, devices, shards, dataset_fraction)

@@ -39,16 +39,19 @@ def rollout_length(algo: Algorithm) -> int:
     return max(lengths)
 
 
-def num_envs_for(algo: Algorithm, given: int | None = None) -> int:
+def default_num_envs(algo: Algorithm, multiple: int) -> int:
     """How many environments an algorithm acts in unless told: 1 where it learns from a replay of transitions, else 8.
 
-    Those were published with one environment, and learn as much from a step in more; but they act on what they learned
-    up to the last update, so with more environments they act on less.
+    Those were published with one environment. They act on what they learned up to the last update, which in more
+    environments is less.
+
+    Args:
+      algo: may be unresolved.
+      multiple: what they must divide by, such as the number of devices; the next multiple is taken.
     """
-    if given is not None:
-        return given
     sources = algo.experience.values()
-    return 1 if any(isinstance(source, Replay) and source.sequence is None for source in sources) else 8
+    wanted = 1 if any(isinstance(source, Replay) and source.sequence is None for source in sources) else 8
+    return -(-wanted // multiple) * multiple
 
 
 def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:

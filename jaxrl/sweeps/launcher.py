@@ -71,7 +71,8 @@ def launch(
     Runs that ended are not run again, and those that were cut off go on from their checkpoints.
 
     Args:
-      algo, env, total_steps, num_envs, topology: of every run; environments on the host too.
+      algo, env, total_steps, num_envs, topology: of every run; environments on the host too. Defaults of the topology
+        follow `algo`, whatever `space` changes.
       run_dir: holds the run directories; all machines must see it.
       seeds: how many, from 0 on, or which.
       samples: None: the full grid of the lists in `space`; a number: so many random draws.

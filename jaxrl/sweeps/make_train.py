@@ -77,7 +77,7 @@ def bound(
         raise ConfigError(f"devices={topology.devices}: here every run is on one device; use devices=1")
     if total_steps < 1:
         raise ConfigError(f"total_steps={total_steps} must be at least 1")
-    topology = topology.resolve(algo)
+    topology = dataclasses.replace(topology, devices=1).resolve(algo)
     algo = algo.resolve(env_spec(made), topology.num_envs or 0)
-    program = dataclasses.replace(topology, devices=1).bind(algo, made, processes=1)
+    program = topology.bind(algo, made, processes=1)
     return algo, made, program, -(-total_steps // program.steps_per_iteration(algo))

@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.networks import GRU, MLP, QNetwork
+from jaxrl.networks import GRU, MLP, Actor, Critic, QNetwork
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import read_metrics
@@ -453,6 +453,9 @@ def test_the_default_number_of_environments_follows_the_algorithm():
     assert [of(jaxrl.make_algorithm(name)) for name in ("dqn", "sac", "td3", "ddpg", "d4pg", "mpo", "cql")] == [1] * 7
     assert of(jaxrl.SAC(), jaxrl.Sebulba(actors=3, groups=2)) == 6  # one for each group
     assert of(jaxrl.PPO(), jaxrl.Sebulba(actors=3)) == 9
+    assert of(jaxrl.SAC(), jaxrl.Anakin(devices=2)) == of(jaxrl.SAC(), jaxrl.Anakin(shards=2)) == 2
+    assert of(jaxrl.SAC(), jaxrl.Sebulba(devices=2)) == of(jaxrl.SAC(), jaxrl.Sebulba(ready=2)) == 2
+    assert of(jaxrl.SAC(), jaxrl.Sebulba(groups=2, remote=jaxrl.Remote(actors=4))) == 4
     assert of(jaxrl.SAC(), jaxrl.Anakin(32)) == of(jaxrl.SAC(), jaxrl.Sebulba(32)) == 32
 
 
@@ -462,9 +465,28 @@ def test_updates_come_one_by_one_unless_told():
     assert lengths == [4, 4, 2, 1, 1]
     assert jaxrl.DQN(rollout_length=7).resolve(spec, 1).rollout_length == 7
     sequences = jaxrl.DQN(network=QNetwork(core=GRU(4)), sequence_length=20)
-    assert sequences.resolve(spec, 8).rollout_length == 5
-    with pytest.raises(ConfigError, match="DQN.rollout_length=2.5 must be a whole number"):
-        jaxrl.train(jaxrl.DQN(rollout_length=2.5), "gymnax:CartPole-v1", total_steps=100, progress=False)
+    assert [sequences.replace(replay_ratio=ratio).resolve(spec, 8).rollout_length for ratio in (1.0, 1e-3)] == [5, 5]
+    assert jaxrl.DQN(replay_ratio=1e-5).resolve(spec, 1).rollout_length == 128
+    assert jaxrl.SAC(rollout_length=0).resolve(spec, 1).rollout_length == 0  # and refused
+    for field, value, said in (
+        ("rollout_length", 2.5, "DQN.rollout_length=2.5 must be a whole number"),
+        ("rollout_length", 0, "DQN.rollout_length=0 must be at least 1"),
+        ("replay_ratio", "1", "DQN.replay_ratio='1' must be a number"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            jaxrl.train(jaxrl.DQN(**{field: value}), "gymnax:CartPole-v1", total_steps=100, progress=False)
+
+
+def test_the_default_number_of_environments_divides_over_the_devices():
+    result = jaxrl.train(
+        jaxrl.SAC(min_size=8, capacity=64, batch_size=8, policy=Actor(widths=(4,)), critic=Critic(widths=(4,))),
+        "gymnax:Pendulum-v1",
+        total_steps=16,
+        topology=jaxrl.Anakin(devices=2),
+        evaluation_episodes=1,
+        progress=False,
+    )
+    assert result.total_steps == 16
 
 
 def test_a_run_prints_and_keeps_what_was_resolved(tmp_path, capfd):

@@ -8,6 +8,7 @@ process; what was collected becomes one batch, of which each process holds its o
 """
 
 import dataclasses
+import math
 import time
 from functools import partial
 
@@ -46,8 +47,8 @@ class Sebulba:
     """Host environments in actor threads, and a learner.
 
     Args:
-      num_envs: number of environments over all groups, of all processes. None: as `Anakin`, or as many more as make
-        one for each group.
+      num_envs: number of environments over all groups, of all processes. None: as `Anakin`, or the next number that
+        divides as the other settings need it.
       actors: number of actor threads in each process.
       groups: groups of environments per actor thread; with 2, one group's environments step while the other acts.
       devices: number of devices that learn; the environments are divided over them. With several processes: of all of
@@ -88,8 +89,13 @@ class Sebulba:
         return ro.rollout_length(algo) * self._num_envs(algo)
 
     def _num_envs(self, algo: Algorithm) -> int:
-        groups = self._groups()
-        return self.num_envs or -(-ro.num_envs_for(algo) // groups) * groups
+        if self.num_envs is not None:
+            return self.num_envs
+        processes, remote = jax.process_count(), self.remote
+        holders = 1 if remote is None or remote.policy else max(remote.actors * processes // self._groups(), 1)
+        multiple = self._groups() * math.lcm(max(self.ready or 1, 1), holders)  # of a group's environments
+        devices, shards = self.devices or processes, self.shards or 1
+        return ro.default_num_envs(algo, math.lcm(multiple, max(devices, 1), max(shards, 1)))
 
     def _groups(self) -> int:
         """Of environments, over all processes."""
