@@ -38,7 +38,6 @@ STATIC |= {"target_period": 3, "samples": 5, "per_dimension": False}
 STATIC |= {"policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp(), "normalize_observation": True}
 STATIC |= {
     "prioritized": False,
-    "critic": Critic(widths=(5,)),
     "policy_learning_rate": 1e-3,
     "temperature_learning_rate": 1e-3,
 }
@@ -88,6 +87,8 @@ def test_every_other_field_changes_the_program(name):
             continue  # flashbax keeps one-step transitions
         if field.name in STATIC:
             other = STATIC[field.name]
+        elif field.name == "critic":
+            other = dataclasses.replace(algo.critic, widths=(5,))
         elif field.name == "policy":
             other = Actor(widths=(5,), stochastic=name in STOCHASTIC)
         else:
@@ -210,7 +211,7 @@ def test_one_device_learns_what_two_do(name):
     algo, states = ALGORITHMS[name].replace(min_size=16), []
     for devices in (1, 2):
         bound = jaxrl.Anakin(8, devices=devices, shards=4).bind(algo, ENV)
-        state, report = bound.chunk(algo, ENV, bound.start(algo, ENV, 0), 8, 8)
+        state, report = bound.chunk(algo, ENV, bound.start(algo, ENV, 0), 12, 12)  # D4PG's items are of six steps
         assert report.failed_at == -1 and report.iterations > 4
         states.append(state.learner)
     for one, two in zip(*map(jax.tree.leaves, states), strict=True):
