@@ -153,7 +153,6 @@ def test_eval_judges_on_other_episodes_than_those_that_chose(said, run_dir):
     assert run.held_out_seed != 3 and list(played(run.held_out_seed).returns) != list(played(3).returns)
 
 
-@pytest.mark.long
 def test_eval_follows_a_run(said, run_dir, tmp_path):
     assert run_dir.exists(), "the file's first test makes it; without, this one would wait for ever"
     out = tmp_path / "found.jsonl"
