@@ -29,7 +29,7 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.program import CompiledProgram
 from jaxrl.run import advice
 from jaxrl.run.async_evaluation import Evaluator
-from jaxrl.run.beside import Beside, import_what_comes_later
+from jaxrl.run.background import BackgroundTask, import_later_modules
 from jaxrl.run.callbacks import Callbacks, Decision, Moment
 from jaxrl.run.checkpoint import Checkpointer, read_manifest
 from jaxrl.run.directory import RunDirectory
@@ -120,7 +120,7 @@ class Loop:
         self.seconds_per_iteration = 0.0
         self.timed_iterations, self.timed_seconds = 0, 0.0  # without compiling, evaluating and saving
         self.read_at: float | None = None
-        self.beside: dict[str, Beside] = {}  # threads that make ready what comes later, by what it is
+        self.background: dict[str, BackgroundTask] = {}  # threads that make ready what comes later, by what it is
 
     def _iterations(self, steps):
         return self.iterations if steps == 0 else max(1, round(steps / self.rows))
@@ -136,14 +136,14 @@ class Loop:
         try:
             return self._train(loggers, display, directory, checkpointer)
         finally:
-            for under_way in self.beside.values():
+            for under_way in self.background.values():
                 under_way.wait()
 
     def _train(self, loggers, display, directory, checkpointer):
         self.display, self.checkpointer = display, checkpointer
         self._place()
         if directory is not None:
-            self.beside["imports"] = Beside(import_what_comes_later)
+            self.background["imports"] = BackgroundTask(import_later_modules)
         saved = checkpointer is not None and self.save_replay
         beginning = self.algo_there, self.env_there, self.seed
         if checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty()):
@@ -152,7 +152,7 @@ class Loop:
                 checkpointer, self.program.template(*beginning, saved=saved, dataset=self.dataset)
             )
         else:
-            self._compile_beside(beginning, saved)
+            self._compile_in_background(beginning, saved)
             state, done = self.program.start(*beginning, saved=saved, dataset=self.dataset), 0
             kept = {}
         if self.recorder is not None:
@@ -201,7 +201,7 @@ class Loop:
             self.eval_env = self.env_there
         self.eval_env = local(self.eval_env)
 
-    def _compile_beside(self, beginning, saved):
+    def _compile_in_background(self, beginning, saved):
         """Begins to compile chunks and evaluations, from shapes alone, before the state is there."""
         program, env = self.program, self.eval_env
         if not isinstance(program, CompiledProgram) or distributed.is_several():
@@ -209,9 +209,9 @@ class Loop:
         shapes = program.template(*beginning, saved=saved, dataset=self.dataset)
         if self.recorder is None:
             arguments = self.algo_there, self.env_there, shapes, self.dataset
-            self.beside["chunk"] = Beside(lambda: program.compile_chunk(*arguments))
+            self.background["chunk"] = BackgroundTask(lambda: program.compile_chunk(*arguments))
         if isinstance(env, Environment) and not self.evaluator.beside:
-            self.beside["evaluation"] = Beside(lambda: self._compile_evaluation(shapes.learner, env))
+            self.background["evaluation"] = BackgroundTask(lambda: self._compile_evaluation(shapes.learner, env))
 
     def _compile_evaluation(self, learner, env):
         progress, sharding = self.program.layout.place(np.float32(0.0)), jax.tree.leaves(learner)[0].sharding
@@ -223,9 +223,9 @@ class Loop:
         spec, seed, episodes = self.program.layout.spec, self.seed, self.evaluation_episodes
         compile_evaluation(algo, actor, env, spec, seed=seed, episodes=episodes, explore=self.explore)
 
-    def _made_ready(self, what):
-        """Waits for a thread of `beside`, if there is one."""
-        if (under_way := self.beside.pop(what, None)) is not None:
+    def _wait_for(self, what):
+        """Waits for a background task, if there is one."""
+        if (under_way := self.background.pop(what, None)) is not None:
             under_way.wait()
 
     # --- the loop ----------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Loop:
     def _dispatch(self, state, length):
         """The state and the report of a chunk, and what fetches its rows if they are recorded."""
         arguments = self.algo_there, self.env_there, state, length, self.total_steps_per_env, self.dataset
-        self._made_ready("chunk")
+        self._wait_for("chunk")
         if self.recorder is None:
             return *self.program.chunk(*arguments), None
         assert isinstance(self.program, RecordingProgram)  # `train` refuses to record what is none
@@ -398,7 +398,7 @@ class Loop:
         return done % self.evaluate_each == 0 and done * self.rows not in self.evaluator.scores
 
     def _evaluate(self, state, done):
-        self._made_ready("evaluation")
+        self._wait_for("evaluation")
         progress = self.program.layout.place(np.float32(min(done / self.iterations, 1.0)))
         # Every process plays by itself, on one of its devices.
         algo, actor = policy_at(*local((self.algo_there, state.learner, progress)))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 _LATER = ("tensorboardX", "orbax.checkpoint", "jaxrl.plots.chart")
 
 
-class Beside:
+class BackgroundTask:
     """Does something in a thread of its own, once.
 
     Args:
@@ -20,7 +20,7 @@ class Beside:
 
     def __init__(self, work: Callable[[], object]):
         self._work = work
-        self._thread = threading.Thread(target=self._run, name="beside", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="background", daemon=True)
         self._thread.start()
 
     def _run(self):
@@ -32,7 +32,7 @@ class Beside:
         self._thread.join()
 
 
-def import_what_comes_later() -> None:
+def import_later_modules() -> None:
     """Imports what a run with a directory needs after its first chunk. Who needs it sooner imports it as ever."""
     for name in _LATER:
         if name not in sys.modules:

@@ -10,8 +10,8 @@ from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
 from jaxrl.parallel.program import CompiledProgram
-from jaxrl.run import beside, loop
-from jaxrl.run.beside import Beside, import_what_comes_later
+from jaxrl.run import background, loop
+from jaxrl.run.background import BackgroundTask, import_later_modules
 
 OURS = ("_chunk", "init", "play", "policy_at")
 
@@ -22,18 +22,18 @@ def train(algo=PPO, run_dir=None, **settings):
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "beside"]
+    return [thread for thread in threading.enumerate() if thread.name == "background"]
 
 
 @pytest.fixture
 def compiled():
-    """The name of every whole program that is compiled, and whether in a thread beside."""
+    """The name of every whole program that is compiled, and whether in a background thread."""
     found = []
 
     def took(event, seconds, *, fun_name="", **_):
         if event.endswith("backend_compile_duration"):
             name = fun_name.removeprefix("jit(").removesuffix(")")
-            found.extend([(name, threading.current_thread().name == "beside")] if name in OURS else [])
+            found.extend([(name, threading.current_thread().name == "background")] if name in OURS else [])
 
     jax.monitoring.register_event_duration_secs_listener(took)
     yield found
@@ -42,19 +42,19 @@ def compiled():
 
 def test_it_works_in_a_thread_and_keeps_its_errors():
     names, go = [], threading.Event()
-    first = Beside(lambda: go.wait(10) and names.append(threading.current_thread().name))
+    first = BackgroundTask(lambda: go.wait(10) and names.append(threading.current_thread().name))
     assert not names and len(threads()) == 1
     go.set()
     first.wait()
     first.wait()
-    assert names == ["beside"] and not threads()
-    Beside(lambda: 1 // 0).wait()
+    assert names == ["background"] and not threads()
+    BackgroundTask(lambda: 1 // 0).wait()
 
 
 def test_imports_that_are_missing_are_left_to_who_needs_them(monkeypatch):
-    monkeypatch.setattr(beside, "_LATER", ("no_such_module", "this"))
+    monkeypatch.setattr(background, "_LATER", ("no_such_module", "this"))
     monkeypatch.delitem(sys.modules, "this", raising=False)
-    import_what_comes_later()
+    import_later_modules()
     assert "this" in sys.modules and "no_such_module" not in sys.modules
 
 
@@ -70,7 +70,7 @@ def test_an_evaluation_beside_the_run_compiles_there(compiled):
     assert not threads()
 
 
-def test_what_fails_beside_is_done_where_it_is_needed(monkeypatch):
+def test_what_fails_in_the_background_is_done_where_it_is_needed(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no")
 
