@@ -25,7 +25,7 @@ from jaxrl.core.types import (
     UpdateInfo,
     ValueNetwork,
 )
-from jaxrl.networks import ActorCritic, resolve_torso
+from jaxrl.networks import ActorCritic
 
 
 @algorithm
@@ -36,7 +36,9 @@ class A2C:
     value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
+    entropy_cost: Scalar | None = number(
+        None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
+    )
     gae_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of GAE; 1 gives n-step returns")
     max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
     observation_clip: Scalar = number(
@@ -64,8 +66,7 @@ class A2C:
     network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        normalization = on_policy.resolved_normalization(self, spec)
-        return dataclasses.replace(self, network=resolve_torso(self.network, spec), **normalization)
+        return dataclasses.replace(self, **on_policy.resolved(self, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return field_problems(self) + network_problems("A2C.network", self.network, spec, SEQUENCE_INPUTS)
@@ -113,7 +114,7 @@ class A2C:
             policy_loss = weighted_mean(-log_prob * advantages, weight, replicas)
             value_loss = weighted_mean(0.5 * jnp.square(targets - output.value), weight, replicas)
             entropy = weighted_mean(output.distribution.entropy(), weight, replicas)
-            total = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+            total = on_policy.whole_loss(self, policy_loss, value_loss, entropy)
             return total, ({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}, model_state)
 
         gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.network.params)

@@ -12,7 +12,7 @@ from jaxrl.algos.base import algorithm, field_problems, network_problems, number
 from jaxrl.algos.on_policy import PolicyCarry, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
-from jaxrl.core.schedules import Scalar
+from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     ActorOutput,
@@ -25,18 +25,22 @@ from jaxrl.core.types import (
     UpdateInfo,
     ValueNetwork,
 )
-from jaxrl.networks import ActorCritic, resolve_torso
+from jaxrl.networks import ActorCritic
 
 
 @algorithm
 class IMPALA:
     """Advantage actor-critic with V-trace: one off-policy-corrected step per rollout; recurrent when its network is."""
 
-    learning_rate: Scalar = number(6e-4, above=0, help="learning rate (of the policy, if value_learning_rate is set)")
+    learning_rate: Scalar = number(
+        Linear(6e-4, 0.0), above=0, help="learning rate (of the policy, if value_learning_rate is set)"
+    )
     value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
+    entropy_cost: Scalar | None = number(
+        None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
+    )
     trace_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of V-trace; 1 uses the whole rollout")
     clip_rho: Scalar = number(1.0, above=0, help="V-trace rho-bar: largest importance weight of a TD error")
     clip_c: Scalar = number(1.0, above=0, help="V-trace c-bar: largest trace coefficient")
@@ -72,8 +76,7 @@ class IMPALA:
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         # A sum over the batch meets returns of their own scale: that saturates the critic.
         scaled = self.reward_clipping == "none" if self.normalize_reward is None else self.normalize_reward
-        normalization = on_policy.resolved_normalization(self, spec) | {"normalize_reward": scaled}
-        return dataclasses.replace(self, network=resolve_torso(self.network, spec), **normalization)
+        return dataclasses.replace(self, **on_policy.resolved(self, spec) | {"normalize_reward": scaled})
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return field_problems(self) + network_problems("IMPALA.network", self.network, spec, SEQUENCE_INPUTS)
@@ -135,7 +138,7 @@ class IMPALA:
         policy_loss = mean(-log_prob * corrected.advantages)
         value_loss = mean(0.5 * jnp.square(corrected.values - output.value))
         entropy = mean(output.distribution.entropy())
-        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        loss = on_policy.whole_loss(self, policy_loss, value_loss, entropy)
         if self.reduction == "sum":  # over all replicas, as the mean is
             loss = loss * replicas.sum(jnp.sum(weight, dtype=loss.dtype))
         metrics = {

@@ -1,7 +1,7 @@
 """What the on-policy algorithms share: acting, carrying, normalizing, and turning a rollout into advantages."""
 
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from jaxrl.core.types import (
     TimeStep,
     ValueNetwork,
 )
-from jaxrl.networks import PolicyValue
+from jaxrl.networks import PolicyValue, resolve_torso
 
 
 class Statistics(struct.PyTreeNode):
@@ -67,6 +67,10 @@ class OnPolicyFields(Protocol):
     @property
     def gamma(self) -> Scalar: ...
     @property
+    def value_cost(self) -> Scalar: ...
+    @property
+    def entropy_cost(self) -> Scalar | None: ...
+    @property
     def max_grad_norm(self) -> Scalar | None: ...
     @property
     def observation_clip(self) -> Scalar: ...
@@ -90,11 +94,21 @@ class OnPolicyFields(Protocol):
     def network(self) -> ValueNetwork: ...
 
 
-def resolved_normalization(algo: OnPolicyFields, spec: EnvSpec) -> dict[str, bool]:
-    """What is normalized where the algorithm leaves it open: both where actions are continuous."""
+def resolved(algo: OnPolicyFields, spec: EnvSpec) -> dict[str, Any]:
+    """The fields that an algorithm leaves open, by name, as they suit the environment.
+
+    Where actions are continuous observations and rewards are normalized and entropy has no bonus, which is the field's
+    usage; where they are discrete it is the other way round.
+    """
     continuous = isinstance(spec.action_space, spaces.Box)
-    given = {"normalize_observation": algo.normalize_observation, "normalize_reward": algo.normalize_reward}
-    return {name: continuous if value is None else value for name, value in given.items()}
+    suits = {
+        "normalize_observation": continuous,
+        "normalize_reward": continuous,
+        "entropy_cost": 0.0 if continuous else 0.01,
+    }
+    given = {name: getattr(algo, name) for name in suits}
+    found = {name: suits[name] if value is None else value for name, value in given.items()}
+    return found | {"network": resolve_torso(algo.network, spec)}
 
 
 def init(algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, penalty: PyTree = ()) -> PolicyState:
@@ -249,6 +263,12 @@ def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Arr
     mean = moments[1] / jnp.maximum(moments[0], 1.0)
     variance = replicas.sum(jnp.sum(weight * jnp.square(x - mean))) / jnp.maximum(moments[0], 1.0)
     return (x - mean) / (jnp.sqrt(variance) + 1e-8)
+
+
+def whole_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array) -> jax.Array:
+    """The three losses of an actor-critic by their weights; all are scalars."""
+    assert algo.entropy_cost is not None  # resolved
+    return policy_loss + algo.value_cost * value_loss - algo.entropy_cost * entropy
 
 
 def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:

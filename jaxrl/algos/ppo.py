@@ -13,7 +13,7 @@ from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, PolicyState
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import Variables, weighted_mean
-from jaxrl.core.schedules import Scalar
+from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     ActorOutput,
@@ -26,18 +26,22 @@ from jaxrl.core.types import (
     UpdateInfo,
     ValueNetwork,
 )
-from jaxrl.networks import ActorCritic, resolve_torso
+from jaxrl.networks import ActorCritic
 
 
 @algorithm
 class PPO:
     """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
-    learning_rate: Scalar = number(2.5e-4, above=0, help="learning rate (of the policy, if value_learning_rate is set)")
+    learning_rate: Scalar = number(
+        Linear(2.5e-4, 0.0), above=0, help="learning rate (of the policy, if value_learning_rate is set)"
+    )
     value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar = number(0.01, low=0, help="weight of the entropy bonus")
+    entropy_cost: Scalar | None = number(
+        None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
+    )
     gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 is Monte Carlo")
     clip: Scalar = number(
         0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
@@ -77,8 +81,7 @@ class PPO:
     network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        normalization = on_policy.resolved_normalization(self, spec)
-        return dataclasses.replace(self, network=resolve_torso(self.network, spec), **normalization)
+        return dataclasses.replace(self, **on_policy.resolved(self, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = field_problems(self) + network_problems("PPO.network", self.network, spec, SEQUENCE_INPUTS)
@@ -181,7 +184,7 @@ class PPO:
         value_clip = self.clip if self.clip_value else None
         value_loss = mean(squared_value_error(output.value, old["value"], minibatch["target"], value_clip))
         entropy = mean(output.distribution.entropy())
-        loss = policy_loss + self.value_cost * value_loss - self.entropy_cost * entropy
+        loss = on_policy.whole_loss(self, policy_loss, value_loss, entropy)
         metrics = {
             "policy_loss": policy_loss,
             "value_loss": value_loss,

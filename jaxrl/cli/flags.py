@@ -138,9 +138,8 @@ def parse(
     # Whole groups are fields of the first, whose flags stand at the top.
     top = dataclasses.make_dataclass("Flags", fields, kw_only=True)
     several = {f"--{flag.name.replace('_', '-')}" for flag in first[0].flags if flag.many and not flag.positional}
-    found, rest = tyro.cli(
-        top, prog=command, description=description, args=_together(argv, several), return_unknown_args=True
-    )
+    given = _together(_with_values(argv, groups), several)
+    found, rest = tyro.cli(top, prog=command, description=description, args=given, return_unknown_args=True)
     values, problems = {}, _unexpected(rest, groups, f"{command} --help lists them")
     for group in groups:
         parsed = found if group is first[0] else getattr(found, group.title)
@@ -204,6 +203,22 @@ def _unexpected(words, groups, listing):
         else:
             value_next = False
     return problems
+
+
+def _with_values(argv, groups):
+    """`--switch` as `--switch true` and `--no-switch` as `--switch false`, of flags that may be None too."""
+    asked, refused = {}, {}
+    for group in groups:
+        for flag in group.flags:
+            if flag.kind == optional(BOOL):
+                option = group.option(flag)
+                start, name = (f"--{group.title}.", flag.name) if group.prefix else ("--", flag.name)
+                asked[option], refused[f"{start}no-{name.replace('_', '-')}"] = option, option
+    words: list[str] = []
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
+        bare = word in asked and following.lower() not in ("true", "false", "none")
+        words += [refused[word], "False"] if word in refused else [word, "True"] if bare else [word]
+    return words
 
 
 def _together(argv, names):

@@ -125,3 +125,12 @@ class RecordingProgram[Env, Data](Program[Env, Data], Protocol):
     ) -> tuple[RunState, Report, Fetch]:
         """`chunk`, of `recorded.iterations` iterations at most, and what fetches its rows."""
         ...
+
+
+@runtime_checkable
+class CompilableProgram[Env, Data](Program[Env, Data], Protocol):
+    """A program whose chunks can be compiled before its state is there."""
+
+    def compile_chunk(self, algo: Algorithm, env: Env, state: RunState, dataset: Data | None = None) -> None:
+        """Compiles what `chunk` runs, and runs nothing; of the state the shapes and shardings are enough."""
+        ...

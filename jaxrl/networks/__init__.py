@@ -22,7 +22,17 @@ from jaxrl.networks.q_heads import (
     QuantileValues,
 )
 from jaxrl.networks.q_network import QNetwork
-from jaxrl.networks.torsos import MLP, DictEncoder, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN, Torso, default_torso
+from jaxrl.networks.torsos import (
+    MLP,
+    DictEncoder,
+    ImpalaCNN,
+    ImpalaResNet,
+    MinAtarCNN,
+    NatureCNN,
+    Torso,
+    default_torso,
+    has_images,
+)
 
 __all__ = [
     "GRU",
@@ -67,11 +77,15 @@ def resolve_torso(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  # 
     """`network` with the torso that suits the observation space, if it is one of jaxrl's that has none yet.
 
     The torso is `default_torso`, with `vectors` for vectors; those of `Actor` and `Critic` choose otherwise. A network
-    that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body.
+    that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body. An
+    `ActorCritic` that leaves it open has one body for images, two for all else.
     """
     if isinstance(network, ActorCritic):
         keys = network.policy_observation_keys or network.value_observation_keys
         choose = partial(default_torso, vectors=vectors)
+        if network.shared is None:
+            shared = keys is None and has_images(spec.observation_space)
+            network = dataclasses.replace(network, shared=shared)
     elif isinstance(network, (QNetwork, Actor, Critic)):
         keys = network.observation_keys
         choose = partial(default_torso, vectors=vectors) if isinstance(network, QNetwork) else encoder

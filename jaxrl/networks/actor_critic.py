@@ -31,7 +31,7 @@ class ActorCritic:
     Args:
       torso: from observations to features; None takes the one that suits the observation space.
       core: recurrent core after the torso, or None.
-      shared: whether policy and value share torso and core.
+      shared: whether policy and value share torso and core; None: where observations are images.
       previous_action, previous_reward: append it to the features.
       continuous: over boxes, "gaussian" (unbounded) or "tanh" (squashed into the bounds).
       initial_log_std: logarithm of the Gaussian's standard deviation at the start.
@@ -43,7 +43,7 @@ class ActorCritic:
 
     torso: Torso | None = None
     core: Core | None = None
-    shared: bool = False
+    shared: bool | None = None
     previous_action: bool = False
     previous_reward: bool = False
     continuous: str = "gaussian"

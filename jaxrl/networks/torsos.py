@@ -117,6 +117,13 @@ class MLP:
 # --- images --------------------------------------------------------------------------------------------------------
 
 
+def has_images(space: spaces.Space) -> bool:
+    """Whether a space is of images (height, width, channels), or a dictionary with some."""
+    if isinstance(space, spaces.Dict):
+        return any(has_images(child) for _, child in space.items)
+    return isinstance(space, spaces.Box) and len(space.shape) == 3
+
+
 def _image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
     """An image space, its height, width and channels, and whether the channels come first (as EnvPool's do)."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:

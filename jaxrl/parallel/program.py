@@ -385,7 +385,7 @@ class CompiledProgram[Env]:
         return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, *numbers, dataset)
 
     def compile_chunk(self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None) -> None:
-        """Compiles what `chunk` runs, and runs nothing; of the state the shapes and shardings are enough."""
+        """As of `CompilableProgram`."""
         numbers = self.layout.place((np.int32(1), np.float32(1)))
         _chunk.lower(self, algo, env, state.replace(buffers={}), state.buffers, *numbers, dataset).compile()
 

@@ -20,7 +20,7 @@ class Evaluator:
     Args:
       play: one evaluation.
       found: is told the step and the outcome of each, in the order in which they were begun.
-      beside: play in a thread; then `begin` returns at once, and `found` is called by `collect`.
+      in_thread: play in a thread; then `begin` returns at once, and `found` is called by `collect`.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class Evaluator:
         play: Callable[[Algorithm, ActorState], Evaluation],
         found: Callable[[int, Evaluation], None],
         *,
-        beside: bool = False,
+        in_thread: bool = False,
     ):
-        self.beside = beside
+        self.in_thread = in_thread
         self.latest: Evaluation | None = None
         self.scores: dict[int, float] = {}  # the mean return by step
         self._play, self._found = play, found
@@ -58,7 +58,7 @@ class Evaluator:
         if self._thread is not None:
             raise RuntimeError(f"the evaluation of step {self._step} was not collected; call collect() first")
         self._step = step
-        if not self.beside:
+        if not self.in_thread:
             self._end(self._play(algo, actor))
             return
         spare = [device for device in jax.local_devices() if device not in learning]
@@ -105,10 +105,10 @@ class Evaluator:
     def score_at(self, step: int) -> float | None:
         """The mean return of the evaluation that counts at `step`, now or when the run first came there.
 
-        It is that of `step` itself, or the one before where they are played beside the run: so a run that was killed
+        It is that of `step` itself, or the one before where they are played in a thread: so a run that was killed
         and goes on ends where the unbroken one does.
         """
-        counts = [at for at in self.scores if (at < step if self.beside else at == step)]
+        counts = [at for at in self.scores if (at < step if self.in_thread else at == step)]
         return self.scores[max(counts)] if counts else None
 
     def close(self) -> None:

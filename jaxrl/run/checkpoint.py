@@ -12,7 +12,7 @@ Nothing is pickled.
 
 # Keeping, pruning and committing are ours, not those of Orbax's CheckpointManager (0.12.8), which was tried. It
 # cannot replace a step in one piece: `save` of one that is there returns False, and raises with `force=True`. It
-# takes a score with the save alone, and ours come later, from evaluations beside the run. It keeps the newest or the
+# takes a score with the save alone, and ours come later, from evaluations in a thread. It keeps the newest or the
 # best, not both, and counts a step whose manifest is damaged, which pushes out a sound one: both would need a policy
 # of ours, no shorter than `_prune`. A save of 59 small leaves took twice as long (0.54 s to 0.26 s). It would replace
 # `_prune`, `_recover` and `_move_into_place`, some 40 lines, by as many that work around it.

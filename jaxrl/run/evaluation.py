@@ -99,7 +99,7 @@ def evaluate(
     num_envs, quota = layout(episodes, num_envs)
     key = _root(seed)
     if isinstance(env, Environment):
-        env, key, most = _beside(actor, (env, key, np.int32(max_steps)))
+        env, key, most = _on_devices_of(actor, (env, key, np.int32(max_steps)))
         scores = _play(algo, actor, env, key, most, spec=spec, num_envs=num_envs, quota=quota, explore=explore)
         returns, lengths, done = jax.device_get(scores)
     else:
@@ -127,7 +127,7 @@ def compile_evaluation(
       env, spec, seed, episodes, explore: as of `evaluate`.
     """
     num_envs, quota = layout(episodes, None)
-    env, key, most = _beside(actor, (env, _root(seed), np.int32(0)))
+    env, key, most = _on_devices_of(actor, (env, _root(seed), np.int32(0)))
     how = {"spec": spec, "num_envs": num_envs, "quota": quota, "explore": explore}
     _play.lower(algo, actor, env, key, most, **how).compile()
 
@@ -143,7 +143,7 @@ def _steps_in_all(max_steps, quota):
     return quota * max_steps + (quota - 1) * jnp.minimum(max_steps, 1)
 
 
-def _beside(actor, tree):
+def _on_devices_of(actor, tree):
     """`tree` on the devices that hold the actor, moved there on purpose rather than by the call that needs it."""
     held = [x.sharding for x in jax.tree.leaves(actor) if isinstance(x, jax.Array | jax.ShapeDtypeStruct)]
     return jax.device_put(tree, held[0] if held else None)

@@ -14,7 +14,7 @@ from jaxrl.core.errors import MissingExtraError
 
 
 class Logger(Protocol):
-    """Takes rows of scalar metrics, in ascending steps but for evaluations that are played beside the run."""
+    """Takes rows of scalar metrics, in ascending steps but for evaluations that are played in a thread."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl.buffers.fixed import Rings
 from jaxrl.core.errors import CheckpointError
-from jaxrl.core.program import Program, RecordingProgram
+from jaxrl.core.program import CompilableProgram, Program, RecordingProgram
 from jaxrl.core.recorded import Fetch
 from jaxrl.core.report import Report, lasting
 from jaxrl.core.run_state import RunState
@@ -26,7 +26,6 @@ from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.program import CompiledProgram
 from jaxrl.run import advice
 from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.background import BackgroundTask, import_later_modules
@@ -105,7 +104,7 @@ class Loop:
         self.recorder, self.step_timeout, self.pace = recorder, step_timeout, pace
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
         self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
-        self.evaluator = Evaluator(self._play, self._evaluated, beside=async_evaluation)
+        self.evaluator = Evaluator(self._play, self._evaluated, in_thread=async_evaluation)
         self.rows = program.steps_per_iteration(algo)
         self.iterations = -(-total_steps // self.rows)
         self.total_steps_per_env = self.iterations * self.rows // program.layout.num_envs
@@ -204,13 +203,13 @@ class Loop:
     def _compile_in_background(self, beginning, saved):
         """Begins to compile chunks and evaluations, from shapes alone, before the state is there."""
         program, env = self.program, self.eval_env
-        if not isinstance(program, CompiledProgram) or distributed.is_several():
+        if not isinstance(program, CompilableProgram) or distributed.is_several():
             return
         shapes = program.template(*beginning, saved=saved, dataset=self.dataset)
         if self.recorder is None:
             arguments = self.algo_there, self.env_there, shapes, self.dataset
             self.background["chunk"] = BackgroundTask(lambda: program.compile_chunk(*arguments))
-        if isinstance(env, Environment) and not self.evaluator.beside:
+        if isinstance(env, Environment) and not self.evaluator.in_thread:
             self.background["evaluation"] = BackgroundTask(lambda: self._compile_evaluation(shapes.learner, env))
 
     def _compile_evaluation(self, learner, env):
@@ -283,7 +282,7 @@ class Loop:
 
         Raises:
           _Stop: something was not finite; the state before the chunk is the last good one.
-          Exception: what an evaluation beside the run raised.
+          Exception: what an evaluation in a thread raised.
         """
         self.evaluator.look()
         report = jax.device_get(chunk.report)
@@ -324,7 +323,7 @@ class Loop:
         self.newest |= metrics
         self.loggers.write(int(row["step"]), metrics)
         if self.display is not None:
-            # Of an evaluation beside the run the step is an earlier one.
+            # Of an evaluation in a thread the step is an earlier one.
             self.display.update(max(int(row["step"]), self.display.step), metrics)
 
     def _at_border(self, state, done, signals):
@@ -332,15 +331,15 @@ class Loop:
         last = done >= self.iterations
         due = last or done % self.evaluate_each == 0
         if due:
-            self.evaluator.collect()  # the one before, if it was played beside the run
-            if not self.evaluator.beside:
+            self.evaluator.collect()  # the one before, if it was played in a thread
+            if not self.evaluator.in_thread:
                 self._evaluate(state, done)
         decision = self._call_back(state, done, due)
         # Both once: what comes later is for the next border, which saves.
         stop = signals.agree(with_leader=decision.stop)
         asked = signals.agreed is not None
         ending = last or stop is not None or asked
-        if due and self.evaluator.beside:
+        if due and self.evaluator.in_thread:
             self._evaluate(state, done)
         if ending:
             self.evaluator.collect()
@@ -402,7 +401,7 @@ class Loop:
         progress = self.program.layout.place(np.float32(min(done / self.iterations, 1.0)))
         # Every process plays by itself, on one of its devices.
         algo, actor = policy_at(*local((self.algo_there, state.learner, progress)))
-        if self.checkpointer is not None and self.evaluator.beside:
+        if self.checkpointer is not None and self.evaluator.in_thread:
             self.checkpointer.awaiting = done * self.rows
         self.evaluator.begin(done * self.rows, algo, actor, list(self.program.layout.mesh.devices.flat))
 
@@ -420,7 +419,7 @@ class Loop:
         )
 
     def _evaluated(self, step, evaluation):
-        if self.checkpointer is not None and self.evaluator.beside:
+        if self.checkpointer is not None and self.evaluator.in_thread:
             self.checkpointer.score(step, evaluation.return_mean)
         row = {f"evaluation/{name}": value for name, value in evaluation.metrics().items()}
         self._write({"step": step, "seconds": time.monotonic() - self.began} | row)

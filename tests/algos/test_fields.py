@@ -16,11 +16,12 @@ from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, QNetwork, Q
 TINY = ActorCritic(MLP((4,)))
 DQN = jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16)
 PQN = jaxrl.PQN(rollout_length=8, network=QNetwork(MLP((4,))))
+PLAIN = {"rollout_length": 8, "entropy_cost": 0.01, "network": TINY}
 BASES = {
-    "ppo": jaxrl.PPO(rollout_length=8, network=TINY, normalize_observation=True, normalize_reward=True),
-    "ppo-kl": jaxrl.PPO(rollout_length=8, network=TINY, objective="kl"),
-    "a2c": jaxrl.A2C(network=TINY, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
-    "impala": jaxrl.IMPALA(rollout_length=8, network=TINY, normalize_observation=True, normalize_reward=True),
+    "ppo": jaxrl.PPO(**PLAIN, normalize_observation=True, normalize_reward=True),
+    "ppo-kl": jaxrl.PPO(**PLAIN, objective="kl"),
+    "a2c": jaxrl.A2C(**PLAIN, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
+    "impala": jaxrl.IMPALA(**PLAIN, normalize_observation=True, normalize_reward=True),
     "dqn": DQN,
     "dqn-categorical": DQN.replace(
         network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritized=True, ladder=True
@@ -146,7 +147,7 @@ def test_optional_numbers_change_the_program(traced_programs):
 
 
 def test_any_number_can_be_a_schedule():
-    algo = BASES["ppo"]
+    algo = BASES["ppo"].replace(learning_rate=1e-3)
     names = [f for f in fields("ppo")[0] if f != "optimizer" and getattr(algo, f) is not None]
     scheduled = resolve_schedules(algo.replace(**{f: Constant(getattr(algo, f)) for f in names}), jnp.float32(0.5))
     plain = resolve_schedules(algo, jnp.float32(0.5))

@@ -26,6 +26,7 @@ RULE = RMSProp(decay=0.0, eps=1.0)
 BASE = jaxrl.IMPALA(
     learning_rate=1.0,
     gamma=0.9,
+    entropy_cost=0.01,
     max_grad_norm=None,
     rollout_length=T,
     reduction="mean",
@@ -193,7 +194,15 @@ def test_four_devices_make_the_step_of_one(reduction):
 @pytest.mark.parametrize("network", one_quick([SEPARATE, RECURRENT]))
 def test_on_policy_it_is_a2c_with_the_monte_carlo_advantage(network):
     algo = BASE.replace(network=network)
-    a2c = jaxrl.A2C(learning_rate=1.0, gamma=0.9, max_grad_norm=None, rollout_length=T, optimizer=RULE, network=network)
+    a2c = jaxrl.A2C(
+        learning_rate=1.0,
+        gamma=0.9,
+        entropy_cost=0.01,
+        max_grad_norm=None,
+        rollout_length=T,
+        optimizer=RULE,
+        network=network,
+    )
     state, rollout = learner(algo, 1), rollout_of(algo, 1)
     ours, info = updated(algo, state, rollout)
     theirs, _ = updated(a2c, state, rollout)

@@ -94,7 +94,8 @@ WITH_STATISTICS = {
         capacity=256,
         min_size=64,
         batch_size=16,
-        target_period=2,
+        replay_ratio=1 / 32,
+        target_period=2,  # so the last of an even number of updates moved the target
         epsilon=0.1,  # a schedule would have another length in the run that stops earlier
         network=QNetwork(NORMED),
     ),

@@ -14,10 +14,11 @@ from jaxrl.core.types import EnvSpec, NetworkInputs
 from jaxrl.networks import GRU, MLP, ActorCritic, QNetwork
 
 SEPARATE = ActorCritic(MLP((8,)))
+PLAIN = {"rollout_length": T, "entropy_cost": 0.01}
 ALGORITHMS = {
-    "ppo": jaxrl.PPO(rollout_length=9, epochs=1, minibatches=1, network=SEPARATE, normalize_advantage=False),
-    "a2c": jaxrl.A2C(rollout_length=9, network=SEPARATE),
-    "impala": jaxrl.IMPALA(rollout_length=9, network=SEPARATE, reduction="mean"),
+    "ppo": jaxrl.PPO(**PLAIN, epochs=1, minibatches=1, network=SEPARATE, normalize_advantage=False),
+    "a2c": jaxrl.A2C(**PLAIN, network=SEPARATE),
+    "impala": jaxrl.IMPALA(**PLAIN, network=SEPARATE, reduction="mean"),
 }
 
 
@@ -73,9 +74,7 @@ def test_a_shared_body_is_clipped_as_a_whole_and_small_gradients_are_left_alone(
 @pytest.mark.long
 def test_whole_episodes_count_what_arrived_with_their_last_time_step():
     """Of rewards at the end alone; before, the variance stayed 0, and rewards were multiplied by 1e4."""
-    algo = jaxrl.A2C(
-        rollout_length=T, whole_episodes=True, normalize_reward=True, normalize_observation=True, network=SEPARATE
-    )
+    algo = jaxrl.A2C(**PLAIN, whole_episodes=True, normalize_reward=True, normalize_observation=True, network=SEPARATE)
     ends = np.asarray([2, 5, T - 1, T, T + 1, T, 1, 4])  # of each environment; one ends after the rollout
     times = np.arange(T + 1)[:, None]
     last = times == ends
@@ -126,8 +125,8 @@ RECURRENT = ActorCritic(MLP((8,)), core=GRU(6), value_gain=2.0)
 @pytest.mark.parametrize(
     "algo",
     [
-        jaxrl.A2C(rollout_length=T, network=RECURRENT),
-        jaxrl.PPO(rollout_length=T, epochs=1, minibatches=1, network=RECURRENT),
+        jaxrl.A2C(**PLAIN, network=RECURRENT),
+        jaxrl.PPO(**PLAIN, epochs=1, minibatches=1, network=RECURRENT),
         jaxrl.PQN(rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))),
     ],
     ids=["a2c", "ppo", "pqn"],
@@ -143,7 +142,7 @@ def test_the_bootstrap_is_not_from_the_carry_of_older_parameters(algo):
 
 @pytest.mark.long
 def test_advantages_of_stale_data_bootstrap_from_the_learners_own_unroll():
-    algo = jaxrl.A2C(rollout_length=T, network=RECURRENT, gamma=0.9)
+    algo = jaxrl.A2C(**PLAIN, network=RECURRENT, gamma=0.9)
     state = learner(algo)
     rollout = collect(algo, algo.actor(learner(algo, 1)), moments(), jax.random.key(3))
     advantages, targets = on_policy.advantages(algo, state.network.variables, rollout, 0.8, SPEC)
@@ -178,3 +177,24 @@ def test_normalization_is_by_the_environment_unless_it_is_set(algo, discrete, bo
         resolved = algo.resolve(spec, 8)
         assert (resolved.normalize_observation, resolved.normalize_reward) == wanted
         assert resolved.resolve(spec, 8) == resolved
+
+
+@pytest.mark.parametrize(
+    ("algo", "discrete", "boxed"),
+    [
+        (jaxrl.PPO(), 0.01, 0.0),
+        (jaxrl.A2C(entropy_cost=0.1), 0.1, 0.1),
+        (jaxrl.IMPALA(), 0.01, 0.0),
+        (jaxrl.PPO(entropy_cost=0.0), 0.0, 0.0),
+    ],
+)
+def test_the_entropy_bonus_is_for_discrete_actions_unless_it_is_set(algo, discrete, boxed):
+    assert [algo.resolve(spec, 8).entropy_cost for spec in (SPEC, BOXED)] == [discrete, boxed]
+
+
+@pytest.mark.parametrize(("network", "shared"), [(ActorCritic(), True), (ActorCritic(shared=False), False)])
+def test_images_have_one_body_for_policy_and_value_unless_it_is_set(network, shared):
+    images = spaces.Box(0.0, 1.0, (10, 10, 4))
+    for space in (images, spaces.Dict({"image": images, "speed": spaces.Box(-1.0, 1.0, (2,))})):
+        assert jaxrl.PPO(network=network).resolve(EnvSpec("seen", space, SPEC.action_space), 8).network.shared is shared
+    assert not jaxrl.PPO(network=network).resolve(SPEC, 8).network.shared

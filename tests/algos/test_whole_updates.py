@@ -189,7 +189,7 @@ PPO = {
 def test_ppo(name):
     spec = BOXED if name == "gaussian" else SPEC
     fields = FIELDS | WHOLE | {"network": NETWORK, "gae_lambda": LAMBDA, "max_grad_norm": 0.05} | PPO[name]
-    algo = jaxrl.PPO(**fields)
+    algo = jaxrl.PPO(**fields, entropy_cost=0.01)
     acted, state, rollout = data_and_states(algo, spec)
     data = Data(rollout)
     if not algo.bootstrap_truncated:
@@ -245,7 +245,7 @@ def test_ppo(name):
 
 
 def test_a2c():
-    algo = jaxrl.A2C(**FIELDS, network=NETWORK, gae_lambda=LAMBDA, max_grad_norm=0.1)
+    algo = jaxrl.A2C(**FIELDS, entropy_cost=0.01, network=NETWORK, gae_lambda=LAMBDA, max_grad_norm=0.1)
     acted, state, rollout = data_and_states(algo)
     data = Data(rollout)
     params = as_numpy(state.network.params)
@@ -290,7 +290,15 @@ def vtrace(algo, data, values, rhos):
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_impala(reduction):
-    algo = jaxrl.IMPALA(**FIELDS, network=NETWORK, max_grad_norm=0.1, reduction=reduction, trace_lambda=0.9, clip_c=0.8)
+    algo = jaxrl.IMPALA(
+        **FIELDS,
+        entropy_cost=0.01,
+        network=NETWORK,
+        max_grad_norm=0.1,
+        reduction=reduction,
+        trace_lambda=0.9,
+        clip_c=0.8,
+    )
     acted, state, rollout = data_and_states(algo)
     data = Data(rollout)
     params = as_numpy(state.network.params)

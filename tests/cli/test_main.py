@@ -320,6 +320,24 @@ def test_every_field_of_an_algorithm_can_be_set():
 
 
 @pytest.mark.parametrize(
+    ("words", "normalized", "shared"),
+    [
+        (["--normalize-observation", "--network.shared"], True, True),
+        (["--no-normalize-observation", "--network.no-shared"], False, False),
+        (["--network.shared", "none", "--normalize-observation", "False", "--epochs", "2"], False, None),
+        ([], None, None),
+    ],
+)
+def test_switches_that_may_be_left_open_need_no_value(words, normalized, shared):
+    algo = jaxrl.PPO()
+    groups = fields.algorithm_groups(algo)
+    found, problems = flags.parse("test", "", groups, words)
+    changed = flags.with_flags(algo, flags.build_parts(groups, found)[0])
+    assert not problems
+    assert (changed.normalize_observation, changed.network.shared) == (normalized, shared)
+
+
+@pytest.mark.parametrize(
     ("annotation", "text", "value"),
     [
         (int, "1e6", 1_000_000),

@@ -103,7 +103,9 @@ class Frames:
         [
             # An update on frames holds them as float32 besides: four times as many bytes, and with their gradient's.
             pytest.param(
-                jaxrl.A2C(rollout_length=32, network=networks.ActorCritic(networks.MLP((8,)))), 5.5, id="on-policy"
+                jaxrl.A2C(rollout_length=32, entropy_cost=0.01, network=networks.ActorCritic(networks.MLP((8,)))),
+                5.5,
+                id="on-policy",
             ),
             pytest.param(
                 jaxrl.DQN(

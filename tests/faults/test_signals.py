@@ -132,7 +132,8 @@ def test_sigterm_from_outside_gives_exit_code_143(tmp_path):
         f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-        import conftest, programs, jaxrl
+        import conftest, jaxrl
+        from helpers import programs
 
         class Ready:
             def write(self, step, metrics):

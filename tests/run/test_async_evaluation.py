@@ -71,7 +71,7 @@ def test_an_evaluation_is_played_in_another_thread_and_collected():
         assert there.wait(10)
         return found(float(actor + (threading.current_thread() is not threading.main_thread())))
 
-    evaluator = Evaluator(play, lambda step, outcome: told.append((step, outcome.return_mean)), beside=True)
+    evaluator = Evaluator(play, lambda step, outcome: told.append((step, outcome.return_mean)), in_thread=True)
     evaluator.collect()  # nothing
     evaluator.begin(5, None, 10, jax.devices())
     evaluator.look()  # does not wait
@@ -91,7 +91,7 @@ def test_what_it_raises_is_raised_where_the_run_looks():
     def play(algo, actor):
         raise ValueError("the arm fell off")
 
-    evaluator = Evaluator(play, lambda step, outcome: None, beside=True)
+    evaluator = Evaluator(play, lambda step, outcome: None, in_thread=True)
     evaluator.begin(5, None, None, jax.devices())
     with pytest.raises(ValueError, match="fell off"):
         while True:

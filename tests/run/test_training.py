@@ -414,7 +414,13 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
         (
             jaxrl.PPO(),
             "gymnax:CartPole-v1",
-            ["normalize_observation: False", "normalize_reward: False", "network.torso: MLP("],
+            [
+                "entropy_cost: 0.01",
+                "normalize_observation: False",
+                "normalize_reward: False",
+                "network.torso: MLP(",
+                "network.shared: False",
+            ],
         ),
         (jaxrl.DQN(), "gymnax:Breakout-MinAtar", ["rollout_length: 1", "network.torso: MinAtarCNN("]),
         (
