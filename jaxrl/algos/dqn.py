@@ -65,6 +65,12 @@ class DQN:
     )
     v_min: Scalar = number(-10.0, only_with="network.head=categoricalvalues", help="lower end of the support")
     v_max: Scalar = number(10.0, only_with="network.head=categoricalvalues", help="upper end of the support")
+    huber: Scalar | None = number(
+        None,
+        above=0,
+        only_with="network.head=actionvalues",
+        help="Huber threshold of the TD error, above which the loss is linear; None: squared error",
+    )
     quantile_huber: Scalar = number(
         1.0, above=0, only_with="network.head=quantilevalues", help="Huber threshold, above which the loss is linear"
     )
@@ -211,7 +217,7 @@ class DQN:
             target = jax.lax.stop_gradient(self._target(view, state.network, output, noise))
             current = view.current(output)
             losses, error = q_learning.td_loss(
-                current, view.action, target, self.v_min, self.v_max, self.quantile_huber
+                current, view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
             )
             if self.prioritized:
                 losses = losses * view.importance

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -248,7 +249,13 @@ def soft_returns(output: Any, values: jax.Array, temperature: Scalar) -> Returns
 
 
 def td_loss(
-    output: Any, action: jax.Array, target: Returns, low: Scalar, high: Scalar, huber: Scalar
+    output: Any,
+    action: jax.Array,
+    target: Returns,
+    low: Scalar,
+    high: Scalar,
+    quantile_huber: Scalar,
+    huber: Scalar | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The loss of each transition, by what the network's output is, and how wrong the network is there.
 
@@ -257,10 +264,11 @@ def td_loss(
       action: int32 [batch].
       target: what the returns should be.
       low, high: the ends of C51's support.
-      huber: kappa, where QR-DQN's loss becomes linear.
+      quantile_huber: kappa, where QR-DQN's loss becomes linear.
+      huber: the error of values from which their loss is linear; None: it is square throughout.
 
     Returns:
-      The loss [batch], half the squared error, the cross-entropy or the quantile loss; and the priority [batch]: the
+      The loss [batch], half the squared error or Huber's, the cross-entropy or the quantile loss; and the priority [batch]: the
       absolute error, the divergence from the target (Hessel et al., 2018), or again the quantile loss.
     """
     chosen = of_action(output, action)
@@ -270,10 +278,11 @@ def td_loss(
         entropy = -jnp.sum(jax.scipy.special.xlogy(wanted, wanted), axis=-1)
         return loss, jnp.maximum(loss - entropy, 0.0)
     if isinstance(output, QuantileReturns):
-        loss = quantile_huber_loss(chosen, target.atoms, huber)
+        loss = quantile_huber_loss(chosen, target.atoms, quantile_huber)
         return loss, loss
     error = target.atoms[:, 0] - chosen[:, 0]
-    return 0.5 * jnp.square(error), jnp.abs(error)
+    loss = 0.5 * jnp.square(error) if huber is None else optax.losses.huber_loss(error, delta=huber)
+    return loss, jnp.abs(error)
 
 
 def categorical_projection(returns: Returns, low: Scalar, high: Scalar, atoms: int) -> jax.Array:

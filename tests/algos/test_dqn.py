@@ -142,6 +142,11 @@ def test_losses_by_head():
     wrong = np.asarray(target.atoms)[:, 0] - values[[0, 1], [0, 2]]
     np.testing.assert_allclose(loss, 0.5 * wrong**2, rtol=1e-5)
     np.testing.assert_allclose(error, np.abs(wrong), rtol=1e-5)
+    for huber in (0.5 * np.abs(wrong).min(), np.abs(wrong).mean(), 2.0 * np.abs(wrong).max()):
+        loss, error = q_learning.td_loss(jnp.asarray(values), action, target, low, high, 1.0, float(huber))
+        linear = huber * (np.abs(wrong) - 0.5 * huber)
+        np.testing.assert_allclose(loss, np.where(np.abs(wrong) <= huber, 0.5 * wrong**2, linear), rtol=1e-5)
+        np.testing.assert_allclose(error, np.abs(wrong), rtol=1e-5)
 
     wanted = np.asarray(q_learning.categorical_projection(target, low, high, 5))
     predicted = softmax(logits[[0, 1], [0, 2]])
