@@ -268,8 +268,8 @@ def td_loss(
       huber: the error of values from which their loss is linear; None: it is square throughout.
 
     Returns:
-      The loss [batch], half the squared error or Huber's, the cross-entropy or the quantile loss; and the priority [batch]: the
-      absolute error, the divergence from the target (Hessel et al., 2018), or again the quantile loss.
+      The loss [batch], half the squared error or Huber's, the cross-entropy or the quantile loss; and the priority
+      [batch]: the absolute error, the divergence from the target (Hessel et al., 2018), or again the quantile loss.
     """
     chosen = of_action(output, action)
     if isinstance(output, CategoricalReturns):

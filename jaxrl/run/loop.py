@@ -336,7 +336,8 @@ class Loop:
                 self._evaluate(state, done)
         decision = self._call_back(state, done, due)
         # Both once: what comes later is for the next border, which saves.
-        stop = signals.agree(with_leader=decision.stop)
+        # The next chunk is as long on all processes, whose own clocks have measured the last one.
+        stop, self.seconds_per_iteration = signals.agree(with_leader=(decision.stop, self.seconds_per_iteration))
         asked = signals.agreed is not None
         ending = last or stop is not None or asked
         if due and self.evaluator.in_thread:

@@ -1,12 +1,14 @@
-"""The loop's memory: what a run that goes on holds at once."""
+"""The loop: how long its chunks are in several processes, and what a run that goes on holds at once."""
 
 import gc
 
 import jax
 import pytest
-from helpers.programs import DQN, ENV, NUM_ENVS, ROWS, anakin
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin
 
 import jaxrl
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.program import CompiledProgram
 from jaxrl.run.checkpoint import Checkpointer
 
 
@@ -40,3 +42,25 @@ def test_a_run_that_goes_on_never_holds_two_replays(tmp_path, monkeypatch):
     at_first, at_last = held
     assert replay > 1e6 and at_first < 0.2 * replay, "only shapes are made before"
     assert 0.9 * replay < at_last < 1.2 * replay
+
+
+def test_chunks_are_as_long_as_the_first_process_has_measured(monkeypatch):
+    """Also after an evaluation; else processes whose clocks differ would run different programs at once."""
+    lengths, chunk = [], CompiledProgram.chunk
+
+    def with_a_slow_leader(what, value):
+        if what != "signals":
+            return [value]
+        asked, seconds = value
+        slow = [*seconds[:-1], 60.0] if isinstance(seconds, list | tuple) else 60.0
+        return [[0, slow], [asked, seconds]]
+
+    def measured(self, algo, env, state, length, *others):
+        lengths.append(length)
+        return chunk(self, algo, env, state, length, *others)
+
+    monkeypatch.setattr(distributed, "exchange", with_a_slow_leader)
+    monkeypatch.setattr(CompiledProgram, "chunk", measured)
+    settings = {"topology": anakin(), "evaluate_every": 8 * ROWS, "evaluation_episodes": 4, "progress": False}
+    jaxrl.train(PPO, ENV, total_steps=32 * ROWS, **settings)
+    assert lengths == [1] * 32
