@@ -48,7 +48,7 @@ class DQN:
 
     learning_rate: Scalar = number(2.5e-4, above=0, help="learning rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    epsilon: Scalar = number(Linear(1.0, 0.05, 0.5), low=0, high=1, help="probability of a random action")
+    epsilon: Scalar = number(Linear(1.0, 0.05, 0.1), low=0, high=1, help="probability of a random action")
     ladder_exponent: Scalar = number(7.0, low=0, only_with="ladder", help="last environment uses epsilon^(1 + this)")
     max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
     target_update: Scalar = number(1.0, above=0, high=1, help="fraction of new parameters at each target update")

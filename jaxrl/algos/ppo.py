@@ -34,7 +34,7 @@ class PPO:
     """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
     learning_rate: Scalar = number(
-        Linear(2.5e-4, 0.0), above=0, help="learning rate (of the policy, if value_learning_rate is set)"
+        Linear(5e-4, 0.0), above=0, help="learning rate (of the policy, if value_learning_rate is set)"
     )
     value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")

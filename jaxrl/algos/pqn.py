@@ -55,7 +55,7 @@ class PQN:
     epsilon: Scalar = number(Linear(1.0, 0.05, 0.5), low=0, high=1, help="probability of a random action")
     ladder_exponent: Scalar = number(7.0, low=0, only_with="ladder", help="last environment uses epsilon^(1 + this)")
     max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
-    rollout_length: int = static(128, low=1, help="steps per environment and batch")
+    rollout_length: int = static(64, low=1, help="steps per environment and batch")
     epochs: int = static(4, low=1, help="passes over each batch")
     minibatches: int = static(4, low=1, help="gradient steps per pass")
     ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
