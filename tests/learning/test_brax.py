@@ -7,7 +7,7 @@ from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, ActorCritic
 
 
-@pytest.mark.long
+@pytest.mark.learning
 def test_ppo_balances_braxs_inverted_pendulum():
     """3 seeds, 1M steps, greedy: 1000 is the most there is. Falling takes hundreds of steps, hence the discount,
     and values are then in the hundreds, hence the scaled reward. The settings are for one norm of both networks: with a

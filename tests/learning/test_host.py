@@ -23,7 +23,7 @@ def test_ppo_in_envpool():
     assert trained(PPO, "envpool:CartPole-v1", 300_000, topology) >= 475
 
 
-@pytest.mark.long
+@pytest.mark.learning
 def test_impala_in_envpool():
     """Issue 4: the mark of Anakin, 475; actors are an update behind, which V-trace corrects for."""
     algo = jaxrl.IMPALA(learning_rate=Linear(2e-3, 0.0))

@@ -36,12 +36,12 @@ def test_recurrent_ppo_remembers():
     assert memory(ppo(RECURRENT), 160_000).min() >= 0.95
 
 
-@pytest.mark.long
+@pytest.mark.learning
 def test_recurrent_a2c_remembers():
     assert memory(a2c(RECURRENT), 300_000).min() >= 0.95
 
 
-@pytest.mark.long
+@pytest.mark.learning
 def test_feed_forward_policies_cannot():
     for algo in (ppo(FEED_FORWARD), a2c(FEED_FORWARD)):
         scores = memory(algo, 40_000)
@@ -61,13 +61,13 @@ def test_r2d2_remembers():
     assert memory(algo, 80_000).min() >= 0.9
 
 
-@pytest.mark.long
+@pytest.mark.learning
 def test_recurrent_dqn_remembers():
     algo = q_learning(jaxrl.DQN, GRU(32), sequence_length=25, n_step=3, epsilon=Linear(1.0, 0.05, 0.5))
     assert memory(algo, 80_000).min() >= 0.9
 
 
-@pytest.mark.long
+@pytest.mark.learning
 def test_feed_forward_dqn_cannot():
     scores = memory(q_learning(jaxrl.DQN, None, rollout_length=1, replay_ratio=1 / 64), 20_000)
     assert np.abs(scores).max() <= 0.2, scores
