@@ -375,12 +375,13 @@ def test_literals():
 def test_preset_is_valid(name):
     preset, known = PRESETS[name], jaxrl.environments()
     suite = preset.env.partition(":")[0]
-    vector, screens = jaxrl.spaces.Box(-1, 1, (4,)), jaxrl.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    observation, actions = {
-        "gymnax": (vector, jaxrl.spaces.Discrete(2)),
-        "brax": (vector, jaxrl.spaces.Box(-1, 1, (2,))),
-        "envpool": (screens, jaxrl.spaces.Discrete(6)),
-    }[suite]
+    continuous = suite == "brax" or preset.env in ("envpool:HalfCheetah-v4", "envpool:Hopper-v4", "gymnax:Pendulum-v1")
+    actions = jaxrl.spaces.Box(-1, 1, (2,)) if continuous else jaxrl.spaces.Discrete(6)
+    observation = jaxrl.spaces.Box(-1, 1, (4,))
+    if preset.env in ("envpool:Pong-v5", "envpool:Breakout-v5"):
+        observation = jaxrl.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    elif "MinAtar" in preset.env:
+        observation = jaxrl.spaces.Box(0, 1, (10, 10, 4))
     assert preset.algorithm.validate(EnvSpec("probe", observation, actions), preset.topology["num_envs"], 1) == []
     assert preset.name == name and preset.source
     installed = any(env.startswith(f"{suite}:") for env in known)  # a suite may be an extra

@@ -124,6 +124,72 @@ def test_output_weights_of_batchppo_have_the_deviation_of_its_initializer(name, 
     assert float(jnp.std(kernel)) == pytest.approx(math.sqrt(factor / 100), rel=0.02)
 
 
+# github.com/vwxyzjn/cleanrl at fe8d8a03, the arguments of each file, and what its networks are made with;
+# github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2, hyperparams/*.yml; github.com/luchris429/purejaxrl at 31756b1;
+# github.com/mttga/purejaxql at 47af6d7. Periods and starts in environment steps, as there.
+TUNED = {
+    "cleanrl-ppo-continuous": (1_000_000, 1, (3e-4, 0.0), {"steps": 2048, "batches": 32, "epochs": 10, "entropy": 0.0}),
+    "cleanrl-ppo-atari": (10_000_000, 8, (2.5e-4, 0.0), {"steps": 128, "batches": 4, "epochs": 4, "clip": (0.1, 0.1)}),
+    "cleanrl-pqn": (500_000, 4, (2.5e-4, 0.0), {"steps": 128, "batches": 4, "epochs": 4, "lambda": 0.65}),
+    "cleanrl-dqn": (500_000, 1, (2.5e-4, 2.5e-4), {"target": 500, "starts": 10_000, "explores": (0.05, 0.5)}),
+    "cleanrl-c51": (500_000, 1, (2.5e-4, 2.5e-4), {"target": 500, "starts": 10_000, "support": (-100.0, 100.0, 101)}),
+    "cleanrl-sac": (1_000_000, 1, (1e-3, 1e-3), {"policy": 3e-4, "starts": 5_000, "batch": 256, "widths": (256, 256)}),
+    "cleanrl-td3": (1_000_000, 1, (3e-4, 3e-4), {"policy": 3e-4, "starts": 25_000, "batch": 256, "ratio": 1.0}),
+    "purejaxrl-brax": (50_000_000, 2048, (3e-4, 3e-4), {"steps": 10, "batches": 32, "epochs": 4, "entropy": 0.0}),
+    "purejaxql-minatar": (10_000_000, 128, (5e-4, 0.0), {"steps": 32, "batches": 32, "epochs": 2, "lambda": 0.65}),
+    "zoo-ppo-cartpole": (100_000, 8, (1e-3, 0.0), {"steps": 32, "batches": 1, "epochs": 20, "clip": (0.2, 0.0)}),
+    "zoo-ppo-pendulum": (100_000, 4, (1e-3, 1e-3), {"steps": 1024, "batches": 64, "epochs": 10, "gamma": 0.9}),
+    "zoo-ppo-mountaincar": (1_000_000, 16, (3e-4, 3e-4), {"steps": 16, "batches": 4, "epochs": 4, "entropy": 0.0}),
+    "zoo-ppo-acrobot": (1_000_000, 16, (3e-4, 3e-4), {"steps": 256, "batches": 64, "epochs": 4, "entropy": 0.0}),
+    "zoo-ppo-lunarlander": (
+        1_000_000,
+        16,
+        (3e-4, 3e-4),
+        {"steps": 1024, "batches": 256, "gamma": 0.999, "entropy": 0.01},
+    ),
+    "zoo-dqn-cartpole": (50_000, 1, (2.3e-3, 2.3e-3), {"ratio": 0.5, "explores": (0.04, 0.16), "capacity": 100_000}),
+    "zoo-dqn-mountaincar": (120_000, 1, (4e-3, 4e-3), {"target": 600, "ratio": 0.5, "explores": (0.07, 0.2)}),
+    "zoo-dqn-acrobot": (100_000, 1, (6.3e-4, 6.3e-4), {"target": 250, "ratio": 1.0, "explores": (0.1, 0.12)}),
+    "zoo-sac-pendulum": (20_000, 1, (1e-3, 1e-3), {"policy": 1e-3, "starts": 100, "batch": 256, "capacity": 1_000_000}),
+    "zoo-td3-pendulum": (
+        20_000,
+        1,
+        (1e-3, 1e-3),
+        {"policy": 1e-3, "starts": 10_000, "gamma": 0.98, "widths": (400, 300)},
+    ),
+}
+READ = {
+    "steps": lambda algo: algo.rollout_length,
+    "batches": lambda algo: algo.minibatches,
+    "epochs": lambda algo: algo.epochs,
+    "entropy": lambda algo: algo.entropy_cost,
+    "clip": lambda algo: tuple(float(resolve_schedules(algo, jnp.float32(at)).clip) for at in (0, 1)),
+    "gamma": lambda algo: algo.gamma,
+    "lambda": lambda algo: algo.return_lambda,
+    "target": lambda algo: algo.target_period / algo.replay_ratio,
+    "starts": lambda algo: algo.min_size,
+    "explores": lambda algo: (algo.epsilon.end, algo.epsilon.until),
+    "support": lambda algo: (algo.v_min, algo.v_max, algo.network.head.atoms),
+    "policy": lambda algo: algo.policy_learning_rate,
+    "batch": lambda algo: algo.batch_size,
+    "ratio": lambda algo: algo.replay_ratio,
+    "capacity": lambda algo: algo.capacity,
+    "widths": lambda algo: algo.policy.widths,
+}
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_settings_of_other_libraries(name):
+    total_steps, num_envs, rates, others = TUNED[name]
+    found = PRESETS[name]
+    algo = found.algorithm
+    assert (found.total_steps, found.topology["num_envs"]) == (total_steps, num_envs)
+    ends = (float(resolve_schedules(algo, jnp.float32(at)).learning_rate) for at in (0, 1))
+    assert tuple(ends) == pytest.approx(rates)
+    for what, value in others.items():
+        assert READ[what](algo) == pytest.approx(value), what
+
+
 def test_rainbow_explores_by_epsilon_beside_its_noise():
     rainbow = PRESETS["rainbow"]
     assert rainbow.algorithm.network.head.noisy

@@ -1,0 +1,180 @@
+"""Of CleanRL: the defaults of its single files."""
+
+from typing import Any
+
+from jaxrl.algos.dqn import DQN
+from jaxrl.algos.optimizers import Adam, RAdam
+from jaxrl.algos.ppo import PPO
+from jaxrl.algos.pqn import PQN
+from jaxrl.algos.sac import SAC
+from jaxrl.algos.td3 import TD3
+from jaxrl.core.schedules import Linear
+from jaxrl.networks import MLP, ActionValues, Actor, ActorCritic, CategoricalValues, Critic, NatureCNN, QNetwork
+from jaxrl.networks.q_heads import QHead
+from jaxrl.run.presets import plain
+from jaxrl.run.presets.preset import Preset
+
+_SOURCE = "github.com/vwxyzjn/cleanrl, cleanrl/{file}.py."
+_WIDTHS = (256, 256)
+
+
+def _dqn(head: QHead, optimizer: Adam, **fields: Any) -> DQN:
+    return DQN(
+        learning_rate=2.5e-4,
+        gamma=0.99,
+        epsilon=Linear(1.0, 0.05, 0.5),
+        max_grad_norm=None,
+        target_period=50,  # updates, of 10 environment steps each
+        capacity=10_000,
+        min_size=10_000,
+        batch_size=128,
+        rollout_length=10,
+        replay_ratio=0.1,
+        optimizer=optimizer,
+        network=QNetwork(torso=MLP((120, 84), activation="relu"), core=None, head=head),
+        **plain.DQN | fields,
+    )
+
+
+PRESETS = (
+    Preset(
+        name="cleanrl-ppo-continuous",
+        algorithm=PPO(
+            learning_rate=Linear(3e-4, 0.0),
+            gamma=0.99,
+            gae_lambda=0.95,
+            clip=0.2,
+            value_cost=0.5,
+            entropy_cost=0.0,
+            max_grad_norm=0.5,
+            observation_clip=10.0,
+            reward_clip=10.0,
+            rollout_length=2048,
+            epochs=10,
+            minibatches=32,
+            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
+            network=plain.separate(MLP((64, 64), activation="tanh")),
+            **plain.NORMALIZED_PPO,
+        ),
+        env="envpool:HalfCheetah-v4",
+        total_steps=1_000_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="ppo_continuous_action") + " It treats time limits as terminations.",
+    ),
+    Preset(
+        name="cleanrl-ppo-atari",
+        algorithm=PPO(
+            learning_rate=Linear(2.5e-4, 0.0),
+            gamma=0.99,
+            gae_lambda=0.95,
+            clip=0.1,
+            value_cost=0.5,
+            entropy_cost=0.01,
+            max_grad_norm=0.5,
+            rollout_length=128,
+            epochs=4,
+            minibatches=4,
+            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
+            network=ActorCritic(torso=NatureCNN(), core=None, shared=True, policy_gain=0.01, value_gain=1.0),
+            **plain.PPO,
+        ),
+        env="envpool:Breakout-v5",
+        total_steps=10_000_000,
+        topology={"num_envs": 8},
+        source=_SOURCE.format(file="ppo_atari") + " Its episodes end with a life: --env-params preset=classic.",
+    ),
+    Preset(
+        name="cleanrl-pqn",
+        algorithm=PQN(
+            learning_rate=Linear(2.5e-4, 0.0),
+            gamma=0.99,
+            return_lambda=0.65,
+            epsilon=Linear(1.0, 0.05, 0.5),
+            max_grad_norm=10.0,
+            rollout_length=128,
+            epochs=4,
+            minibatches=4,
+            ladder=False,
+            optimizer=RAdam(),
+            network=QNetwork(torso=MLP((120, 84), activation="relu", normalization="layer"), core=None),
+        ),
+        env="gymnax:CartPole-v1",
+        total_steps=500_000,
+        topology={"num_envs": 4},
+        source=_SOURCE.format(file="pqn"),
+    ),
+    Preset(
+        name="cleanrl-dqn",
+        algorithm=_dqn(ActionValues(dueling=False, widths=(), noisy=False), Adam(b1=0.9, b2=0.999, eps=1e-8)),
+        env="gymnax:CartPole-v1",
+        total_steps=500_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="dqn"),
+    ),
+    Preset(
+        name="cleanrl-c51",
+        algorithm=_dqn(
+            CategoricalValues(atoms=101, dueling=False, widths=(), noisy=False),
+            Adam(b1=0.9, b2=0.999, eps=0.01 / 128),
+            v_min=-100.0,
+            v_max=100.0,
+        ),
+        env="gymnax:CartPole-v1",
+        total_steps=500_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="c51"),
+    ),
+    Preset(
+        name="cleanrl-sac",
+        algorithm=SAC(
+            learning_rate=1e-3,
+            policy_learning_rate=3e-4,
+            temperature_learning_rate=1e-3,
+            gamma=0.99,
+            tau=0.005,
+            temperature=1.0,
+            learn_temperature=True,
+            target_entropy=-1.0,
+            capacity=1_000_000,
+            min_size=5_000,
+            batch_size=256,
+            rollout_length=1,
+            replay_ratio=1.0,
+            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-8),
+            policy=Actor(widths=_WIDTHS),
+            critic=Critic(widths=_WIDTHS, ensemble=2),
+            **plain.OFF_POLICY,
+        ),
+        env="envpool:Hopper-v4",
+        total_steps=1_000_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="sac_continuous_action") + " It updates the policy and the temperature twice every "
+        "other step, here once every step.",
+    ),
+    Preset(
+        name="cleanrl-td3",
+        algorithm=TD3(
+            learning_rate=3e-4,
+            policy_learning_rate=3e-4,
+            gamma=0.99,
+            tau=0.005,
+            exploration_noise=0.1,
+            target_noise=0.2,
+            target_noise_clip=0.5,
+            policy_delay=2,
+            capacity=1_000_000,
+            min_size=25_000,
+            batch_size=256,
+            rollout_length=1,
+            replay_ratio=1.0,
+            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-8),
+            policy=Actor(widths=_WIDTHS, stochastic=False),
+            critic=Critic(widths=_WIDTHS, ensemble=2),
+            **plain.OFF_POLICY,
+        ),
+        env="envpool:Hopper-v4",
+        total_steps=1_000_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="td3_continuous_action"),
+    ),
+)

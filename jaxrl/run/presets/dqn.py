@@ -1,0 +1,94 @@
+"""Of the papers on DQN: Rainbow and R2D2."""
+
+from jaxrl.algos.dqn import DQN
+from jaxrl.algos.optimizers import Adam
+from jaxrl.algos.r2d2 import R2D2
+from jaxrl.core.schedules import Linear
+from jaxrl.core.sources import FrameStack
+from jaxrl.networks import LSTM, ActionValues, CategoricalValues, QNetwork
+from jaxrl.run.presets.preset import Preset
+
+PRESETS = (
+    Preset(
+        name="rainbow",
+        algorithm=DQN(
+            learning_rate=6.25e-5,
+            gamma=0.99,
+            epsilon=Linear(1.0, 0.05, 0.02),  # over 100k steps: the noise of its layers dies before it has learned
+            max_grad_norm=10.0,
+            target_update=1.0,
+            target_period=2000,  # updates, of 4 environment steps each
+            double=True,
+            n_step=3,
+            value_rescaling=False,
+            munchausen=False,
+            ladder=False,
+            prioritized=True,
+            priority_exponent=0.5,
+            importance_exponent=Linear(0.4, 1.0),
+            v_min=-10.0,
+            v_max=10.0,
+            capacity=1_000_000,
+            min_size=20_000,
+            batch_size=32,
+            rollout_length=4,
+            replay_ratio=0.25,
+            optimizer=Adam(b1=0.9, b2=0.999, eps=1.5e-4),
+            network=QNetwork(
+                core=None,
+                head=CategoricalValues(atoms=51, dueling=True, widths=(512,), noisy=True, sigma=0.5),
+            ),
+        ),
+        env="gymnax:Breakout-MinAtar",
+        total_steps=5_000_000,
+        topology={"num_envs": 8},
+        source="Hessel et al. (2018), arXiv:1710.02298, table 1, with an update every 4 environment steps; here in "
+        "8 environments at once, on MinAtar, with noise drawn for every transition and gradients clipped. Beside "
+        "the noise epsilon explores, which the paper has not (--epsilon 0). MinAtar's own scores are of sticky "
+        "actions: --env-params sticky_actions=0.1.",
+    ),
+    Preset(
+        name="r2d2",
+        algorithm=R2D2(
+            learning_rate=1e-4,
+            gamma=0.997,
+            epsilon=0.4,
+            ladder=True,
+            ladder_exponent=7.0,
+            max_grad_norm=80.0,
+            target_update=1.0,
+            target_period=2500,
+            double=True,
+            n_step=5,
+            value_rescaling=True,
+            munchausen=False,
+            prioritized=True,
+            priority_exponent=0.9,
+            importance_exponent=0.6,
+            priority_eta=0.9,
+            sequence_length=81,
+            burn_in=40,
+            cross_episodes=False,
+            time_reduction="sum",
+            capacity=4_000_000,
+            min_size=100_000,
+            batch_size=64,
+            rollout_length=40,
+            replay_ratio=1 / 7680,
+            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-3),
+            frame_stack=FrameStack(4, axis=0, fill="repeat"),
+            network=QNetwork(
+                core=LSTM(512),
+                head=ActionValues(dueling=True, widths=(512,), noisy=False),
+                previous_action=True,
+                previous_reward=True,
+            ),
+        ),
+        env="envpool:Pong-v5",
+        total_steps=100_000_000,
+        topology={"num_envs": 192},
+        source="Kapturowski et al. (2019), openreview.net/forum?id=r1lyTjAqYX, at the scale of rlpyt's R2D1 "
+        "(arXiv:1909.01500): 192 environments, an update of 64 sequences every 40 steps of each, 4M "
+        "transitions. Here frames are 84 x 84 in stacks of 4, and new sequences get the largest priority.",
+    ),
+)

@@ -1,0 +1,119 @@
+"""Of the libraries of whole programs in JAX: purejaxrl, purejaxql and gymnax-blines."""
+
+from jaxrl.algos.optimizers import Adam, RAdam
+from jaxrl.algos.ppo import PPO
+from jaxrl.algos.pqn import PQN
+from jaxrl.core.schedules import Linear
+from jaxrl.networks import MLP, MinAtarCNN, QNetwork
+from jaxrl.run.presets import plain
+from jaxrl.run.presets.preset import Preset
+
+
+def _purejaxrl_ppo(learning_rate: float, minibatches: int, activation: str) -> PPO:
+    return PPO(
+        learning_rate=Linear(learning_rate, 0.0),
+        minibatches=minibatches,
+        network=plain.separate(MLP((64, 64), activation=activation)),
+        optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
+        gamma=0.99,
+        gae_lambda=0.95,
+        clip=0.2,
+        value_cost=0.5,
+        entropy_cost=0.01,
+        max_grad_norm=0.5,
+        rollout_length=128,
+        epochs=4,
+        **plain.PPO,
+    )
+
+
+PRESETS = (
+    Preset(
+        name="purejaxrl-cartpole",
+        algorithm=_purejaxrl_ppo(2.5e-4, minibatches=4, activation="tanh"),
+        env="gymnax:CartPole-v1",
+        total_steps=500_000,
+        topology={"num_envs": 4},
+        source="github.com/luchris429/purejaxrl, purejaxrl/ppo.py. It treats time limits as terminations; "
+        "here they are bootstrapped (--no-bootstrap-truncated undoes it).",
+    ),
+    Preset(
+        name="purejaxrl-minatar",
+        algorithm=_purejaxrl_ppo(5e-3, minibatches=8, activation="relu"),
+        env="gymnax:SpaceInvaders-MinAtar",
+        total_steps=10_000_000,
+        topology={"num_envs": 64},
+        source="github.com/luchris429/purejaxrl, examples/brax_minatar.ipynb. Time limits as above.",
+    ),
+    Preset(
+        name="gymnax-minatar",
+        algorithm=PPO(
+            learning_rate=5e-4,
+            gamma=0.999,
+            gae_lambda=0.95,
+            clip=0.2,
+            value_cost=0.5,
+            entropy_cost=0.01,
+            max_grad_norm=0.5,
+            rollout_length=128,
+            epochs=4,
+            minibatches=8,
+            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
+            network=plain.separate(MLP((256, 256), activation="relu")),
+            **plain.PPO,
+        ),
+        env="gymnax:Breakout-MinAtar",
+        total_steps=10_000_000,
+        topology={"num_envs": 64},
+        source="github.com/RobertTLange/gymnax-blines, agents/Breakout-MinAtar/ppo.yaml. Its networks are separate "
+        "too, and its warm-up of the learning rate does nothing. Initialization differs: here it is orthogonal. It "
+        "treats time limits as terminations.",
+    ),
+    Preset(
+        name="purejaxrl-brax",
+        algorithm=PPO(
+            learning_rate=3e-4,
+            gamma=0.99,
+            gae_lambda=0.95,
+            clip=0.2,
+            value_cost=0.5,
+            entropy_cost=0.0,
+            max_grad_norm=0.5,
+            observation_clip=10.0,
+            reward_clip=10.0,
+            rollout_length=10,
+            epochs=4,
+            minibatches=32,
+            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
+            network=plain.separate(MLP((256, 256), activation="tanh")),
+            **plain.NORMALIZED_PPO,
+        ),
+        env="brax:hopper",
+        total_steps=50_000_000,
+        topology={"num_envs": 2048},
+        source="github.com/luchris429/purejaxrl, purejaxrl/ppo_continuous_action.py. Its normalized observations and "
+        "rewards are not clipped, and it treats time limits as terminations (--no-bootstrap-truncated).",
+    ),
+    Preset(
+        name="purejaxql-minatar",
+        algorithm=PQN(
+            learning_rate=Linear(5e-4, 0.0),
+            gamma=0.99,
+            return_lambda=0.65,
+            epsilon=Linear(1.0, 0.05, 0.1),
+            max_grad_norm=10.0,
+            rollout_length=32,
+            epochs=2,
+            minibatches=32,
+            ladder=False,
+            optimizer=RAdam(),
+            network=QNetwork(torso=MinAtarCNN(filters=16, kernel=3, width=128, normalization="layer"), core=None),
+        ),
+        env="gymnax:Asterix-MinAtar",
+        total_steps=10_000_000,
+        topology={"num_envs": 128},
+        source="github.com/mttga/purejaxql, purejaxql/config/alg/pqn_minatar.yaml. It divides MinAtar's observations, "
+        "which are 0 and 1, by 255, normalizes each position over its channels, and treats time limits as "
+        "terminations; kernels are orthogonal here.",
+    ),
+)

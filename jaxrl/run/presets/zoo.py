@@ -1,0 +1,198 @@
+"""Of RL Zoo: the tuned settings of Stable-Baselines3 for classic control, with what that library's defaults add."""
+
+from typing import Any
+
+from jaxrl.algos.dqn import DQN
+from jaxrl.algos.optimizers import Adam
+from jaxrl.algos.ppo import PPO
+from jaxrl.algos.sac import SAC
+from jaxrl.algos.td3 import TD3
+from jaxrl.core.schedules import Linear
+from jaxrl.networks import MLP, ActionValues, Actor, Critic, QNetwork
+from jaxrl.run.presets import plain
+from jaxrl.run.presets.preset import Preset
+
+_SOURCE = "github.com/DLR-RM/rl-baselines3-zoo, hyperparams/{file}.yml, and Stable-Baselines3's own defaults."
+_ADAM = Adam(b1=0.9, b2=0.999, eps=1e-8)
+
+
+def _ppo(normalize: bool = False, **fields: Any) -> PPO:
+    settings: dict[str, Any] = {
+        "learning_rate": 3e-4,
+        "gamma": 0.99,
+        "clip": 0.2,
+        "value_cost": 1.0,  # its 0.5, of the whole squared error
+        "entropy_cost": 0.0,
+        "max_grad_norm": 0.5,
+        "optimizer": Adam(b1=0.9, b2=0.999, eps=1e-5),
+        "network": plain.separate(MLP((64, 64), activation="tanh")),
+        "observation_clip": 10.0,
+        "reward_clip": 10.0,
+    }
+    settings |= (plain.NORMALIZED_PPO if normalize else plain.PPO) | {"clip_value": False}
+    return PPO(**settings | fields)
+
+
+def _dqn(**fields: Any) -> DQN:
+    head = ActionValues(dueling=False, noisy=False)
+    settings: dict[str, Any] = plain.DQN | {"huber": 1.0, "max_grad_norm": 10.0, "optimizer": _ADAM}
+    settings["network"] = QNetwork(torso=MLP((256, 256), activation="relu"), core=None, head=head)
+    return DQN(**settings | fields)
+
+
+PRESETS = (
+    Preset(
+        name="zoo-ppo-cartpole",
+        algorithm=_ppo(
+            learning_rate=Linear(1e-3, 0.0),
+            clip=Linear(0.2, 0.0),
+            gamma=0.98,
+            gae_lambda=0.8,
+            rollout_length=32,
+            epochs=20,
+            minibatches=1,
+        ),
+        env="gymnax:CartPole-v1",
+        total_steps=100_000,
+        topology={"num_envs": 8},
+        source=_SOURCE.format(file="ppo"),
+    ),
+    Preset(
+        name="zoo-ppo-pendulum",
+        algorithm=_ppo(learning_rate=1e-3, gamma=0.9, gae_lambda=0.95, rollout_length=1024, epochs=10, minibatches=64),
+        env="gymnax:Pendulum-v1",
+        total_steps=100_000,
+        topology={"num_envs": 4},
+        source=_SOURCE.format(file="ppo") + " Its noise depends on the state (gSDE); here it is drawn at every step.",
+    ),
+    Preset(
+        name="zoo-ppo-mountaincar",
+        algorithm=_ppo(normalize=True, gae_lambda=0.98, rollout_length=16, epochs=4, minibatches=4),
+        env="gymnax:MountainCar-v0",
+        total_steps=1_000_000,
+        topology={"num_envs": 16},
+        source=_SOURCE.format(file="ppo"),
+    ),
+    Preset(
+        name="zoo-ppo-acrobot",
+        algorithm=_ppo(normalize=True, gae_lambda=0.94, rollout_length=256, epochs=4, minibatches=64),
+        env="gymnax:Acrobot-v1",
+        total_steps=1_000_000,
+        topology={"num_envs": 16},
+        source=_SOURCE.format(file="ppo"),
+    ),
+    Preset(
+        name="zoo-ppo-lunarlander",
+        algorithm=_ppo(gamma=0.999, gae_lambda=0.98, entropy_cost=0.01, rollout_length=1024, epochs=4, minibatches=256),
+        env="envpool:LunarLander-v3",
+        total_steps=1_000_000,
+        topology={"num_envs": 16},
+        source=_SOURCE.format(file="ppo"),
+    ),
+    Preset(
+        name="zoo-dqn-cartpole",
+        algorithm=_dqn(
+            learning_rate=2.3e-3,
+            gamma=0.99,
+            epsilon=Linear(1.0, 0.04, 0.16),
+            target_period=128,  # it copies every 10 steps, but between the updates of two rollouts only the last counts
+            capacity=100_000,
+            min_size=1_000,
+            batch_size=64,
+            rollout_length=256,
+            replay_ratio=0.5,
+        ),
+        env="gymnax:CartPole-v1",
+        total_steps=50_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="dqn"),
+    ),
+    Preset(
+        name="zoo-dqn-mountaincar",
+        algorithm=_dqn(
+            learning_rate=4e-3,
+            gamma=0.98,
+            epsilon=Linear(1.0, 0.07, 0.2),
+            target_period=300,  # updates, of 2 environment steps each
+            capacity=10_000,
+            min_size=1_000,
+            batch_size=128,
+            rollout_length=16,
+            replay_ratio=0.5,
+        ),
+        env="gymnax:MountainCar-v0",
+        total_steps=120_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="dqn"),
+    ),
+    Preset(
+        name="zoo-dqn-acrobot",
+        algorithm=_dqn(
+            learning_rate=6.3e-4,
+            gamma=0.99,
+            epsilon=Linear(1.0, 0.1, 0.12),
+            target_period=250,
+            capacity=50_000,
+            min_size=1,
+            batch_size=128,
+            rollout_length=4,
+            replay_ratio=1.0,
+        ),
+        env="gymnax:Acrobot-v1",
+        total_steps=100_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="dqn"),
+    ),
+    Preset(
+        name="zoo-sac-pendulum",
+        algorithm=SAC(
+            learning_rate=1e-3,
+            policy_learning_rate=1e-3,
+            temperature_learning_rate=1e-3,
+            gamma=0.99,
+            tau=0.005,
+            temperature=1.0,
+            learn_temperature=True,
+            target_entropy=-1.0,
+            capacity=1_000_000,
+            min_size=100,
+            batch_size=256,
+            rollout_length=1,
+            replay_ratio=1.0,
+            optimizer=_ADAM,
+            policy=Actor(widths=(256, 256)),
+            critic=Critic(widths=(256, 256), ensemble=2),
+            **plain.OFF_POLICY,
+        ),
+        env="gymnax:Pendulum-v1",
+        total_steps=20_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="sac"),
+    ),
+    Preset(
+        name="zoo-td3-pendulum",
+        algorithm=TD3(
+            learning_rate=1e-3,
+            policy_learning_rate=1e-3,
+            gamma=0.98,
+            tau=0.005,
+            exploration_noise=0.1,
+            target_noise=0.2,
+            target_noise_clip=0.5,
+            policy_delay=2,
+            capacity=200_000,
+            min_size=10_000,
+            batch_size=256,
+            rollout_length=1,
+            replay_ratio=1.0,
+            optimizer=_ADAM,
+            policy=Actor(widths=(400, 300), stochastic=False),
+            critic=Critic(widths=(400, 300), ensemble=2),
+            **plain.OFF_POLICY,
+        ),
+        env="gymnax:Pendulum-v1",
+        total_steps=20_000,
+        topology={"num_envs": 1},
+        source=_SOURCE.format(file="td3"),
+    ),
+)
