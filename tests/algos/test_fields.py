@@ -96,7 +96,7 @@ def test_every_number_reaches_the_program(name, traced_programs):
         if not is_used
     }
     # Exactly what says so of itself: a field without effect must not be used, one with an effect must be.
-    idle = {name for name in fields(name)[0] if not has_effect(algo, name)}
+    idle = {field for field in fields(name)[0] if not has_effect(algo, field) and getattr(algo, field) is not None}
     unused = {leaf.split(".")[1] for leaf in unused}  # a schedule has several leaves
     # The penalty's initial value is made elsewhere.
     assert unused - {"initial_penalty"} == idle - {"initial_penalty"}

@@ -19,6 +19,7 @@ ROWS = NUM_ENVS * 8  # an iteration of every algorithm below
 ENV = jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=12)
 
 PPO = jaxrl.PPO(
+    entropy_cost=0.01,
     rollout_length=8,
     epochs=2,
     minibatches=2,
@@ -26,6 +27,7 @@ PPO = jaxrl.PPO(
     network=networks.ActorCritic(torso=SMALL),
 )
 RECURRENT_PPO = jaxrl.PPO(
+    entropy_cost=0.01,
     rollout_length=8,
     epochs=2,
     minibatches=2,

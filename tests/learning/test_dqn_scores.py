@@ -68,6 +68,7 @@ def test_cartpole_over_ten_seeds(name, record):
     assert (found < 475).sum() <= 1, found
 
 
+@pytest.mark.long
 def test_pqn_solves_cartpole():
     """Issue 3: one seed at 475 or more; the quickest of the family stands for all in the short tests."""
     assert run("pqn", 1).scores.reshape(-1)[0] >= 475

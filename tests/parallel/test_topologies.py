@@ -13,7 +13,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
 
 UPDATES = 10
-A2C = jaxrl.A2C(rollout_length=8, learning_rate=1e-2, network=programs.PPO.network)
+A2C = jaxrl.A2C(rollout_length=8, entropy_cost=0.01, learning_rate=1e-2, network=programs.PPO.network)
 ON_HOST = ALGORITHMS | {"a2c": A2C, "r2d2": programs.R2D2}
 
 

@@ -49,6 +49,7 @@ def run(folder, run_dir, how="whole", **more):
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+@pytest.mark.long
 def test_the_second_start_and_a_resume_compile_nothing(tmp_path):
     first, _ = run(tmp_path / "cache", tmp_path / "first")
     assert first["cache_misses"] > 3 and first["stopped"] == "finished"

@@ -35,6 +35,7 @@ def test_the_run_is_judged_on_other_episodes_than_its_own_evaluations(trained):
     np.testing.assert_array_equal(judged.returns, trained.evaluate(16).returns)
 
 
+@pytest.mark.long
 def test_sweeps():
     found = jaxrl.sweep(PPO.replace(learning_rate=1e-2), ENV, seeds=2, learning_rate=[1e-2, 1e-3], **SWEEP)
     text = repr(found)

@@ -483,6 +483,7 @@ def test_updates_come_one_by_one_unless_told():
             jaxrl.train(jaxrl.DQN(**{field: value}), "gymnax:CartPole-v1", total_steps=100, progress=False)
 
 
+@pytest.mark.long
 def test_the_default_number_of_environments_divides_over_the_devices():
     result = jaxrl.train(
         jaxrl.SAC(min_size=8, capacity=64, batch_size=8, policy=Actor(widths=(4,)), critic=Critic(widths=(4,))),
