@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from helpers import result_tables
 from helpers.field_tables import expected_table, with_table
 from helpers.registered import nothing_registered_for_good
 
@@ -91,6 +92,11 @@ def test_the_table_of_fields_is_the_code(path):
     assert with_table(text, table) == text, (
         f"run scripts/update_field_tables.py: the table of fields should read:\n\n{table}\n"
     )
+
+
+def test_the_tables_of_results_are_the_records():
+    text = result_tables.PAGE.read_text()
+    assert result_tables.with_tables(text) == text, "run scripts/update_results.py"
 
 
 # --- what the pages show, run --------------------------------------------------------------------------------------

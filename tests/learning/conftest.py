@@ -3,7 +3,9 @@
 import pathlib
 import sys
 
+import numpy as np
 import pytest
+import scipy.stats
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 import _record  # noqa: E402
@@ -36,6 +38,24 @@ def record():
             steps_per_second=round(result.steps_per_second),
             wall_seconds=round(result.wall_seconds),
         )
+        assert path.exists()
+
+    return save
+
+
+@pytest.fixture
+def record_command():
+    """Writes down what one command line came to: the command, every seed's score, and the published one."""
+
+    def save(name, row, scores):
+        found = {
+            "scores": [round(float(score), 2) for score in scores],
+            "mean": round(float(np.mean(scores)), 2),
+            "interquartile_mean": round(float(scipy.stats.trim_mean(scores, 0.25)), 2),
+            "worst": round(float(np.min(scores)), 2),
+        }
+        path = _record.save(f"learning-{name}", [found], run=f"jaxrl sweep {row.command}", published=row.published)
+        print(f"\n{name}: {found}")
         assert path.exists()
 
     return save
