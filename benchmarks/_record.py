@@ -73,6 +73,13 @@ def save(name: str, rows: list[dict[str, Any]], **extra: Any) -> pathlib.Path:
     return path
 
 
+def resolved(algo: Any, env: Any, num_envs: int) -> Any:
+    """`algo` with what it leaves open as it suits the environment, as `jaxrl.train` does it."""
+    from jaxrl.core.types import env_spec
+
+    return algo.resolve(env_spec(env), num_envs)
+
+
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
     """`--distributed` and what goes with it, as of `jaxrl train`."""
     from jaxrl.cli import multihost

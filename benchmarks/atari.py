@@ -47,6 +47,7 @@ def measured(name: str, algo: Any, arguments: argparse.Namespace) -> dict[str, A
     topology = jaxrl.Sebulba(
         num_envs=arguments.num_envs, actors=arguments.actors, groups=arguments.groups, queue=arguments.queue
     )
+    algo = record.resolved(algo, env, arguments.num_envs)
     program = topology.bind(algo, env)
     rows = program.steps_per_iteration(algo)
     warm = 2 + (-(-algo.min_size // rows) if name == "r2d2" else 0)

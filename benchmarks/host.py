@@ -102,6 +102,7 @@ class Jaxrl:
                 minibatches=settings["batch"] // settings["minibatch"],
             )
             topology = jaxrl.Sebulba(num_envs=settings["num_envs"], **self.layout)
+        algo = record.resolved(algo, env, topology.num_envs)
         program = topology.bind(algo, env)
         state = program.start(algo, env, 0)
         state, _ = program.chunk(algo, env, state, 3, 10**9)

@@ -77,7 +77,8 @@ class Jaxrl:
         import jaxrl
         from jaxrl.sweeps.vectorized import VectorizedRuns
 
-        algo, env = jaxrl.PPO(), jaxrl.make("gymnax:CartPole-v1")
+        env = jaxrl.make("gymnax:CartPole-v1")
+        algo = record.resolved(jaxrl.PPO(), env, num_envs)
         program = jaxrl.Anakin(num_envs, devices=devices).bind(algo, env)
         steps_per_env = iterations * 128
         if seeds == 1:

@@ -109,6 +109,7 @@ def seconds_of(task, iterations, **settings):
     else:
         env, algo = Uneven(task), jaxrl.PPO(rollout_length=ROLLOUT)
         topology = jaxrl.Sebulba(num_envs=GROUP, **settings)
+    algo = record.resolved(algo, env, topology.num_envs)
     program = topology.bind(algo, env)
     try:
         state = program.start(algo, env, 0)

@@ -12,6 +12,7 @@ from jaxrl.algos import minibatches, normalization, returns, train_state
 from jaxrl.algos.optimizers import Optimizer, clip_by_norm, clip_factor, clipped
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     ActorOutput,
@@ -97,8 +98,8 @@ class OnPolicyFields(Protocol):
 def resolved(algo: OnPolicyFields, spec: EnvSpec) -> dict[str, Any]:
     """The fields that an algorithm leaves open, by name, as they suit the environment.
 
-    Where actions are continuous observations and rewards are normalized and entropy has no bonus, which is the field's
-    usage; where they are discrete it is the other way round.
+    For continuous actions: observations and rewards are normalized, and entropy has no bonus. For discrete ones:
+    neither is normalized, and the bonus is 0.01. Both are the field's usage.
     """
     continuous = isinstance(spec.action_space, spaces.Box)
     suits = {
@@ -266,8 +267,13 @@ def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Arr
 
 
 def whole_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array) -> jax.Array:
-    """The three losses of an actor-critic by their weights; all are scalars."""
-    assert algo.entropy_cost is not None  # resolved
+    """The three losses of an actor-critic by their weights; all are scalars.
+
+    Raises:
+      ConfigError: the algorithm was not resolved.
+    """
+    if algo.entropy_cost is None:
+        raise ConfigError(f"{type(algo).__name__}.entropy_cost is open; call algo.resolve(spec, num_envs) before")
     return policy_loss + algo.value_cost * value_loss - algo.entropy_cost * entropy
 
 

@@ -64,7 +64,7 @@ class Flag:
         shown = "none" if self.shown is None and self.default == () else self.shown
         hint = None if shown is None else f"({shown})"
         argument = tyro.conf.arg(name=self.name.replace("_", "-"), help=self.help, help_behavior_hint=hint)
-        if isinstance(self.default, bool):
+        if isinstance(self.default, bool) and not self.kind.optional:
             return Annotated[bool, argument]
         spec: PrimitiveConstructorSpec = PrimitiveConstructorSpec(
             nargs="*" if self.many else 1,
@@ -215,9 +215,10 @@ def _with_values(argv, groups):
                 start, name = (f"--{group.title}.", flag.name) if group.prefix else ("--", flag.name)
                 asked[option], refused[f"{start}no-{name.replace('_', '-')}"] = option, option
     words: list[str] = []
-    for word, following in zip(argv, [*argv[1:], ""], strict=False):
-        bare = word in asked and following.lower() not in ("true", "false", "none")
-        words += [refused[word], "False"] if word in refused else [word, "True"] if bare else [word]
+    for word, following in zip(argv, [*argv[1:], "-"], strict=False):
+        name = word.replace("_", "-")
+        bare = name in asked and following.startswith("-")
+        words += [refused[name], "False"] if name in refused else [name, "True"] if bare else [word]
     return words
 
 

@@ -104,6 +104,7 @@ def load_run(
         _check_spaces(config["environment"], env)
     env = envs.prepared(env)
     spec = env_spec(env)
+    algo = algo.resolve(spec, 0)  # a policy has no environments
     initial = resolve_schedules(algo, 0.0)
     learner = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
     # The rest of the state is left out of the template, and so is not read.

@@ -336,7 +336,7 @@ class Loop:
                 self._evaluate(state, done)
         decision = self._call_back(state, done, due)
         # Both once: what comes later is for the next border, which saves.
-        # The next chunk is as long on all processes, whose own clocks have measured the last one.
+        # Each process timed the last chunk by its own clock; the first one's measure decides the next length.
         stop, self.seconds_per_iteration = signals.agree(with_leader=(decision.stop, self.seconds_per_iteration))
         asked = signals.agreed is not None
         ending = last or stop is not None or asked

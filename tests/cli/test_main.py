@@ -324,17 +324,20 @@ def test_every_field_of_an_algorithm_can_be_set():
     [
         (["--normalize-observation", "--network.shared"], True, True),
         (["--no-normalize-observation", "--network.no-shared"], False, False),
-        (["--network.shared", "none", "--normalize-observation", "False", "--epochs", "2"], False, None),
+        (["--network.shared", "none", "--normalize_observation", "False", "--epochs", "2"], False, None),
+        (["--normalize_observation", "--network.no_shared"], True, False),
         ([], None, None),
     ],
 )
 def test_switches_that_may_be_left_open_need_no_value(words, normalized, shared):
-    algo = jaxrl.PPO()
-    groups = fields.algorithm_groups(algo)
-    found, problems = flags.parse("test", "", groups, words)
-    changed = flags.with_flags(algo, flags.build_parts(groups, found)[0])
-    assert not problems
-    assert (changed.normalize_observation, changed.network.shared) == (normalized, shared)
+    preset = PRESETS["purejaxrl-cartpole"].algorithm
+    for algo in (jaxrl.PPO(), preset):
+        groups = fields.algorithm_groups(algo)
+        found, problems = flags.parse("test", "", groups, words)
+        changed = flags.with_flags(algo, flags.build_parts(groups, found)[0])
+        assert not problems
+        wanted = (normalized, shared) if words else (algo.normalize_observation, algo.network.shared)
+        assert (changed.normalize_observation, changed.network.shared) == wanted
 
 
 @pytest.mark.parametrize(

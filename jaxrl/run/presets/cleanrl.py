@@ -1,20 +1,22 @@
 """Of CleanRL: the defaults of its single files."""
 
+import math
 from typing import Any
 
 from jaxrl.algos.dqn import DQN
-from jaxrl.algos.optimizers import Adam, RAdam
+from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.ppo import PPO
 from jaxrl.algos.pqn import PQN
 from jaxrl.algos.sac import SAC
 from jaxrl.algos.td3 import TD3
 from jaxrl.core.schedules import Linear
-from jaxrl.networks import MLP, ActionValues, Actor, ActorCritic, CategoricalValues, Critic, NatureCNN, QNetwork
+from jaxrl.networks import MLP, ActionValues, ActorCritic, CategoricalValues, NatureCNN, QNetwork
 from jaxrl.networks.q_heads import QHead
 from jaxrl.run.presets import plain
 from jaxrl.run.presets.preset import Preset
 
 _SOURCE = "github.com/vwxyzjn/cleanrl, cleanrl/{file}.py."
+_ORTHOGONAL = " Initialization differs: here it is orthogonal."
 _WIDTHS = (256, 256)
 
 
@@ -54,12 +56,13 @@ PRESETS = (
             minibatches=32,
             optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
             network=plain.separate(MLP((64, 64), activation="tanh")),
-            **plain.NORMALIZED_PPO,
+            **plain.NORMALIZED_PPO | plain.NO_BOOTSTRAP,
         ),
         env="envpool:HalfCheetah-v4",
         total_steps=1_000_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="ppo_continuous_action") + " It treats time limits as terminations.",
+        source=_SOURCE.format(file="ppo_continuous_action") + " It normalizes by statistics of every step; here they "
+        "are of the batches before.",
     ),
     Preset(
         name="cleanrl-ppo-atari",
@@ -76,12 +79,13 @@ PRESETS = (
             minibatches=4,
             optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
             network=ActorCritic(torso=NatureCNN(), core=None, shared=True, policy_gain=0.01, value_gain=1.0),
-            **plain.PPO,
+            **plain.PPO | plain.NO_BOOTSTRAP,
         ),
         env="envpool:Breakout-v5",
         total_steps=10_000_000,
         topology={"num_envs": 8},
-        source=_SOURCE.format(file="ppo_atari") + " Its episodes end with a life: --env-params preset=classic.",
+        source=_SOURCE.format(file="ppo_atari") + " Its episodes end with a life and its rewards are clipped to their "
+        "sign: --env-params preset=classic.",
     ),
     Preset(
         name="cleanrl-pqn",
@@ -90,18 +94,22 @@ PRESETS = (
             gamma=0.99,
             return_lambda=0.65,
             epsilon=Linear(1.0, 0.05, 0.5),
-            max_grad_norm=10.0,
+            max_grad_norm=5.0,  # its 10, of the whole squared error
             rollout_length=128,
             epochs=4,
             minibatches=4,
             ladder=False,
-            optimizer=RAdam(),
-            network=QNetwork(torso=MLP((120, 84), activation="relu", normalization="layer"), core=None),
+            optimizer=plain.RADAM,
+            network=QNetwork(
+                torso=MLP((120, 84), activation="relu", normalization="layer"),
+                core=None,
+                head=ActionValues(dueling=False, widths=(), gain=math.sqrt(2.0), noisy=False),
+            ),
         ),
         env="gymnax:CartPole-v1",
         total_steps=500_000,
         topology={"num_envs": 4},
-        source=_SOURCE.format(file="pqn"),
+        source=_SOURCE.format(file="pqn") + " It treats time limits as terminations.",
     ),
     Preset(
         name="cleanrl-dqn",
@@ -109,7 +117,7 @@ PRESETS = (
         env="gymnax:CartPole-v1",
         total_steps=500_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="dqn"),
+        source=_SOURCE.format(file="dqn") + _ORTHOGONAL,
     ),
     Preset(
         name="cleanrl-c51",
@@ -122,7 +130,7 @@ PRESETS = (
         env="gymnax:CartPole-v1",
         total_steps=500_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="c51"),
+        source=_SOURCE.format(file="c51") + _ORTHOGONAL,
     ),
     Preset(
         name="cleanrl-sac",
@@ -141,15 +149,15 @@ PRESETS = (
             rollout_length=1,
             replay_ratio=1.0,
             optimizer=Adam(b1=0.9, b2=0.999, eps=1e-8),
-            policy=Actor(widths=_WIDTHS),
-            critic=Critic(widths=_WIDTHS, ensemble=2),
+            policy=plain.actor(_WIDTHS, stochastic=True, initial_log_std=-1.5),
+            critic=plain.twin_critic(_WIDTHS),
             **plain.OFF_POLICY,
         ),
         env="envpool:Hopper-v4",
         total_steps=1_000_000,
         topology={"num_envs": 1},
         source=_SOURCE.format(file="sac_continuous_action") + " It updates the policy and the temperature twice every "
-        "other step, here once every step.",
+        "other step, here once every step. Its logarithm of the deviation is squashed into -5 to 2." + _ORTHOGONAL,
     ),
     Preset(
         name="cleanrl-td3",
@@ -168,13 +176,13 @@ PRESETS = (
             rollout_length=1,
             replay_ratio=1.0,
             optimizer=Adam(b1=0.9, b2=0.999, eps=1e-8),
-            policy=Actor(widths=_WIDTHS, stochastic=False),
-            critic=Critic(widths=_WIDTHS, ensemble=2),
+            policy=plain.actor(_WIDTHS, stochastic=False),
+            critic=plain.twin_critic(_WIDTHS),
             **plain.OFF_POLICY,
         ),
         env="envpool:Hopper-v4",
         total_steps=1_000_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="td3_continuous_action"),
+        source=_SOURCE.format(file="td3_continuous_action") + _ORTHOGONAL,
     ),
 )

@@ -1,10 +1,10 @@
 """Of the libraries of whole programs in JAX: purejaxrl, purejaxql and gymnax-blines."""
 
-from jaxrl.algos.optimizers import Adam, RAdam
+from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.ppo import PPO
 from jaxrl.algos.pqn import PQN
 from jaxrl.core.schedules import Linear
-from jaxrl.networks import MLP, MinAtarCNN, QNetwork
+from jaxrl.networks import MLP, ActionValues, MinAtarCNN, QNetwork
 from jaxrl.run.presets import plain
 from jaxrl.run.presets.preset import Preset
 
@@ -43,7 +43,8 @@ PRESETS = (
         env="gymnax:SpaceInvaders-MinAtar",
         total_steps=10_000_000,
         topology={"num_envs": 64},
-        source="github.com/luchris429/purejaxrl, examples/brax_minatar.ipynb. Time limits as above.",
+        source="github.com/luchris429/purejaxrl, examples/brax_minatar.ipynb. It treats time limits "
+        "as terminations; here they are bootstrapped (--no-bootstrap-truncated undoes it).",
     ),
     Preset(
         name="gymnax-minatar",
@@ -86,13 +87,14 @@ PRESETS = (
             minibatches=32,
             optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
             network=plain.separate(MLP((256, 256), activation="tanh")),
-            **plain.NORMALIZED_PPO,
+            **plain.NORMALIZED_PPO | plain.NO_BOOTSTRAP,
         ),
         env="brax:hopper",
         total_steps=50_000_000,
         topology={"num_envs": 2048},
-        source="github.com/luchris429/purejaxrl, purejaxrl/ppo_continuous_action.py. Its normalized observations and "
-        "rewards are not clipped, and it treats time limits as terminations (--no-bootstrap-truncated).",
+        source="github.com/luchris429/purejaxrl, purejaxrl/ppo_continuous_action.py. Its brax is positional "
+        "(--env-params backend=positional). It normalizes by statistics of every step and clips nothing; here they are "
+        "of the batches before, clipped at 10.",
     ),
     Preset(
         name="purejaxql-minatar",
@@ -106,14 +108,17 @@ PRESETS = (
             epochs=2,
             minibatches=32,
             ladder=False,
-            optimizer=RAdam(),
-            network=QNetwork(torso=MinAtarCNN(filters=16, kernel=3, width=128, normalization="layer"), core=None),
+            optimizer=plain.RADAM,
+            network=QNetwork(
+                torso=MinAtarCNN(filters=16, kernel=3, width=128, normalization="layer"),
+                core=None,
+                head=ActionValues(dueling=False, widths=(), gain=1.0, noisy=False),
+            ),
         ),
         env="gymnax:Asterix-MinAtar",
         total_steps=10_000_000,
         topology={"num_envs": 128},
         source="github.com/mttga/purejaxql, purejaxql/config/alg/pqn_minatar.yaml. It divides MinAtar's observations, "
-        "which are 0 and 1, by 255, normalizes each position over its channels, and treats time limits as "
-        "terminations; kernels are orthogonal here.",
+        "which are 0 and 1, by 255, and treats time limits as terminations; kernels are orthogonal here.",
     ),
 )

@@ -8,11 +8,13 @@ from jaxrl.algos.ppo import PPO
 from jaxrl.algos.sac import SAC
 from jaxrl.algos.td3 import TD3
 from jaxrl.core.schedules import Linear
-from jaxrl.networks import MLP, ActionValues, Actor, Critic, QNetwork
+from jaxrl.networks import MLP, ActionValues, QNetwork
 from jaxrl.run.presets import plain
 from jaxrl.run.presets.preset import Preset
 
 _SOURCE = "github.com/DLR-RM/rl-baselines3-zoo, hyperparams/{file}.yml, and Stable-Baselines3's own defaults."
+_ORTHOGONAL = " Initialization differs: here it is orthogonal."
+_BATCHES = " It normalizes by statistics of every step; here they are of the batches before."
 _ADAM = Adam(b1=0.9, b2=0.999, eps=1e-8)
 
 
@@ -34,7 +36,7 @@ def _ppo(normalize: bool = False, **fields: Any) -> PPO:
 
 
 def _dqn(**fields: Any) -> DQN:
-    head = ActionValues(dueling=False, noisy=False)
+    head = ActionValues(dueling=False, widths=(), gain=1.0, noisy=False)
     settings: dict[str, Any] = plain.DQN | {"huber": 1.0, "max_grad_norm": 10.0, "optimizer": _ADAM}
     settings["network"] = QNetwork(torso=MLP((256, 256), activation="relu"), core=None, head=head)
     return DQN(**settings | fields)
@@ -71,7 +73,7 @@ PRESETS = (
         env="gymnax:MountainCar-v0",
         total_steps=1_000_000,
         topology={"num_envs": 16},
-        source=_SOURCE.format(file="ppo"),
+        source=_SOURCE.format(file="ppo") + _BATCHES,
     ),
     Preset(
         name="zoo-ppo-acrobot",
@@ -79,7 +81,7 @@ PRESETS = (
         env="gymnax:Acrobot-v1",
         total_steps=1_000_000,
         topology={"num_envs": 16},
-        source=_SOURCE.format(file="ppo"),
+        source=_SOURCE.format(file="ppo") + _BATCHES,
     ),
     Preset(
         name="zoo-ppo-lunarlander",
@@ -105,7 +107,7 @@ PRESETS = (
         env="gymnax:CartPole-v1",
         total_steps=50_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="dqn"),
+        source=_SOURCE.format(file="dqn") + _ORTHOGONAL,
     ),
     Preset(
         name="zoo-dqn-mountaincar",
@@ -123,7 +125,7 @@ PRESETS = (
         env="gymnax:MountainCar-v0",
         total_steps=120_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="dqn"),
+        source=_SOURCE.format(file="dqn") + _ORTHOGONAL,
     ),
     Preset(
         name="zoo-dqn-acrobot",
@@ -141,7 +143,7 @@ PRESETS = (
         env="gymnax:Acrobot-v1",
         total_steps=100_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="dqn"),
+        source=_SOURCE.format(file="dqn") + _ORTHOGONAL,
     ),
     Preset(
         name="zoo-sac-pendulum",
@@ -160,14 +162,14 @@ PRESETS = (
             rollout_length=1,
             replay_ratio=1.0,
             optimizer=_ADAM,
-            policy=Actor(widths=(256, 256)),
-            critic=Critic(widths=(256, 256), ensemble=2),
+            policy=plain.actor((256, 256), stochastic=True),
+            critic=plain.twin_critic((256, 256)),
             **plain.OFF_POLICY,
         ),
         env="gymnax:Pendulum-v1",
         total_steps=20_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="sac"),
+        source=_SOURCE.format(file="sac") + _ORTHOGONAL,
     ),
     Preset(
         name="zoo-td3-pendulum",
@@ -186,13 +188,13 @@ PRESETS = (
             rollout_length=1,
             replay_ratio=1.0,
             optimizer=_ADAM,
-            policy=Actor(widths=(400, 300), stochastic=False),
-            critic=Critic(widths=(400, 300), ensemble=2),
+            policy=plain.actor((400, 300), stochastic=False),
+            critic=plain.twin_critic((400, 300)),
             **plain.OFF_POLICY,
         ),
         env="gymnax:Pendulum-v1",
         total_steps=20_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="td3"),
+        source=_SOURCE.format(file="td3") + _ORTHOGONAL,
     ),
 )
