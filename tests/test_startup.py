@@ -29,6 +29,7 @@ def test_what_trains_imports_nothing_that_waits():
     assert {"gymnax", "jax"} <= found
 
 
+@pytest.mark.long
 def test_gymnax_gets_a_library_when_it_uses_it():
     program = """
 import sys, jaxrl.envs.gymnax

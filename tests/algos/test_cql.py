@@ -176,6 +176,7 @@ def test_discrete_soft_maxima_are_exact_and_without_a_coefficient_it_is_sac():
     same(added, jax.jit(jax.grad(conservative))(state.critic.params), 1e-5)
 
 
+@pytest.mark.long
 def test_a_coefficient_that_is_learnt_rises_where_the_gap_is_above_the_threshold():
     state, batch = initial(DISCRETE, CHOICE), choices()
     gap = float(updated(DISCRETE, state, batch, KEY, CHOICE)[1].metrics["conservative_gap"])
@@ -241,5 +242,6 @@ def test_of_discrete_actions_too():
     assert (learned(CQL.replace(**BANDIT), CHOICE) == 1).all()
 
 
+@pytest.mark.long
 def test_rows_of_no_weight_teach_nothing():
     assert_weights_count(ALGO)

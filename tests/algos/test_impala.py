@@ -162,6 +162,7 @@ def test_a_sum_is_the_mean_times_the_rows_that_count():
     assert norms["sum"] == pytest.approx(count * norms["mean"], rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reduction", one_quick(["mean", "sum"]))
 def test_four_devices_make_the_step_of_one(reduction):
     algo = BASE.replace(reduction=reduction)

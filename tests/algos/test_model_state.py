@@ -88,7 +88,8 @@ def test_keys_that_the_observation_does_not_have_are_refused(algo):
 
 NORMED = MLP((16,), normalization="batch")
 WITH_STATISTICS = {
-    "ppo": jaxrl.PPO(rollout_length=8, network=ActorCritic(NORMED)),
+    # Numbers, no schedules: these would have another length in the run that stops earlier.
+    "ppo": jaxrl.PPO(rollout_length=8, learning_rate=1e-3, network=ActorCritic(NORMED)),
     "dqn": jaxrl.DQN(
         rollout_length=8,
         capacity=256,
@@ -96,7 +97,7 @@ WITH_STATISTICS = {
         batch_size=16,
         replay_ratio=1 / 32,
         target_period=2,  # so the last of an even number of updates moved the target
-        epsilon=0.1,  # a schedule would have another length in the run that stops earlier
+        epsilon=0.1,
         network=QNetwork(NORMED),
     ),
 }

@@ -42,6 +42,7 @@ def samples(algo, params, observation, key):
     return low + (high - low) * (squashed + 1) / 2, log_prob
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("learned", one_quick([True, False]))
 def test_an_update_is_the_papers(learned):
     algo = SAC.replace(temperature=0.3, learn_temperature=learned, gamma=0.9, tau=0.1)

@@ -97,6 +97,7 @@ class Frames:
         return now, transition(jnp.full(FRAME, now, jnp.uint8), jnp.float32(1.0), now >= 9, jnp.asarray(False))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("algo", "most"),
     one_quick(

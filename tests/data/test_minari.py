@@ -250,6 +250,7 @@ def test_one_process_alone_writes_for_minari(tmp_path, monkeypatch):
         jaxrl.export_minari(untrained(ENV, PPO), ENV, "a-v0", episodes=4, data_dir=tmp_path)
 
 
+@pytest.mark.long
 def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path / "minari"))
     run = tmp_path / "run"

@@ -125,6 +125,7 @@ def gathered(kept, column, slot, n):
     return len(rewards), rewards, terminated
 
 
+@pytest.mark.long
 def test_an_index_holds_what_may_be_drawn():
     episodes = [episode(0, 7, "terminated"), episode(1, 4, "truncated"), episode(2, 9, "cut off")]
     asked = {

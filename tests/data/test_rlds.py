@@ -171,6 +171,7 @@ def test_what_was_damaged_before_it_was_read_again_does_not_appear(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
     """At eight moments that matter and twenty by chance; a line each, with what was killed and what it left."""

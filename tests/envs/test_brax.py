@@ -80,6 +80,7 @@ def test_wrong_parameters():
             envs.make("brax:inverted_pendulum", **parameters)
 
 
+@pytest.mark.long
 def test_two_makes_share_their_static_parts():
     def made():
         return envs.make("brax:inverted_pendulum", backend="spring", system={"opt.gravity": [0.0, 0.0, -1.0]})

@@ -182,6 +182,7 @@ def test_files_that_jaxrl_did_not_write(change, words):
         from_config(GOOD | change)
 
 
+@pytest.mark.long
 def test_a_module_that_a_file_names_is_not_imported(tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     config = {"suite": "gymnasium", "name": "evil:CartPole-v1", "parameters": {}, "wrappers": []}

@@ -270,6 +270,7 @@ def test_workers_need_environments_that_they_can_import(monkeypatch):
 # --- training ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_training():
     result = jaxrl.train(
         DQN,

@@ -79,6 +79,7 @@ def test_metrics_are_means_over_steps_and_then_over_episodes():
         assert row["train/info/square"] == pytest.approx(14 / 3 * short + 11 * (1 - short))
 
 
+@pytest.mark.long
 def test_host_and_jax_environments_give_the_same_metrics():
     one, other = (
         metrics(Telling()),
@@ -115,6 +116,7 @@ def test_gymnax_environments_tell_their_scalars_but_the_discount():
         del gymnax.registration._registry["TellingPole-v0"]
 
 
+@pytest.mark.long
 def test_brax_tells_the_parts_of_its_reward():
     pytest.importorskip("brax")
     env = EpisodeStatistics(jaxrl.make("brax:reacher", backend="spring", auto_reset=None))
@@ -136,6 +138,7 @@ def test_brax_tells_the_parts_of_its_reward():
 # --- on the host -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1])
 def test_numbers_of_gymnasiums_info_become_metrics(workers):
     env = jaxrl.make(COUNTING, workers=workers, info=("step",))

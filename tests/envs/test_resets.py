@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl import envs
 from jaxrl.envs import AutoReset, PooledReset
@@ -30,6 +31,7 @@ def test_pooled_resets_are_the_exact_ones_bit_for_bit():
     jax.tree.map(np.testing.assert_array_equal, exact, pooled)
 
 
+@pytest.mark.long
 def test_pooled_resets_under_two_vmaps_and_over_parameters():
     """An inner map over environments of different gravity (each is reset with its own), an outer one over seeds."""
 

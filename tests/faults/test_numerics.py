@@ -113,6 +113,7 @@ def test_an_observation_that_is_not_finite():
     assert all_finite(result.state)
 
 
+@pytest.mark.long
 def test_the_last_observation_of_a_chunk():
     """It is no row yet, but the state holds it: the state after that chunk is not the last good one."""
     env = spoiled(2 * TICKS, what="observation")
@@ -136,6 +137,7 @@ def test_parameters_that_explode(name, tmp_path):
     assert result.evaluate(episodes=4).episodes == 4
 
 
+@pytest.mark.long
 def test_a_replay_that_met_nan_is_emptied():
     env = spoiled(5 * TICKS + 3)
     with pytest.warns(RuntimeWarning, match="reward"):

@@ -174,6 +174,7 @@ def test_an_empty_ensemble_is_refused():
         Critic(ensemble=0)
 
 
+@pytest.mark.long
 def test_the_members_of_an_ensemble_keep_batch_statistics_of_their_own():
     critic = dataclasses.replace(SMALL, normalization="batch")
     params, state = critic.init(jax.random.key(0), SPEC)
@@ -186,6 +187,7 @@ def test_the_members_of_an_ensemble_keep_batch_statistics_of_their_own():
     assert values.shape == (2, T, B, 1)
 
 
+@pytest.mark.long
 def test_actor_and_critic_may_read_different_keys_of_the_observation():
     privileged = spaces.Box(-1, 1, (5,))
     spec = EnvSpec("states", spaces.Dict({"state": SPEC.observation_space, "privileged_state": privileged}), BOX)

@@ -64,6 +64,7 @@ def test_the_dataset_gives_its_fraction_of_every_batch(fraction, items, shards):
     assert 0 <= given - items < shards and own % shards == given % shards == 0
 
 
+@pytest.mark.long
 def test_shards_take_turns_and_what_is_not_used_leaves_no_trace():
     shards, updates = 4, 8
     algo = resolve_schedules(DQN, jnp.float32(0.0))

@@ -81,6 +81,7 @@ def test_offline_two_devices_are_one_and_chunks_do_not_matter():
     assert_equal(report, two_report, 1e-5)
 
 
+@pytest.mark.long
 def test_beside_an_environment_a_part_of_every_batch_is_the_datasets():
     one, report = run(anakin(), fraction=0.25)
     assert report.iterations > 5 and report.failed_at == -1

@@ -71,6 +71,7 @@ def after(algo, topology, iterations, env=ENV):
         program.close()
 
 
+@pytest.mark.long
 @given(ratio=RATIOS, num_envs=st.integers(1, 64), length=st.integers(1, 40), start=st.integers(0, 2**50))
 def test_iterations_add_up_to_the_ratio(ratio, num_envs, length, start):
     average = replay_ratio.updates_per_iteration(float(ratio), num_envs, length)

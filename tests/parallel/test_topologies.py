@@ -58,6 +58,7 @@ def test_the_comparison_can_fail():
         assert_equal(one, other, 1e-5)
 
 
+@pytest.mark.long
 def test_devices_share_the_environments():
     algo = programs.DQN
     program = anakin(devices=4).bind(algo, ENV)

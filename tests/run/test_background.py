@@ -64,6 +64,7 @@ def test_what_a_run_compiles_is_compiled_once_and_side_by_side(compiled, tmp_pat
     assert not threads()
 
 
+@pytest.mark.long
 def test_an_evaluation_beside_the_run_compiles_there(compiled):
     train(dataclasses.replace(PPO, epochs=5), async_evaluation=True)
     assert sorted(name for name, _ in compiled) == sorted(OURS)

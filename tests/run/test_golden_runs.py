@@ -48,6 +48,7 @@ def test_a_run_goes_on(tmp_path):
     assert result.metrics[: len(before)] == before and len(result.metrics) > len(before)
 
 
+@pytest.mark.long
 def test_a_field_that_is_new_since_has_its_default(tmp_path):
     """A run of a jaxrl without the field goes on; one whose field differs from the default does not."""
     path = shutil.copytree(RUNS / "ppo", tmp_path / "ppo")

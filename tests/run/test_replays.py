@@ -116,6 +116,7 @@ def trained(tmp_path_factory):
     return dqn, folder
 
 
+@pytest.mark.long
 def test_a_run_and_its_directory_give_the_same(trained, tmp_path, capsys):
     result, folder = trained
     one = list(jaxrl.load_dataset(f"rlds:{jaxrl.export_replay(result, tmp_path / 'one')}"))

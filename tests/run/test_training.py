@@ -496,6 +496,7 @@ def test_the_default_number_of_environments_divides_over_the_devices():
     assert result.total_steps == 16
 
 
+@pytest.mark.long
 def test_a_run_prints_and_keeps_what_was_resolved(tmp_path, capfd):
     settings = {"total_steps": 8, "num_envs": 2, "evaluation_episodes": 2, "run_dir": tmp_path / "run"}
     algo = jaxrl.PPO(rollout_length=4, epochs=1, minibatches=1)

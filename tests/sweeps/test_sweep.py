@@ -275,6 +275,7 @@ def test_bad_input():
 # --- what it costs ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mapping", one_quick(["vmap", "in_turn"]))
 def test_memory_is_that_of_the_replays(mapping):
     """Each run's replay is there once, and changed in place; beside them there is next to nothing."""

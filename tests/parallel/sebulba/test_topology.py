@@ -79,6 +79,7 @@ def test_a_lag_of_one_is_exact_and_the_same_on_every_run(compiled):
         assert_equal(compiled[0].learner, one.learner, 1e-5)
 
 
+@pytest.mark.long
 def test_overlapping_runs_learn_from_every_row_and_tell_how_it_went():
     state, report = run("r2d2", actors=2, queue=2)
     assert int(np.asarray(state.steps_per_env.low)) == 6 * 8 and report.failed_at == -1 and report.iterations == 5
