@@ -26,7 +26,11 @@ def machine() -> dict[str, Any]:
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
     changed = subprocess.run(
-        ["git", "status", "--porcelain", "jaxrl", "benchmarks"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "status", "--porcelain", "jaxrl", "benchmarks", ":!benchmarks/results"],  # records do not count
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
     return {
         "command": " ".join(["python", *_script(), *sys.argv[1:]]),
