@@ -41,6 +41,7 @@ DEFAULTS = [
         worst=SOLVED,
     ),
     Row("cartpole-dueling", f"dqn {CARTPOLE} --network.head actionvalues:dueling=True", "", worst=SOLVED),
+    Row("cartpole-qr-dqn", f"dqn {CARTPOLE} --network.head quantilevalues:16", "", worst=SOLVED),
     Row("acrobot-ppo", f"ppo {ACROBOT}", "-86.36 ± 1.32 (CleanRL)", worst=-100.0),
     Row("acrobot-dqn", f"dqn {ACROBOT}", "-88.89 ± 1.56 (CleanRL)", worst=-100.0),
     Row("acrobot-pqn", f"pqn {ACROBOT}", "-95.63 (CleanRL)", worst=-100.0),
@@ -55,13 +56,13 @@ PRESETS = [
     Row("cleanrl-c51", "--preset cleanrl-c51 --seeds 10", "491.07 ± 9.70 (CleanRL)", mean=SOLVED),
     Row("zoo-ppo-cartpole", "--preset zoo-ppo-cartpole --seeds 10", "500 (RL Zoo)", mean=SOLVED),
     Row("zoo-ppo-pendulum", "--preset zoo-ppo-pendulum --seeds 5", "-172 (RL Zoo)", mean=-200.0),
-    Row("zoo-ppo-mountaincar", "--preset zoo-ppo-mountaincar --seeds 5", "", mean=-130.0),
-    Row("zoo-ppo-acrobot", "--preset zoo-ppo-acrobot --seeds 5", "", mean=-100.0),
+    Row("zoo-ppo-mountaincar", "--preset zoo-ppo-mountaincar --seeds 5", "-110.4 (RL Zoo)", mean=-130.0),
+    Row("zoo-ppo-acrobot", "--preset zoo-ppo-acrobot --seeds 5", "-73.5 (RL Zoo)", mean=-100.0),
     Row("zoo-sac-pendulum", "--preset zoo-sac-pendulum --seeds 5", "-157 (RL Zoo)", mean=-200.0),
     Row("zoo-td3-pendulum", "--preset zoo-td3-pendulum --seeds 5", "-152 (RL Zoo)", mean=-200.0),
     Row("zoo-dqn-cartpole", "--preset zoo-dqn-cartpole --seeds 10", "500 (RL Zoo)", mean=SOLVED),
-    Row("zoo-dqn-mountaincar", "--preset zoo-dqn-mountaincar --seeds 5", "", mean=-130.0),
-    Row("zoo-dqn-acrobot", "--preset zoo-dqn-acrobot --seeds 5", "", mean=-100.0),
+    Row("zoo-dqn-mountaincar", "--preset zoo-dqn-mountaincar --seeds 5", "-100.8 (RL Zoo)", mean=-130.0),
+    Row("zoo-dqn-acrobot", "--preset zoo-dqn-acrobot --seeds 5", "-76.6 (RL Zoo)", mean=-100.0),
 ]
 
 
