@@ -63,4 +63,4 @@ def test_it_resumes_bit_for_bit(vpg, core, tmp_path):
     jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=256, run_dir=tmp_path, **SETTINGS)
     resumed = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, run_dir=tmp_path, **SETTINGS)
     assert_equal(whole.state, resumed.state)
-    assert jaxrl.load(tmp_path).algo == algo
+    assert jaxrl.load(tmp_path).algo == whole.algo
