@@ -241,17 +241,17 @@ def test_d4pg():
     close(new.critic.params, critic)
     known = np.where(wanted > 0, wanted * np.log(np.maximum(wanted, 1e-300)), 0.0).sum(axis=-1)
     divergence = entropies(exact(state.critic.params)) + known
-    np.testing.assert_allclose(info.priorities["replay"][COUNTED], divergence[COUNTED] + 1e-6, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(info.priorities["replay"][COUNTED], divergence[COUNTED] + 1e-6, rtol=1e-5, atol=1e-5)
     edge, clipped = wanted[:, [0, -1]].sum(axis=-1), np.abs(total[:, None] + reach[:, None] * support[None]) > 5.01
-    assert float(info.metrics["support_edge_mass"]) == pytest.approx(mean(edge), rel=1e-4)
+    assert float(info.metrics["support_edge_mass"]) == pytest.approx(mean(edge), rel=1e-5)
     wanted_mass = mean(np.sum(np.where(clipped, probabilities, 0.0), axis=-1))
-    assert float(info.metrics["support_clipped_mass"]) == pytest.approx(wanted_mass, rel=1e-4, abs=1e-6)
+    assert float(info.metrics["support_clipped_mass"]) == pytest.approx(wanted_mass, rel=1e-5, abs=1e-6)
 
     def policy_loss(params):
         logits = critics(critic, observation, deterministic(params, observation))[0]
         return -mean(softmax(logits, axis=-1) @ support)
 
-    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(exact(state.policy.params)), rel=1e-4)
+    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(exact(state.policy.params)), rel=1e-5)
     policy = descended(policy_loss, state.policy.params, POLICY_RATE)
     close(new.policy.params, policy)
     close(new.policy.target_params, moved(state.policy.target_params, policy))
@@ -308,7 +308,7 @@ def test_sac_and_cql(name):
         action, log_prob = drawn(params, observation, now)
         return mean(0.3 * log_prob - values(critic, observation, action).min(axis=0))
 
-    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(old), rel=1e-4, abs=1e-5)
+    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(old), rel=1e-5, abs=1e-5)
     close(new.policy.params, descended(policy_loss, old, POLICY_RATE))
     close(new.critic.target_params, moved(state.critic.target_params, critic))
     missing = mean(drawn(old, observation, now)[1]) - 2.0  # the target is -1 for each dimension
@@ -498,7 +498,7 @@ def test_dqn(head):
     now = exact(state.network.params)
     assert float(info.metrics["loss"]) == pytest.approx(loss(now), rel=1e-5)
     wanted = losses(now)[1] + 1e-6
-    np.testing.assert_allclose(info.priorities["replay"][COUNTED], wanted[COUNTED], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(info.priorities["replay"][COUNTED], wanted[COUNTED], rtol=1e-5, atol=1e-5)
     network = descended(loss, now, RATE)
     close(new.network.params, network)
     close(new.network.target_params, moved(state.network.target_params, network))
