@@ -25,7 +25,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba import topology as sebulba
-from jaxrl.parallel.sebulba.actors import ParameterServer
+from jaxrl.parallel.sebulba.actors import ActorThreads, ParameterServer
 from jaxrl.parallel.sebulba.learning import HostLearning
 from jaxrl.run.loop import Loop
 
@@ -111,6 +111,23 @@ def test_who_waits_for_whom(monkeypatch):
     assert figures["learner_blocked_seconds"] == 0
     monkeypatch.setattr(sebulba, "_under_way", lambda state: lambda: False)
     assert run("dqn", iterations=4, lockstep=True, groups=2)[1].actors["learner_blocked_seconds"] > 0
+
+
+def test_failures_between_two_chunks_are_told(monkeypatch):
+    """Actors go on there. Before, each chunk told of what failed since its own beginning."""
+    algo, failures = ALGORITHMS["ppo"], [0.0]
+    metrics = ActorThreads.metrics
+    monkeypatch.setattr(ActorThreads, "metrics", lambda self: metrics(self) | {"failures": failures[0]})
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4).bind(algo, HOST)
+    try:
+        state, told = program.start(algo, HOST, 3), []
+        for so_far in (0.0, 2.0, 2.0, 3.0):
+            failures[0] = so_far
+            state, report = program.chunk(algo, HOST, state, 1, 100)
+            told.append(float(report.actors["failures"]))
+        assert told == [0.0, 2.0, 0.0, 1.0]
+    finally:
+        program.close()
 
 
 @pytest.mark.long
