@@ -26,7 +26,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, resolve_torso
+from jaxrl.networks import Actor, resolve_network
 
 
 class BCState(struct.PyTreeNode):
@@ -51,7 +51,7 @@ class BC:
     policy: Actor = static(Actor())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, policy=resolve_torso(self.policy, spec))
+        return dataclasses.replace(self, policy=resolve_network(self.policy, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems, space = field_problems(self), spec.action_space

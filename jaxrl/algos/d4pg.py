@@ -27,7 +27,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, CategoricalValues, Critic, resolve_torso
+from jaxrl.networks import Actor, CategoricalValues, Critic, resolve_network
 
 
 class D4PGState(struct.PyTreeNode):
@@ -80,8 +80,8 @@ class D4PG:
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_torso(self.policy, spec),
-            critic=resolve_torso(self.critic, spec),
+            policy=resolve_network(self.policy, spec),
+            critic=resolve_network(self.critic, spec),
             rollout_length=off_policy.rollout_length(self, num_envs),
         )
 

@@ -32,7 +32,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, resolve_torso
+from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, resolve_network
 
 
 class DQNState(struct.PyTreeNode):
@@ -127,7 +127,7 @@ class DQN:
             length = max(self.sequence_length // 4, 1)  # sequences begin at every rollout
         elif length is None:
             length = steps_per_update(self.replay_ratio, num_envs)
-        network = resolve_torso(self.network, spec, MLP((120, 84), activation="relu"))
+        network = resolve_network(self.network, spec, MLP((120, 84), activation="relu"))
         return dataclasses.replace(self, network=network, rollout_length=length)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:

@@ -30,7 +30,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import ActionValues, Actor, Critic, resolve_torso
+from jaxrl.networks import ActionValues, Actor, Critic, resolve_network
 
 
 class IQLState(struct.PyTreeNode):
@@ -81,9 +81,9 @@ class IQL:
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_torso(self.policy, spec),
-            critic=resolve_torso(self.critic, spec),
-            value=resolve_torso(self.value, spec),
+            policy=resolve_network(self.policy, spec),
+            critic=resolve_network(self.critic, spec),
+            value=resolve_network(self.value, spec),
             rollout_length=off_policy.rollout_length(self, num_envs),
         )
 

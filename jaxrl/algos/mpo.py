@@ -33,7 +33,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic, from_unit, resolve_torso
+from jaxrl.networks import Actor, Critic, from_unit, resolve_network
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, TanhGaussian
 
 LEAST_DUAL = -18.0  # before the softplus, which makes 1.5e-8 of it
@@ -134,8 +134,8 @@ class MPO:
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_torso(self.policy, spec),
-            critic=resolve_torso(self.critic, spec),
+            policy=resolve_network(self.policy, spec),
+            critic=resolve_network(self.critic, spec),
             rollout_length=off_policy.rollout_length(self, num_envs),
         )
 

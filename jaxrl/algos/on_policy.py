@@ -32,7 +32,7 @@ from jaxrl.core.types import (
     TimeStep,
     ValueNetwork,
 )
-from jaxrl.networks import PolicyValue, resolve_torso
+from jaxrl.networks import PolicyValue, resolve_network
 
 
 class Statistics(struct.PyTreeNode):
@@ -109,7 +109,7 @@ def resolved(algo: OnPolicyFields, spec: EnvSpec) -> dict[str, Any]:
     }
     given = {name: getattr(algo, name) for name in suits}
     found = {name: suits[name] if value is None else value for name, value in given.items()}
-    return found | {"network": resolve_torso(algo.network, spec)}
+    return found | {"network": resolve_network(algo.network, spec)}
 
 
 def init(algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, penalty: PyTree = ()) -> PolicyState:

@@ -32,7 +32,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import MLP, ActionValues, QNetwork, resolve_torso
+from jaxrl.networks import MLP, ActionValues, QNetwork, resolve_network
 
 # What reads vectors where the network has no torso; images get the usual CNN, with layer normalization too.
 _VECTORS = MLP((128, 128), activation="relu", normalization="layer")
@@ -63,7 +63,7 @@ class PQN:
     network: Network = static(QNetwork())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, network=resolve_torso(self.network, spec, _VECTORS))
+        return dataclasses.replace(self, network=resolve_network(self.network, spec, _VECTORS))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = field_problems(self) + self._minibatch_problems(num_envs, shards)

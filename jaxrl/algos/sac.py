@@ -33,7 +33,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Categorical, Critic, TanhGaussian, resolve_torso
+from jaxrl.networks import Actor, Categorical, Critic, TanhGaussian, resolve_network
 
 
 class SACState(struct.PyTreeNode):
@@ -94,8 +94,8 @@ class SAC:
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_torso(self.policy, spec),
-            critic=resolve_torso(self.critic, spec),
+            policy=resolve_network(self.policy, spec),
+            critic=resolve_network(self.critic, spec),
             rollout_length=off_policy.rollout_length(self, num_envs),
         )
 

@@ -67,18 +67,18 @@ __all__ = [
     "from_linen",
     "from_nnx",
     "from_unit",
-    "resolve_torso",
+    "resolve_network",
     "to_distribution",
     "to_unit",
 ]
 
 
-def resolve_torso(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  # noqa: B008  frozen
-    """`network` with the torso that suits the observation space, if it is one of jaxrl's that has none yet.
+def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  # noqa: B008  frozen
+    """`network` with what it leaves open as it suits the observation space, if it is one of jaxrl's.
 
     The torso is `default_torso`, with `vectors` for vectors; those of `Actor` and `Critic` choose otherwise. A network
-    that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body. An
-    `ActorCritic` that leaves it open has one body for images, two for all else.
+    that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body. Policy
+    and value of an `ActorCritic` share one for images alone.
     """
     if isinstance(network, ActorCritic):
         keys = network.policy_observation_keys or network.value_observation_keys

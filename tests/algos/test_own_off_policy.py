@@ -33,7 +33,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic, resolve_torso
+from jaxrl.networks import Actor, Critic, resolve_network
 
 
 class CrossQState(struct.PyTreeNode):
@@ -65,7 +65,7 @@ class CrossQ:
     critic: Critic = static(Critic(widths=(64,), normalization="batch"))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(policy=resolve_torso(self.policy, spec), critic=resolve_torso(self.critic, spec))
+        return self.replace(policy=resolve_network(self.policy, spec), critic=resolve_network(self.critic, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return field_problems(self) + off_policy.problems("CrossQ", self.policy, self.critic, spec, stochastic=True)
