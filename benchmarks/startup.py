@@ -51,7 +51,7 @@ TASKS = {
     ),
     "sac": (
         "sac --env gymnax:Pendulum-v1 --total-steps 20000 --num-envs 8 --replay-ratio 0.125 --batch-size 256 "
-        "--capacity 100000 --min-size 1000 --learning-rate 3e-4 --policy.torso mlp:64,64 --critic.torso mlp:64,64",
+        "--capacity 100000 --min-size 1000 --learning-rate 3e-4 --policy.widths 64,64 --critic.widths 64,64",
         "SAC",
         {
             "env": "Pendulum-v1",
