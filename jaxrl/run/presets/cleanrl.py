@@ -5,10 +5,7 @@ from typing import Any
 
 from jaxrl.algos.dqn import DQN
 from jaxrl.algos.optimizers import Adam
-from jaxrl.algos.ppo import PPO
 from jaxrl.algos.pqn import PQN
-from jaxrl.algos.sac import SAC
-from jaxrl.algos.td3 import TD3
 from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, ActionValues, ActorCritic, CategoricalValues, NatureCNN, QNetwork
 from jaxrl.networks.q_heads import QHead
@@ -16,8 +13,6 @@ from jaxrl.run.presets import plain
 from jaxrl.run.presets.preset import Preset
 
 _SOURCE = "github.com/vwxyzjn/cleanrl, cleanrl/{file}.py."
-_ORTHOGONAL = " Initialization differs: here it is orthogonal."
-_WIDTHS = (256, 256)
 
 
 def _dqn(head: QHead, optimizer: Adam, **fields: Any) -> DQN:
@@ -41,45 +36,32 @@ def _dqn(head: QHead, optimizer: Adam, **fields: Any) -> DQN:
 PRESETS = (
     Preset(
         name="cleanrl-ppo-continuous",
-        algorithm=PPO(
+        algorithm=plain.ppo(
+            plain.separate(MLP((64, 64), activation="tanh")),
+            normalized=True,
             learning_rate=Linear(3e-4, 0.0),
-            gamma=0.99,
-            gae_lambda=0.95,
-            clip=0.2,
-            value_cost=0.5,
             entropy_cost=0.0,
-            max_grad_norm=0.5,
-            observation_clip=10.0,
-            reward_clip=10.0,
+            bootstrap_truncated=False,
             rollout_length=2048,
             epochs=10,
             minibatches=32,
-            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
-            network=plain.separate(MLP((64, 64), activation="tanh")),
-            **plain.NORMALIZED_PPO | plain.NO_BOOTSTRAP,
         ),
         env="envpool:HalfCheetah-v4",
         total_steps=1_000_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="ppo_continuous_action") + " It normalizes by statistics of every step; here they "
-        "are of the batches before.",
+        source=_SOURCE.format(file="ppo_continuous_action") + plain.BATCHES,
     ),
     Preset(
         name="cleanrl-ppo-atari",
-        algorithm=PPO(
+        algorithm=plain.ppo(
+            ActorCritic(torso=NatureCNN(), core=None, shared=True, policy_gain=0.01, value_gain=1.0),
             learning_rate=Linear(2.5e-4, 0.0),
-            gamma=0.99,
-            gae_lambda=0.95,
             clip=0.1,
-            value_cost=0.5,
             entropy_cost=0.01,
-            max_grad_norm=0.5,
+            bootstrap_truncated=False,
             rollout_length=128,
             epochs=4,
             minibatches=4,
-            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
-            network=ActorCritic(torso=NatureCNN(), core=None, shared=True, policy_gain=0.01, value_gain=1.0),
-            **plain.PPO | plain.NO_BOOTSTRAP,
         ),
         env="envpool:Breakout-v5",
         total_steps=10_000_000,
@@ -113,11 +95,11 @@ PRESETS = (
     ),
     Preset(
         name="cleanrl-dqn",
-        algorithm=_dqn(ActionValues(dueling=False, widths=(), noisy=False), Adam(b1=0.9, b2=0.999, eps=1e-8)),
+        algorithm=_dqn(ActionValues(dueling=False, widths=(), noisy=False), plain.ADAM),
         env="gymnax:CartPole-v1",
         total_steps=500_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="dqn") + _ORTHOGONAL,
+        source=_SOURCE.format(file="dqn") + plain.ORTHOGONAL,
     ),
     Preset(
         name="cleanrl-c51",
@@ -130,59 +112,30 @@ PRESETS = (
         env="gymnax:CartPole-v1",
         total_steps=500_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="c51") + _ORTHOGONAL,
+        source=_SOURCE.format(file="c51") + plain.ORTHOGONAL,
     ),
     Preset(
         name="cleanrl-sac",
-        algorithm=SAC(
+        algorithm=plain.sac(
+            (256, 256),
+            initial_log_std=-1.5,
             learning_rate=1e-3,
             policy_learning_rate=3e-4,
             temperature_learning_rate=1e-3,
-            gamma=0.99,
-            tau=0.005,
-            temperature=1.0,
-            learn_temperature=True,
-            target_entropy=-1.0,
-            capacity=1_000_000,
             min_size=5_000,
-            batch_size=256,
-            rollout_length=1,
-            replay_ratio=1.0,
-            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-8),
-            policy=plain.actor(_WIDTHS, stochastic=True, initial_log_std=-1.5),
-            critic=plain.twin_critic(_WIDTHS),
-            **plain.OFF_POLICY,
         ),
         env="envpool:Hopper-v4",
         total_steps=1_000_000,
         topology={"num_envs": 1},
         source=_SOURCE.format(file="sac_continuous_action") + " It updates the policy and the temperature twice every "
-        "other step, here once every step. Its logarithm of the deviation is squashed into -5 to 2." + _ORTHOGONAL,
+        "other step, here once every step. Its logarithm of the deviation is squashed into -5 to 2." + plain.ORTHOGONAL,
     ),
     Preset(
         name="cleanrl-td3",
-        algorithm=TD3(
-            learning_rate=3e-4,
-            policy_learning_rate=3e-4,
-            gamma=0.99,
-            tau=0.005,
-            exploration_noise=0.1,
-            target_noise=0.2,
-            target_noise_clip=0.5,
-            policy_delay=2,
-            capacity=1_000_000,
-            min_size=25_000,
-            batch_size=256,
-            rollout_length=1,
-            replay_ratio=1.0,
-            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-8),
-            policy=plain.actor(_WIDTHS, stochastic=False),
-            critic=plain.twin_critic(_WIDTHS),
-            **plain.OFF_POLICY,
-        ),
+        algorithm=plain.td3((256, 256), learning_rate=3e-4, policy_learning_rate=3e-4, min_size=25_000),
         env="envpool:Hopper-v4",
         total_steps=1_000_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="td3_continuous_action") + _ORTHOGONAL,
+        source=_SOURCE.format(file="td3_continuous_action") + plain.ORTHOGONAL,
     ),
 )

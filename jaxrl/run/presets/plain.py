@@ -1,23 +1,35 @@
-"""Extensions off, and networks with every field written: what most sources share. PPO clips values, as CleanRL's."""
+"""What most sources share: extensions that are off, PPO's usual numbers, and networks with every field written."""
 
 from typing import Any
 
-from jaxrl.algos.optimizers import RAdam
+from jaxrl.algos.optimizers import Adam, RAdam
+from jaxrl.algos.ppo import PPO
+from jaxrl.algos.sac import SAC
+from jaxrl.algos.td3 import TD3
 from jaxrl.networks import MLP, Actor, ActorCritic, Critic, Torso
 
-PPO: dict[str, Any] = {
+ORTHOGONAL = " Initialization differs: here it is orthogonal."
+BATCHES = " It normalizes by statistics of every step; here they are of the batches before."
+ADAM = Adam(b1=0.9, b2=0.999, eps=1e-8)
+RADAM = RAdam(b1=0.9, b2=0.999, eps=1e-8)
+
+_PPO: dict[str, Any] = {
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip": 0.2,
+    "value_cost": 0.5,
+    "max_grad_norm": 0.5,
+    "optimizer": Adam(b1=0.9, b2=0.999, eps=1e-5),
     "objective": "clip",
+    "joint_grad_norm": True,
     "clip_value": True,
     "normalize_advantage": True,
-    "normalize_observation": False,
-    "normalize_reward": False,
+    "observation_clip": 10.0,
+    "reward_clip": 10.0,
     "whole_episodes": False,
-    "joint_grad_norm": True,
     "bootstrap_truncated": True,
     "value_learning_rate": None,
 }
-NORMALIZED_PPO: dict[str, Any] = PPO | {"normalize_observation": True, "normalize_reward": True}
-NO_BOOTSTRAP: dict[str, Any] = {"bootstrap_truncated": False}
 DQN: dict[str, Any] = {
     "target_update": 1.0,
     "double": False,
@@ -30,7 +42,19 @@ DQN: dict[str, Any] = {
     "frame_stack": None,
     "storage": "ring",
 }
-OFF_POLICY: dict[str, Any] = {"normalize_observation": False, "n_step": 1, "storage": "ring"}
+# Of SAC and TD3: an update of 256 transitions each step, and two critics.
+_OFF_POLICY: dict[str, Any] = {
+    "gamma": 0.99,
+    "tau": 0.005,
+    "n_step": 1,
+    "capacity": 1_000_000,
+    "batch_size": 256,
+    "rollout_length": 1,
+    "replay_ratio": 1.0,
+    "normalize_observation": False,
+    "storage": "ring",
+    "optimizer": ADAM,
+}
 
 
 def separate(torso: Torso) -> ActorCritic:
@@ -47,8 +71,31 @@ def separate(torso: Torso) -> ActorCritic:
     )
 
 
-def actor(widths: tuple[int, ...], *, stochastic: bool, initial_log_std: float = 0.0) -> Actor:
-    """Two ReLU layers and so on, of vectors."""
+def ppo(network: ActorCritic, *, normalized: bool = False, **fields: Any) -> PPO:
+    """PPO with CleanRL's numbers; its observations and rewards normalized or not."""
+    settings = _PPO.copy()
+    settings.update(normalize_observation=normalized, normalize_reward=normalized)
+    settings.update(fields)
+    return PPO(network=network, **settings)
+
+
+def sac(widths: tuple[int, ...], *, initial_log_std: float = 0.0, **fields: Any) -> SAC:
+    """SAC that learns its temperature, with dense networks of these widths."""
+    settings = _OFF_POLICY.copy()
+    settings.update(temperature=1.0, learn_temperature=True, target_entropy=-1.0)
+    settings.update(fields)
+    return SAC(policy=_actor(widths, True, initial_log_std), critic=_twin_critic(widths), **settings)
+
+
+def td3(widths: tuple[int, ...], **fields: Any) -> TD3:
+    """TD3 with its paper's noise and delay, and dense networks of these widths."""
+    settings = _OFF_POLICY.copy()
+    settings.update(exploration_noise=0.1, target_noise=0.2, target_noise_clip=0.5, policy_delay=2)
+    settings.update(fields)
+    return TD3(policy=_actor(widths, False, 0.0), critic=_twin_critic(widths), **settings)
+
+
+def _actor(widths: tuple[int, ...], stochastic: bool, initial_log_std: float) -> Actor:
     return Actor(
         torso=MLP(()),
         widths=widths,
@@ -60,9 +107,5 @@ def actor(widths: tuple[int, ...], *, stochastic: bool, initial_log_std: float =
     )
 
 
-def twin_critic(widths: tuple[int, ...]) -> Critic:
-    """Two critics of such layers."""
+def _twin_critic(widths: tuple[int, ...]) -> Critic:
     return Critic(torso=MLP(()), widths=widths, activation="relu", normalization=None, ensemble=2)
-
-
-RADAM = RAdam(b1=0.9, b2=0.999, eps=1e-8)

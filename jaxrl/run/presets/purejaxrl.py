@@ -1,6 +1,5 @@
 """Of the libraries of whole programs in JAX: purejaxrl, purejaxql and gymnax-blines."""
 
-from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.ppo import PPO
 from jaxrl.algos.pqn import PQN
 from jaxrl.core.schedules import Linear
@@ -10,20 +9,13 @@ from jaxrl.run.presets.preset import Preset
 
 
 def _purejaxrl_ppo(learning_rate: float, minibatches: int, activation: str) -> PPO:
-    return PPO(
+    return plain.ppo(
+        plain.separate(MLP((64, 64), activation=activation)),
         learning_rate=Linear(learning_rate, 0.0),
-        minibatches=minibatches,
-        network=plain.separate(MLP((64, 64), activation=activation)),
-        optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
-        gamma=0.99,
-        gae_lambda=0.95,
-        clip=0.2,
-        value_cost=0.5,
         entropy_cost=0.01,
-        max_grad_norm=0.5,
         rollout_length=128,
         epochs=4,
-        **plain.PPO,
+        minibatches=minibatches,
     )
 
 
@@ -48,20 +40,14 @@ PRESETS = (
     ),
     Preset(
         name="gymnax-minatar",
-        algorithm=PPO(
+        algorithm=plain.ppo(
+            plain.separate(MLP((256, 256), activation="relu")),
             learning_rate=5e-4,
             gamma=0.999,
-            gae_lambda=0.95,
-            clip=0.2,
-            value_cost=0.5,
             entropy_cost=0.01,
-            max_grad_norm=0.5,
             rollout_length=128,
             epochs=4,
             minibatches=8,
-            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
-            network=plain.separate(MLP((256, 256), activation="relu")),
-            **plain.PPO,
         ),
         env="gymnax:Breakout-MinAtar",
         total_steps=10_000_000,
@@ -72,22 +58,15 @@ PRESETS = (
     ),
     Preset(
         name="purejaxrl-brax",
-        algorithm=PPO(
+        algorithm=plain.ppo(
+            plain.separate(MLP((256, 256), activation="tanh")),
+            normalized=True,
             learning_rate=3e-4,
-            gamma=0.99,
-            gae_lambda=0.95,
-            clip=0.2,
-            value_cost=0.5,
             entropy_cost=0.0,
-            max_grad_norm=0.5,
-            observation_clip=10.0,
-            reward_clip=10.0,
+            bootstrap_truncated=False,
             rollout_length=10,
             epochs=4,
             minibatches=32,
-            optimizer=Adam(b1=0.9, b2=0.999, eps=1e-5),
-            network=plain.separate(MLP((256, 256), activation="tanh")),
-            **plain.NORMALIZED_PPO | plain.NO_BOOTSTRAP,
         ),
         env="brax:hopper",
         total_steps=50_000_000,

@@ -3,41 +3,29 @@
 from typing import Any
 
 from jaxrl.algos.dqn import DQN
-from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.ppo import PPO
-from jaxrl.algos.sac import SAC
-from jaxrl.algos.td3 import TD3
 from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, ActionValues, QNetwork
 from jaxrl.run.presets import plain
 from jaxrl.run.presets.preset import Preset
 
 _SOURCE = "github.com/DLR-RM/rl-baselines3-zoo, hyperparams/{file}.yml, and Stable-Baselines3's own defaults."
-_ORTHOGONAL = " Initialization differs: here it is orthogonal."
-_BATCHES = " It normalizes by statistics of every step; here they are of the batches before."
-_ADAM = Adam(b1=0.9, b2=0.999, eps=1e-8)
 
 
-def _ppo(normalize: bool = False, **fields: Any) -> PPO:
+def _ppo(**fields: Any) -> PPO:
     settings: dict[str, Any] = {
         "learning_rate": 3e-4,
-        "gamma": 0.99,
-        "clip": 0.2,
         "value_cost": 1.0,  # its 0.5, of the whole squared error
         "entropy_cost": 0.0,
-        "max_grad_norm": 0.5,
-        "optimizer": Adam(b1=0.9, b2=0.999, eps=1e-5),
-        "network": plain.separate(MLP((64, 64), activation="tanh")),
-        "observation_clip": 10.0,
-        "reward_clip": 10.0,
+        "clip_value": False,
     }
-    settings |= (plain.NORMALIZED_PPO if normalize else plain.PPO) | {"clip_value": False}
-    return PPO(**settings | fields)
+    settings.update(fields)
+    return plain.ppo(plain.separate(MLP((64, 64), activation="tanh")), **settings)
 
 
 def _dqn(**fields: Any) -> DQN:
     head = ActionValues(dueling=False, widths=(), gain=1.0, noisy=False)
-    settings: dict[str, Any] = plain.DQN | {"huber": 1.0, "max_grad_norm": 10.0, "optimizer": _ADAM}
+    settings: dict[str, Any] = plain.DQN | {"huber": 1.0, "max_grad_norm": 10.0, "optimizer": plain.ADAM}
     settings["network"] = QNetwork(torso=MLP((256, 256), activation="relu"), core=None, head=head)
     return DQN(**settings | fields)
 
@@ -69,19 +57,19 @@ PRESETS = (
     ),
     Preset(
         name="zoo-ppo-mountaincar",
-        algorithm=_ppo(normalize=True, gae_lambda=0.98, rollout_length=16, epochs=4, minibatches=4),
+        algorithm=_ppo(normalized=True, gae_lambda=0.98, rollout_length=16, epochs=4, minibatches=4),
         env="gymnax:MountainCar-v0",
         total_steps=1_000_000,
         topology={"num_envs": 16},
-        source=_SOURCE.format(file="ppo") + _BATCHES,
+        source=_SOURCE.format(file="ppo") + plain.BATCHES,
     ),
     Preset(
         name="zoo-ppo-acrobot",
-        algorithm=_ppo(normalize=True, gae_lambda=0.94, rollout_length=256, epochs=4, minibatches=64),
+        algorithm=_ppo(normalized=True, gae_lambda=0.94, rollout_length=256, epochs=4, minibatches=64),
         env="gymnax:Acrobot-v1",
         total_steps=1_000_000,
         topology={"num_envs": 16},
-        source=_SOURCE.format(file="ppo") + _BATCHES,
+        source=_SOURCE.format(file="ppo") + plain.BATCHES,
     ),
     Preset(
         name="zoo-ppo-lunarlander",
@@ -107,7 +95,7 @@ PRESETS = (
         env="gymnax:CartPole-v1",
         total_steps=50_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="dqn") + _ORTHOGONAL,
+        source=_SOURCE.format(file="dqn") + plain.ORTHOGONAL,
     ),
     Preset(
         name="zoo-dqn-mountaincar",
@@ -125,7 +113,7 @@ PRESETS = (
         env="gymnax:MountainCar-v0",
         total_steps=120_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="dqn") + _ORTHOGONAL,
+        source=_SOURCE.format(file="dqn") + plain.ORTHOGONAL,
     ),
     Preset(
         name="zoo-dqn-acrobot",
@@ -143,58 +131,35 @@ PRESETS = (
         env="gymnax:Acrobot-v1",
         total_steps=100_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="dqn") + _ORTHOGONAL,
+        source=_SOURCE.format(file="dqn") + plain.ORTHOGONAL,
     ),
     Preset(
         name="zoo-sac-pendulum",
-        algorithm=SAC(
+        algorithm=plain.sac(
+            (256, 256),
             learning_rate=1e-3,
             policy_learning_rate=1e-3,
             temperature_learning_rate=1e-3,
-            gamma=0.99,
-            tau=0.005,
-            temperature=1.0,
-            learn_temperature=True,
-            target_entropy=-1.0,
-            capacity=1_000_000,
             min_size=100,
-            batch_size=256,
-            rollout_length=1,
-            replay_ratio=1.0,
-            optimizer=_ADAM,
-            policy=plain.actor((256, 256), stochastic=True),
-            critic=plain.twin_critic((256, 256)),
-            **plain.OFF_POLICY,
         ),
         env="gymnax:Pendulum-v1",
         total_steps=20_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="sac") + _ORTHOGONAL,
+        source=_SOURCE.format(file="sac") + plain.ORTHOGONAL,
     ),
     Preset(
         name="zoo-td3-pendulum",
-        algorithm=TD3(
+        algorithm=plain.td3(
+            (400, 300),
             learning_rate=1e-3,
             policy_learning_rate=1e-3,
             gamma=0.98,
-            tau=0.005,
-            exploration_noise=0.1,
-            target_noise=0.2,
-            target_noise_clip=0.5,
-            policy_delay=2,
             capacity=200_000,
             min_size=10_000,
-            batch_size=256,
-            rollout_length=1,
-            replay_ratio=1.0,
-            optimizer=_ADAM,
-            policy=plain.actor((400, 300), stochastic=False),
-            critic=plain.twin_critic((400, 300)),
-            **plain.OFF_POLICY,
         ),
         env="gymnax:Pendulum-v1",
         total_steps=20_000,
         topology={"num_envs": 1},
-        source=_SOURCE.format(file="td3") + _ORTHOGONAL,
+        source=_SOURCE.format(file="td3") + plain.ORTHOGONAL,
     ),
 )
