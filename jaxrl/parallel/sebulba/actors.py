@@ -166,8 +166,12 @@ class ActorThreads:
             "actor_blocked_seconds": sum(self._full.values()) + sum(self._unpublished.values()),
             "learner_blocked_seconds": self._learner_idle,
             "stepping_seconds": sum(c.stepping.seconds for c in self._collectors),
-            "failures": float(sum(c.host.failures for c in self._collectors if isinstance(c.host, Rebuilt))),
         }
+
+    @property
+    def failures(self) -> int:
+        """How many environments' workers or actors were lost and replaced since the beginning."""
+        return sum(c.host.failures for c in self._collectors if isinstance(c.host, Rebuilt))
 
     def close(self) -> None:
         """Ends the threads and closes the environments, within seconds even where one hangs. May be called twice."""

@@ -190,7 +190,7 @@ class SebulbaProgram:
         self._learning = HostLearning(layout, self._processes)
         self._collectors: list[Collector] = []
         self._threads: ActorThreads | None = None
-        self._failures_told = 0.0  # of environments, in the reports so far
+        self._failures_told = 0  # of environments, in the reports so far
         self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
@@ -355,8 +355,9 @@ class SebulbaProgram:
         now = threads.metrics()
         figures = {name: value - before[name] for name, value in now.items()}
         figures |= {"queue_depth": now["queue_depth"], "policy_lag": float(np.mean(lags))}
-        # Actors go on between two chunks: what failed there is told with the next one.
-        figures["failures"], self._failures_told = now["failures"] - self._failures_told, now["failures"]
+        # Seconds are of this chunk. Failures are not: actors go on between two chunks, and none may be left out.
+        failures = threads.failures
+        figures["failures"], self._failures_told = float(failures - self._failures_told), failures
         group = self.layout.num_envs // (self._processes * len(self._collectors))
         figures |= {"inference_batch": float(self.topology.ready or group)}
         figures["seconds"] = time.monotonic() - since
@@ -371,7 +372,7 @@ class SebulbaProgram:
             for collector in self._collectors:
                 collector.begin_at(int(state.steps_per_env))
             each, topology = self.topology.groups, self.topology
-            self._failures_told = 0.0
+            self._failures_told = 0
             self._threads = ActorThreads(
                 [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
                 self._actor_devices(),

@@ -115,13 +115,12 @@ def test_who_waits_for_whom(monkeypatch):
 
 def test_failures_between_two_chunks_are_told(monkeypatch):
     """Actors go on there. Before, each chunk told of what failed since its own beginning."""
-    algo, failures = ALGORITHMS["ppo"], [0.0]
-    metrics = ActorThreads.metrics
-    monkeypatch.setattr(ActorThreads, "metrics", lambda self: metrics(self) | {"failures": failures[0]})
+    algo, failures = ALGORITHMS["ppo"], [0]
+    monkeypatch.setattr(ActorThreads, "failures", property(lambda self: failures[0]))
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4).bind(algo, HOST)
     try:
         state, told = program.start(algo, HOST, 3), []
-        for so_far in (0.0, 2.0, 2.0, 3.0):
+        for so_far in (0, 2, 2, 3):
             failures[0] = so_far
             state, report = program.chunk(algo, HOST, state, 1, 100)
             told.append(float(report.actors["failures"]))
