@@ -1,4 +1,4 @@
-"""Writes the tables of docs/results.md anew, from the records that `make learning` left in benchmarks/results.
+"""Writes the tables of figures in README and docs/results.md anew, from the records in benchmarks/results.
 
 .venv/bin/python scripts/update_results.py
 """
@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.result_tables import PAGE, with_tables  # noqa: E402  needs the path above
+from helpers.result_tables import PAGES, with_tables  # noqa: E402  needs the path above
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))
