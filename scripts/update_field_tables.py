@@ -1,4 +1,4 @@
-"""Writes the tables of fields in docs/algorithms/*.md anew, from the code: run it after a field or its help changed.
+"""Writes the tables in docs/algorithms/*.md and docs/choosing.md anew, from the code: run it after a field changed.
 
 .venv/bin/python scripts/update_field_tables.py
 """
@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from helpers.field_tables import expected_table, with_table  # noqa: E402  needs the path above
+from helpers import kind_table  # noqa: E402  needs the path above
+from helpers.field_tables import expected_table, with_table  # noqa: E402
 
 from jaxrl.algos import ALGORITHMS  # noqa: E402
 
@@ -21,6 +22,7 @@ def main():
         if after != before:
             path.write_text(after)
             print(path.relative_to(ROOT))
+    kind_table.PAGE.write_text(kind_table.with_tables(kind_table.PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from helpers import result_tables
+from helpers import kind_table, result_tables
 from helpers.field_tables import expected_table, with_table
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
 from jaxrl import algos
 from jaxrl.cli import main
+from jaxrl.core import spaces
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -92,6 +93,18 @@ def test_the_table_of_fields_is_the_code(path):
     assert with_table(text, table) == text, (
         f"run scripts/update_field_tables.py: the table of fields should read:\n\n{table}\n"
     )
+
+
+def test_the_tables_of_what_takes_what_are_the_code():
+    text = kind_table.PAGE.read_text()
+    assert kind_table.with_tables(text) == text, "run scripts/update_field_tables.py"
+
+
+@pytest.mark.parametrize("observation", kind_table.OBSERVATIONS.values(), ids=kind_table.OBSERVATIONS)
+@pytest.mark.parametrize("name", algos.ALGORITHMS)
+def test_the_defaults_suit_every_kind_of_observation(name, observation):
+    actions = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))
+    assert [] in [kind_table.problems(name, observation, action) for action in actions]
 
 
 @pytest.mark.parametrize("page", result_tables.PAGES, ids=lambda path: path.name)

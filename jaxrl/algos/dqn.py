@@ -134,7 +134,7 @@ class DQN:
         problems, name = field_problems(self), type(self).__name__
         if not isinstance(spec.action_space, spaces.Discrete):
             problems.append(
-                f"DQN chooses among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
+                f"{name} chooses among discrete actions, but {spec.name} has {spec.action_space!r}; use PPO or A2C"
             )
         else:
             known = SEQUENCE_INPUTS if self.network.recurrent else TRANSITION_INPUTS
