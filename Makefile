@@ -9,10 +9,10 @@ CACHE_ENV := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax" JAX_PERSISTENT_CAC
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PYTEST := $(CACHE_ENV) $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-rest test-all learning bench lint lock setup clean
+.PHONY: train test test-rest test-all learning bench docs dist lint lock setup clean
 
 train: $(STAMP)  ## Train PPO on CartPole.
-	$(BIN)/jaxrl train --preset purejaxrl-cartpole --seed 0 --run-dir runs/cartpole
+	$(BIN)/jaxrl train --preset purejaxrl-cartpole --seed 0 --run-dir runs/make-train
 
 test: $(STAMP)  ## The quick tests: a few minutes on two cores.
 	$(PYTEST) $(PYTEST_ARGS)
@@ -30,6 +30,17 @@ learning: $(STAMP)  ## Long real trainings that must reach a score.
 bench: $(STAMP)
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python "$$script" || exit 1; done
 
+docs: $(STAMP)  ## The documentation as a site, build/docs/site; every warning is an error.
+	rm -rf build/docs
+	mkdir -p build/docs
+	cp -R docs jaxrl zensical.toml CHANGELOG.md CONTRIBUTING.md build/docs
+	cd build/docs && ../../$(BIN)/zensical build --strict  # in a copy: it takes the folder .cache beside it for its own
+
+dist: $(STAMP)  ## The source distribution and, made from it, the wheel: into dist.
+	rm -rf dist
+	$(BIN)/uv build --quiet --python $(BIN)/python --no-build-isolation --out-dir dist
+	ls dist
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,7 +49,7 @@ lint: $(STAMP)
 lock: $(STAMP)  ## Resolve the dependencies anew: the newest that pyproject.toml allows.
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
-		--extra brax --extra envpool --extra data --extra flashbax --extra ray --extra test --extra dev pyproject.toml --output-file requirements.lock
+		--extra brax --extra envpool --extra data --extra flashbax --extra ray --extra test --extra docs --extra dev pyproject.toml --output-file requirements.lock
 
 setup: $(STAMP)
 

@@ -5,7 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,39 @@ def test_every_test_is_run_by_one_of_the_targets():
         for learning in (False, True):
             ran = {name for name, said in chosen.items() if eval(said, {"long": long, "learning": learning})}
             assert ran == ({"learning"} if learning else {"test-rest"} if long else {"test"})
+
+
+@pytest.mark.long
+def test_the_wheel_and_the_source_distribution_work_outside_the_checkout(tmp_path):
+    uv = Path(sys.executable).with_name("uv")
+    if not uv.exists():
+        pytest.skip("uv is not installed")
+    options = ["--quiet", "--offline", "--no-build-isolation", "--no-config"]
+    subprocess.run(
+        [uv, "build", *options, "--python", sys.executable, "--out-dir", tmp_path / "dist", ROOT], check=True
+    )
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for made in ("*.whl", "*.tar.gz"):
+        (package,) = (tmp_path / "dist").glob(made)
+        home = tmp_path / made.strip("*.")
+        venv.create(home, with_pip=False)
+        python = home / "bin" / "python"
+        # What jaxrl depends on is had from here, without a network; jaxrl itself, in editable form here, is not.
+        paths = {"base": str(home), "platbase": str(home)}
+        installed = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+        (installed / "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        subprocess.run([uv, "pip", "install", *options, "--no-deps", "--python", python, package], check=True)
+
+        def run(*words, home=home):
+            return subprocess.run(words, cwd=home, env=alone, capture_output=True, text=True)
+
+        where = run(python, "-c", "import jaxrl; print(jaxrl.__file__)").stdout
+        assert Path(where.strip()).is_relative_to(home), where
+        jaxrl = home / "bin" / "jaxrl"
+        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        assert run(jaxrl, "--version").stdout == f"jaxrl {version}\n"
+        assert "purejaxrl-cartpole" in run(jaxrl, "algos").stdout
+        words = "train ppo --env probe:ActionReward --total-steps 256 --num-envs 8 --rollout-length 8 --run-dir run"
+        trained = run(jaxrl, *words.split(), "--evaluation-episodes", "8")
+        assert trained.returncode == 0, trained.stderr
+        assert (home / "run" / "result.json").is_file()

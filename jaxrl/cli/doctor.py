@@ -66,7 +66,7 @@ def packages(required: Callable[[str], list[str] | None] = metadata.requires) ->
 def extras(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
     """Which optional parts are installed."""
     names = metadata.metadata("jaxrl").get_all("Provides-Extra") or []
-    for extra in sorted(set(names) - {"all", "dev", "test"}):
+    for extra in sorted(set(names) - {"all", "dev", "docs", "test"}):
         if all(_installed(member, NOTE).verdict == OK for member in _brought_by("jaxrl", extra, required)):
             yield Finding(OK, f"extra {extra}", "installed")
         else:

@@ -74,7 +74,7 @@ def drawing_of(env: Environment, observation_space: spaces.Space) -> Drawing:
         return Drawing(_see_observation, lambda x: image(x, bounds), 10.0)
     raise ConfigError(
         f"{env.name} cannot be drawn: its observation is {observation_space}, no image, and it has no drawing; "
-        f"these have: {', '.join(sorted(_DRAWINGS))}, and brax's; add one with jaxrl.drawings.register"
+        f"these have: {', '.join(sorted(_DRAWINGS))}, and brax's; add one with jaxrl.envs.drawings.register"
     )
 
 

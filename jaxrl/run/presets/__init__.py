@@ -6,7 +6,7 @@ preset (`tests/golden/presets.json` holds them).
 
 from jaxrl.core.errors import unknown
 from jaxrl.run.presets import batchppo, cleanrl, dqn, impala, purejaxrl, zoo
-from jaxrl.run.presets.preset import Preset
+from jaxrl.run.presets.description import Preset
 
 __all__ = ["PRESETS", "Preset", "preset"]
 

@@ -5,7 +5,7 @@ import math
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.ppo import PPO
 from jaxrl.networks import MLP, ActorCritic
-from jaxrl.run.presets.preset import Preset
+from jaxrl.run.presets.description import Preset
 
 
 def _batchppo(gamma: float, value_learning_rate: float | None, policy_factor: float, initial_log_std: float) -> PPO:

@@ -10,7 +10,7 @@ from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, ActionValues, ActorCritic, CategoricalValues, NatureCNN, QNetwork
 from jaxrl.networks.q_heads import QHead
 from jaxrl.run.presets import plain
-from jaxrl.run.presets.preset import Preset
+from jaxrl.run.presets.description import Preset
 
 _SOURCE = "github.com/vwxyzjn/cleanrl, cleanrl/{file}.py."
 

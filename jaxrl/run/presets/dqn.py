@@ -6,7 +6,7 @@ from jaxrl.algos.r2d2 import R2D2
 from jaxrl.core.schedules import Linear
 from jaxrl.core.sources import FrameStack
 from jaxrl.networks import LSTM, ActionValues, CategoricalValues, QNetwork
-from jaxrl.run.presets.preset import Preset
+from jaxrl.run.presets.description import Preset
 
 PRESETS = (
     Preset(

@@ -4,7 +4,7 @@ from jaxrl.algos.impala import IMPALA
 from jaxrl.algos.optimizers import RMSProp
 from jaxrl.core.schedules import Linear
 from jaxrl.networks import LSTM, ActorCritic, Core, ImpalaCNN, ImpalaResNet, Torso
-from jaxrl.run.presets.preset import Preset
+from jaxrl.run.presets.description import Preset
 
 
 def _impala(

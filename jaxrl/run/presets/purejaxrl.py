@@ -5,7 +5,7 @@ from jaxrl.algos.pqn import PQN
 from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, ActionValues, MinAtarCNN, QNetwork
 from jaxrl.run.presets import plain
-from jaxrl.run.presets.preset import Preset
+from jaxrl.run.presets.description import Preset
 
 
 def _purejaxrl_ppo(learning_rate: float, minibatches: int, activation: str) -> PPO:

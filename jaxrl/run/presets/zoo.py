@@ -7,7 +7,7 @@ from jaxrl.algos.ppo import PPO
 from jaxrl.core.schedules import Linear
 from jaxrl.networks import MLP, ActionValues, QNetwork
 from jaxrl.run.presets import plain
-from jaxrl.run.presets.preset import Preset
+from jaxrl.run.presets.description import Preset
 
 _SOURCE = "github.com/DLR-RM/rl-baselines3-zoo, hyperparams/{file}.yml, and Stable-Baselines3's own defaults."
 

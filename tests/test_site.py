@@ -1,0 +1,141 @@
+"""The documentation as a site: every page and every public name is in it, it builds strictly, and its links lead on."""
+
+import importlib
+import importlib.util
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import jaxrl
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+# The packages that list what they export to users.
+LISTED = ("jaxrl", "jaxrl.algos", "jaxrl.data", "jaxrl.envs", "jaxrl.networks")
+
+
+def pages(entries):
+    """The files that a navigation names."""
+    for entry in entries:
+        for target in entry.values():
+            yield from [target] if isinstance(target, str) else pages(target)
+
+
+def test_every_page_is_in_the_navigation():
+    config = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    named = list(pages(config["nav"]))
+    assert sorted(named) == sorted({str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")})
+
+
+# --- the reference -------------------------------------------------------------------------------------------------
+
+
+def looked_up(name):
+    """What "jaxrl.run.callbacks.Moment" stands for."""
+    found, parts = jaxrl, name.split(".")
+    for position, part in enumerate(parts[1:], 2):
+        if not hasattr(found, part):
+            importlib.import_module(".".join(parts[:position]))
+        found = getattr(found, part)
+    return found
+
+
+def public(module):
+    """What a module exports: what it lists, else what it defines."""
+    if hasattr(module, "__all__"):
+        return [getattr(module, name) for name in module.__all__]
+    own = [thing for name, thing in vars(module).items() if not name.startswith("_")]
+    return [thing for thing in own if getattr(thing, "__module__", None) == module.__name__]
+
+
+def test_every_public_name_stands_in_a_page_of_the_reference():
+    text = "\n".join(path.read_text() for path in sorted(REFERENCE.glob("*.md")))
+    entries = [looked_up(name) for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)]
+    shown = {id(entry) for entry in entries}
+    for module in filter(inspect.ismodule, entries):
+        shown |= {id(thing) for thing in public(module)}
+    for name in LISTED:
+        module = looked_up(name)
+        missing = [thing for thing in public(module) if not isinstance(thing, ModuleType) and id(thing) not in shown]
+        assert missing == [], name
+        for part in filter(inspect.ismodule, public(module)):  # jaxrl.networks and the like
+            assert [thing for thing in public(part) if callable(thing) and id(thing) not in shown] == [], part
+
+
+def test_every_public_name_says_what_it_is():
+    for module in map(looked_up, LISTED):
+        assert [thing for thing in public(module) if not inspect.getdoc(thing)] == []
+
+
+# --- the site ------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The anchors of a page, what it links to, and what it loads."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.anchors, self.links, self.loaded = set(), set(), set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href") is not None:
+            self.links.add(given["href"])
+        elif tag == "link" and given.get("rel") not in ("canonical", "next", "prev"):
+            self.loaded.add(given.get("href"))
+        elif tag in ("script", "img", "iframe", "source", "video") and given.get("src"):
+            self.loaded.add(given["src"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    if importlib.util.find_spec("zensical") is None:
+        pytest.skip("zensical is not installed: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    for name in ("docs", "jaxrl"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("zensical.toml", "CHANGELOG.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, folder / name)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder / "site"
+
+
+@pytest.mark.long
+def test_every_link_of_the_site_leads_on_and_nothing_is_loaded_from_elsewhere(site):
+    read = {path: Page(path.read_text()) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+    assert len(read) > 50
+    problems = []
+    for path, page in read.items():
+        for link in sorted(page.links | page.loaded):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                problems += [f"{path.name} loads {link}"] if link in page.loaded else []
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            if not target.is_file():
+                problems.append(f"{path.relative_to(site)}: {link} leads nowhere")
+            elif parts.fragment and target in read and unquote(parts.fragment) not in read[target].anchors:
+                problems.append(f"{path.relative_to(site)}: {link} has no such anchor")
+    assert problems == []
+
+
+@pytest.mark.long
+def test_equations_are_drawn_without_a_script(site):
+    for path in sorted((site / "algorithms").glob("*.html")):
+        text = path.read_text()
+        assert "<math" in text or path.stem == "bc", path
+        assert "$$" not in text and "\x02" not in text, path  # 2: Markdown took a sign of an equation for its own
