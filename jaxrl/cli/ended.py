@@ -7,7 +7,6 @@ more, so the result is printed again. Whatever differs goes the ordinary way, wh
 import contextlib
 import json
 import os
-import secrets
 import sys
 import zlib
 from collections.abc import Mapping
@@ -18,7 +17,8 @@ from jaxrl.cli import table
 from jaxrl.cli.flags import written
 from jaxrl.cli.runs import Given
 from jaxrl.cli.values import ReadPart, ReadSchedule
-from jaxrl.run.ending import has_ended
+from jaxrl.core import files
+from jaxrl.run.ending import has_ended, read_result
 
 # Flags that make no other run.
 _NO_OTHER_RUN = ("run_dir", "overwrite", "progress", "wandb")
@@ -32,9 +32,8 @@ def answer(given: Given) -> bool:
     if path is None or run["overwrite"] or run["distributed"] or not has_ended(path):
         return False
     try:
-        record = json.loads((Path(path) / "result.json").read_text())
-        environment = json.loads((Path(path) / "config.json").read_text())["environment"]
-        if record["stopped"] not in _AT_ITS_END or record["command"] != _command(given):
+        record, environment = read_result(path), files.read_json(Path(path) / "config.json")["environment"]
+        if record.get("stopped") not in _AT_ITS_END or record.get("command") != _command(given):
             return False
         name = ":".join(part for part in (environment.get("suite"), environment.get("name")) if part)
         lines = report(record, given.groups[1].title, name, Path(path).absolute())
@@ -47,16 +46,14 @@ def answer(given: Given) -> bool:
 def remember(given: Given, path: Path) -> None:
     """Writes into the result of a run by which flags it came about."""
     file = path / "result.json"
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
     try:
-        times = file.stat()
-        temporary.write_text(json.dumps(json.loads(file.read_text()) | {"command": _command(given)}, indent=2) + "\n")
-        # As old as it was: should another process have started the run again by now, this is not its result.
-        os.utime(temporary, ns=(times.st_atime_ns, times.st_mtime_ns))
-        os.replace(temporary, file)
+        times, record = file.stat(), files.read_json(file) | {"command": _command(given)}
+        with files.replacing(file) as new:
+            json.dump(record, new, indent=2)
+            new.flush()
+            # As old as it was: should another process have started the run again by now, this is not its result.
+            os.utime(new.name, ns=(times.st_atime_ns, times.st_mtime_ns))
     except (OSError, ValueError) as error:  # a full disk: the ordinary way remains
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         print(f"warning: {file} could not be written: {error}", file=sys.stderr)
 
 

@@ -71,15 +71,23 @@ def decode(value: Any) -> Any:
         raise ConfigError("the configuration is nested too deeply to be one that jaxrl wrote") from None
 
 
-def decode_fields(cls: Any, fields: Mapping[str, Any], **made: Any) -> Any:
-    """An instance of the dataclass `cls` from what `encode_fields` gave, and fields that are made already.
+def decode_fields(cls: Any, fields: Mapping[str, Any], **given: Any) -> Any:
+    """An instance of the dataclass `cls` from what `encode_fields` gave, and fields that are given as they are.
 
     Raises:
       ConfigError: it has no such field, or a value does not fit it.
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be made from a file")
-    values = {name: decode(item) for name, item in fields.items()} | made
+    return made(cls, {name: decode(item) for name, item in fields.items()} | given)
+
+
+def made(cls: Any, values: Mapping[str, Any]) -> Any:
+    """An instance of the dataclass `cls` with these values, each of the type that its field is annotated with.
+
+    Raises:
+      ConfigError: it has no such field, or a value does not fit it.
+    """
     name = registry.name_of(cls) or cls.__name__
     known = {field.name for field in dataclasses.fields(cls)}
     if strange := sorted(set(values) - known):
@@ -89,10 +97,12 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **made: Any) -> Any:
         if not _fits(item, hints.get(field, Any)):
             raise ConfigError(f"{name} cannot have {field}={_shown(item)}")
     if not cls.__dataclass_params__.init:  # its __init__ takes something else than its fields
-        made = cls.__new__(cls)
+        if lacking := sorted(known - set(values)):
+            raise ConfigError(f"{name} lacks {', '.join(lacking)}")
+        bare = cls.__new__(cls)
         for field, item in values.items():
-            object.__setattr__(made, field, item)
-        return made
+            object.__setattr__(bare, field, item)
+        return bare
     try:
         return cls(**values)
     except ConfigError:
@@ -162,10 +172,11 @@ def _decode_array(array, shape, dtype):
         raise ConfigError(f"an array of a configuration has the shape {_shown(shape)}")
     size = math.prod(shape)
     if size > _LARGEST_ARRAY or not isinstance(array, list) or len(array) not in (1, size):
-        raise ConfigError(f"an array of a configuration of shape {shape} has {len(array)} values")
+        many = len(array) if isinstance(array, list) else _shown(array)
+        raise ConfigError(f"an array of a configuration of shape {_shown(shape)} has {many} values")
     try:
         values = np.asarray([_decode(item) for item in array], kind)
-        return np.array(np.broadcast_to(values, (size,))).reshape(shape)
+        return np.broadcast_to(values, (size,)).reshape(shape)  # of one number no more memory than that
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"an array of a configuration cannot be read: {error}") from error
 

@@ -12,6 +12,8 @@ import numpy as np
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 
+_LARGEST = 1 << 26  # numbers of an element
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Box:
@@ -21,6 +23,9 @@ class Box:
       low, high: bounds, scalars or arrays that broadcast to `shape`; infinities are allowed.
       shape: shape of one element.
       dtype: its dtype.
+
+    Raises:
+      ConfigError: a dtype that is not of numbers, or more than 2^26 of them.
     """
 
     low: Any
@@ -29,9 +34,11 @@ class Box:
     dtype: Any = np.float32
 
     def __post_init__(self):
-        dtype = np.dtype(self.dtype)
+        dtype = _number_dtype(self.dtype)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        if math.prod(self.shape) > _LARGEST:
+            raise ConfigError(f"a Box of shape {self.shape} has more than {_LARGEST:,} numbers")
         for name in ("low", "high"):
             bound = np.broadcast_to(np.asarray(getattr(self, name), dtype), self.shape)
             object.__setattr__(self, name, bound)
@@ -94,7 +101,7 @@ class Discrete:
 
     def __post_init__(self):
         object.__setattr__(self, "n", int(self.n))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "dtype", _number_dtype(self.dtype))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,7 +124,7 @@ class MultiDiscrete:
 
     def __post_init__(self):
         object.__setattr__(self, "nvec", tuple(int(n) for n in np.ravel(self.nvec)))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "dtype", _number_dtype(self.dtype))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -135,7 +142,7 @@ class MultiDiscrete:
 class Dict:
     """Named spaces; an element is a dictionary with the same keys, in sorted order as JAX keeps them."""
 
-    items: tuple[tuple[str, Any], ...]
+    items: tuple[tuple[str, "Space"], ...]
 
     def __init__(self, spaces: Mapping[str, Any]):
         object.__setattr__(self, "items", tuple(sorted(dict(spaces).items())))
@@ -158,6 +165,13 @@ ArraySpace = Box | Discrete | MultiDiscrete  # an element is one array
 Space = ArraySpace | Dict
 
 registry.add("space", Box, Discrete, MultiDiscrete, Dict)
+
+
+def _number_dtype(dtype: Any) -> np.dtype:
+    found = np.dtype(dtype)
+    if found.kind in "OSUMm" or found.itemsize > 8:
+        raise ConfigError(f"a space has the dtype {found.name!r:.40}; numbers of at most 8 bytes are taken")
+    return found
 
 
 def expect[Kind: Space](space: Space, *kinds: type[Kind]) -> Kind:

@@ -37,15 +37,16 @@ class TfRecordWriter:
         self._waiting.append(record)
         self._size += len(record)
         if self._size >= _AT_ONCE:
-            self._flush()
+            self.flush()
 
     def close(self) -> None:
         try:
-            self._flush()
+            self.flush()
         finally:
             self._file.close()
 
-    def _flush(self):
+    def flush(self) -> None:
+        """Hands what was kept back to the system."""
         lengths = [struct.pack("<Q", len(record)) for record in self._waiting]
         sums = masked_crc32c([*lengths, *self._waiting]).astype("<u4").tobytes()
         of_lengths, of_records = sums[: len(sums) // 2], sums[len(sums) // 2 :]
@@ -53,6 +54,7 @@ class TfRecordWriter:
             at = slice(4 * i, 4 * i + 4)
             self._file.write(b"".join((length, of_lengths[at], record, of_records[at])))
         self._waiting, self._size = [], 0
+        self._file.flush()
 
 
 @contextlib.contextmanager

@@ -85,11 +85,32 @@ def check(
         copied = saved and (on_cpu or place == "the host")
         what = "the replay and an asynchronous save's copy of it need" if copied else "the replay needs"
         problems.append(
-            f"{what} {_readable(bytes_needed)} of {place}, where {_readable(bytes_free)} are free; what would fit is "
+            f"{what} {readable(bytes_needed)} of {place}, where {readable(bytes_free)} are free; what would fit is "
             f"{fitting}" + ("; or leave the replay out of checkpoints" if copied else "")
         )
     if problems:
         raise ConfigError(problems)
+
+
+def rollout_problems(row_bytes: int, num_envs: int, rollout_length: int, devices: list[jax.Device]) -> list[str]:
+    """Why rollouts of so many steps of so many environments cannot be; empty if they can.
+
+    Args:
+      row_bytes: what a step takes of one environment.
+      num_envs: over all devices, which share them evenly.
+      rollout_length: steps of each.
+      devices: of all processes together.
+    """
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    what = f"rollouts of rollout_length={rollout_length} steps of num_envs={num_envs} environments"
+    if num_envs * rollout_length >= 2**31:
+        return [f"{what} have 2^31 steps or more; use fewer"]
+    on_cpu = here[0].platform == "cpu"
+    needed = row_bytes * num_envs * rollout_length * (len(here) if on_cpu else 1) // len(devices)
+    free = free_on_host() if on_cpu else free_on_device(here[0])
+    if free is None or needed <= free * _HEADROOM:
+        return []
+    return [f"{what} need {readable(needed)}, where {readable(free)} are free; use fewer of either"]
 
 
 def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
@@ -105,12 +126,13 @@ def check_rings(made: PyTree, devices: list[jax.Device]) -> None:
     if free is not None and each > free * _HEADROOM:
         place = "this machine" if on_cpu else f"each of {len(devices)} devices"
         raise ConfigError(
-            f"the dataset's rows need {_readable(each)} of {place}, where {_readable(free)} are free; "
+            f"the dataset's rows need {readable(each)} of {place}, where {readable(free)} are free; "
             "use a part of it, more devices, or more memory"
         )
 
 
-def _readable(count: float) -> str:
+def readable(count: float) -> str:
+    """A number of bytes with its unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxrl.core import files
 from jaxrl.core.config import flatten
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Axes, Chart
@@ -112,7 +113,8 @@ def plot_runs(
         color = _COLORS[index % len(_COLORS)]
         steps, values = _align([run.curve(metric) for run in members])
         plural = f"{len(members)} runs" if len(members) > 1 else "1 run"
-        axes.plot(steps, interquartile_mean(values), color=color, label=f"{label} ({plural})" if label else plural)
+        name = _plain(f"{label} ({plural})") if label else plural
+        axes.plot(steps, interquartile_mean(values), color=color, label=name)
         if len(members) > 1:
             low, high = bootstrap_interval([values], confidence=confidence, resamples=resamples, seed=seed)
             axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
@@ -206,20 +208,30 @@ def _as_run(run: Plottable, index: int) -> Run:
 
 def _title(config: Mapping[str, Any]) -> str:
     """'PPO on gymnax:CartPole-v1', as far as the configuration says."""
-    algorithm = config.get("algorithm", {}).get("type", "").rpartition(":")[2].upper()
-    environment = config.get("environment", {})
-    place = ":".join(environment[key] for key in ("suite", "name") if environment.get(key))
-    return " on ".join(part for part in (algorithm, place) if part)
+    algorithm, environment = (
+        found if isinstance(found := config.get(name), Mapping) else {} for name in ("algorithm", "environment")
+    )
+    place = ":".join(str(environment[key]) for key in ("suite", "name") if environment.get(key))
+    return " on ".join(part for part in (str(algorithm.get("type", "")).rpartition(":")[2].upper(), place) if part)
 
 
 def _figure(title: str, metric: str = TRAINING) -> "tuple[Chart, Axes]":
     from jaxrl.plots import chart  # matplotlib takes seconds to import, and not every run is drawn
 
-    return chart.empty(title, "return" if metric in (EVALUATION, TRAINING) else metric)
+    return chart.empty(_plain(title), "return" if metric in (EVALUATION, TRAINING) else _plain(metric))
+
+
+def _plain(text: str) -> str:
+    """Text of files as it stands: between two $ matplotlib would read a formula."""
+    return text[:200].replace("$", r"\$")
 
 
 def _saved(figure: "Chart", out: str | os.PathLike | None) -> "Chart":
     if out is not None:
+        kind, known = Path(out).suffix.removeprefix(".").lower() or "png", figure.canvas.get_supported_filetypes()
+        if kind not in known:
+            raise unknown("format of pictures", f".{kind}", [f".{name}" for name in known], f"of {out}")
         Path(out).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out)
+        with files.replacing(out, "wb") as file:
+            figure.savefig(file, format=kind)
     return figure

@@ -34,6 +34,7 @@ from jax.experimental import multihost_utils
 
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.types import PyTree
+from jaxrl.parallel import memory
 from jaxrl.run import host_copy
 from jaxrl.run import manifest as manifests
 from jaxrl.run.manifest import Damaged, Manifest
@@ -208,7 +209,7 @@ class Checkpointer:
         try:
             if leader:
                 shutil.rmtree(building, ignore_errors=True)
-                building.mkdir(parents=True)
+                building.mkdir()  # not its parents: of a run directory that was deleted nothing comes back
             _barrier("checkpoint folder")
             for entry in record.leaves:
                 entry.crc32 = manifests.checksum(arrays[entry.name])
@@ -333,6 +334,10 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
     if problems:
         raise CheckpointError(f"checkpoint {path} does not fit this configuration:\n  " + "\n  ".join(problems))
     entries = [entry for entry in record.leaves if entry.name in wanted]
+    for entry in entries:
+        if (entry.data_dtype, entry.data_shape) != manifests.stored_as(wanted[entry.name]):
+            raise Damaged(f"leaf {entry.name} is said to lie there as {entry.data_dtype}{list(entry.data_shape)}")
+    _check_memory(path, entries)
     names = [entry.name for entry in entries if math.prod(entry.data_shape)]
     arrays: dict[str, np.ndarray] = {}
     if names:
@@ -361,6 +366,20 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
             raise Damaged(f"leaf {entry.name} does not match its checksum")
         leaves[entry.name] = host_copy.put(value, wanted[entry.name], entry.key_impl)
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in wanted]), record
+
+
+def _check_memory(path: Path, entries: list[manifests.Leaf]) -> None:
+    """Whether there is room for the arrays that the manifest promises, before any is made.
+
+    Raises:
+      CheckpointError: there is not.
+    """
+    needed = sum(math.prod(entry.data_shape) * jax.numpy.dtype(entry.data_dtype).itemsize for entry in entries)
+    free = memory.free_on_host()
+    if free is not None and needed > free:
+        raise CheckpointError(
+            f"checkpoint {path} needs {memory.readable(needed)} of memory, where {memory.readable(free)} are free"
+        )
 
 
 def _folder(step: int) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import socket
 import tempfile
@@ -12,14 +11,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from jaxrl.core import files
 from jaxrl.core.config import decode, encode, flatten
-from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 
 MAY_CHANGE = ("total_steps", "logging")  # fields, or groups of them, that a resumed run may have otherwise
 
 FORMAT = 1  # of config.json; a change that earlier files do not survive takes the next number
 
 _FILES = ("config.json", "metrics.jsonl", "metrics.csv", "learning_curve.png", "result.json")
+_FOLDERS = ("checkpoints", "tensorboard")
 _ABSENT = object()
 
 
@@ -49,18 +50,19 @@ class RunDirectory:
         may_change: Iterable[str] = MAY_CHANGE,
     ):
         self.path = Path(path).absolute()
+        _check_name(self.path)
         self.config: dict[str, Any] = json.loads(json.dumps(config))
         self._lock: IO[str] | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path)
             _probe(self.path)
-            for left in self.path.glob(".*.json.*.tmp"):  # by a process that was killed
-                left.unlink()
+            _check_links(self.path)
+            files.clear_temporaries(self.path)
             if overwrite:
                 _delete_run(self.path)
             self.resumed = self._compare(tuple(may_change))
-            write_json(self.path / "config.json", {"format": FORMAT} | self.config)
+            files.write_json(self.path / "config.json", {"format": FORMAT} | self.config)
         except OSError as error:
             self.close()
             raise RunDirectoryError(f"cannot write to the run directory {self.path}: {error}") from error
@@ -91,6 +93,24 @@ class RunDirectory:
     @property
     def result(self) -> Path:
         return self.path / "result.json"
+
+    def check(self) -> None:
+        """Whether the directory is still there, and this one.
+
+        Raises:
+          CheckpointError: it was deleted or moved, so that nothing could be saved any more.
+        """
+        try:
+            if self._lock is None or os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock.fileno())):
+                return
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:
+            return  # whoever writes next will be told what it is
+        raise CheckpointError(
+            f"the run directory {self.path} was deleted or moved while the run was under way; nothing more can be "
+            "saved there, so the run ends"
+        )
 
     def close(self) -> None:
         """Gives the lock back. May be called twice."""
@@ -123,7 +143,18 @@ class RunDirectory:
                 f"{self.path} holds a run of another configuration (there -> now):\n  " + "\n  ".join(lines) + "\n"
                 "use the same settings to resume it, another --run-dir, or --overwrite to delete it and start again"
             )
+        self._check_checkpoints()
         return True
+
+    def _check_checkpoints(self) -> None:
+        """Whether what was logged can be gone on from; else it would be dropped without a word."""
+        # A run that was killed before its first checkpoint has made the folder, and has no result.
+        lost = not self.checkpoints.is_dir() or (self.result.exists() and not any(_steps(self.path)))
+        if lost and self.metrics_jsonl.is_file() and self.metrics_jsonl.stat().st_size:
+            raise RunDirectoryError(
+                f"{self.path} holds the metrics of a run, but its checkpoints are gone, so it cannot be resumed; put "
+                f"{self.checkpoints.name}/ back, use another --run-dir, or --overwrite to delete it and start again"
+            )
 
 
 def read_config(path: str | os.PathLike) -> dict[str, Any]:
@@ -134,10 +165,10 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
     """
     file = Path(path) / "config.json"
     try:
-        config = json.loads(file.read_text())
+        config = files.read_json(file)
     except FileNotFoundError:
         raise RunDirectoryError(f"{path} is not a run directory: it has no config.json") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{file} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise RunDirectoryError(f"{file} is not a configuration: it holds a {type(config).__name__}")
@@ -149,22 +180,6 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
             f"{file} has format {found!r}, and this jaxrl reads format {FORMAT}; use the jaxrl that wrote it"
         )
     return config
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file in one piece: readers see the old contents or the new, never a part."""
-    # A new file under a random name: what the directory holds may be a link to elsewhere.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "x") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], may_change: Iterable[str] = ()) -> list[str]:
@@ -190,20 +205,39 @@ def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
+def _check_name(path: Path) -> None:
+    """Whether Orbax, which takes names in UTF-8 alone, could write there."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise RunDirectoryError(
+            f"the name of the run directory {os.fsencode(path)!r} is not UTF-8, so no checkpoint could be saved in it; "
+            "use another --run-dir"
+        ) from None
+
+
+def _check_links(path: Path) -> None:
+    """Whether the folders that a run writes to are in its directory, and not links to elsewhere."""
+    for name in _FOLDERS:
+        if (path / name).is_symlink():
+            raise RunDirectoryError(
+                f"{path / name} is a link to {os.readlink(path / name)!r}; a run writes to its own directory only: "
+                "move the folder to the place of the link, or use another --run-dir"
+            )
+
+
 def _lock(path: Path) -> IO[str]:
     """The open lock file. The system gives the lock back when the process ends, however it does."""
-    # A link would have another file overwritten.
-    file = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
+    file = files.open_to_append(path / ".lock")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
         file.close()
+        with files.open_to_read(path / ".lock") as found:
+            holder = found.read(200).decode(errors="replace").strip() or "another process"
         raise RunDirectoryError(
             f"the run directory {path} is in use by {holder}; wait for it to end, or use another --run-dir"
         ) from None
-    file.seek(0)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
@@ -235,7 +269,7 @@ def _delete_run(path: Path) -> None:
         shutil.rmtree(step)
     for events in (path / "tensorboard").glob("events.out.tfevents.*"):
         events.unlink()
-    for folder in (path / "checkpoints", path / "tensorboard"):
+    for folder in (path / name for name in _FOLDERS):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     (path / "config.json").unlink()  # last, so that an interrupted deletion can be taken up again

@@ -1,7 +1,14 @@
-"""Whether a run has ended, from its files alone. Nothing here imports JAX."""
+"""Whether a run has ended, and how, from its files alone. Nothing here imports JAX."""
 
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from jaxrl.core import files
+
+_NUMBERS = ("total_steps", "steps_per_second", "wall_seconds")
 
 
 def has_ended(path: str | os.PathLike) -> bool:
@@ -10,4 +17,29 @@ def has_ended(path: str | os.PathLike) -> bool:
         # The lock's file is written whenever a run starts.
         return (Path(path) / "result.json").stat().st_mtime_ns >= (Path(path) / ".lock").stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def read_result(path: str | os.PathLike) -> dict[str, Any]:
+    """What the run in this directory wrote into `result.json`; empty where there is none that a run could have."""
+    try:
+        record = files.read_json(Path(path) / "result.json")
+    except (OSError, ValueError):
+        return {}
+    fits = (
+        isinstance(record, dict)
+        and isinstance(record.get("stopped"), str)
+        and isinstance(record.get("problem"), str | None)
+        and all(is_number(record.get(name)) for name in _NUMBERS)
+        and isinstance(found := record.get("evaluation"), Mapping)
+        and all(is_number(value) or isinstance(value, float) for value in found.values())
+    )
+    return record if fits else {}
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
         return False

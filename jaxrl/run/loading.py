@@ -1,5 +1,6 @@
 """What a run left behind, read back from its directory."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from jaxrl import envs
 from jaxrl.algos.base import field_problems
 from jaxrl.core import registry, spaces
 from jaxrl.core.config import decode
-from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.keys import held_out_seed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
@@ -45,7 +46,8 @@ class LoadedRun:
     @property
     def held_out_seed(self) -> int:
         """A seed whose episodes no evaluation of the run has played, to judge what those chose."""
-        return held_out_seed(self.config.get("seed") or 0)
+        seed = self.config.get("seed") or 0
+        return held_out_seed(seed if type(seed) is int and seed >= 0 else 0)
 
     def __repr__(self) -> str:
         return f"LoadedRun({type(self.algo).__name__} on {self.env.name} at step {self.step:,})"
@@ -94,19 +96,21 @@ def load_run(
     config = read_config(path)
     if missing := [name for name in _NEEDED if name not in config]:
         raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
-    algo = _algorithm(config["algorithm"]) if algo is None else algo
-    if env is None:
+    given = envs.make(env) if isinstance(env, str) else env
+    with _described(path):
+        algo = _algorithm(config["algorithm"]) if algo is None else algo
         if not isinstance(config["environment"], dict):
             raise ConfigError("config.json describes no environment under 'environment'")
-        env = from_config(config["environment"])
-    else:
-        env = envs.make(env) if isinstance(env, str) else env
-        _check_spaces(config["environment"], env)
-    env = envs.prepared(env)
-    spec = env_spec(env)
-    algo = algo.resolve(spec, 0)  # a policy has no environments
-    initial = resolve_schedules(algo, 0.0)
-    learner = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
+        if given is None:
+            given = from_config(config["environment"])
+        else:
+            _check_spaces(config["environment"], given)
+        env = envs.prepared(given)
+        spec = env_spec(env)
+        algo = algo.resolve(spec, 0)  # a policy has no environments
+        initial = resolve_schedules(algo, 0.0)
+        learner = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
+        steps = _steps_in_all(config, algo)
     # The rest of the state is left out of the template, and so is not read.
     left_out: Any = None
     template = RunState(
@@ -123,8 +127,21 @@ def load_run(
     if best:
         step = checkpoint.best_step(directory)
     state, step, _ = checkpoint.restore(directory, template, step, partial=True)
-    final = resolve_schedules(algo, _progress(config, algo, step))
+    final = resolve_schedules(algo, min(step / steps, 1.0) if steps else 1.0)
     return LoadedRun(Policy(final, final.actor(state.learner), spec), algo, env, config, step)
+
+
+@contextlib.contextmanager
+def _described(path):
+    """Errors of what is made as config.json says are errors of that file: its values fit their fields alone."""
+    try:
+        yield
+    except (JaxrlError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{path / 'config.json'} does not describe a run that can be made here: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _algorithm(config):
@@ -154,8 +171,8 @@ def _form(space):
     return (space.shape, space.dtype) if isinstance(space, spaces.Box) else space
 
 
-def _progress(config, algo, step):
-    """The fraction of the run that was done; a run ends with a whole iteration, which may go over `total_steps`."""
+def _steps_in_all(config, algo):
+    """The environment steps of the run; it ends with a whole iteration, which may go over `total_steps`."""
     total, topology = config["total_steps"], decode(config["topology"])
     if not isinstance(total, int) or total < 0:
         raise ConfigError(f"config.json: total_steps={total!r} must be a whole number")
@@ -164,4 +181,4 @@ def _progress(config, algo, step):
             raise ConfigError("config.json names no topology under 'topology'")
         rows = topology.steps_per_iteration(algo)
         total = -(-total // rows) * rows
-    return min(step / total, 1.0) if total else 1.0
+    return total

@@ -1,16 +1,25 @@
 """Where metrics go: `metrics.jsonl` is the truth; CSV, TensorBoard and Weights & Biases are views of it."""
 
+import collections
 import contextlib
 import csv
 import json
 import math
 import os
+import socket
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from jaxrl.core.errors import MissingExtraError
+from jaxrl.core import files
+from jaxrl.core.errors import MissingExtraError, RunDirectoryError
+from jaxrl.data.tfrecord import TfRecordWriter
+from jaxrl.run.ending import is_number
+
+_MOST_WAITING = 10_000  # rows for a logger that fails
+_LONGEST_PAUSE = 64  # rows between two attempts
 
 
 class Logger(Protocol):
@@ -25,37 +34,49 @@ class JSONLLogger:
 
     Rows of an earlier run are kept; a last line that was cut short is removed. Every row is on disk, as far as the
     process is concerned, when `write` returns.
+
+    Raises:
+      RunDirectoryError: there is something else than a file that can be written to.
     """
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._rewrite(math.inf)
-        self._file: IO[str] = open(self.path, "a")
+        self._file = self._opened(math.inf)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {"step": int(step)} | {name: _finite(value) for name, value in metrics.items()}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        end = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+        line = (json.dumps(row) + "\n").encode()
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self._file.fileno(), line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), end)  # no half of a line: all of it will be written again
+            raise
 
     def truncate_after(self, step: int) -> None:
         """Drops the rows later than `step`: those that a run killed after that checkpoint will write again."""
         self._file.close()
-        self._rewrite(step)
-        self._file = open(self.path, "a")
+        self._file = self._opened(step)
 
     def close(self) -> None:
         self._file.close()
 
-    def _rewrite(self, last: float) -> None:
-        """Leaves the whole rows up to step `last`, in one replacement; nothing where that changes nothing."""
-        if not self.path.is_file():
-            return
-        text = self.path.read_text()
-        rows = [row for row in _rows(text) if row["step"] <= last]
-        kept = "".join(json.dumps(row) + "\n" for row in rows)
-        if kept != text:
-            _replace(self.path, kept)
+    def _opened(self, last: float) -> IO[str]:
+        """The file with the whole rows up to step `last`; written anew, in one piece, where that changes something."""
+        try:
+            if self.path.is_file():
+                text = _text(self.path)
+                kept = "".join(json.dumps(row) + "\n" for row in _rows(text) if row["step"] <= last)
+                if kept != text:
+                    with files.replacing(self.path) as file:
+                        file.write(kept)
+            return files.open_to_append(self.path)
+        except OSError as error:
+            raise RunDirectoryError(f"metrics cannot be written to {self.path}: {error}") from error
 
 
 class CSVLogger:
@@ -73,15 +94,17 @@ class CSVLogger:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._rows += 1
         if self._rows >= self._next:
-            self._next = 2 * self._rows
             write_csv(self.path, read_metrics(self._source))
+            self._next = 2 * self._rows
 
     def close(self) -> None:
         write_csv(self.path, read_metrics(self._source))
 
 
 class TensorBoardLogger:
-    """TensorBoard events, written by tensorboardX.
+    """TensorBoard events, in the messages of tensorboardX.
+
+    Not by its own writer, whose thread dies of a full disk, so that whoever writes waits for ever.
 
     Args:
       directory: where the event files go.
@@ -91,22 +114,36 @@ class TensorBoardLogger:
     def __init__(self, directory: str | os.PathLike, *, resumed_at: int | None = None):
         self._directory = Path(directory)
         self._purge = None if resumed_at is None else resumed_at + 1
-        self._writer: Any = None  # opened by the first row, before which its import has time
+        self._file: TfRecordWriter | None = None  # opened by the first row, and anew after a failure
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._writer is None:
-            from tensorboardX import SummaryWriter
+        from tensorboardX import summary  # before the first row, its import has time
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
 
-            earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # the names have whole seconds only
-            suffix = f".{earlier}"
-            self._writer = SummaryWriter(str(self._directory), purge_step=self._purge, filename_suffix=suffix)
-        for name, value in metrics.items():
-            if value is not None and math.isfinite(value):  # it has no null, and tensorboardX complains of the others
-                self._writer.add_scalar(name, float(value), step)
+        finite = {name: float(x) for name, x in metrics.items() if x is not None and math.isfinite(x)}
+        values = [value for name, x in finite.items() for value in summary.scalar(name, x).value]
+        file, self._file = self._file or self._opened(), None
+        file.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
+        file.flush()
+        self._file = file
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _opened(self):
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._directory.mkdir(exist_ok=True)
+        earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # the names have whole seconds only
+        now = time.time()
+        file = TfRecordWriter(self._directory / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{earlier}")
+        file.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        if self._purge is not None:
+            started = SessionLog(status=SessionLog.START)
+            file.write(Event(step=self._purge, wall_time=now, session_log=started).SerializeToString())
+        return file
 
 
 class WandbLogger:
@@ -147,73 +184,106 @@ class WandbLogger:
 
 
 class Loggers:
-    """Writes to several loggers. One that fails is named in one warning and switched off; training goes on."""
+    """Writes to several loggers. One that fails is named in one warning; training goes on.
+
+    Its rows wait for it to work again, up to a limit beyond which the oldest are lost. They are counted at the end.
+    """
 
     def __init__(self, loggers: Sequence[Logger]):
-        self.active: list[Logger] = list(loggers)
+        self._outlets = [_Outlet(logger) for logger in loggers]
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        for logger in list(self.active):
-            try:
-                logger.write(step, metrics)
-            except Exception as error:  # whatever a backend raises
-                self._switch_off(logger, error)
+        for outlet in self._outlets:
+            outlet.write(step, metrics)
 
     def close(self) -> None:
-        for logger in list(self.active):
-            try:
-                logger.close()
-            except Exception as error:
-                self._switch_off(logger, error)
-        self.active = []
+        """Closes them; may be called twice."""
+        outlets, self._outlets = self._outlets, []
+        for outlet in outlets:
+            outlet.close()
 
-    def _switch_off(self, logger: Logger, error: Exception) -> None:
-        self.active.remove(logger)
-        with contextlib.suppress(Exception):
-            logger.close()
-        warnings.warn(
-            f"{type(logger).__name__} failed and is disabled; training continues: {type(error).__name__}: {error}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+
+class _Outlet:
+    """A logger, and the rows that it has not taken yet."""
+
+    def __init__(self, logger: Logger):
+        self._logger = logger
+        self._waiting: collections.deque[tuple[int, Mapping[str, float]]] = collections.deque()
+        self._lost = self._failures = self._pause = 0
+        self._told = False
+
+    def write(self, step, metrics):
+        self._waiting.append((step, metrics))
+        if len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft()
+            self._lost += 1
+        self._pause -= 1
+        if self._pause <= 0:
+            self._attempt(self._empty)
+
+    def close(self):
+        self._attempt(self._empty)
+        self._attempt(self._logger.close)
+        if lost := self._lost + len(self._waiting):
+            self._warn(f"did not take {lost} rows of metrics, which are lost there")
+
+    def _empty(self):
+        while self._waiting:
+            self._logger.write(*self._waiting[0])
+            self._waiting.popleft()
+        self._failures = 0
+
+    def _attempt(self, work):
+        try:
+            work()
+        except Exception as error:  # whatever a backend raises
+            self._failures += 1
+            self._pause = min(2**self._failures, _LONGEST_PAUSE)
+            if not self._told:
+                self._warn(f"failed; training continues, and it is tried again: {type(error).__name__}: {error}")
+            self._told = True
+
+    def _warn(self, what):
+        warnings.warn(f"{type(self._logger).__name__} {what}", RuntimeWarning, stacklevel=5)
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`, less what was cut short; none where there is no such file."""
+    """The rows of a `metrics.jsonl`, less what was cut short or is no number; none where there is no such file.
+
+    Raises:
+      RunDirectoryError: it cannot be read.
+    """
     path = Path(path)
-    return _rows(path.read_text()) if path.is_file() else []
+    try:
+        return _rows(_text(path)) if path.is_file() else []
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error}") from error
 
 
 def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes rows as a table, in one piece; columns in the order of their first appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row)) or ["step"]
-    temporary = Path(f"{path}.tmp")
-    with open(temporary, "w", newline="") as file:
+    with files.replacing(path) as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
-    os.replace(temporary, path)
+
+
+def _text(path: Path) -> str:
+    with files.open_to_read(path) as file:
+        return file.read().decode(errors="replace")
 
 
 def _rows(text: str) -> list[dict[str, Any]]:
     rows = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
+        if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < 2**63:
+            rows.append({name: value for name, value in row.items() if value is None or is_number(value)})
     return rows
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _finite(value: Any) -> Any:

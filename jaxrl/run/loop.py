@@ -139,7 +139,7 @@ class Loop:
                 under_way.wait()
 
     def _train(self, loggers, display, directory, checkpointer):
-        self.display, self.checkpointer = display, checkpointer
+        self.display, self.checkpointer, self.directory = display, checkpointer, directory
         self._place()
         if directory is not None:
             self.background["imports"] = BackgroundTask(import_later_modules)
@@ -321,6 +321,8 @@ class Loop:
         self.history.append(row)
         metrics = {name: value for name, value in row.items() if name != "step"}
         self.newest |= metrics
+        if self.directory is not None:
+            self.directory.check()
         self.loggers.write(int(row["step"]), metrics)
         if self.display is not None:
             # Of an evaluation in a thread the step is an earlier one.

@@ -3,7 +3,6 @@
 import dataclasses
 import datetime
 import json
-import os
 import platform
 import zlib
 from collections.abc import Mapping
@@ -15,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core.errors import CheckpointError
+from jaxrl.core import files
+from jaxrl.core.config import made
+from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.types import PyTree
 
 FILE = "manifest.json"
@@ -85,11 +86,14 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 def leaf_entry(name: str, leaf: Any) -> Leaf:
     """The entry of a leaf of the state, its checksum still to come."""
     shape, dtype = _signature(leaf)
-    if is_key(leaf):
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        return Leaf(name, dtype, shape, str(data.dtype), tuple(data.shape), str(jax.random.key_impl(leaf)))
-    data = np.asarray(leaf) if _is_number(leaf) else leaf
-    return Leaf(name, dtype, shape, str(data.dtype), tuple(data.shape))
+    return Leaf(name, dtype, shape, *stored_as(leaf), str(jax.random.key_impl(leaf)) if is_key(leaf) else None)
+
+
+def stored_as(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    """The dtype and the shape in which a leaf lies on disk."""
+    data = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+    data = np.asarray(data) if _is_number(data) else data
+    return str(data.dtype), tuple(data.shape)
 
 
 def checksum(array: Any) -> int | None:
@@ -120,12 +124,7 @@ def write(path: Path, record: Manifest) -> None:
     """Writes a manifest in one piece: all of it is there, or none."""
     body = dataclasses.asdict(record)
     body["crc32"] = _body_checksum(body)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w") as file:
-        json.dump(body, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    files.write_json(path, body)
 
 
 def read(path: Path) -> Manifest:
@@ -136,7 +135,7 @@ def read(path: Path) -> Manifest:
       CheckpointError: a newer jaxrl wrote it, in a format unknown here.
     """
     try:
-        body = json.loads(path.read_text())
+        body = files.read_json(path)
     except FileNotFoundError:
         raise Damaged("the manifest is missing, so the save was not completed") from None
     except (ValueError, OSError) as error:
@@ -144,15 +143,20 @@ def read(path: Path) -> Manifest:
     expected = body.pop("crc32", None) if isinstance(body, dict) else None
     if expected is None or expected != _body_checksum(body):
         raise Damaged("the manifest does not match its checksum")
-    if body["format"] > FORMAT:
+    if isinstance(newer := body.get("format"), int) and newer > FORMAT:
         raise CheckpointError(
-            f"{path} has format {body['format']}, written by jaxrl {body['jaxrl_version']}; this jaxrl "
+            f"{path} has format {newer}, written by jaxrl {body.get('jaxrl_version', '?')!s:.40}; this jaxrl "
             f"{_version('jaxrl')} reads up to {FORMAT}: install that version"
         )
-    for entry in body["leaves"]:
-        entry["shape"], entry["data_shape"] = tuple(entry["shape"]), tuple(entry["data_shape"])
-    body["leaves"] = [Leaf(**entry) for entry in body["leaves"]]
-    return Manifest(**body)
+    try:
+        return made(Manifest, body | {"leaves": [_leaf(entry) for entry in body.get("leaves", ())]})
+    except (ConfigError, TypeError) as error:
+        raise Damaged(f"the manifest is none: {error}") from error
+
+
+def _leaf(entry):
+    shapes = {name: tuple(entry[name]) for name in ("shape", "data_shape") if name in entry}
+    return made(Leaf, entry | shapes)
 
 
 def _body_checksum(body: dict[str, Any]) -> int:

@@ -12,7 +12,6 @@ processes each has such a directory of its own environments, `host-00001-of-0000
 
 import concurrent.futures
 import dataclasses
-import json
 import os
 import shutil
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl.core import spaces
+from jaxrl.core import files, spaces
 from jaxrl.core.errors import ConfigError, JaxrlError, RecordingError
 from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe
@@ -28,7 +27,6 @@ from jaxrl.data import features
 from jaxrl.data.episodes import CUT_OFF, Episode
 from jaxrl.data.rlds import RldsWriter, host_directory
 from jaxrl.data.rows import EpisodeCutter
-from jaxrl.run.directory import write_json
 from jaxrl.run.export import configuration_hash
 
 _OWNER = "recording.json"
@@ -86,7 +84,7 @@ class Record:
         if not folder.exists() or (folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())):
             return []
         try:
-            owner = json.loads((folder / _OWNER).read_text())["run"]
+            owner = files.read_json(folder / _OWNER)["run"]
         except (OSError, ValueError, LookupError, TypeError):
             return [f"path={str(folder)!r} exists and is not a recording; use another, or move it away"]
         if run_dir is None or owner != _relative(run_dir, folder):
@@ -140,7 +138,7 @@ class Recorder:
         """The run begins or goes on at `step`: what was recorded from there on goes."""
         self._begun_at = step
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._folder / _OWNER, {"run": self._run_dir and _relative(self._run_dir, self._folder)})
+        files.write_json(self._folder / _OWNER, {"run": self._run_dir and _relative(self._run_dir, self._folder)})
         for path in self._folder.glob(f"{_PART}*"):
             if path.name.removeprefix(_PART).isdecimal() and int(path.name.removeprefix(_PART)) >= step:
                 path.rename(path.with_name(f".{path.name}.removed"))  # never half of it at its place

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxrl.core import files
 from jaxrl.core.config import encode
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.core.keys import held_out_seed
@@ -23,7 +24,7 @@ from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.plots.curves import plot_run
 from jaxrl.run.checkpoint import Checkpointer
-from jaxrl.run.directory import MAY_CHANGE, RunDirectory, read_config, write_json
+from jaxrl.run.directory import MAY_CHANGE, RunDirectory, read_config
 from jaxrl.run.evaluation import Evaluation, evaluate
 from jaxrl.run.plotting import as_run, plot_runs
 from jaxrl.run.policy import Policy
@@ -175,7 +176,7 @@ def policy_at(algo, learner, progress):
 def write_result(result: Result, directory: RunDirectory) -> None:
     """Writes the result and its learning curve; a disk that is full by then costs no more than that."""
     try:
-        write_json(directory.result, result.record())
+        files.write_json(directory.result, result.record())
         if result.metrics:
             plot_runs([directory.path], directory.learning_curve)
     except OSError as error:

@@ -19,11 +19,12 @@ from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.parallel.ray.remote import connect
 from jaxrl.run.directory import difference, read_config, with_new_fields
+from jaxrl.run.ending import read_result
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
 from jaxrl.run.training import Topology, default_topology, train
-from jaxrl.sweeps.search import configurations
+from jaxrl.sweeps.search import checked_seeds, configurations
 from jaxrl.sweeps.sweep import SweepResult
 
 _LONGEST_NAME = 100  # of a directory, of the 255 that file systems allow
@@ -94,7 +95,7 @@ def launch(
     """
     algo = make_algorithm(algo) if isinstance(algo, str) else algo
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
-    seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    seeds = checked_seeds(seeds)
     problems = [
         f"{name}={value} must be at least {least}"
         for name, value, least in (
@@ -106,7 +107,6 @@ def launch(
         )
         if value < least
     ]
-    problems += [] if seeds else ["seeds: at least one"]
     if topology is not None and num_envs is not None:
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
     if problems:
@@ -136,7 +136,7 @@ def launch(
     }
     errors = _run(asked, cpus_per_run, gpus_per_run, restarts, address, len(settings) * len(seeds), progress)
     wall = time.monotonic() - began
-    rate = sum(_result(run_dirs[place][index]).get("total_steps", 0) for place, index in asked) / max(wall, 1e-9)
+    rate = sum(read_result(run_dirs[place][index]).get("total_steps", 0) for place, index in asked) / max(wall, 1e-9)
     return _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall)
 
 
@@ -200,20 +200,12 @@ def _name(setting: Mapping[str, Any]) -> str:
     return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _result(run_dir: Path) -> dict[str, Any]:
-    """What a run wrote about its end; empty if it has not."""
-    try:
-        return json.loads((run_dir / "result.json").read_text())
-    except (OSError, ValueError):
-        return {}
-
-
 def _ended(run_dir, config) -> bool:
     """Whether the run of this configuration is there and over, and was evaluated as it asks.
 
     Of another one in its place `train` complains, with what differs; one evaluated otherwise it evaluates again.
     """
-    record = _result(run_dir)
+    record = read_result(run_dir)
     if record.get("stopped") not in _ENDED:
         return False
     if record["stopped"] == "finished" and record["total_steps"] < config["total_steps"]:
@@ -230,7 +222,7 @@ def _ended(run_dir, config) -> bool:
 
 def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall) -> Experiments:
     steps = np.asarray([total_steps * (point + 1) // points for point in range(points)])
-    records = [[_result(path) for path in paths] for paths in run_dirs]
+    records = [[read_result(path) for path in paths] for paths in run_dirs]
     rows = [[read_metrics(path / "metrics.jsonl") for path in paths] for paths in run_dirs]
     names = sorted({name for some in rows for those in some for row in those for name in row} - {"step", "seconds"})
     metrics = {

@@ -1,11 +1,12 @@
-import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from jaxrl.core.errors import RunDirectoryError
+from jaxrl.core import files
+from jaxrl.core.errors import CheckpointError, RunDirectoryError
 from jaxrl.run import directory as run_directory
 from jaxrl.run.directory import RunDirectory, difference, read_config
 
@@ -104,14 +105,6 @@ def test_a_broken_configuration_is_told(tmp_path, text):
         read_config(tmp_path / "nowhere")
 
 
-def test_json_is_written_in_one_piece(tmp_path):
-    path = tmp_path / "result.json"
-    run_directory.write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        run_directory.write_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}
-
-
 def test_links_in_the_directory_lead_nowhere(tmp_path):
     target, path = tmp_path / "precious", tmp_path / "run"
     path.mkdir()
@@ -119,19 +112,70 @@ def test_links_in_the_directory_lead_nowhere(tmp_path):
     for name in (".probe", ".config.json.tmp", ".result.json.tmp", "config.json.tmp"):
         (path / name).symlink_to(target)
     with RunDirectory(path, CONFIG) as run:
-        run_directory.write_json(run.result, {})
+        run.result.symlink_to(target)
+        files.write_json(run.result, {})
     assert target.read_text() == "precious"
-    (path / ".lock").unlink()
-    (path / ".lock").symlink_to(target)
-    with pytest.raises(RunDirectoryError, match="cannot write to the run directory"):
-        RunDirectory(path, CONFIG)
+    for make in (lambda lock: lock.symlink_to(target), os.mkfifo):
+        (path / ".lock").unlink()
+        make(path / ".lock")
+        with pytest.raises(RunDirectoryError, match="cannot write to the run directory"):
+            RunDirectory(path, CONFIG)
     assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
+def test_folders_elsewhere_are_neither_written_to_nor_deleted(tmp_path, name):
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "run"
+    (elsewhere / "000000000064").mkdir(parents=True)
+    RunDirectory(path, CONFIG).close()
+    (path / name).symlink_to(elsewhere)
+    for overwrite in (False, True):
+        with pytest.raises(RunDirectoryError, match=f"{name} is a link to .*elsewhere.*writes to its own directory"):
+            RunDirectory(path, CONFIG, overwrite=overwrite)
+    assert [found.name for found in elsewhere.iterdir()] == ["000000000064"]
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path):
-    (tmp_path / ".config.json.abc123.tmp").write_text("half")
+    (tmp_path / ".config.json.0123456789abcdef.tmp").write_text("half")
     with RunDirectory(tmp_path, CONFIG) as run:
         assert [file.name for file in sorted(run.path.iterdir())] == [".lock", "config.json"]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_metrics_whose_checkpoints_are_gone_are_kept(tmp_path, ended):
+    with RunDirectory(tmp_path, CONFIG) as run:
+        run.metrics_jsonl.write_text('{"step": 64}\n')
+        run.checkpoints.mkdir()
+    RunDirectory(tmp_path, CONFIG).close()  # it was killed before its first checkpoint
+    if ended:
+        run.result.write_text("{}")
+    else:
+        run.checkpoints.rmdir()
+    with pytest.raises(RunDirectoryError, match="checkpoints are gone.*put checkpoints/ back.*--overwrite"):
+        RunDirectory(tmp_path, CONFIG)
+    assert run.metrics_jsonl.read_text() == '{"step": 64}\n'
+    with RunDirectory(tmp_path, CONFIG, overwrite=True) as run:
+        assert not run.resumed and not run.metrics_jsonl.exists()
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "another"])
+def test_a_directory_that_disappears_is_noticed(tmp_path, how):
+    with RunDirectory(tmp_path / "run", CONFIG) as run:
+        run.check()
+        if how == "deleted":
+            shutil.rmtree(run.path)
+        else:
+            run.path.rename(tmp_path / "moved")
+        if how == "another":
+            RunDirectory(run.path, CONFIG).close()
+        with pytest.raises(CheckpointError, match="run directory .*/run was deleted or moved while the run"):
+            run.check()
+
+
+def test_a_name_that_orbax_could_not_write_to_is_refused(tmp_path):
+    with pytest.raises(RunDirectoryError, match=r"run\\xff.* is not UTF-8"):
+        RunDirectory(os.path.join(os.fsencode(tmp_path), b"run\xff").decode(errors="surrogateescape"), CONFIG)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_configuration_that_is_nested_deeply_is_told(tmp_path):

@@ -1,6 +1,8 @@
 import csv
+import errno
 import json
 import math
+import os
 import sys
 import types
 import warnings
@@ -8,8 +10,20 @@ import warnings
 import numpy as np
 import pytest
 
-from jaxrl.core.errors import MissingExtraError
-from jaxrl.run.loggers import CSVLogger, JSONLLogger, Loggers, TensorBoardLogger, WandbLogger, read_metrics
+from jaxrl.core.errors import MissingExtraError, RunDirectoryError
+from jaxrl.data.tfrecord import records
+from jaxrl.plots.curves import plot_run
+from jaxrl.run import loggers as loggers_module
+from jaxrl.run.loggers import (
+    CSVLogger,
+    JSONLLogger,
+    Loggers,
+    TensorBoardLogger,
+    WandbLogger,
+    read_metrics,
+    write_csv,
+)
+from jaxrl.run.plotting import as_run
 
 
 def test_jsonl_rows_come_back(tmp_path):
@@ -89,29 +103,49 @@ def test_wandb_gets_rows_and_is_finished(monkeypatch):
 
 
 class Broken:
+    """Fails until it is repaired."""
+
     def __init__(self):
-        self.writes = self.closes = 0
+        self.rows, self.attempts, self.closes, self.repaired = [], 0, 0, False
 
     def write(self, step, metrics):
-        self.writes += 1
-        raise ConnectionError("the server is down")
+        self.attempts += 1
+        if not self.repaired:
+            raise ConnectionError("the server is down")
+        self.rows.append(step)
 
     def close(self):
         self.closes += 1
-        raise ConnectionError("still down")
+        if not self.repaired:
+            raise ConnectionError("still down")
 
 
-def test_a_failing_logger_warns_once_and_is_switched_off(tmp_path):
+def test_a_failing_logger_warns_once_and_gets_its_rows_when_it_works_again(tmp_path):
     broken, jsonl = Broken(), JSONLLogger(tmp_path / "metrics.jsonl")
     loggers = Loggers([broken, jsonl])
-    with pytest.warns(RuntimeWarning, match="Broken failed and is disabled.*ConnectionError: the server is down"):
+    with pytest.warns(RuntimeWarning, match="Broken failed; training continues.*ConnectionError: the server is down"):
         loggers.write(1, {"a": 1.0})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loggers.write(2, {"a": 1.0})
+        for step in range(2, 40):
+            loggers.write(step, {"a": 1.0})
+        assert broken.attempts <= 6, "it is tried less and less often"
+        broken.repaired = True
         loggers.close()
-    assert (broken.writes, broken.closes) == (1, 1)
-    assert len(read_metrics(jsonl.path)) == 2
+        loggers.close()
+    assert broken.rows == list(range(1, 40)) and broken.closes == 1
+    assert len(read_metrics(jsonl.path)) == 39
+
+
+def test_rows_that_are_lost_are_counted(monkeypatch):
+    monkeypatch.setattr(loggers_module, "_MOST_WAITING", 5)
+    loggers = Loggers([Broken()])
+    with pytest.warns(RuntimeWarning) as warned:
+        for step in range(8):
+            loggers.write(step, {"a": 1.0})
+        loggers.close()
+    told = [str(one.message) for one in warned]
+    assert len(told) == 2 and "Broken did not take 8 rows of metrics" in told[1]
 
 
 def test_a_logger_that_fails_to_close_warns(tmp_path):
@@ -122,11 +156,91 @@ def test_a_logger_that_fails_to_close_warns(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_full_disk_does_not_stop_training(tmp_path):
+def test_a_disk_that_was_full_costs_no_row(tmp_path):
     jsonl = JSONLLogger(tmp_path / "metrics.jsonl")
-    jsonl._file = open("/dev/full", "w")
-    csv_logger = CSVLogger(tmp_path / "metrics.csv", jsonl.path)
-    loggers = Loggers([jsonl, csv_logger])
-    with pytest.warns(RuntimeWarning, match="JSONLLogger failed.*No space left"):
+    tensorboard = TensorBoardLogger(tmp_path / "tensorboard")
+    disk, jsonl._file = jsonl._file, open("/dev/full", "w")
+    (tmp_path / "tensorboard").symlink_to("/dev/full")  # no folder can be there
+    loggers = Loggers([jsonl, tensorboard, CSVLogger(tmp_path / "metrics.csv", jsonl.path)])
+    with pytest.warns(RuntimeWarning) as warned:
         loggers.write(1, {"a": 1.0})
-    assert loggers.active == [csv_logger]
+    told = sorted(str(one.message) for one in warned)
+    assert len(told) == 2 and "JSONLLogger failed" in told[0] and "No space left" in told[0]
+    assert "TensorBoardLogger failed" in told[1]
+    jsonl._file.close()
+    jsonl._file = disk
+    (tmp_path / "tensorboard").unlink()
+    loggers.write(2, {"a": 2.0})
+    loggers.write(3, {"a": 3.0})
+    loggers.close()
+    assert [row["a"] for row in read_metrics(jsonl.path)] == [1.0, 2.0, 3.0]
+    (events,) = (tmp_path / "tensorboard").glob("events.out.tfevents.*")
+    with records(events) as read:
+        assert len(read(0, 4)) == 4, "the format, and three rows"
+
+
+def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
+    """As a disk that is full after some bytes leaves it."""
+    logger, write = JSONLLogger(tmp_path / "metrics.jsonl"), os.write
+    sizes = iter([5])
+
+    def full(descriptor, data):
+        if (size := next(sizes, 0)) == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:size])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            logger.write(1, {"a": 1.0})
+    logger.write(1, {"a": 1.0})
+    logger.close()
+    assert logger.path.read_text() == '{"step": 1, "a": 1.0}\n'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 2, "a": "text"}',
+        b'{"step": 2, "a": {"b": [1]}}',
+        b'{"step": 2, "a": ' + b"9" * 400 + b"}",
+        b'{"step": 2, "a": true}',
+        b'{"step": 2, "a": NaN}',
+        b'{"step": true, "a": 1}',
+        b'{"step": ' + b"9" * 30 + b', "a": 1}',
+        b'{"step": -3, "a": 1}',
+        b'{"step": 2, "a": ' + b"[" * 100_000,
+        b"\xff\xfe\x00",
+        b"\x80" * 10,
+        b"null",
+    ],
+    ids=lambda line: repr(line[:24]),
+)
+def test_lines_that_jaxrl_did_not_write_are_passed_over(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "a": 1.0}\n' + line + b'\n{"step": 3, "a": 3.0}\n')
+    assert [row["a"] for row in read_metrics(path) if "a" in row] == [1.0, 3.0]
+    plot_run(as_run("run", {}, read_metrics(path)), tmp_path / "curve.png")
+    logger = JSONLLogger(path)
+    logger.write(4, {"a": 4.0})
+    logger.close()
+    assert [row["a"] for row in read_metrics(path) if "a" in row] == [1.0, 3.0, 4.0]
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(RunDirectoryError, match="metrics cannot be written"):
+        JSONLLogger(tmp_path / "metrics.jsonl")
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_links_are_not_written_through(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text('{"step": 1}\n')
+    (tmp_path / "metrics.jsonl").symlink_to(precious)
+    with pytest.raises(RunDirectoryError, match="metrics cannot be written"):
+        JSONLLogger(tmp_path / "metrics.jsonl")
+    for name in ("metrics.csv", "metrics.csv.tmp"):
+        (tmp_path / name).symlink_to(precious)
+    write_csv(tmp_path / "metrics.csv", [{"step": 1}])
+    assert precious.read_text() == '{"step": 1}\n' and not (tmp_path / "metrics.csv").is_symlink()

@@ -1,0 +1,112 @@
+"""Files that somebody else may have made: read within bounds, and written where they lie and nowhere else."""
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import stat
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO, Any
+
+LARGEST = 1 << 26  # bytes of a file that is read as a whole
+DEEPEST = 200  # objects and lists within one another
+
+
+def open_to_read(path: str | os.PathLike) -> IO[bytes]:
+    """The open file, which is a regular one: a pipe or a device would be waited for.
+
+    Raises:
+      OSError: it cannot be read.
+    """
+    return _regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", path)
+
+
+def open_to_append(path: str | os.PathLike) -> IO[str]:
+    """The open file, a regular one in this very place: a link would have another file written to.
+
+    Raises:
+      OSError: it cannot be written to.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return _regular(os.open(path, flags, 0o666), "a", path)
+
+
+def read_json(path: str | os.PathLike) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+      OSError: it cannot be read, or is no regular file.
+      ValueError: it is too large, nested too deeply, or no JSON.
+    """
+    with open_to_read(path) as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST >> 20} MiB")
+    return parse_json(data)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON text stands for.
+
+    Raises:
+      ValueError: it is nested too deeply, or no JSON.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level, depth = [value], 0
+    while level := [item for one in level for item in _children(one)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError("it is nested too deeply")
+    return value
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
+    """A file to write, which takes the place of the one at `path` in one piece: all of it is there then, or none.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    path = Path(path)
+    # A new file under a random name: what lies in the directory may be a link to elsewhere.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    as_text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    try:
+        with open(temporary, mode.replace("w", "x"), **as_text) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Writes a JSON file in one piece."""
+    with replacing(path) as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+
+
+def clear_temporaries(directory: Path) -> None:
+    """Removes what processes left that were killed while they wrote."""
+    for left in directory.glob(f".*.{'[0-9a-f]' * 16}.tmp"):
+        left.unlink()
+
+
+def _regular(descriptor, mode, path):
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
+
+
+def _children(value):
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
