@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import operator
 import os
 import zlib
@@ -214,7 +215,11 @@ def read_fields(features: Any) -> list[Field]:
             visit(feature.feature, names)
         elif isinstance(feature, tf.Text):
             found.append(Field("/".join(names), None, (), "text"))
-        elif type(feature) in (tf.Tensor, tf.Scalar) and np.dtype(feature.np_dtype).kind not in "OSU":
+        elif (
+            type(feature) in (tf.Tensor, tf.Scalar)
+            and np.dtype(feature.np_dtype).kind not in "OSU"
+            and None not in feature.shape
+        ):
             encoding = feature.to_json_content().encoding or "none"
             found.append(Field("/".join(names), np.dtype(feature.np_dtype), tuple(feature.shape), encoding))
         else:
@@ -240,7 +245,7 @@ def read_example(record: bytes, fields: list[Field], where: str) -> dict[str, An
             raise DatasetError(f"{where}: {field.name} is missing")
         try:
             found[field.name] = _read(field, *features[field.name])
-        except (ValueError, zlib.error) as error:
+        except Exception as error:  # decoders of images raise what they like
             raise DatasetError(f"{where}: {field.name} cannot be read: {error}") from error
     return found
 
@@ -255,12 +260,12 @@ def _read(field, kind, payload):
     if field.encoding == "text":
         texts = [bytes(x).decode() for x in examples.strings(payload)]
         return np.asarray(texts) if field.of_steps else texts[0]
-    size = field.dtype.itemsize * int(np.prod(field.shape))
+    size = field.dtype.itemsize * math.prod(field.shape)
     if field.encoding == "none":
         values = examples.numbers(kind, payload)
         values = values.view(np.uint64) if field.dtype == np.uint64 else values.astype(field.dtype)
     elif field.encoding == "zlib":
-        values = np.frombuffer(bytearray().join(zlib.decompress(x) for x in examples.strings(payload)), field.dtype)
+        values = np.frombuffer(bytearray().join(_inflated(x, size) for x in examples.strings(payload)), field.dtype)
     else:
         values = np.ascontiguousarray(examples.equal_strings(payload, size)).reshape(-1).view(field.dtype)
     values = values.reshape(-1, *field.shape)
@@ -269,6 +274,14 @@ def _read(field, kind, payload):
     if len(values) != 1:
         raise ValueError(f"it has {len(values)} values where one should be")
     return values[0] if field.shape else values[0].item()
+
+
+def _inflated(data, size):
+    """The bytes of one step; no more of them than its shape has are ever made."""
+    found = (decoder := zlib.decompressobj()).decompress(data, size + 1)
+    if len(found) != size or not decoder.eof:
+        raise ValueError(f"it does not decompress to the {size} bytes of its shape")
+    return found
 
 
 def as_episode(values: Mapping[str, Any]) -> Episode:

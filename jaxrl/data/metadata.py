@@ -5,11 +5,13 @@ whose `metadata.json` has no spaces: both would run whatever code a file asks fo
 JSON, and only what stands in the tables below passes.
 """
 
-import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl.core import files
 from jaxrl.core.errors import DatasetError
 
 _KIND_KEYS = ("pythonClassName", "python_class_name", "type")  # the last: as TFDS wrote it before 4.5
@@ -47,6 +49,12 @@ _FROM_JSON = frozenset(
     )
 )
 
+_MOST_SHARDS = 100_000  # of a split; TFDS numbers them by five digits
+_LONGEST_NAME = 200
+_LARGEST = 1 << 26  # numbers of an element of a space
+# TFDS hands them to `str.format`, which would take attributes and widths.
+_TEMPLATE = re.compile(r"(?:[\w.+=@ -]|\{[A-Z_]+\}|/(?!\.\./))*")
+
 DATA_FORMATS = ("hdf5", "arrow", "parquet")
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 SPACE_KINDS = ("Box", "Dict", "Discrete", "MultiBinary", "MultiDiscrete", "Text", "Tuple")
@@ -62,12 +70,56 @@ def check_features(path: Path) -> None:
         raise DatasetError(f"{path} {problem}; it is not opened")
 
 
+def check_info(path: Path) -> None:
+    """Whether a `dataset_info.json` names no class that is not allowed, no file elsewhere, and no endless shards.
+
+    Raises:
+      DatasetError: it does, or the file is no such JSON.
+    """
+    found = _parsed(path)
+    if not isinstance(found, dict):
+        raise DatasetError(f"{path} cannot be read: it holds a {type(found).__name__}")
+    if problem := _first(_info_problems(found)):
+        raise DatasetError(f"{path} {problem}; it is not opened")
+
+
+def _info_problems(found):
+    yield from _feature_problems(found.get("features"))
+    for text in (found.get("name"), found.get("fileFormat"), found.get("file_format")):
+        if isinstance(text, str) and not _is_name(text):
+            yield f"has the name {text!r:.80}, which would lead elsewhere"
+    for split in found.get("splits") or ():
+        if not isinstance(split, dict):
+            yield f"has the split {split!r:.80}"
+            return
+        if not _is_name(split.get("name", "")):
+            yield f"has a split of the name {split.get('name')!r:.80}, which would lead elsewhere"
+        for key in ("filepathTemplate", "filepath_template"):
+            template = split.get(key, "")
+            if not isinstance(template, str) or len(template) > _LONGEST_NAME or not _inside(template):
+                yield f"has the {key} {template!r:.80}, which would lead elsewhere"
+        for key in ("shardLengths", "shard_lengths"):
+            lengths = split.get(key, ())
+            if not isinstance(lengths, list | tuple) or len(lengths) > _MOST_SHARDS:
+                yield f"has more than {_MOST_SHARDS:,} shards"
+            elif wrong := [n for n in lengths if not re.fullmatch(r"\d{1,15}", str(n))]:
+                yield f"has a shard of {wrong[0]!r:.80} episodes"
+
+
+def _is_name(text):
+    return isinstance(text, str) and len(text) <= _LONGEST_NAME and "/" not in text and text not in (".", "..")
+
+
+def _inside(template):
+    return _TEMPLATE.fullmatch(template) is not None and not template.startswith(("/", "../")) and template != ".."
+
+
 def read_minari(path: Path) -> Mapping[str, Any]:
     """A Minari dataset's `metadata.json`, which says how it is stored and has both of its spaces.
 
     Raises:
       DatasetError: a space is missing or of a kind that Minari does not have, so that Minari would build the
-        environment that the file names; or the file is no such JSON.
+        environment that the file names; it has more episodes than its files could hold; or the file is no such JSON.
     """
     found = _parsed(path)
     if not isinstance(found, dict) or found.get("data_format") not in DATA_FORMATS:
@@ -82,14 +134,17 @@ def read_minari(path: Path) -> Mapping[str, Any]:
             )
         if problem := _first(_space_problems(_parsed(path, text), name)):
             raise DatasetError(f"{path}: {problem}; it is not opened")
+    episodes, held = found.get("total_episodes", 0), sum(x.lstat().st_size for x in path.parent.rglob("*"))
+    if not isinstance(episodes, int) or not 0 <= episodes <= held:
+        raise DatasetError(f"{path} promises {episodes!r:.80} episodes, and there are {held:,} bytes of data")
     return found
 
 
 def _parsed(path, text=None):
     try:
-        return json.loads(path.read_text() if text is None else text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise DatasetError(f"{path} cannot be read: {error!r}") from error
+        return files.read_json(path) if text is None else files.parse_json(text)
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path} cannot be read: {error}") from error
 
 
 def _first(problems: Iterator[str]) -> str | None:
@@ -115,7 +170,7 @@ def _feature_problems(node: Any) -> Iterator[str]:
     for key in ("json", "content"):
         if isinstance(node.get(key), str):
             try:
-                inner = json.loads(node[key])
+                inner = files.parse_json(node[key])
             except ValueError:
                 yield f"has a feature whose {key!r} is no JSON"
             else:
@@ -129,6 +184,11 @@ def _space_problems(space: Any, where: str) -> Iterator[str]:
         return
     if "dtype" in space and space["dtype"] not in DTYPES:
         yield f"{where} has dtype {space['dtype']!r:.80}; allowed are {', '.join(DTYPES)}"
+    for key in ("shape", "n") if kind != "Discrete" else ():
+        sizes = space.get(key, [])
+        sizes = sizes if isinstance(sizes, list) else [sizes]
+        if not all(type(n) is int and n >= 0 for n in sizes) or math.prod(sizes) > _LARGEST:
+            yield f"{where} has {key} {sizes!r:.80}; spaces have at most {_LARGEST:,} numbers"
     children = space.get("subspaces")
     named = (
         children.items() if isinstance(children, dict) else enumerate(children if isinstance(children, list) else ())

@@ -5,6 +5,7 @@ Minari stores no last step's action and reward, no discount, and no word for epi
 next. The first come back as zeros, the second as the endings imply, and the third only where we wrote them.
 """
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,12 +15,16 @@ import jax
 import numpy as np
 
 from jaxrl.core.errors import DatasetError, MissingExtraError
+from jaxrl.core.files import open_to_read
 from jaxrl.core.types import PyTree
 from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode, implied_discount
 from jaxrl.data.metadata import read_minari
 
 DESCRIPTION = "Written by jaxrl, images without loss."  # of a dataset whose arrays are elements of jaxrl's spaces
 _AT_ONCE = 64  # episodes that are read while a file is open
+_PACKED = 1100  # the most that HDF5's compression makes of a byte is 1032
+_MOST_ARRAYS = 100_000  # of all episodes that are read at once
+_DEEPEST = 20  # groups within one another
 
 
 def package(data_format: str = "hdf5") -> Any:
@@ -78,6 +83,7 @@ class MinariReader:
         self._first = first_integers(self._dataset.observation_space), first_integers(action_space)
         if described.get("description") != DESCRIPTION and _counts(action_space):
             self._first = self._first[0], action_space.low
+        self._hdf5 = self.path / "data" / "main_data.hdf5" if data_format == "hdf5" else None
         # Of files that are not HDF5 it takes an episode of many rows for several, and those that follow for others.
         self._at_once = _AT_ONCE if data_format == "hdf5" else 1
 
@@ -90,6 +96,8 @@ class MinariReader:
         while done < len(places):
             together = places[done : done + self._at_once]
             try:
+                if self._hdf5 is not None:
+                    check_hdf5(self._hdf5, together)
                 for found in zip(storage.get_episodes(together), storage.get_episode_metadata(together), strict=True):
                     done += 1
                     yield found
@@ -116,6 +124,38 @@ class MinariReader:
     def summary(self, record: Any, where: str) -> dict[str, Any]:
         """`Episode.summary`; Minari reads an episode as a whole."""
         return self.episode(record, where).summary
+
+
+def check_hdf5(path: Path, episodes: Iterable[int]) -> None:
+    """Whether what the file holds of these episodes lies in it, and is no larger than it could have been packed.
+
+    Raises:
+      ValueError: it does not.
+    """
+    import h5py
+
+    with open_to_read(path), h5py.File(path, "r") as file:
+        most, seen = _PACKED * path.stat().st_size + (1 << 20), itertools.count()
+
+        def visit(group, name, depth):
+            nonlocal most
+            link = group.get(name, getlink=True)
+            if not isinstance(link, h5py.HardLink) or depth > _DEEPEST or next(seen) > _MOST_ARRAYS:
+                raise ValueError(f"{name!r:.80} is a link, nested too deeply, or one of too many")
+            found = group[name]
+            if isinstance(found, h5py.Group):
+                for child in found:
+                    visit(found, child, depth + 1)
+                return
+            if found.external or found.is_virtual:
+                raise ValueError(f"{name!r:.80} lies in another file")
+            most -= found.nbytes
+            if most < 0:
+                raise ValueError(f"{name!r:.80} has {found.nbytes:,} bytes, more than the file could hold")
+
+        for episode in episodes:
+            if f"episode_{episode}" in file:  # else Minari tells of it
+                visit(file, f"episode_{episode}", 0)
 
 
 def _as_episode(stored, metadata, where, first_observation, first_action):

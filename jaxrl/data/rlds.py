@@ -15,7 +15,7 @@ from jaxrl.core.errors import ConfigError, DatasetError, unknown
 from jaxrl.data import episodes as rules
 from jaxrl.data import features, tfrecord
 from jaxrl.data.episodes import Episode
-from jaxrl.data.metadata import check_features
+from jaxrl.data.metadata import check_features, check_info
 from jaxrl.data.order import runs
 from jaxrl.data.staging import Staging
 
@@ -174,6 +174,7 @@ class RldsReader:
         if missing:
             raise DatasetError(f"{path} is not a TFDS dataset: it has no {' and no '.join(missing)}")
         check_features(self.path / "features.json")
+        check_info(self.path / "dataset_info.json")
         try:
             builder = tfds.builder_from_directory(os.fspath(self.path))
             info = builder.info
@@ -196,9 +197,12 @@ class RldsReader:
         if lacking := [name for name in self.absent if name in _MANDATORY]:
             raise DatasetError(f"{path}: the steps have no {', no '.join(lacking)}; RLDS needs them")
         self._files = [os.fspath(file) for file in splits[split].filepaths]
-        self._starts = np.concatenate([[0], np.cumsum(splits[split].shard_lengths)]).astype(np.int64)
         if gone := [file for file in self._files if not os.path.isfile(file)]:
             raise DatasetError(f"{path} is incomplete: {gone[0]} is missing")
+        for file, count in zip(self._files, splits[split].shard_lengths, strict=True):
+            if count > (size := os.path.getsize(file)):
+                raise DatasetError(f"{path} promises {count:,} episodes in {file}, which has {size:,} bytes")
+        self._starts = np.concatenate([[0], np.cumsum(splits[split].shard_lengths)]).astype(np.int64)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -246,7 +250,7 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
       DatasetError: as `RldsReader`; or they differ in a field, or that of a host is missing.
     """
     whole = Path(path)
-    found = _datasets(whole) if whole.is_dir() and not (whole / _NEEDED[0]).exists() else []
+    found = _datasets(whole, _HOST) if whole.is_dir() and not (whole / _NEEDED[0]).exists() else []
     if not found:
         return [RldsReader(path, split=split)]
     names = {child.name for child in whole.iterdir()}
@@ -266,14 +270,14 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
     return readers
 
 
-def _datasets(folder):
-    """Those in a directory; what a process wrote may be one, or the parts of a recording."""
+def _datasets(folder, hosts=None):
+    """Those in a directory; what a process wrote (`hosts`) may be one, or the parts of a recording."""
     below = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     found = []
     for child in below:
         if (child / _NEEDED[0]).is_file():
             found.append(child)
-        elif _HOST.fullmatch(child.name):
+        elif hosts is not None and hosts.fullmatch(child.name):
             found += _datasets(child)
     return found
 

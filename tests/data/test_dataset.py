@@ -247,7 +247,7 @@ def test_damage_is_told_and_never_read_as_something_else(tmp_path):
     for name, damage, message in (
         ("no features", lambda copy: (copy / "features.json").unlink(), "no features.json"),
         ("no info", lambda copy: (copy / "dataset_info.json").unlink(), "no dataset_info.json"),
-        ("bad info", lambda copy: (copy / "dataset_info.json").write_text("{"), "cannot be opened"),
+        ("bad info", lambda copy: (copy / "dataset_info.json").write_text("{"), "dataset_info.json cannot be read"),
         ("no file", lambda copy: next(copy.glob("*.array_record*")).unlink(), "is missing"),
         ("half", lambda copy: os.truncate(next(copy.glob("*.array_record*")), 700), "cannot be read"),
     ):
