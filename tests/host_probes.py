@@ -1,6 +1,7 @@
 """Gymnasium environments with known rows and on-call faults. Workers import this module by its name."""
 
 import os
+import pathlib
 import sys
 import time
 
@@ -13,17 +14,33 @@ class Counting(gymnasium.Env):
     """Shows (episode, step); the reward is the step's number; ends after `length` steps in one of the two ways.
 
     `fault`, "raise", "hang" or "kill", strikes in `call` ("reset" or "step") of the episode and step given, in every
-    environment whose first seed is in `seeds` (None: in all).
+    environment whose first seed is in `seeds` (None: in all). `closing`, "raise", "hang" or "exit", is what `close`
+    does. `children` is a folder where processes that it forks write their numbers.
     """
 
-    def __init__(self, length=3, end="terminated", fault=None, call="step", at=(0, 0), seeds=None, **others):
+    def __init__(
+        self,
+        length=3,
+        end="terminated",
+        fault=None,
+        call="step",
+        at=(0, 0),
+        seeds=None,
+        closing=None,
+        children=None,
+        **others,
+    ):
         self.observation_space = spaces.Box(0.0, np.inf, (2,), np.float64)
         self.action_space = spaces.Discrete(2, start=1)
         self._length, self._end = length, end
         self._fault, self._call, self._at, self._seeds = fault, call, tuple(at), seeds
         self._seed, self._episode = None, -1
+        self._closing = closing
         if others:
             raise TypeError(f"unknown options {others}")
+        if children is not None and os.fork() == 0:
+            (pathlib.Path(children) / str(os.getpid())).touch()
+            time.sleep(3600)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -45,6 +62,14 @@ class Counting(gymnasium.Env):
             {"step": self._step, "kind": "probe"},
         )
 
+    def close(self):
+        if self._closing == "raise":
+            raise ValueError("it cannot be closed")
+        if self._closing == "exit":
+            os._exit(7)
+        if self._closing == "hang":
+            time.sleep(3600)
+
     def _strike(self, call):
         if self._fault is None or (call, (self._episode, self._step)) != (self._call, self._at):
             return
@@ -58,4 +83,22 @@ class Counting(gymnasium.Env):
         time.sleep(3600)
 
 
+class Showing(gymnasium.Env):
+    """Shows `value`, an array of the type `given`, in a space of the type `dtype` from 0 to 9."""
+
+    def __init__(self, value=0.0, given="float64", dtype="float32", discrete=False):
+        self.observation_space = spaces.Discrete(10) if discrete else spaces.Box(0, 9, (2,), dtype)
+        self.action_space = spaces.Discrete(2)
+        value = complex(value) if given == "complex128" else value
+        self._shown = np.asarray(value, given) if discrete else np.full(2, value, given)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._shown, {}
+
+    def step(self, action):
+        return self._shown, 0.0, False, False, {}
+
+
 gymnasium.register("Counting-v0", entry_point=f"{__name__}:Counting")
+gymnasium.register("Showing-v0", entry_point=f"{__name__}:Showing")

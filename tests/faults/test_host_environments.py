@@ -1,5 +1,6 @@
 """Gymnasium environments that raise, hang and are killed, and who ends with whom; all of it bounded in time."""
 
+import dataclasses
 import gc
 import os
 import signal
@@ -13,8 +14,8 @@ import pytest
 
 import jaxrl
 from jaxrl.cli import main
-from jaxrl.core.errors import EnvironmentFailedError
-from jaxrl.envs.host import workers
+from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
+from jaxrl.envs.host import watchdog, workers
 from jaxrl.envs.host.episodes import environment_seeds
 
 pytestmark = pytest.mark.faults
@@ -104,8 +105,11 @@ def test_an_environment_that_only_a_worker_cannot_make(monkeypatch):
 
 def test_a_worker_that_does_not_start_in_time():
     """No process is there, with Gymnasium imported, in a thousandth of a second."""
+    with pytest.raises(ConfigError, match="cannot be made.*not ready after start_timeout=0.001 seconds"):
+        jaxrl.make(NAME, workers=2, start_timeout=0.001)
+    recipe = dataclasses.replace(jaxrl.make(NAME, workers=2), start_timeout=0.001)
     with pytest.raises(EnvironmentFailedError, match="(?s)environments 0, 2 could.*after start_timeout=0.001 seconds"):
-        build(2, start_timeout=0.001)
+        recipe.build(4, 0)
 
 
 @pytest.mark.parametrize("count", [0, 2], ids=["in process", "workers"])
@@ -309,3 +313,95 @@ def test_workers_end_with_their_parent(end):
     assert all(map(gone, pids))
     # The workers say nothing of it: the only traceback is the parent's.
     assert said.count("Traceback") == (end == signal.SIGINT), said
+
+
+# --- what is closed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closing, said", [("hang", "has not returned"), ("raise", "raised ValueError: it cannot be")])
+def test_a_close_that_goes_wrong_is_told_and_not_waited_for(monkeypatch, closing, said):
+    monkeypatch.setattr(watchdog, "GOODBYE", 0.5)
+    with pytest.warns(RuntimeWarning, match=f"{NAME}: close.. {said}.*; it is left behind"):
+        jaxrl.make(NAME, closing=closing)
+
+
+@pytest.mark.parametrize("closing", ["hang", "raise", "exit"])
+def test_a_close_that_goes_wrong_in_a_worker_is_nobodys(monkeypatch, closing):
+    monkeypatch.setattr(workers, "CLOSE_TIMEOUT", 0.5)
+    host = build(1, closing=closing)
+    host.reset()
+    pids = processes(host)
+    host.close()
+    assert all(map(gone, pids))
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_what_environments_start_ends_with_their_worker(tmp_path, end):
+    host = build(2, children=os.fspath(tmp_path))
+    host.reset()
+    looked_at, *children = sorted(int(path.name) for path in tmp_path.iterdir())
+    assert len(children) == 4 and gone(looked_at), "the first was of the environment that was looked at"
+    assert not any(map(ended, children))
+    if end == "close":
+        host.close()
+    else:
+        for pid in processes(host):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.warns(RuntimeWarning, match="died .killed by signal 9"):
+            host.step(ACTIONS)
+    assert all(map(gone, children))
+    host.close()
+    assert all(gone(int(path.name)) for path in tmp_path.iterdir())
+
+
+def ended(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"given": "complex128"}, "observation of complex128, and not of real numbers"),
+        ({"given": "object"}, "observation of object"),
+        ({"given": "<U4"}, "observation of <U"),
+        ({"value": 1e300}, r"observation with 1e\+300, which float32 cannot hold"),
+        ({"value": 300, "dtype": "uint8"}, "observation .* outside its space or not whole"),
+        ({"value": 0.5, "dtype": "int32"}, "outside its space or not whole"),
+        ({"value": 2**40, "given": "int64", "dtype": "int32"}, "outside its space or not whole"),
+        ({"value": 10, "given": "int64", "discrete": True}, "outside its space or not whole"),
+        ({"value": -1, "given": "int64", "discrete": True}, "outside its space or not whole"),
+        ({"value": "nan", "discrete": True}, "outside its space or not whole"),
+    ],
+    ids=str,
+)
+def test_observations_that_are_none_of_their_space(options, said):
+    host = jaxrl.make("gymnasium:host_probes:Showing-v0", **options).build(2, 0)
+    try:
+        with pytest.raises(EnvironmentContractError, match=f"gymnasium:host_probes:Showing-v0 gives .*{said}"):
+            host.reset()
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"value": "nan"}, np.nan),  # the run tells of what is not finite
+        ({"value": "inf"}, np.inf),
+        ({"value": 12.5}, 12.5),  # bounds of real numbers are seldom kept
+        ({"value": 3, "given": "int16"}, 3.0),
+        ({"value": 9, "given": "int64", "dtype": "uint8"}, 9),
+        ({"value": 7.0, "dtype": "int32"}, 7),
+    ],
+    ids=str,
+)
+def test_observations_of_another_type_that_lose_nothing(options, shown):
+    host = jaxrl.make("gymnasium:host_probes:Showing-v0", **options).build(2, 0)
+    np.testing.assert_array_equal(host.reset().observation, np.full((2, 2), shown))
+    host.close()

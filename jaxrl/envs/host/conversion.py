@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces as foreign
 
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.types import PyTree
 
 _NARROWER = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
@@ -47,18 +47,19 @@ def observations(space: Any, where: str) -> Observations:
             lambda x: {name: read(x[name]) for name, read in readers.items()},
         )
     if isinstance(space, foreign.Discrete):
-        start = int(space.start)
-        if start:
-            return Observations(spaces.Discrete(space.n), lambda x: (np.asarray(x) - start).astype(np.int32))
-        return Observations(spaces.Discrete(space.n), lambda x: np.asarray(x, np.int32))
+        start, last = int(space.start), int(space.n) - 1
+        return Observations(spaces.Discrete(space.n), lambda x: _integers(x, np.int32, start, 0, last, where))
     if isinstance(space, foreign.MultiDiscrete):
-        starts = _starts(space, where)
-        return Observations(spaces.MultiDiscrete(space.nvec), lambda x: (np.asarray(x) - starts).astype(np.int32))
+        starts, last = _starts(space, where), np.asarray(space.nvec, np.int64) - 1
+        return Observations(spaces.MultiDiscrete(space.nvec), lambda x: _integers(x, np.int32, starts, 0, last, where))
     if isinstance(space, foreign.MultiBinary):
-        return Observations(spaces.Box(False, True, space.shape, np.bool_), lambda x: np.asarray(x, np.bool_))
+        bits = spaces.Box(False, True, space.shape, np.bool_)
+        return Observations(bits, lambda x: _integers(x, np.bool_, 0, 0, 1, where))
     if isinstance(space, foreign.Box):
         box = _box(space)
-        return Observations(box, lambda x: np.asarray(x, box.dtype))
+        if box.dtype.kind == "f":
+            return Observations(box, lambda x: _floats(x, box.dtype, where))
+        return Observations(box, lambda x: _integers(x, box.dtype, 0, box.low, box.high, where))
     raise _refused("observation", space, where)
 
 
@@ -104,6 +105,42 @@ def _box(space: foreign.Box) -> spaces.Box:
         limits = np.iinfo(dtype.name)
         low, high = np.clip(low, limits.min, limits.max), np.clip(high, limits.min, limits.max)
     return spaces.Box(low, high, space.shape, dtype)
+
+
+def _floats(x: Any, dtype: np.dtype, where: str) -> np.ndarray:
+    """Numbers as this floating-point type; what is not finite stays so, and the run tells of it."""
+    x = np.asarray(x)
+    if x.dtype == dtype:
+        return x
+    _check_kind(x, where)
+    with np.errstate(over="ignore"):
+        found = x.astype(dtype)
+    if not np.isfinite(found).all() and (lost := np.isinf(found) & np.isfinite(x)).any():
+        raise EnvironmentContractError(
+            f"{where} gives an observation with {x[lost][0]}, which {dtype.name} cannot hold; rescale it"
+        )
+    return found
+
+
+def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -> np.ndarray:
+    """Whole numbers within bounds, counted from `start`."""
+    x, dtype = np.asarray(x), np.dtype(dtype)
+    shape = np.shape(high)
+    if x.dtype == dtype == np.uint8 or (shape and x.shape[-len(shape) :] != shape):
+        return x  # an image, whose bounds are the type's but for a few; or of a shape that others complain of
+    _check_kind(x, where)
+    counted = x - start if np.any(start) else x
+    within = (counted >= low) & (counted <= high)  # NaN is not
+    if not within.all() or (x.dtype.kind == "f" and (counted % 1).any()):
+        raise EnvironmentContractError(
+            f"{where} gives the observation {np.array2string(x, threshold=8)}, which is outside its space or not whole"
+        )
+    return counted.astype(dtype)
+
+
+def _check_kind(x: np.ndarray, where: str) -> None:
+    if x.dtype.kind not in "fiub":
+        raise EnvironmentContractError(f"{where} gives an observation of {x.dtype}, and not of real numbers")
 
 
 def _starts(space: foreign.MultiDiscrete, where: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host.episodes import Episodes
+from jaxrl.envs.host.watchdog import close_all
 from jaxrl.envs.host.workers import InProcess, Workers
 
 STEP_TIMEOUT = 60.0  # seconds
@@ -50,6 +52,11 @@ class GymnasiumRecipe:
     restarts: int = RESTARTS
     info: tuple[str, ...] = ()
 
+    def __post_init__(self):
+        module = self.id.rpartition(":")[0]
+        if module and module not in sys.modules:  # `make` imports it; a file may not
+            raise ConfigError(_module_asked(self.id))
+
     @property
     def name(self) -> str:
         return f"gymnasium:{self.id}"
@@ -75,11 +82,13 @@ class GymnasiumRecipe:
         Raises:
           ConfigError: `name` asks for the import of a module, or a value is of the wrong type.
         """
-        if ":" in name:
+        registered = gymnasium.registry.get(name)
+        if registered is not None and "shimmy" in str(registered.entry_point):
             raise ConfigError(
-                f"gymnasium:{name} asks for the import of a module, which a file may not; hand the environment in: "
-                f"env=jaxrl.make('gymnasium:{name}')"
+                f"gymnasium:{name} makes environments of other libraries; hand it in: env=jaxrl.make(...)"
             )
+        if ":" in name:
+            raise ConfigError(_module_asked(name))
         own = ("workers", "step_timeout", "start_timeout", "restarts", "info")
         options = {key: value for key, value in parameters.items() if key not in own}
         given = {key: parameters[key] for key in own if key in parameters}
@@ -271,22 +280,43 @@ def make(
             f"{where} is defined in the main program, which workers do not import; move its class to a module, or use "
             "workers=0"
         )
+    start_timeout = START_TIMEOUT if start_timeout is None else start_timeout
     with suite.refusing(where, options, (Exception,)):
-        environment = gymnasium.make(spec, disable_env_checker=True, **options)
-    try:
-        return GymnasiumRecipe(
-            name,
-            options,
-            conversion.observations(environment.observation_space, where).space,
-            conversion.actions(environment.action_space, where).space,
-            workers,
-            STEP_TIMEOUT if step_timeout is None else step_timeout,
-            START_TIMEOUT if start_timeout is None else start_timeout,
-            RESTARTS if restarts is None else restarts,
-            tuple(info),
-        )
-    finally:
-        environment.close()
+        observation_space, action_space = _looked_at(where, spec, options, workers, start_timeout)
+    return GymnasiumRecipe(
+        name,
+        options,
+        conversion.observations(observation_space, where).space,
+        conversion.actions(action_space, where).space,
+        workers,
+        STEP_TIMEOUT if step_timeout is None else step_timeout,
+        start_timeout,
+        RESTARTS if restarts is None else restarts,
+        tuple(info),
+    )
+
+
+def _module_asked(name):
+    return (
+        f"gymnasium:{name} asks for the import of a module, which a file may not; hand the environment in: "
+        f"env=jaxrl.make('gymnasium:{name}')"
+    )
+
+
+def _looked_at(where, spec, options, workers, start_timeout):
+    """The spaces of an environment, which is made and closed where others of it will be."""
+    if workers:
+        one = {"step_timeout": 0.0, "start_timeout": start_timeout, "restarts": 0}
+        try:
+            made = Workers(where, spec, options, (), 1, 0, 0, workers=1, **one)
+        except EnvironmentFailedError as error:  # its last line is what was raised
+            raise RuntimeError(str(error).strip().splitlines()[-1]) from error
+        made.close()
+        return made.spaces
+    environment = gymnasium.make(spec, disable_env_checker=True, **options)
+    found = environment.observation_space, environment.action_space
+    close_all([environment], where)
+    return found
 
 
 def _find(name: str) -> Any:
@@ -298,7 +328,7 @@ def _find(name: str) -> Any:
         return gymnasium.spec(registered)
     except gymnasium.error.UnregisteredEnv:
         raise unknown_name("gymnasium", registered, names()) from None
-    except (gymnasium.error.Error, ImportError) as error:
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:  # the last two: "..", ""
         raise ConfigError(f"gymnasium:{name} cannot be found: {error}") from error
 
 

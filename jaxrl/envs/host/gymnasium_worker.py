@@ -35,9 +35,13 @@ def main() -> None:
 
 
 def die_with(lifeline: int) -> None:
-    """Has the kernel end this process when the other end of `lifeline` closes, whatever Python is doing then."""
+    """Has the kernel end this process when the other end of `lifeline` closes, whatever Python is doing then.
+
+    With it go the processes that its environments started, which are of its group.
+    """
     signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends the process
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    leader = os.getpgrp() == os.getpid()
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid() if leader else os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:  # it closed before
         sys.exit(1)

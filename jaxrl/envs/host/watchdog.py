@@ -10,7 +10,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,32 @@ class Stepper:
         """Ends the thread after what was begun, and waits so many seconds for that."""
         self._work.put(None)
         self._thread.join(patience)
+
+    @property
+    def failure(self) -> str:
+        """Once closed: how its only work failed, for which nobody waited; empty if it did not. Asked once."""
+        if self._thread.is_alive():
+            return "has not returned"
+        _, error = self._done.get()
+        return "" if error is None else f"raised {type(error).__name__}: {error}"
+
+
+def close_all(hosts: Iterable[Any], what: str = "") -> None:
+    """Closes environments in threads of their own, within seconds; those that hang or raise are named in a warning.
+
+    Args:
+      hosts: with a method `close`.
+      what: they are called in the warning; else by their names.
+    """
+    closing = [(host, Stepper()) for host in hosts]
+    for host, stepper in closing:
+        stepper.begin(host.close)
+    until = time.monotonic() + GOODBYE
+    for host, stepper in closing:
+        stepper.close(max(0.0, until - time.monotonic()))
+        if failure := stepper.failure:
+            name = what or getattr(host, "name", type(host).__name__)
+            warnings.warn(f"{name}: close() {failure}; it is left behind", RuntimeWarning, stacklevel=3)
 
 
 class Supervised:

@@ -6,6 +6,7 @@ import dataclasses
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from jaxrl.envs.host.episodes import environment_seeds
 Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)
 Outcome = tuple[Any, float, bool, bool, tuple[float, ...]]  # observation, reward, terminated, truncated, info
 
+_GLANCE = 0.005  # seconds between two looks at a process that is ending
+_LOOK = 1.0  # and at those that do not answer
 CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environments
 
 
@@ -181,7 +184,7 @@ class Workers:
         pending = {worker.connection: worker for worker in workers if worker.pending}
         while pending:
             patience = min(worker.deadline for worker in pending.values()) - time.monotonic()
-            ready = set(wait(list(pending), max(patience, 0.0)))
+            ready = set(wait(list(pending), min(max(patience, 0.0), _LOOK)))
             for connection, worker in [item for item in pending.items() if item[0] in ready]:
                 try:
                     index, failure, outcome = connection.recv()
@@ -198,9 +201,11 @@ class Workers:
                     del pending[connection]
             now = time.monotonic()
             for connection, worker in list(pending.items()):
+                # What its environments started may hold its end of the pipe when it is gone.
+                died = not ready and worker.ended(now)
                 # What arrived while others were read was in time.
-                if worker.deadline <= now and not connection.poll():
-                    lost[worker] = f"hung for step_timeout={self._timeout:g} seconds"
+                if (died or worker.deadline <= now) and not connection.poll():
+                    lost[worker] = "died" if died else f"hung for step_timeout={self._timeout:g} seconds"
                     del pending[connection]
 
     def _replace(self, worker: "_Worker", how: str, outcomes: list[Any]) -> None:
@@ -277,6 +282,7 @@ class _Worker:
                 [sys.executable, "-P", gymnasium_worker.__file__, str(theirs.fileno()), str(held)],
                 pass_fds=(theirs.fileno(), held),
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # of its own, to be ended with whatever its environments start
                 # An environment that uses JAX would otherwise take the learner's accelerator.
                 env={**os.environ, "JAX_PLATFORMS": "cpu"},
             )
@@ -305,13 +311,20 @@ class _Worker:
             self.connection.send(None)
 
     def ended(self, deadline: float) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(deadline - time.monotonic(), 0.0))
-        return self._process.returncode is not None
+        """Whether it has, by then; it is not waited for, so that its number stays its own until `kill`."""
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):  # the program around leaves its children to the system
+            while self._process.returncode is None and os.waitid(os.P_PID, self._process.pid, how) is None:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_GLANCE)
+        return True
 
     def kill(self) -> int:
-        """Ends it now; its exit status, which is what it had before if it had ended by itself."""
-        self._process.kill()
+        """Ends it now, and all of its group; its exit status, which it had before if it had ended by itself."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
         self._release()
         return code

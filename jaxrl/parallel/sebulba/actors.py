@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch
+from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
 from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt
 
 _GLANCE = 2e-3  # seconds between two looks at the learner, while it learns
@@ -184,10 +184,8 @@ class ActorThreads:
             thread.join(max(0.0, until - time.monotonic()))
         for stepper in self._steppers.values():
             stepper.close(max(0.0, until - time.monotonic()))
-        for collector in self._collectors:
-            # An environment that is at work in a thread cannot be closed from another one.
-            if collector.stepping.since is None:
-                collector.host.close()
+        # An environment that is at work in a thread cannot be closed from another one.
+        close_all(collector.host for collector in self._collectors if collector.stepping.since is None)
 
     # --- the actors' side ----------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from jaxrl.core.report import Report, summed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, Rollouts, env_spec
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT, first_call
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps
@@ -390,8 +390,7 @@ class SebulbaProgram:
         if threads is not None:
             threads.close()
         else:
-            for collector in collectors:
-                collector.host.close()
+            close_all(collector.host for collector in collectors)
 
 
 @partial(jax.jit, static_argnums=2)
