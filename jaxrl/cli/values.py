@@ -150,12 +150,15 @@ def _read_part(parts, text):
 
 def _whole(text):
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
-        number = _real(text)  # 1e6
-        if not number.is_integer():
+        real = _real(text)  # 1e6
+        if not real.is_integer():
             raise ConfigError(f"{text!r} is not a whole number") from None
-        return int(number)
+        number = int(real)
+    if abs(number) >= 2**63:
+        raise ConfigError(f"{text[:80]!r} is too large; whole numbers are less than 2^63")
+    return number
 
 
 def _real(text):

@@ -11,6 +11,13 @@ import numpy as np
 _INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT = range(7)
 
 
+def seed_problems(name: str, seed: int) -> list[str]:
+    """Why `seed`, which is called `name`, is none; empty if it is one."""
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool) and 0 <= seed < 2**63:
+        return []
+    return [f"{name}={seed!r:.80} must be a whole number from 0 to 2^63 - 1"]
+
+
 def initial_key(key: jax.Array) -> jax.Array:
     """For the first parameters."""
     return jax.random.fold_in(key, _INIT)

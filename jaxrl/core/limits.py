@@ -13,8 +13,12 @@ def described(limits: Mapping[str, float]) -> str:
 
 def hold(number: float, limits: Mapping[str, float]) -> bool:
     """Whether a number is finite and within its limits."""
+    try:
+        finite = math.isfinite(number)
+    except OverflowError:  # a whole number that no float can hold
+        return False
     return (
-        math.isfinite(number)
+        finite
         and number >= limits.get("low", -math.inf)
         and number <= limits.get("high", math.inf)
         and number > limits.get("above", -math.inf)

@@ -12,6 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, EnvSpec, PyTree
+from jaxrl.parallel import memory
+from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.experience import Experience
 
 _DEFAULT_SHARDS = (8, 4, 2, 1)
@@ -138,6 +140,11 @@ def checked_layout(
             problems.append(f"shards={shards} must be a multiple of devices={devices}")
     if problems:
         raise ConfigError(problems + algo.validate(spec, num_envs, shards or 1))
+    length = ro.rollout_length(algo)
+    if isinstance(length, int) and length > 0:  # else the algorithm tells of it
+        of_all = list(data_mesh(devices).devices.flat)
+        if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all):
+            raise ConfigError(problems)
 
     candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=True)
     first_problems = None

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import keys
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
 from jaxrl.parallel import rollout as ro
@@ -63,6 +64,15 @@ def layout(episodes: int, num_envs: int | None) -> tuple[int, int]:
     return num_envs, -(-episodes // num_envs)
 
 
+def episodes_problems(name: str, episodes: int, num_envs: int | None, max_steps: int = MAX_STEPS) -> list[str]:
+    """Why so many episodes, an argument called `name`, cannot be played; empty if they can."""
+    num_envs, quota = layout(episodes, num_envs)
+    most = (2**31 - 1) // (max_steps + 1)  # of an environment: its steps are counted in 32 bits
+    if quota <= most:
+        return []
+    return [f"{name}={episodes} is too many for {num_envs} environments; at most {most * num_envs:,} can be played"]
+
+
 def evaluate(
     algo: Algorithm,
     actor: ActorState,
@@ -94,8 +104,12 @@ def evaluate(
       step_timeout: seconds that host environments have for one step or reset.
 
     Raises:
+      ConfigError: no seed, or more episodes than can be counted.
       EnvironmentFailedError: host environments hang, or failed too often.
     """
+    problems = keys.seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
+    if problems:
+        raise ConfigError(problems)
     num_envs, quota = layout(episodes, num_envs)
     key = _root(seed)
     if isinstance(env, Environment):

@@ -16,6 +16,7 @@ import numpy as np
 from jaxrl import envs
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.keys import seed_problems
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.data.episodes import Episode
 from jaxrl.data.minari import MinariWriter
@@ -27,6 +28,7 @@ from jaxrl.run.policy import Policy, check_spaces
 from jaxrl.run.progress import ProgressBar
 
 _NUM_ENVS = 128
+_MOST_ENVS = 1 << 20
 
 
 class Writer(Protocol):
@@ -183,6 +185,9 @@ class _Asked:
             problems.append(
                 f"episodes={self.episodes}, num_envs={self.num_envs}: each of {processes} processes needs at least one"
             )
+        problems += seed_problems("seed", self.seed)
+        if self.num_envs is not None and self.num_envs > _MOST_ENVS:
+            problems.append(f"num_envs={self.num_envs} must be at most {_MOST_ENVS:,}")
         if problems:
             raise ConfigError(problems)
 

@@ -12,6 +12,7 @@ from jaxrl import envs
 from jaxrl.algos.base import make_algorithm
 from jaxrl.buffers import fixed
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.keys import seed_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.data import rings
@@ -28,6 +29,7 @@ from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.parallel.streamed import StreamedProgram
 from jaxrl.run.callbacks import Callback, Callbacks, StopAtReturn
 from jaxrl.run.compile_cache import keep_compiled_programs
+from jaxrl.run.evaluation import episodes_problems
 from jaxrl.run.loggers import Logger
 from jaxrl.run.loop import Loop, Pace
 from jaxrl.run.progress import ProgressBar
@@ -147,6 +149,9 @@ def train(
         )
         if value is not None and value < least
     ]
+    problems += seed_problems("seed", seed)
+    if evaluation_episodes > 0:
+        problems += episodes_problems("evaluation_episodes", evaluation_episodes, None)
     if topology is not None and num_envs is not None:
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
     if offline and (num_envs is not None or not isinstance(topology, Offline | None)):

@@ -3,12 +3,13 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.keys import seed_problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,24 @@ class LogUniform:
 
     def draw(self, rng: np.random.Generator) -> float:
         return float(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+
+
+_MOST_SEEDS = 1 << 16
+
+
+def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
+    """The seeds of a sweep: so many from 0 on, or those that are given.
+
+    Raises:
+      ConfigError: there are none, too many, or one is no seed.
+    """
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    if not 1 <= count <= _MOST_SEEDS:
+        raise ConfigError(f"seeds: at least one, and at most {_MOST_SEEDS:,}; these are {count:,}")
+    found = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if problems := [problem for seed in found for problem in seed_problems("seeds", seed)]:
+        raise ConfigError(problems)
+    return found
 
 
 def configurations(samples: int | None, space: Mapping[str, Any], search_seed: int = 0) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from jaxrl.plots.curves import interquartile_mean
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.progress import ProgressBar
 from jaxrl.sweeps.make_train import bound
-from jaxrl.sweeps.search import configurations
+from jaxrl.sweeps.search import checked_seeds, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns
 
 
@@ -159,9 +159,7 @@ def sweep(
     if not 1 <= devices <= here:
         raise ConfigError(f"devices={devices} must be between 1 and the {here} that this process has")
     mapping = mapping or ("in_turn" if jax.default_backend() == "cpu" else "vmap")
-    seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not seeds:
-        raise ConfigError("seeds: at least one")
+    seeds = checked_seeds(seeds)
     algo = make_algorithm(algo) if isinstance(algo, str) else algo
     settings = _settings(samples, search_seed, num_envs, topology, space)
     programs = _bound(algo, env, total_steps, topology, num_envs, settings)
