@@ -118,8 +118,8 @@ class TensorBoardLogger:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         from tensorboardX import summary  # before the first row, its import has time
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto.event_pb2 import Event  # ty: ignore[missing-module-member]  # made at run time
+        from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]
 
         finite = {name: float(x) for name, x in metrics.items() if x is not None and math.isfinite(x)}
         values = [value for name, x in finite.items() for value in summary.scalar(name, x).value]
@@ -133,7 +133,7 @@ class TensorBoardLogger:
             self._file.close()
 
     def _opened(self):
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]
 
         self._directory.mkdir(exist_ok=True)
         earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # the names have whole seconds only

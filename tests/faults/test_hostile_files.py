@@ -170,6 +170,7 @@ def outcome(read, path):
     return None
 
 
+@pytest.mark.long  # those found by trying, below, stand for it
 def test_every_reader_reads_or_refuses_and_executes_nothing(valid, tmp_path):
     whole, outside = valid / "valid", valid / "outside"
     # What is needed to read at all is imported by now; nothing more may be because of a file.
