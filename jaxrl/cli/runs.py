@@ -97,7 +97,12 @@ def read(command: str, argv: Sequence[str]) -> Given:
     run = values["run"]
     problems += limit_problems(fields[0], values[fields[0].title]) + multihost.problems(run)
     if run["env"] is None and run.get("dataset") is None:
-        problems.append("no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")
+        learns_from_data = preset is not None and _is_offline(preset)
+        problems.append(
+            f"preset {preset.name} learns from a dataset: jaxrl train --dataset PATH, such as rlds:data/mixed"
+            if learns_from_data
+            else "no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)"
+        )
     if run["total_steps"] is None:
         problems.append("no number of steps: --total-steps N")
     for env in (run["env"], run.get("eval_env")):
@@ -109,6 +114,8 @@ def read(command: str, argv: Sequence[str]) -> Given:
 
 def _common_flags(preset):
     name, env, num_envs = (None, None, None) if preset is None else (preset.name, preset.env, preset.num_envs)
+    if preset is not None and _is_offline(preset):
+        env = None  # it is evaluated there
     required = "required" if preset is None else None
     return [
         Flag("env", TEXT, env, "the environment, suite:name", required),
@@ -125,8 +132,15 @@ def _own_flags(command, preset):
     flags = table.command_flags("train" if command == "compile" else command)
     if preset is None:
         return flags
-    steps = {"default": preset.total_steps, "shown": None}
-    return [dataclasses.replace(flag, **steps) if flag.name == "total_steps" else flag for flag in flags]
+    known = {"total_steps": {"default": preset.total_steps, "shown": None}}
+    if _is_offline(preset):
+        known["eval_env"] = {"default": preset.env}
+    return [dataclasses.replace(flag, **known.get(flag.name, {})) for flag in flags]
+
+
+def _is_offline(preset):
+    """Whether it learns from a dataset alone."""
+    return preset.num_envs is None
 
 
 def _preset(argv):

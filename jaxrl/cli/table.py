@@ -39,12 +39,12 @@ def command_flags(command: str) -> list[Flag]:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """What the flags show of a preset; `defaults` by option."""
+    """What the flags show of a preset; `defaults` by option, and `num_envs` is None for a dataset alone."""
 
     name: str
     algorithm: str
     env: str
-    num_envs: int
+    num_envs: int | None
     total_steps: int
     defaults: Mapping[str, Any]
 

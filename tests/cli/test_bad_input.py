@@ -213,3 +213,8 @@ def test_grid_of_a_sweep(refused):
 
 def test_suite_of_envs(refused):
     assert "unknown suite 'gym'; did you mean 'gymnax'" in refused("envs", "gym")
+
+
+def test_a_preset_that_learns_from_data_asks_for_it(refused):
+    said = refused("train", "--preset", "mixed-td3bc")
+    assert "preset mixed-td3bc learns from a dataset: jaxrl train --dataset PATH" in said

@@ -69,7 +69,8 @@ def _trainings() -> str:
 def _offline() -> str:
     lines = [
         f"| {row['run']} | {row['mean']:.2f} | {', '.join(f'{score:.2f}' for score in row['scores'])} |"
-        for row in _read("learning-offline-pendulum")["rows"]
+        for name in ("pendulum",)
+        for row in _read(f"learning-offline-{name}")["rows"]
     ]
     return _table("training | mean | each seed |", lines)
 
