@@ -161,6 +161,9 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
         if wants_int and (not isinstance(value, int) or isinstance(value, bool)):
             problems.append(f"{label}={value!r} must be a whole number")
             continue
+        if wants_int and abs(value) >= 2**31:  # as programs count
+            problems.append(f"{label}={value} must be less than 2^31")
+            continue
         if callable(field.default) and field.metadata.get("pytree_node", True) and not is_schedule(field.default):
             problems += optimizer_problems(label, value)
         if limits:

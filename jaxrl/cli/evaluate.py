@@ -39,6 +39,8 @@ def evaluate(argv: Sequence[str]) -> int:
         problems.append("no run directory: jaxrl eval RUN")
     if asked["episodes"] < 1:
         problems.append(f"--episodes: {asked['episodes']} must be at least 1")
+    if (asked["seed"] or 0) < 0:
+        problems.append(f"--seed: {asked['seed']} must be at least 0")
     if asked["step_timeout"] <= 0:
         problems.append(f"--step-timeout: {asked['step_timeout']:g} must be more than 0")
     if asked["env_params"] and asked["env"] is None:

@@ -19,6 +19,7 @@ Nothing is pickled.
 
 import concurrent.futures
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -84,6 +85,7 @@ class Checkpointer:
                 probe.unlink()
             except OSError as error:
                 raise CheckpointError(f"cannot keep checkpoints in {self.directory}: {error}") from error
+            self._made = os.stat(self.directory)
         self._scores = {step: scored.score for step, scored in _complete(self.directory).items()}
 
     def save(
@@ -220,6 +222,8 @@ class Checkpointer:
                 with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
                     orbax.save(building / "state", args=ocp.args.PyTreeSave(stored))
             if leader:
+                if not os.path.samestat(os.stat(self.directory), self._made):  # Orbax makes anew what was deleted
+                    raise FileNotFoundError(errno.ENOENT, "the folder was deleted or moved", str(self.directory))
                 manifests.write(building / manifests.FILE, record)
                 _move_into_place(building, self.directory / _folder(record.step))
                 self._damaged.discard(record.step)

@@ -100,21 +100,27 @@ class RunDirectory:
         Raises:
           CheckpointError: it was deleted or moved, so that nothing could be saved any more.
         """
+        if not self._is_there():
+            raise CheckpointError(
+                f"the run directory {self.path} was deleted or moved while the run was under way; nothing more can be "
+                "saved there, so the run ends"
+            )
+
+    def _is_there(self):
         try:
-            if self._lock is None or os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock.fileno())):
-                return
+            return self._lock is None or os.path.samestat(os.stat(self.path / ".lock"), os.fstat(self._lock.fileno()))
         except (FileNotFoundError, NotADirectoryError):
-            pass
+            return False
         except OSError:
-            return  # whoever writes next will be told what it is
-        raise CheckpointError(
-            f"the run directory {self.path} was deleted or moved while the run was under way; nothing more can be "
-            "saved there, so the run ends"
-        )
+            return True  # as far as is known; whoever writes next is told what it is
 
     def close(self) -> None:
         """Gives the lock back. May be called twice."""
         if self._lock is not None:
+            if not self._is_there() and not (self.path / "config.json").exists():
+                for folder in (self.checkpoints, self.path):  # made anew by a save that was under way
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
             self._lock.close()
             self._lock = None
 

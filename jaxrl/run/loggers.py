@@ -94,11 +94,12 @@ class CSVLogger:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._rows += 1
         if self._rows >= self._next:
-            write_csv(self.path, read_metrics(self._source))
+            self.close()
             self._next = 2 * self._rows
 
     def close(self) -> None:
-        write_csv(self.path, read_metrics(self._source))
+        if self._source.exists():  # else its directory is gone, or was made anew
+            write_csv(self.path, read_metrics(self._source))
 
 
 class TensorBoardLogger:

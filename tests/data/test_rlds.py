@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import jax
@@ -16,7 +18,7 @@ from helpers.recorded import TYPES, Clock, assert_bitwise, episode, killed, untr
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, DatasetError
-from jaxrl.data import RldsWriter
+from jaxrl.data import RldsWriter, examples, features
 from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.run import recording
 
@@ -364,3 +366,23 @@ def test_every_process_writes_its_share_of_the_same_episodes(tmp_path, monkeypat
         jaxrl.export_rlds(policy, env, tmp_path, **settings)
     with pytest.raises(ConfigError, match="each of 2 processes needs at least one"):
         jaxrl.export_rlds(policy, env, tmp_path / "few", episodes=1)
+
+
+def test_what_does_not_decompress_to_its_shape_is_refused_in_little_memory():
+    """1 GB of zeros is 1 MB that zlib wrote."""
+    field = features.Field("steps/x", np.dtype(np.uint8), (4,), "zlib")
+    sound, bomb = zlib.compress(b"abcd"), zlib.compressobj()
+    bomb = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(1 << 8)) + bomb.flush()
+
+    def read(*texts):
+        payload = b"".join(b"\x0a" + examples.varint(len(text)) + text for text in texts)
+        record = examples.example([examples.feature("steps/x", examples.BYTES, payload)])
+        return features.read_example(record, [field], "episode 0")["steps/x"]
+
+    np.testing.assert_array_equal(read(sound, sound), np.frombuffer(b"abcdabcd", np.uint8).reshape(2, 4))
+    tracemalloc.start()
+    for wrong in (bomb, zlib.compress(b"abc"), zlib.compress(b"abcde"), sound[:-3]):
+        with pytest.raises(DatasetError, match="episode 0: steps/x cannot be read.*4 bytes of its shape"):
+            read(sound, wrong)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()

@@ -1,0 +1,106 @@
+"""Disks and directories that go wrong under a run: nothing of it is silent, and nothing new appears where a run was."""
+
+import os
+import shutil
+import warnings
+
+import pytest
+from helpers.programs import ENV, PPO, ROWS, anakin
+
+import jaxrl
+from jaxrl.core.errors import CheckpointError, RunDirectoryError
+from jaxrl.run import checkpoint, loop
+from jaxrl.run.loggers import read_metrics
+
+pytestmark = pytest.mark.faults
+
+
+class At:
+    """A logger that does something once, at a step."""
+
+    def __init__(self, step, then):
+        self.step, self.then = step, then
+
+    def write(self, step, metrics):
+        if self.step is not None and step >= self.step:
+            self.step = None
+            self.then()
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def one_iteration_chunks(monkeypatch):
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+
+
+def train(run_dir, *loggers, iterations=6):
+    settings = {"evaluate_every": 0, "evaluation_episodes": 8, "checkpoint_every": 2 * ROWS, "progress": False}
+    return jaxrl.train(
+        PPO, ENV, total_steps=iterations * ROWS, topology=anakin(), run_dir=run_dir, loggers=loggers, **settings
+    )
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+def test_a_run_whose_directory_disappears_ends_and_leaves_nothing_there(tmp_path, how):
+    path, steps = tmp_path / "run", []
+
+    def then():
+        path.rename(tmp_path / "moved")  # at once, where a save under way would come between
+        if how == "deleted":
+            shutil.rmtree(tmp_path / "moved")
+
+    watching = At(0, lambda: None)
+    watching.write = lambda step, metrics: steps.append(step)
+    with pytest.raises(CheckpointError, match="run directory .* was deleted or moved"):
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a save may have been under way
+            train(path, At(3 * ROWS, then), watching)
+    assert steps[-1] <= 4 * ROWS, "it is noticed when the next row is written"
+    assert not path.exists(), sorted(path.rglob("*"))
+    if how == "moved":
+        assert train(tmp_path / "moved").total_steps == 6 * ROWS, "and goes on from there"
+
+
+def test_a_run_whose_checkpoints_were_deleted_is_refused_and_keeps_its_metrics(tmp_path):
+    train(tmp_path, iterations=2)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(RunDirectoryError, match="its checkpoints are gone"):
+        train(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing_but_a_warning(tmp_path, monkeypatch):
+    """Every write of metrics and checkpoints fails from the third iteration on, until the fifth."""
+    full, write, open_events, save = [False], os.write, loggers_opened(), checkpoint.Checkpointer._write
+
+    def failing(real):
+        def write_or_not(*arguments):
+            if full[0]:
+                raise OSError(28, "No space left on device")
+            return real(*arguments)
+
+        return write_or_not
+
+    monkeypatch.setattr(os, "write", failing(write))
+    monkeypatch.setattr("jaxrl.run.loggers.TfRecordWriter.flush", failing(open_events))
+    monkeypatch.setattr("jaxrl.run.loggers.write_csv", failing(lambda *_: None))
+    monkeypatch.setattr(checkpoint.Checkpointer, "_write", failing(save))
+    fill, empty = (At(n * ROWS, lambda state=state: full.__setitem__(0, state)) for n, state in ((3, True), (5, False)))
+    with pytest.warns(RuntimeWarning) as warned:
+        train(tmp_path, fill, empty)
+    told = [str(one.message) for one in warned]
+    assert len([line for line in told if "JSONLLogger failed" in line]) == 1
+    assert len([line for line in told if "could not be saved" in line]) == 1
+    assert not any("lost" in line for line in told)
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl") if "steps_per_second" in row] == [
+        step * ROWS for step in range(2, 7)
+    ]
+    assert checkpoint.complete_steps(tmp_path / "checkpoints")[-1] == 6 * ROWS
+
+
+def loggers_opened():
+    from jaxrl.data.tfrecord import TfRecordWriter
+
+    return TfRecordWriter.flush
