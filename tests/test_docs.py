@@ -130,6 +130,7 @@ def as_users_have_it(tmp_path, monkeypatch):
     def train(algo, env=None, *, total_steps, **options):
         if env is not None and "topology" not in options:
             options["num_envs"] = min(options.get("num_envs", 4), 16)
+        options["evaluation_episodes"] = min(options.get("evaluation_episodes", 4), 4)
         return real["train"](algo, env, total_steps=min(total_steps, 512), **options, progress=False)
 
     def make_train(*arguments, **options):
@@ -147,8 +148,10 @@ def as_users_have_it(tmp_path, monkeypatch):
     monkeypatch.setattr(jaxrl, "sweep", sweep)
     monkeypatch.setattr(jaxrl, "render", lambda policy, env, path: path)  # tests/test_rendering.py
     monkeypatch.chdir(tmp_path)
+    jax.config.update("jax_disable_most_optimizations", True)  # what runs for a moment compiles faster so
     with nothing_registered_for_good(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def trains(path):
