@@ -1,5 +1,7 @@
 """The command line as a newcomer meets it."""
 
+import atexit
+import gc
 import json
 import os
 import shutil
@@ -369,6 +371,16 @@ def test_literals():
     assert {k: values.literal(v) for k, v in words.items()} == {
         "a": 1, "b": 1e-3, "c": "pooled", "d": True, "e": None, "f": (1, 2), "g": "x=y",
     }  # fmt: skip
+
+
+def test_a_process_ends_without_a_last_collection(monkeypatch, capsys):
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    main.main(["--help"])
+    assert at_exit == [], "a caller's process goes on"
+    monkeypatch.setattr(sys, "argv", ["jaxrl", "--help"])
+    main.main()
+    assert at_exit == [gc.freeze]
 
 
 # --- presets -----------------------------------------------------------------------------------------------------
