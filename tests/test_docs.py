@@ -5,6 +5,7 @@ import importlib
 import inspect
 import io
 import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,8 @@ from helpers.registered import nothing_registered_for_good
 
 import jaxrl
 from jaxrl import algos
-from jaxrl.cli import main
+from jaxrl.cli import main, runs
+from jaxrl.cli.flags import build_parts
 from jaxrl.core import spaces
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +82,18 @@ def test_every_command_line_in_the_documentation_could_be_typed():
             known[key] = flags(*key) | {"--help"}
         wanted = {word.partition("=")[0] for word in rest if word.startswith("--")}
         assert wanted <= known[key], line
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "bash")], ids=identity)
+def test_every_value_of_a_command_to_train_is_one(path):
+    for block in blocks(path, "bash"):
+        for line in block.replace("\\\n", " ").split("\n"):
+            program, command, *words = [*shlex.split(line, comments=True), "", ""]
+            words = words[:-2]
+            if program == "jaxrl" and command in ("train", "compile", "sweep") and "--help" not in words:
+                if words[0] != "vpg":  # the example of the page on new algorithms
+                    given = runs.read(command, words)
+                    assert build_parts(given.groups, given.values)[1] == [], line
 
 
 def test_every_algorithm_has_a_page():
