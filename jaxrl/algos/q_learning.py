@@ -128,7 +128,9 @@ def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
     """
     if isinstance(output, CategoricalReturns):
         probabilities = jax.nn.softmax(output.logits, axis=-1)
-        return mask_values(probabilities @ support(low, high, probabilities.shape[-1]), output.mask)
+        # In float32 on every device: TF32 and bfloat16 would round the values that actions are chosen by.
+        atoms = support(low, high, probabilities.shape[-1])
+        return mask_values(jnp.matmul(probabilities, atoms, precision=jax.lax.Precision.HIGHEST), output.mask)
     if isinstance(output, QuantileReturns):
         return mask_values(jnp.mean(output.quantiles, axis=-1), output.mask)
     return output

@@ -207,8 +207,7 @@ def draw_over_all(
         tree, position = found // priority.shape[1], found % priority.shape[1]
         return tree, position, chance, (rank >= 0) & (rank < held[-1])
 
-    # The second passes over every position, hence it is made only where no weight is left.
-    tree, position, chance, mine = jax.lax.cond(total > 0.0, weighted, alike)
+    tree, position, chance, mine = samplers.usual_or(total > 0.0, weighted, alike)
     if used is not None:
         chance = jnp.where(used, chance, 0.0)
     drawn = jnp.where(mine & (chance > 0.0), position, sum_tree.NOWHERE)

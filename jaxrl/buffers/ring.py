@@ -117,13 +117,10 @@ def add(ring: Ring, rows: Trajectory, carry: PyTree) -> Ring:
 
     episode_step = None
     if ring.episode_step is not None:
-
-        def count(before, first):
-            now = jnp.where(first, 0, before + 1)
-            return now, now
-
-        numbers = jax.lax.scan(count, ring.episode_step[:, last], rows.first)[1]
-        episode_step = write(ring.episode_step, numbers)
+        # From the newest first row on, or as the row before these was numbered: no loop over time.
+        number = jnp.arange(length, dtype=jnp.int32)[:, None]
+        began = jax.lax.cummax(jnp.where(rows.first, number, -1 - ring.episode_step[:, last][None]), axis=0)
+        episode_step = write(ring.episode_step, number - began)
     return Ring(
         rows=jax.tree.map(write, ring.rows, rows),
         carry=jax.tree.map(lambda stored, new: stored.at[:, ring.cursor // length].set(new), ring.carry, carry),

@@ -4,6 +4,8 @@ Items are known by arrays over their positions: a priority (negative where there
 the rule draws by chance, and ages. What a weight is depends on the sampler alone.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -74,7 +76,7 @@ def choose(
             position = jnp.argmax(counts > jnp.minimum(rank, counts[-1] - 1)).astype(jnp.int32)
             return position, 1.0 / jnp.maximum(counts[-1].astype(jnp.float32), 1.0)
 
-        position, chance = jax.lax.cond(sum_tree.total(levels) > 0.0, weighted, alike)
+        position, chance = usual_or(sum_tree.total(levels) > 0.0, weighted, alike)
     else:
         if isinstance(sampler, Fifo):
             best, age = present, inserted
@@ -87,3 +89,13 @@ def choose(
         position = jnp.argmax(jnp.where(best, age, jnp.iinfo(jnp.int32).min)).astype(jnp.int32)
         chance = jnp.float32(1.0)
     return position, jnp.where(jnp.any(present), chance, 0.0)
+
+
+def usual_or[Drawn](fits: jax.Array, usual: Callable[[], Drawn], rare: Callable[[], Drawn]) -> Drawn:
+    """`usual()` where the scalar `fits`, else `rare()`, which passes over every position.
+
+    A loop of one turn at most, and no branch: under `vmap`, as in a sweep, a branch computes both for every run, and
+    the loop `rare` only where some run needs it.
+    """
+    found = fits, usual()
+    return jax.lax.while_loop(lambda held: ~held[0], lambda held: (jnp.ones_like(held[0]), rare()), found)[1]
