@@ -152,6 +152,9 @@ def random_actor():
     class Random:
         rollout_length: int = static(32)
 
+        def resolve(self, spec, num_envs):
+            return self
+
         def validate(self, spec, num_envs, shards):
             return []
 
