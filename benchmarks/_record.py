@@ -33,8 +33,9 @@ def machine() -> dict[str, Any]:
         check=False,
     ).stdout.strip()
     return {
-        "command": " ".join(["python", *_script(), *sys.argv[1:]]),
-        "commit": commit + (" with uncommitted changes" if changed else ""),
+        "command": command(),
+        # A copy of the tree without its history is told the commit.
+        "commit": (commit or os.environ.get("JAXRL_COMMIT", "")) + (" with uncommitted changes" if changed else ""),
         "date": datetime.date.today().isoformat(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -42,6 +43,11 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES if _installed(name)},
     }
+
+
+def command() -> str:
+    """What was typed, from the root of the project."""
+    return " ".join(["python", *_script(), *sys.argv[1:]])
 
 
 def _script():
@@ -75,6 +81,16 @@ def save(name: str, rows: list[dict[str, Any]], **extra: Any) -> pathlib.Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), **extra, "rows": rows}, indent=2) + "\n")
     return path
+
+
+def save_part(path: pathlib.Path, name: str, part: Mapping[str, Any]) -> None:
+    """Writes one part of a record of several; the others stay as they are, and the file is whole at any time."""
+    held = json.loads(path.read_text()) if path.exists() else {"parts": {}}
+    held["parts"][name] = part
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(held, indent=2) + "\n")
+    beside.replace(path)
 
 
 def resolved(algo: Any, env: Any, num_envs: int) -> Any:

@@ -131,6 +131,12 @@ class RecordingProgram[Env, Data](Program[Env, Data], Protocol):
 class CompilableProgram[Env, Data](Program[Env, Data], Protocol):
     """A program whose chunks can be compiled before its state is there."""
 
-    def compile_chunk(self, algo: Algorithm, env: Env, state: RunState, dataset: Data | None = None) -> None:
-        """Compiles what `chunk` runs, and runs nothing; of the state the shapes and shardings are enough."""
+    def compile_chunk(
+        self, algo: Algorithm, env: Env, state: RunState, dataset: Data | None = None
+    ) -> jax.stages.Compiled:
+        """Compiles what `chunk` runs, and runs nothing; of the state the shapes and shardings are enough.
+
+        Returns:
+          The program, which tells its memory and its text.
+        """
         ...

@@ -384,10 +384,12 @@ class CompiledProgram[Env]:
         numbers = self.layout.place((np.int32(length), np.float32(total_steps_per_env)))
         return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, *numbers, dataset)
 
-    def compile_chunk(self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None) -> None:
+    def compile_chunk(
+        self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None
+    ) -> jax.stages.Compiled:
         """As of `CompilableProgram`."""
         numbers = self.layout.place((np.int32(1), np.float32(1)))
-        _chunk.lower(self, algo, env, state.replace(buffers={}), state.buffers, *numbers, dataset).compile()
+        return _chunk.lower(self, algo, env, state.replace(buffers={}), state.buffers, *numbers, dataset).compile()
 
     def recorded(self, algo: Algorithm, every: int) -> Recorded:
         """As of `RecordingProgram`."""

@@ -1,0 +1,202 @@
+"""What one GPU, or the chips of a TPU host, make of jaxrl; in a small form also a CPU. Needs no network.
+
+    python benchmarks/accelerator.py [--only PART ...] [--small] [--seconds 470]
+        [--rejax PATH] [--purejaxrl PATH] [--output FILE]
+
+Each part can be run alone, takes at most `--seconds`, and writes its part of one record,
+benchmarks/results/accelerator-<device>.json, where those of other parts stay as they are:
+
+    throughput  environment steps a second of PPO (CartPole, MinAtar Breakout, brax ant), DQN and SAC, up to 65,536
+                environments; of sweeps, up to 256 runs; and of the environments alone
+    replay      add 64, sample 256 and update 256 of a million transitions, beside flashbax
+    host        EnvPool on the host's cores: random actions, PPO, R2D2, IMPALA
+    learning    runs to a score at the defaults, with the time that they took
+    equality    the same run twice, in one process and in several, as it is and with XLA's deterministic operations
+    precision   products in float32, TF32 and bfloat16: speed, and what one iteration differs by
+    memory      the most that a program takes, predicted and as the device counts
+    peers       rejax and purejaxrl beside, in turn in one run
+
+Speeds are medians, compiled and warm, to `block_until_ready`. What the device or the installation lacks, and what the
+time did not suffice for, is a row with the reason. On a CPU, and with `--small`, everything is tiny, says nothing
+about speed, and is written to .cache/ instead.
+
+rejax needs gymnax 0.0.9, where jaxrl needs 1.0.1: `--rejax` is a folder with both (`pip install --target`), which goes
+before other packages on the path of a process of its own, or the Python of an environment that has them.
+`--purejaxrl` is a checkout of github.com/luchris429/purejaxrl, which runs in the same process.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import _record as record
+
+PARTS = ("throughput", "replay", "host", "learning", "equality", "precision", "memory", "peers")
+_FRESH = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # every process compiles, and tunes, for itself
+_DETERMINISTIC = _FRESH | {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
+# The processes of a part, by name, with their environment variables; as many of them in the small form.
+PROCESSES: dict[str, dict[str, dict[str, str]]] = {
+    "equality": {
+        "as it is": _FRESH,
+        "as it is, again": _FRESH,
+        "deterministic": _DETERMINISTIC,
+        "deterministic, again": _DETERMINISTIC,
+        "on the CPU": _FRESH | {"JAX_PLATFORMS": "cpu"},
+    },
+    # A process counts its most for as long as it lives.
+    "memory": {name: {} for name in ("PPO CartPole", "PPO MinAtar", "DQN MinAtar", "sweep of PPO CartPole")},
+    "peers": {"in turn": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}},  # three processes share the device
+}
+_IN_SMALL = {"equality": 2, "memory": 1}
+
+
+class Part:
+    """One part while it runs; its rows are written down as they come.
+
+    Args:
+      name: of the part.
+      asked: the command line.
+    """
+
+    def __init__(self, name: str, asked: argparse.Namespace):
+        self.name, self._asked = name, asked
+        self._machine: dict[str, Any] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._began = time.monotonic()
+
+    @property
+    def small(self) -> bool:
+        return bool(self._machine.get("small", self._asked.small))
+
+    def run(self) -> None:
+        """All its processes, one after the other."""
+        processes = PROCESSES.get(self.name, {"": {}})
+        with tempfile.TemporaryDirectory() as folder:
+            for number, (process, environment) in enumerate(processes.items()):
+                if self.small and number >= _IN_SMALL.get(self.name, 1):
+                    self._add({"process": process, "left out": "the small form"})
+                else:
+                    self._process(process, environment, folder)
+
+    def _process(self, process, environment, folder):
+        left = self._began + self._asked.seconds - time.monotonic()
+        label = {"process": process} if process else {}
+        if left <= 0:
+            self._add(label | {"left out": self._over})
+            return
+        here = pathlib.Path(__file__).parent
+        command = [sys.executable, str(here / "_accelerator.py"), self.name, process, folder, str(left)]
+        command += [self._asked.rejax or "", self._asked.purejaxrl or "", "small" if self._asked.small else ""]
+        path = os.pathsep.join([str(record.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        cache = {
+            "JAX_COMPILATION_CACHE_DIR": str(record.ROOT / ".cache" / "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        child = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=cache | os.environ | {"PYTHONPATH": path} | environment,
+            start_new_session=True,
+        )
+        over = threading.Event()
+
+        def stop():
+            over.set()
+            _kill(child)
+
+        timer = threading.Timer(left, stop)
+        timer.start()
+        waiting: list[dict[str, Any]] | None = None
+        try:
+            for kind, message in _messages(child):
+                if kind == "machine":
+                    self._machine = message | {"command": record.command()}
+                elif kind == "tasks":
+                    waiting = message
+                elif waiting:
+                    self._add(label | waiting.pop(0) | message)
+            child.wait()
+        except BaseException:
+            _kill(child)
+            raise
+        finally:
+            timer.cancel()
+        why = self._over if over.is_set() else f"the process ended with {child.returncode}"
+        for about in waiting if waiting is not None else [{}]:
+            self._add(label | about | {"left out": why})
+
+    @property
+    def _over(self):
+        return f"the part's {self._asked.seconds:g} seconds were over"
+
+    def _add(self, row):
+        self._rows.append(row)
+        print(f"{self.name}: " + ", ".join(f"{key}: {_text(value)}" for key, value in row.items()), flush=True)
+        seconds = round(time.monotonic() - self._began, 1)
+        part = {"machine": self._machine, "seconds": seconds, "small": self.small, "rows": self._rows}
+        record.save_part(self.path, self.name, part)
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Of the record."""
+        if self._asked.output:
+            return self._asked.output
+        devices = self._machine.get("devices") or ["unknown device"]
+        kind = re.sub(r"[^a-z0-9]+", "-", devices[0].lower()).strip("-")
+        if self.small:
+            return record.ROOT / ".cache" / f"accelerator-{kind}-small.json"
+        return record.HERE / "results" / f"accelerator-{kind}.json"
+
+
+def _kill(child):
+    """With its own processes, such as the peers'."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _messages(child) -> Iterator[tuple[str, Any]]:
+    for line in child.stdout:
+        if line.startswith("@"):
+            yield tuple(json.loads(line[1:]))
+        else:
+            print(line, end="", file=sys.stderr)
+
+
+def _text(value):
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and abs(value) < 1000
+        else (f"{value:,.0f}" if isinstance(value, float) else str(value))
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
+    parser.add_argument("--small", action="store_true", help="tiny sizes; what a CPU gets anyway")
+    parser.add_argument("--seconds", type=float, default=470.0, help="that a part may take")
+    parser.add_argument("--rejax", help="folder of packages, or a Python, that has rejax and gymnax 0.0.9")
+    parser.add_argument("--purejaxrl", help="folder of a checkout")
+    parser.add_argument("--output", type=pathlib.Path)
+    asked = parser.parse_args()
+    for name in asked.only:
+        part = Part(name, asked)
+        part.run()
+        print(part.path, flush=True)
+
+
+if __name__ == "__main__":
+    main()
