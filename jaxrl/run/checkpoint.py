@@ -350,11 +350,13 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
         stored = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+                # Before memory is taken for arrays of any size.
+                _check_shapes(entries, orbax.metadata(path / "state").item_metadata)
                 request = ocp.args.PyTreeRestore(
                     item=dict.fromkeys(stored, 0), restore_args=stored, partial_restore=True
                 )
                 arrays = orbax.restore(path / "state", args=request)
-        except MemoryError:
+        except (MemoryError, Damaged):
             raise
         except Exception as error:  # tensorstore, json and the file system each have their own
             raise Damaged(f"the arrays cannot be read: {_one_line(error)}") from error
@@ -370,6 +372,14 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
             raise Damaged(f"leaf {entry.name} does not match its checksum")
         leaves[entry.name] = host_copy.put(value, wanted[entry.name], entry.key_impl)
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in wanted]), record
+
+
+def _check_shapes(entries: list[manifests.Leaf], described: Mapping[str, Any]) -> None:
+    """Whether the arrays on disk are as large as the manifest says."""
+    for entry in entries:
+        found = described.get(entry.name)
+        if found is not None and (tuple(found.shape), str(found.dtype)) != (entry.data_shape, entry.data_dtype):
+            raise Damaged(f"leaf {entry.name} is {found.dtype}{list(found.shape)}, the manifest says otherwise")
 
 
 def _check_memory(path: Path, entries: list[manifests.Leaf]) -> None:

@@ -26,15 +26,17 @@ def read_result(path: str | os.PathLike) -> dict[str, Any]:
         record = files.read_json(Path(path) / "result.json")
     except (OSError, ValueError):
         return {}
+    if not isinstance(record, dict):
+        return {}
+    evaluation = record.get("evaluation") or {}
     fits = (
-        isinstance(record, dict)
-        and isinstance(record.get("stopped"), str)
+        isinstance(record.get("stopped"), str)
         and isinstance(record.get("problem"), str | None)
-        and all(is_number(record.get(name)) for name in _NUMBERS)
-        and isinstance(found := record.get("evaluation"), Mapping)
-        and all(is_number(value) or isinstance(value, float) for value in found.values())
+        and all(is_number(record[name]) for name in _NUMBERS if name in record)
+        and isinstance(evaluation, Mapping)
+        and all(is_number(value) or isinstance(value, float) for value in evaluation.values())
     )
-    return record if fits else {}
+    return record | {"evaluation": evaluation} if fits else {}
 
 
 def is_number(value: Any) -> bool:

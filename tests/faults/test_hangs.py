@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
-from helpers.spoiled import Spoiled
+from helpers.spoiled import Spoiled, SpoiledEnvironment
 
 import jaxrl
 from jaxrl.cli import main
@@ -54,6 +54,19 @@ def named(what="their step", limit="step_timeout is 1 s"):
 
 def actor():
     return PPO.actor(PPO.init(jax.random.key(0), env_spec(HOST)))
+
+
+@pytest.mark.parametrize("how", ["hangs", "raises"])
+def test_a_close_that_goes_wrong_after_training_is_told_and_the_result_there(hang, how, monkeypatch):
+    def close(host):
+        if how == "raises":
+            raise ValueError("it cannot be closed")
+        hang(host)
+
+    monkeypatch.setattr(SpoiledEnvironment, "close", close)
+    said = {"hangs": "has not returned", "raises": "raised ValueError: it cannot be closed"}[how]
+    with pytest.warns(RuntimeWarning, match=f"spoiled: close.. {said}; it is left behind"):
+        assert train(Spoiled(ENV, at=-1), evaluation_episodes=1).total_steps == 2 * ROWS
 
 
 # --- outside a rollout -----------------------------------------------------------------------------------------------

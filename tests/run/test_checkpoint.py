@@ -1,3 +1,5 @@
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -11,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import struct
+from helpers.hostile import checksummed
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -196,7 +199,15 @@ DAMAGES = {
     "partial manifest": lambda step: os.truncate(step / "manifest.json", 200),
     "flipped bit in the manifest": lambda step: flip_bit(step / "manifest.json"),
     "another manifest": lambda step: (step / "manifest.json").write_text("[]"),
+    "a manifest with one key more": lambda step: resigned(step / "manifest.json", more=1),
+    "a manifest with a number too few": lambda step: resigned(step / "manifest.json", leaves=[{"name": "x"}]),
+    "a manifest that is a pipe": lambda step: [(step / "manifest.json").unlink(), os.mkfifo(step / "manifest.json")],
 }
+
+
+def resigned(file, **changes):
+    """Changes a manifest, and has its checksum fit."""
+    file.write_text(checksummed(json.loads(file.read_text()) | changes))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -206,6 +217,24 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_taken(saved, dam
         state, step, _ = restore(saved, make_state())
     assert step == 20
     assert_same(state, make_state(20))
+
+
+def test_arrays_larger_than_the_manifest_says_are_not_read(saved, monkeypatch):
+    """They would take memory before anything of them could be compared."""
+    state = saved / f"{30:012d}" / "state"
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        names = {entry.name: np.zeros(2) for entry in read_manifest(saved, 30).leaves if math.prod(entry.data_shape)}
+        shutil.rmtree(state)
+        orbax.save(state, args=ocp.args.PyTreeSave(names | {"odd": np.zeros(1000, np.float32)}))
+    monkeypatch.setattr(ocp.Checkpointer, "restore", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(CheckpointError, match="the manifest says otherwise"):
+        restore(saved, make_state(), 30)
+
+
+def test_more_memory_than_there_is_is_not_asked_for(saved, monkeypatch):
+    monkeypatch.setattr(checkpoint.memory, "free_on_host", lambda: 100)
+    with pytest.raises(CheckpointError, match="needs .* of memory, where 100 B are free"):
+        restore(saved, make_state(), 30)
 
 
 def test_every_flipped_bit_is_noticed_or_harmless(saved):

@@ -226,6 +226,7 @@ def test_what_is_lived_twice_is_recorded_once(whole, tmp_path, at):
     for step in (tmp_path / "run" / "checkpoints").iterdir():
         if int(step.name) > at * ROWS:
             shutil.rmtree(step)
+    (tmp_path / "run" / "result.json").unlink()
     (tmp_path / "recording" / f".part-{EACH * ROWS:012d}.partial").mkdir()
     again = train(tmp_path / "recording", run_dir=tmp_path / "run", keep=10)
     assert again.total_steps == ITERATIONS * ROWS
