@@ -37,6 +37,7 @@ DEFAULTS = [
     Row("cartpole-ppo", f"ppo {CARTPOLE}", "490.04 ± 6.12 (CleanRL)", worst=SOLVED),
     Row("cartpole-a2c", f"a2c {CARTPOLE}", "", worst=SOLVED),
     Row("cartpole-impala", f"impala {CARTPOLE}", "", worst=SOLVED),
+    Row("cartpole-impala-300k", f"impala {CARTPOLE.replace('500000', '300000')}", "", worst=SOLVED),
     Row("cartpole-pqn", f"pqn {CARTPOLE}", "495.13 ± 6.89 (CleanRL)", worst=SOLVED),
     Row("cartpole-dqn", f"dqn {CARTPOLE}", "498.38 ± 2.29 (CleanRL)", worst=SOLVED),
     Row(
