@@ -42,13 +42,13 @@ def running(folder, *words):
         process.wait()
 
 
-def alive(group):
-    """The processes of a group that run, by what they are."""
+def alive(session):
+    """The processes of a session that run, by what they are; workers have groups of their own in it."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            state, _, of = (path / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(of) == group and state != "Z":
+            state, _, _, of = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(of) == session and state != "Z":
                 found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
     return found
 
