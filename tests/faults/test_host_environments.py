@@ -284,7 +284,7 @@ def build(**parameters):
     host.reset()
     print(*(worker._process.pid for worker in host._stepper._workers), flush=True)
     return host
-idle, stuck = build(), build(fault="hang", at=(0, 0))
+idle, stuck = build(children=sys.argv[1]), build(fault="hang", at=(0, 0), children=sys.argv[1])
 stuck.step(np.zeros(4, np.int32))
 """
 
@@ -292,10 +292,10 @@ stuck.step(np.zeros(4, np.int32))
 @pytest.mark.parametrize(
     "end", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL], ids=["Ctrl-C", "killed"]
 )
-def test_workers_end_with_their_parent(end):
-    """Those that do nothing, and those that hang."""
+def test_workers_end_with_their_parent(end, tmp_path):
+    """Those that do nothing, and those that hang, with what their environments started."""
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
+        [sys.executable, "-c", PARENT, os.fspath(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -303,7 +303,8 @@ def test_workers_end_with_their_parent(end):
         start_new_session=True,
     )
     pids = [int(pid) for _ in range(2) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 2
+    pids += [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2 + 2 * 5  # of each one environment was looked at
     if end == signal.SIGINT:
         time.sleep(0.5)  # into the step
         os.killpg(parent.pid, end)  # as a terminal does: to the workers too
