@@ -187,3 +187,20 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(path, as_users_have_it):
         assert rows.truncated[:, 0].tolist() == [False, True, False, False]
         assert rows.weight[:, 0].tolist() == [True, True, False, True]
         assert rows.reward[2, 0] == 0.0
+
+
+def shortened(words):
+    """A command line that trains and plays next to nothing."""
+    few = {"--total-steps": "256", "--episodes": "4", "--seeds": "2"}
+    words = [few.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    return words + (["--evaluation-episodes", "4", "--no-progress"] if words[0] in ("train", "sweep") else [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["README.md", "docs/getting_started.md", "docs/offline.md"])
+def test_the_commands_of_a_page_run_one_after_another(name, as_users_have_it):
+    lines = [line for block in blocks(ROOT / name, "bash") for line in block.split("\n")]
+    commands = [words[1:] for line in lines if (words := shlex.split(line, comments=True))[:1] == ["jaxrl"]]
+    assert len(commands) > 1
+    for words in commands:
+        assert main.main(shortened(words)) == 0, words
