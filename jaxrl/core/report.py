@@ -109,10 +109,14 @@ class Report(struct.PyTreeNode):
         The metrics of an iteration are of the parameters before its last update, so they cannot vouch for the state.
         """
         shape = self.failed_at.shape  # of the runs, if this is of many
-        leaves = [x for x in jax.tree.leaves(lasting(state)) if jnp.issubdtype(x.dtype, jnp.inexact)]
-        # One vector: a reduction for each leaf was a fifth of the kernels of a chunk, and of the time to compile it.
-        everything = jnp.concatenate([x.reshape(*shape, -1) for x in leaves], axis=-1)
-        failed = ~jnp.all(jnp.isfinite(everything), axis=-1) & (self.failed_at < 0)
+        # One vector of each type: a reduction for each leaf was a sixth of the kernels of a chunk.
+        by_type: dict[jnp.dtype, list[jax.Array]] = {}
+        for x in jax.tree.leaves(lasting(state)):
+            if jnp.issubdtype(x.dtype, jnp.inexact):
+                by_type.setdefault(x.dtype, []).append(x.reshape(*shape, -1))
+        vectors = [jnp.concatenate(leaves, axis=-1) for leaves in by_type.values()]
+        fine = jnp.stack([jnp.all(jnp.isfinite(x), axis=-1) for x in vectors])
+        failed = ~jnp.all(fine, axis=0) & (self.failed_at < 0)
         return self.replace(failed_at=jnp.where(failed, jnp.asarray(last, jnp.int32), self.failed_at))
 
     def metrics(self) -> dict[str, jax.Array]:
