@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.spaces import is_bounded_shape
 
-_LARGEST_ARRAY = 1 << 26  # elements, in a file
 _NUMBERS = "fiub"  # kinds of dtypes that files may hold
 
 
@@ -170,8 +170,9 @@ def _decode_array(array, shape, dtype):
     kind = _dtype(dtype)
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
         raise ConfigError(f"an array of a configuration has the shape {_shown(shape)}")
-    size = math.prod(shape)
-    if size > _LARGEST_ARRAY or not isinstance(array, list) or len(array) not in (1, size):
+    bounded = is_bounded_shape(shape)
+    size = math.prod(shape) if bounded else 0
+    if not bounded or not isinstance(array, list) or len(array) not in (1, size):
         many = len(array) if isinstance(array, list) else _shown(array)
         raise ConfigError(f"an array of a configuration of shape {_shown(shape)} has {many} values")
     try:

@@ -33,6 +33,18 @@ def open_to_append(path: str | os.PathLike) -> IO[str]:
     return _regular(os.open(path, flags, 0o666), "a", path)
 
 
+def check_regular(directory: str | os.PathLike) -> None:
+    """Whether all files below a directory are regular ones: a library that reads them would wait for a pipe for ever.
+
+    Raises:
+      OSError: one is a pipe, a device, or a link to one.
+    """
+    for folder, _, names in os.walk(directory):
+        for path in (os.path.join(folder, name) for name in names):
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
 def read_json(path: str | os.PathLike) -> Any:
     """What a JSON file holds.
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,16 @@ import numpy as np
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 
-_LARGEST = 1 << 26  # numbers of an element
+MOST_NUMBERS = 1 << 26  # of an element
+_MOST_DIMENSIONS = 32
+
+
+def is_bounded_shape(shape: Sequence[int]) -> bool:
+    """Whether an array of this shape has at most 2^26 numbers, in at most 32 dimensions.
+
+    Files ask for arrays, and the product of a long list of sizes alone may take days.
+    """
+    return len(shape) <= _MOST_DIMENSIONS and math.prod(shape) <= MOST_NUMBERS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,11 +46,14 @@ class Box:
         dtype = _number_dtype(self.dtype)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        if math.prod(self.shape) > _LARGEST:
-            raise ConfigError(f"a Box of shape {self.shape} has more than {_LARGEST:,} numbers")
+        if not is_bounded_shape(self.shape):
+            shown = f"{self.shape!r:.80}"
+            raise ConfigError(f"a Box of shape {shown} has more than {MOST_NUMBERS:,} numbers or 32 dimensions")
         for name in ("low", "high"):
-            bound = np.broadcast_to(np.asarray(getattr(self, name), dtype), self.shape)
-            object.__setattr__(self, name, bound)
+            bound = getattr(self, name)
+            if isinstance(bound, np.ndarray) and bound.size and not any(bound.strides):
+                bound = bound.flat[0]  # one number everywhere, which a conversion would write out
+            object.__setattr__(self, name, np.broadcast_to(np.asarray(bound, dtype), self.shape))
 
     def _key(self):
         return (self.shape, self.dtype.str, self.low.tobytes(), self.high.tobytes())

@@ -5,7 +5,6 @@ whose `metadata.json` has no spaces: both would run whatever code a file asks fo
 JSON, and only what stands in the tables below passes.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from jaxrl.core import files
 from jaxrl.core.errors import DatasetError
+from jaxrl.core.spaces import MOST_NUMBERS, is_bounded_shape
 
 _KIND_KEYS = ("pythonClassName", "python_class_name", "type")  # the last: as TFDS wrote it before 4.5
 _JSON_KEYS = ("jsonFeature", "json_feature", "type")  # whose content TFDS hands to the class as it stands
@@ -51,13 +51,24 @@ _FROM_JSON = frozenset(
 
 _MOST_SHARDS = 100_000  # of a split; TFDS numbers them by five digits
 _LONGEST_NAME = 200
-_LARGEST = 1 << 26  # numbers of an element of a space
 # TFDS hands them to `str.format`, which would take attributes and widths.
 _TEMPLATE = re.compile(r"(?:[\w.+=@ -]|\{[A-Z_]+\}|/(?!\.\./))*")
 
 DATA_FORMATS = ("hdf5", "arrow", "parquet")
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 SPACE_KINDS = ("Box", "Dict", "Discrete", "MultiBinary", "MultiDiscrete", "Text", "Tuple")
+
+
+def check_files(directory: Path) -> None:
+    """Whether a dataset holds files alone, before a library opens them.
+
+    Raises:
+      DatasetError: it holds a pipe, a device or a link that leads nowhere.
+    """
+    try:
+        files.check_regular(directory)
+    except OSError as error:
+        raise DatasetError(f"{error.filename}: {error.strerror}; it is not opened") from error
 
 
 def check_features(path: Path) -> None:
@@ -88,7 +99,11 @@ def _info_problems(found):
     for text in (found.get("name"), found.get("fileFormat"), found.get("file_format")):
         if isinstance(text, str) and not _is_name(text):
             yield f"has the name {text!r:.80}, which would lead elsewhere"
-    for split in found.get("splits") or ():
+    splits = found.get("splits") or []
+    if not isinstance(splits, list):
+        yield f"has the splits {splits!r:.80}"
+        return
+    for split in splits:
         if not isinstance(split, dict):
             yield f"has the split {split!r:.80}"
             return
@@ -187,8 +202,8 @@ def _space_problems(space: Any, where: str) -> Iterator[str]:
     for key in ("shape", "n") if kind != "Discrete" else ():
         sizes = space.get(key, [])
         sizes = sizes if isinstance(sizes, list) else [sizes]
-        if not all(type(n) is int and n >= 0 for n in sizes) or math.prod(sizes) > _LARGEST:
-            yield f"{where} has {key} {sizes!r:.80}; spaces have at most {_LARGEST:,} numbers"
+        if not all(type(n) is int and n >= 0 for n in sizes) or not is_bounded_shape(sizes):
+            yield f"{where} has {key} {sizes!r:.80}; spaces have at most {MOST_NUMBERS:,} numbers"
     children = space.get("subspaces")
     named = (
         children.items() if isinstance(children, dict) else enumerate(children if isinstance(children, list) else ())

@@ -18,7 +18,7 @@ from jaxrl.core.errors import DatasetError, MissingExtraError
 from jaxrl.core.files import open_to_read
 from jaxrl.core.types import PyTree
 from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode, implied_discount
-from jaxrl.data.metadata import read_minari
+from jaxrl.data.metadata import check_files, read_minari
 
 DESCRIPTION = "Written by jaxrl, images without loss."  # of a dataset whose arrays are elements of jaxrl's spaces
 _AT_ONCE = 64  # episodes that are read while a file is open
@@ -70,6 +70,7 @@ class MinariReader:
         about = self.path / "data" / "metadata.json"
         if not about.is_file():
             raise DatasetError(f"{self.path} is not a Minari dataset: it has no data/metadata.json")
+        check_files(self.path)
         described = read_minari(about)
         data_format = described["data_format"]
         minari = package(data_format)

@@ -15,7 +15,7 @@ from jaxrl.core.errors import ConfigError, DatasetError, unknown
 from jaxrl.data import episodes as rules
 from jaxrl.data import features, tfrecord
 from jaxrl.data.episodes import Episode
-from jaxrl.data.metadata import check_features, check_info
+from jaxrl.data.metadata import check_features, check_files, check_info
 from jaxrl.data.order import runs
 from jaxrl.data.staging import Staging
 
@@ -173,6 +173,7 @@ class RldsReader:
         missing = [name for name in _NEEDED if not (self.path / name).is_file()]
         if missing:
             raise DatasetError(f"{path} is not a TFDS dataset: it has no {' and no '.join(missing)}")
+        check_files(self.path)
         check_features(self.path / "features.json")
         check_info(self.path / "dataset_info.json")
         try:

@@ -29,7 +29,7 @@ class TfRecordWriter:
     """Writes records to a file; a few are kept back, because the checksums of many take little longer than of one."""
 
     def __init__(self, path: str | os.PathLike):
-        self._file = open(path, "wb")
+        self._file = open(path, "xb")  # a new file: what lies there may be a link to elsewhere
         self._waiting: list[bytes] = []
         self._size = 0
 

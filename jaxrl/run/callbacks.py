@@ -190,15 +190,18 @@ class Callbacks:
         Raises:
           CheckpointError: what was kept does not fit.
         """
+        states, set_by_callback = kept.get("states", {}), kept.get("env")
+        if not isinstance(states, dict) or not isinstance(set_by_callback, list | None):
+            raise CheckpointError("the manifest of the checkpoint keeps nothing of callbacks that could be read")
         for callback in self._callbacks:
-            if callback.name in kept.get("states", {}):
-                callback.load_state_dict(kept["states"][callback.name])
-        if kept.get("env") is None:
+            if callback.name in states:
+                callback.load_state_dict(states[callback.name])
+        if set_by_callback is None:
             return None
         leaves, structure = jax.tree.flatten(env)
-        if env is None or len(leaves) != len(kept["env"]):
+        if env is None or len(leaves) != len(set_by_callback):
             raise CheckpointError("the checkpoint keeps an environment of another structure, which a callback had set")
-        found = [_like(old, decode(now)) for old, now in zip(leaves, kept["env"], strict=True)]
+        found = [_like(old, decode(now)) for old, now in zip(leaves, set_by_callback, strict=True)]
         self._env = jax.tree.unflatten(structure, found)
         return self._env
 

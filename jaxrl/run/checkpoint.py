@@ -33,6 +33,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxrl.core import files
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.parallel import memory
@@ -350,6 +351,7 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
         stored = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+                files.check_regular(path / "state")
                 # Before memory is taken for arrays of any size.
                 _check_shapes(entries, orbax.metadata(path / "state").item_metadata)
                 request = ocp.args.PyTreeRestore(

@@ -260,6 +260,11 @@ EVERY = {
     "a manifest without a key": (MANIFEST, _signed(leaves=[{"name": "x"}])),
     "a manifest of another step": (MANIFEST, _signed(step="many", format="one")),
     "a manifest nested deeply": (MANIFEST, lambda file: file.write_text("[" * 200_000)),
+    "a manifest of arrays that are a pipe": (MANIFEST, lambda file: os.mkfifo(file.parent / "state" / "pipe")),
+    "a shape of many sizes": (
+        CONFIG,
+        _set("algorithm", "learning_rate", to={"array": [0.0], "shape": [10**9 - 1] * 80_000, "dtype": "float32"}),
+    ),
     "a manifest that is a pipe": (MANIFEST, _instead(os.mkfifo)),
     "metrics that are a pipe": (METRICS, _instead(os.mkfifo)),
     "metrics without end": (METRICS, _instead(lambda file: file.symlink_to("/dev/zero"))),
@@ -274,6 +279,8 @@ EVERY = {
     "a shard of less than nothing": (INFO, _set("splits", 0, "shardLengths", to=["-5"])),
     "endless shards": (INFO, _set("splits", 0, "shardLengths", to=["1"] * 200_000)),
     "features that are a pipe": (FEATURES, _instead(os.mkfifo)),
+    "a pipe beside the features": (FEATURES, lambda file: os.mkfifo(file.with_name("action.labels.txt"))),
+    "splits that are none": (INFO, _set("splits", to=True)),
     "an environment of Minari's": (
         MINARI,
         _json(lambda x: {k: v for k, v in x.items() if "space" not in k} | {"env_spec": SPEC}),
