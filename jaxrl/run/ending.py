@@ -16,7 +16,7 @@ def has_ended(path: str | os.PathLike) -> bool:
     try:
         # The lock's file is written whenever a run starts.
         return (Path(path) / "result.json").stat().st_mtime_ns >= (Path(path) / ".lock").stat().st_mtime_ns
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return False
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxrl.core.errors import CheckpointError, RunDirectoryError
+from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.types import Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.run import checkpoint
@@ -44,8 +44,11 @@ def follow(
 
     Raises:
       CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
+      ConfigError: `out` is a file with something else in it.
     """
     path = Path(path)
+    if out is not None and Path(out).is_file() and Path(out).stat().st_size and not read_metrics(out):
+        raise ConfigError(f"out={str(out)!r} holds no evaluations and would be overwritten; name another or delete it")
     while not _begun(path):
         time.sleep(poll)
     out = path / "evaluations.jsonl" if out is None else Path(out)

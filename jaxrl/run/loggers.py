@@ -3,13 +3,14 @@
 import collections
 import contextlib
 import csv
+import errno
 import json
 import math
 import os
 import socket
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -20,6 +21,9 @@ from jaxrl.run.ending import is_number
 
 _MOST_WAITING = 10_000  # rows for a logger that fails
 _LONGEST_PAUSE = 64  # rows between two attempts
+_MOST_REFUSALS = 5  # attempts in a row that fail; from then on, rows that are tried in one attempt
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LONGEST_LINE = 1 << 20  # bytes
 
 
 class Logger(Protocol):
@@ -69,11 +73,14 @@ class JSONLLogger:
         """The file with the whole rows up to step `last`; written anew, in one piece, where that changes something."""
         try:
             if self.path.is_file():
-                text = _text(self.path)
-                kept = "".join(json.dumps(row) + "\n" for row in _rows(text) if row["step"] <= last)
-                if kept != text:
+                kept, changed = [], False
+                for line, row in _lines(self.path):
+                    keep = row is not None and row["step"] <= last
+                    kept += [json.dumps(row) + "\n"] if keep else []
+                    changed |= not keep or kept[-1].encode() != line
+                if changed:
                     with files.replacing(self.path) as file:
-                        file.write(kept)
+                        file.writelines(kept)
             return files.open_to_append(self.path)
         except OSError as error:
             raise RunDirectoryError(f"metrics cannot be written to {self.path}: {error}") from error
@@ -124,8 +131,13 @@ class TensorBoardLogger:
 
         finite = {name: float(x) for name, x in metrics.items() if x is not None and math.isfinite(x)}
         values = [value for name, x in finite.items() for value in summary.scalar(name, x).value]
-        file, self._file = self._file or self._opened(), None
-        file.write(Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString())
+        row = Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString()
+        if self._file is None:
+            self._file = self._opened(row)
+            self._purge = None  # it would hide what has been written since
+            return
+        file, self._file = self._file, None
+        file.write(row)
         file.flush()
         self._file = file
 
@@ -133,17 +145,27 @@ class TensorBoardLogger:
         if self._file is not None:
             self._file.close()
 
-    def _opened(self):
+    def _opened(self, row: bytes) -> TfRecordWriter:
+        """A new file that holds a first row; none is left where that cannot be written."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]
 
         self._directory.mkdir(exist_ok=True)
         earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # the names have whole seconds only
         now = time.time()
-        file = TfRecordWriter(self._directory / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{earlier}")
+        path = self._directory / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{earlier}"
+        file = TfRecordWriter(path)
         file.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
         if self._purge is not None:
             started = SessionLog(status=SessionLog.START)
             file.write(Event(step=self._purge, wall_time=now, session_log=started).SerializeToString())
+        file.write(row)
+        try:
+            file.flush()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                file.close()
+            path.unlink(missing_ok=True)
+            raise
         return file
 
 
@@ -187,7 +209,8 @@ class WandbLogger:
 class Loggers:
     """Writes to several loggers. One that fails is named in one warning; training goes on.
 
-    Its rows wait for it to work again, up to a limit beyond which the oldest are lost. They are counted at the end.
+    Its rows wait for it to work again, up to a limit beyond which the oldest are lost. A row that it keeps refusing is
+    lost when it takes a later one. Lost rows are counted at the end.
     """
 
     def __init__(self, loggers: Sequence[Logger]):
@@ -223,6 +246,7 @@ class _Outlet:
             self._attempt(self._empty)
 
     def close(self):
+        self._failures = _MOST_REFUSALS  # this attempt is the last
         self._attempt(self._empty)
         self._attempt(self._logger.close)
         if lost := self._lost + len(self._waiting):
@@ -230,8 +254,18 @@ class _Outlet:
 
     def _empty(self):
         while self._waiting:
-            self._logger.write(*self._waiting[0])
-            self._waiting.popleft()
+            most = min(len(self._waiting), _MOST_REFUSALS if self._failures >= _MOST_REFUSALS else 1)
+            for refused in range(most):
+                try:
+                    self._logger.write(*self._waiting[refused])
+                    break
+                except Exception as error:
+                    # A full disk takes a short row where it refused a long one, and that one later.
+                    if refused == most - 1 or getattr(error, "errno", None) in _FULL:
+                        raise
+            for _ in range(refused + 1):
+                self._waiting.popleft()
+            self._lost += refused
         self._failures = 0
 
     def _attempt(self, work):
@@ -256,7 +290,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     """
     path = Path(path)
     try:
-        return _rows(_text(path)) if path.is_file() else []
+        return [row for _, row in _lines(path) if row is not None] if path.is_file() else []
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error}") from error
 
@@ -270,21 +304,24 @@ def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> Non
         writer.writerows(rows)
 
 
-def _text(path: Path) -> str:
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Each line, and its row if it is one; a line that is too long comes in pieces, none of which is a row."""
     with files.open_to_read(path) as file:
-        return file.read().decode(errors="replace")
+        begins = True
+        while line := file.readline(_LONGEST_LINE):
+            ends = line.endswith(b"\n")
+            yield line, _row(line) if begins and (ends or len(line) < _LONGEST_LINE) else None
+            begins = ends
 
 
-def _rows(text: str) -> list[dict[str, Any]]:
-    rows = []
-    for line in text.split("\n"):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < 2**63:
-            rows.append({name: value for name, value in row.items() if value is None or is_number(value)})
-    return rows
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < 2**63:
+        return {name: value for name, value in row.items() if value is None or is_number(value)}
+    return None
 
 
 def _finite(value: Any) -> Any:

@@ -179,5 +179,5 @@ def write_result(result: Result, directory: RunDirectory) -> None:
         files.write_json(directory.result, result.record())
         if result.metrics:
             plot_runs([directory.path], directory.learning_curve)
-    except OSError as error:
+    except (OSError, RunDirectoryError) as error:
         warnings.warn(f"the result could not be written to {directory.path}: {error}", RuntimeWarning, stacklevel=4)

@@ -5,6 +5,7 @@ import shutil
 import warnings
 
 import pytest
+from helpers.events import read_events
 from helpers.programs import ENV, PPO, ROWS, anakin
 
 import jaxrl
@@ -88,15 +89,18 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing_but_a_warning(tmp_path, m
     monkeypatch.setattr("jaxrl.run.loggers.write_csv", failing(lambda *_: None))
     monkeypatch.setattr(checkpoint.Checkpointer, "_write", failing(save))
     fill, empty = (At(n * ROWS, lambda state=state: full.__setitem__(0, state)) for n, state in ((3, True), (5, False)))
+    train(tmp_path, iterations=2)
     with pytest.warns(RuntimeWarning) as warned:
         train(tmp_path, fill, empty)
     told = [str(one.message) for one in warned]
     assert len([line for line in told if "JSONLLogger failed" in line]) == 1
     assert len([line for line in told if "could not be saved" in line]) == 1
     assert not any("lost" in line for line in told)
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl") if "steps_per_second" in row] == [
-        step * ROWS for step in range(2, 7)
-    ]
+    written = [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")]
+    assert sorted({*written}) == [step * ROWS for step in range(1, 7)]
+    steps, hidden = read_events(tmp_path / "tensorboard")
+    assert steps == written
+    assert hidden == [2 * ROWS + 1], "what the resumed run wrote before the disk was full stays visible"
     assert checkpoint.complete_steps(tmp_path / "checkpoints")[-1] == 6 * ROWS
 
 

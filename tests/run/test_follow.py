@@ -7,7 +7,7 @@ import pytest
 from helpers.programs import ENV, PPO, ROWS, anakin
 
 import jaxrl
-from jaxrl.core.errors import CheckpointError, RunDirectoryError
+from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run import follow as following
 from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.follow import follow
@@ -105,3 +105,11 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error(run_dir, tmp_path, monkeyp
     monkeypatch.setattr(following.checkpoint, "complete_steps", lambda directory: [EACH // 2, *there])
     with pytest.raises(CheckpointError, match=str(EACH // 2)):
         list(follow(run_dir, episodes=4, out=tmp_path / "out.jsonl"))
+
+
+def test_a_file_with_something_else_in_it_is_kept(run_dir, tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine\n")
+    with pytest.raises(ConfigError, match=r"notes\.txt' holds no evaluations.*name another"):
+        next(follow(run_dir, episodes=4, out=notes))
+    assert notes.read_text() == "mine\n"

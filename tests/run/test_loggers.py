@@ -9,9 +9,9 @@ import warnings
 
 import numpy as np
 import pytest
+from helpers.events import read_events
 
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
-from jaxrl.data.tfrecord import records
 from jaxrl.plots.curves import plot_run
 from jaxrl.run import loggers as loggers_module
 from jaxrl.run.loggers import (
@@ -148,6 +148,43 @@ def test_rows_that_are_lost_are_counted(monkeypatch):
     assert len(told) == 2 and "Broken did not take 8 rows of metrics" in told[1]
 
 
+class Picky(Broken):
+    """Never takes some rows."""
+
+    def __init__(self, refused, error):
+        super().__init__()
+        self.refused, self.error, self.repaired = refused, error, True
+
+    def write(self, step, metrics):
+        if step in self.refused:
+            raise self.error
+        super().write(step, metrics)
+
+
+@pytest.mark.parametrize("steps", [9, 200])
+def test_rows_that_a_logger_never_takes_are_lost_alone(steps):
+    picky = Picky({2, 3, 7}, KeyError("train/return_mean"))
+    loggers = Loggers([picky])
+    with pytest.warns(RuntimeWarning) as warned:
+        for step in range(1, steps):
+            loggers.write(step, {"a": 1.0})
+        assert steps < 100 or picky.rows[-1] == steps - 1, "the later ones do not wait for the end"
+        loggers.close()
+    assert picky.rows == [step for step in range(1, steps) if step not in picky.refused]
+    assert "Picky did not take 3 rows of metrics" in str(warned[-1].message) and len(warned) == 2
+
+
+def test_a_row_too_long_for_a_full_disk_is_not_passed_over(monkeypatch):
+    picky = Picky({2}, OSError(errno.ENOSPC, "No space left on device"))
+    loggers = Loggers([picky])
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        for step in range(1, 200):
+            loggers.write(step, {"a": 1.0})
+    picky.refused = set()
+    loggers.close()
+    assert picky.rows == list(range(1, 200))
+
+
 def test_a_logger_that_fails_to_close_warns(tmp_path):
     loggers = Loggers([Broken()])
     with pytest.warns(RuntimeWarning, match="still down"):
@@ -156,9 +193,9 @@ def test_a_logger_that_fails_to_close_warns(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_disk_that_was_full_costs_no_row(tmp_path):
+def test_a_disk_that_was_full_costs_no_row(tmp_path, monkeypatch):
     jsonl = JSONLLogger(tmp_path / "metrics.jsonl")
-    tensorboard = TensorBoardLogger(tmp_path / "tensorboard")
+    tensorboard = TensorBoardLogger(tmp_path / "tensorboard", resumed_at=0)
     disk, jsonl._file = jsonl._file, open("/dev/full", "w")
     (tmp_path / "tensorboard").symlink_to("/dev/full")  # no folder can be there
     loggers = Loggers([jsonl, tensorboard, CSVLogger(tmp_path / "metrics.csv", jsonl.path)])
@@ -172,11 +209,33 @@ def test_a_disk_that_was_full_costs_no_row(tmp_path):
     (tmp_path / "tensorboard").unlink()
     loggers.write(2, {"a": 2.0})
     loggers.write(3, {"a": 3.0})
+    assert read_events(tmp_path / "tensorboard") == ([1, 2, 3], [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        patch.setattr(loggers_module.TfRecordWriter, "flush", full)
+        for step in range(4, 12):  # attempts at the open file, and at new ones
+            loggers.write(step, {"a": float(step)})
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1, "an attempt that fails leaves no file"
     loggers.close()
-    assert [row["a"] for row in read_metrics(jsonl.path)] == [1.0, 2.0, 3.0]
-    (events,) = (tmp_path / "tensorboard").glob("events.out.tfevents.*")
-    with records(events) as read:
-        assert len(read(0, 4)) == 4, "the format, and three rows"
+    assert [row["a"] for row in read_metrics(jsonl.path)] == list(range(1, 12))
+    assert read_events(tmp_path / "tensorboard") == (list(range(1, 12)), [1]), "hides what came before the resume only"
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.faults
+def test_a_first_event_file_that_fails_leaves_none_and_the_next_hides_what_is_older(tmp_path, monkeypatch):
+    logger = TensorBoardLogger(tmp_path, resumed_at=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(loggers_module.TfRecordWriter, "flush", full)
+        with pytest.raises(OSError, match="No space left"):
+            logger.write(5, {"a": 1.0})
+    assert not list(tmp_path.iterdir())
+    logger.write(5, {"a": 1.0})
+    logger.close()
+    assert read_events(tmp_path) == ([5], [5])
 
 
 def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
@@ -225,6 +284,16 @@ def test_lines_that_jaxrl_did_not_write_are_passed_over(tmp_path, line):
     logger.write(4, {"a": 4.0})
     logger.close()
     assert [row["a"] for row in read_metrics(path) if "a" in row] == [1.0, 3.0, 4.0]
+
+
+def test_a_line_is_read_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers_module, "_LONGEST_LINE", 32)
+    path = tmp_path / "metrics.jsonl"
+    long = b'{"step": 2, "a": 2.0}' + b" " * 11 + b'{"step": 2, "a": 2.0}\n'  # its first 32 bytes would be a row
+    path.write_bytes(b'{"step": 1, "a": 1.0}\n' + long + b'{"step": 3, "a": 3.0}')
+    assert [row["step"] for row in read_metrics(path)] == [1, 3]
+    JSONLLogger(path).close()
+    assert path.read_text() == '{"step": 1, "a": 1.0}\n{"step": 3, "a": 3.0}\n'
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):

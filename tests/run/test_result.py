@@ -1,12 +1,17 @@
 """What people print fits a screen."""
 
+import json
+
 import numpy as np
 import pytest
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, SWEEP
 
 import jaxrl
 from jaxrl.core.summary import byte_size, tree_summary
+from jaxrl.run import loggers
+from jaxrl.run.directory import RunDirectory
 from jaxrl.run.loading import load_run
+from jaxrl.run.result import write_result
 
 WIDTH = 240
 
@@ -54,3 +59,15 @@ def test_sizes():
         "3.0 GB",
     ]
     assert tree_summary({"a": np.zeros(250, np.float32), "b": (np.zeros((), np.int32), 3)}) == "2 arrays, 1.0 kB"
+
+
+def test_metrics_that_cannot_be_read_cost_the_picture_alone(trained, tmp_path, monkeypatch):
+    def unreadable(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with RunDirectory(tmp_path, json.loads((trained.run_dir / "config.json").read_text())) as directory:
+        directory.metrics_jsonl.write_text('{"step": 64}\n')
+        monkeypatch.setattr(loggers.files, "open_to_read", unreadable)
+        with pytest.warns(RuntimeWarning, match="could not be written.*Permission denied"):
+            write_result(trained, directory)
+    assert json.loads(directory.result.read_text())["total_steps"] == ROWS

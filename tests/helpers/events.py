@@ -1,0 +1,20 @@
+"""TensorBoard's event files, read."""
+
+from pathlib import Path
+
+
+def read_events(directory: Path) -> tuple[list[int], list[int]]:
+    """The steps of all files' scalars, and the steps from which on a file hides what was written before it."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    steps, hidden = [], []
+    for path in sorted(directory.glob("events.out.tfevents.*")):
+        data, at, events = path.read_bytes(), 0, []
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 8], "little")
+            events.append(Event.FromString(data[at + 12 : at + 12 + size]))
+            at += 16 + size
+        assert events and events[0].file_version == "brain.Event:2", f"{path} is empty"
+        steps += [event.step for event in events if event.summary.value]
+        hidden += [event.step for event in events if event.session_log.status == SessionLog.START]
+    return steps, hidden
