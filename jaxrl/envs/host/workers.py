@@ -139,7 +139,8 @@ class Workers:
         self._finalizer = weakref.finalize(self, _close, self._workers)
         shares = [list(range(start, num_envs, workers)) for start in range(min(workers, num_envs))]
         try:
-            self._workers += [_Worker(share, self._recipe) for share in shares]
+            for share in shares:  # one by one, so that `close` ends those that are there when the next cannot start
+                self._workers.append(_Worker(share, self._recipe))
             self.spaces = [self._started(worker) for worker in self._workers][0]
         except BaseException:
             self.close()
