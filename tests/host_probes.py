@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import signal
+import subprocess
 import sys
 import time
 
@@ -13,9 +15,10 @@ from gymnasium import spaces
 class Counting(gymnasium.Env):
     """Shows (episode, step); the reward is the step's number; ends after `length` steps in one of the two ways.
 
-    `fault`, "raise", "hang" or "kill", strikes in `call` ("reset" or "step") of the episode and step given, in every
-    environment whose first seed is in `seeds` (None: in all). `closing`, "raise", "hang" or "exit", is what `close`
-    does. `children` is a folder where processes that it forks write their numbers.
+    `fault`, "raise", "hang", "kill" or "terminate" (of what it started, which it waits for), strikes in `call` ("reset"
+    or "step") of the episode and step given, in every environment whose first seed is in `seeds` (None: in all).
+    `closing`, "raise", "hang" or "exit", is what `close` does. `children` is a folder where a process that it forks has
+    written its number.
     """
 
     def __init__(
@@ -38,9 +41,7 @@ class Counting(gymnasium.Env):
         self._closing = closing
         if others:
             raise TypeError(f"unknown options {others}")
-        if children is not None and os.fork() == 0:
-            (pathlib.Path(children) / str(os.getpid())).touch()
-            time.sleep(3600)
+        self._child = None if children is None else forked(pathlib.Path(children))
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -79,8 +80,27 @@ class Counting(gymnasium.Env):
             raise ValueError("the simulator is out of cheese")
         if self._fault == "kill":
             os.kill(os.getpid(), 9)
+        if self._fault == "terminate":
+            with subprocess.Popen(["sleep", "3600"]) as executed:
+                executed.terminate()
+            os.kill(self._child, signal.SIGTERM)
+            os.waitpid(self._child, 0)
+            return
         sys.stdout.flush()
         time.sleep(3600)
+
+
+def forked(folder):
+    """The number of a process that sleeps, once it has written that into the folder."""
+    ready, written = os.pipe()
+    if (child := os.fork()) == 0:
+        (folder / str(os.getpid())).touch()
+        os.write(written, b".")
+        time.sleep(3600)
+    os.close(written)
+    os.read(ready, 1)
+    os.close(ready)
+    return child
 
 
 class Showing(gymnasium.Env):

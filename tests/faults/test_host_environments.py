@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -254,8 +255,8 @@ def test_closing_does_not_wait_for_what_hangs(monkeypatch):
     assert time.monotonic() - begun < PATIENCE and all(map(gone, pids))
 
 
-def test_signals_to_all_of_a_group_are_left_to_the_parent():
-    """As a terminal or a scheduler sends them; the parent ends its run in order, and its workers with it."""
+def test_signals_to_all_processes_are_left_to_the_parent():
+    """As a scheduler sends them; the parent ends its run in order, and its workers with it."""
     host = build(2)
     host.reset()
     for pid in processes(host):
@@ -264,6 +265,48 @@ def test_signals_to_all_of_a_group_are_left_to_the_parent():
     host.step(ACTIONS)
     assert host.failures == 0
     host.close()
+
+
+def test_environments_end_what_they_started(tmp_path):
+    """What they forked and what they executed does not ignore SIGTERM, as its worker does."""
+    host = build(1, fault="terminate", at=(0, 0), seeds=[SEEDS[2]], children=os.fspath(tmp_path), step_timeout=20.0)
+    host.reset()
+    host.step(ACTIONS)
+    assert host.failures == 0
+    host.close()
+
+
+def test_where_one_worker_cannot_start_the_others_end(monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def limited(*arguments, **options):
+        if len(started) == 2:
+            raise BlockingIOError("no more processes")
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    recipe = jaxrl.make(NAME, workers=3)
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    with pytest.raises(BlockingIOError):
+        recipe.build(4, 0)
+    assert [process.returncode is None for process in started] == [False, False], "killed, and waited for"
+
+
+def test_workers_of_a_process_with_many_open_files():
+    """`select.select` takes descriptors below 1024 only."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    many = []
+    try:
+        while not many or many[-1] < 1024:
+            many.append(os.open(os.devnull, os.O_RDONLY))
+        host = build(1)
+        host.reset()
+        host.close()
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_collecting_it_ends_its_workers():
@@ -303,11 +346,11 @@ def test_workers_end_with_their_parent(end, tmp_path):
         start_new_session=True,
     )
     pids = [int(pid) for _ in range(2) for pid in parent.stdout.readline().split()]
-    pids += [int(path.name) for path in tmp_path.iterdir()]
+    pids += numbers(tmp_path)
     assert len(pids) == 2 + 2 * 5  # of each one environment was looked at
     if end == signal.SIGINT:
         time.sleep(0.5)  # into the step
-        os.killpg(parent.pid, end)  # as a terminal does: to the workers too
+        os.killpg(parent.pid, end)  # as a terminal does; the workers have groups of their own
     else:
         parent.send_signal(end)
     _, said = parent.communicate(timeout=60)
@@ -338,10 +381,12 @@ def test_a_close_that_goes_wrong_in_a_worker_is_nobodys(monkeypatch, closing):
 
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_what_environments_start_ends_with_their_worker(tmp_path, end):
-    host = build(2, children=os.fspath(tmp_path))
+    recipe = jaxrl.make(NAME, workers=2, children=os.fspath(tmp_path))
+    looked_at = numbers(tmp_path)
+    host = recipe.build(4, 0)
     host.reset()
-    looked_at, *children = sorted(int(path.name) for path in tmp_path.iterdir())
-    assert len(children) == 4 and gone(looked_at), "the first was of the environment that was looked at"
+    children = numbers(tmp_path) - looked_at
+    assert len(looked_at) == 1 and len(children) == 4 and all(map(gone, looked_at))
     assert not any(map(ended, children))
     if end == "close":
         host.close()
@@ -352,7 +397,12 @@ def test_what_environments_start_ends_with_their_worker(tmp_path, end):
             host.step(ACTIONS)
     assert all(map(gone, children))
     host.close()
-    assert all(gone(int(path.name)) for path in tmp_path.iterdir())
+    assert all(map(gone, numbers(tmp_path)))
+
+
+def numbers(folder):
+    """Of the processes that environments started."""
+    return {int(path.name) for path in folder.iterdir()}
 
 
 def ended(pid):

@@ -5,6 +5,7 @@ arguments are the file descriptors of the pipe, and of a lifeline that closes wh
 """
 
 import fcntl
+import functools
 import os
 import pickle
 import select
@@ -17,8 +18,7 @@ from multiprocessing.connection import Connection
 def main() -> None:
     """Serves environments over a pipe until it is closed."""
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
-    for number in (signal.SIGINT, signal.SIGTERM):  # a whole group may get them; they are the parent's to handle
-        signal.signal(number, signal.SIG_IGN)
+    leave_to_parent(signal.SIGINT, signal.SIGTERM)
     die_with(lifeline)
     environments = {}
     try:
@@ -34,6 +34,17 @@ def main() -> None:
         environment.close()
 
 
+def leave_to_parent(*numbers: int) -> None:
+    """Has these signals do nothing here: a scheduler may send them to every process of a job.
+
+    What environments start has them as before, or it could not be ended: `exec` resets handlers (and would not reset
+    SIG_IGN), a fork does not.
+    """
+    for number in numbers:
+        before = signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=functools.partial(signal.signal, number, before))
+
+
 def die_with(lifeline: int) -> None:
     """Has the kernel end this process when the other end of `lifeline` closes, whatever Python is doing then.
 
@@ -43,7 +54,9 @@ def die_with(lifeline: int) -> None:
     leader = os.getpgrp() == os.getpid()
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid() if leader else os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it closed before
+    closed = select.poll()  # `select.select` takes no descriptor of 1024 or more
+    closed.register(lifeline, select.POLLIN)
+    if closed.poll(0):  # before the kernel was told
         sys.exit(1)
 
 
