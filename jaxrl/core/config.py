@@ -91,7 +91,7 @@ def made(cls: Any, values: Mapping[str, Any]) -> Any:
     name = registry.name_of(cls) or cls.__name__
     known = {field.name for field in dataclasses.fields(cls)}
     if strange := sorted(set(values) - known):
-        raise ConfigError(f"{name} has no field {', '.join(strange)}; the run is of another version of jaxrl")
+        raise ConfigError(f"{name} has no field {', '.join(strange):.80}; the run is of another version of jaxrl")
     hints = _hints(cls)
     for field, item in values.items():
         if not _fits(item, hints.get(field, Any)):
@@ -156,7 +156,7 @@ def _decode(value):
                 "function with jaxrl.register before training, or give the algorithm or environment itself: "
                 "jaxrl.load(path, algo=..., env=...)"
             )
-    raise ConfigError(f"no value of a configuration is an object with {', '.join(sorted(value)) or 'no entries'}")
+    raise ConfigError(f"no value of a configuration is an object with {', '.join(sorted(value)) or 'no entries':.80}")
 
 
 def _decode_items(pairs):

@@ -246,7 +246,7 @@ def read_example(record: bytes, fields: list[Field], where: str) -> dict[str, An
         try:
             found[field.name] = _read(field, *features[field.name])
         except Exception as error:  # decoders of images raise what they like
-            raise DatasetError(f"{where}: {field.name} cannot be read: {error}") from error
+            raise DatasetError(f"{where}: {field.name} cannot be read: {error!s:.500}") from error
     return found
 
 

@@ -77,7 +77,7 @@ class MinariReader:
         try:
             self._dataset = minari.MinariDataset(self.path / "data")
         except Exception as error:  # Minari raises whatever its parsers do
-            raise DatasetError(f"{self.path} cannot be opened by Minari: {error}") from error
+            raise DatasetError(f"{self.path} cannot be opened by Minari: {error!s:.500}") from error
         self.name = self._dataset.id
         self.absent: tuple[str, ...] = ()
         action_space = self._dataset.action_space
@@ -113,7 +113,7 @@ class MinariReader:
           DatasetError: it cannot be read.
         """
         if isinstance(record, Exception):
-            raise DatasetError(f"{where}: it cannot be read by Minari: {record!r}") from record
+            raise DatasetError(f"{where}: it cannot be read by Minari: {record!r:.500}") from record
         stored, metadata = record
         metadata = {name: x.item() if isinstance(x, np.generic) else x for name, x in metadata.items()}
         total = metadata.pop("total_steps", None)

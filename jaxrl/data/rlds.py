@@ -180,9 +180,10 @@ class RldsReader:
             builder = tfds.builder_from_directory(os.fspath(self.path))
             info = builder.info
             splits = dict(info.splits)
+            paths = {name: [os.fspath(file) for file in found.filepaths] for name, found in splits.items()}
             file_format = "tfrecord" if info.file_format is None else info.file_format.value  # as TFDS takes it
         except Exception as error:  # TFDS raises whatever its parsers do
-            raise DatasetError(f"{path} cannot be opened by TFDS: {error}") from error
+            raise DatasetError(f"{path} cannot be opened by TFDS: {error!s:.500}") from error
         if file_format not in FILE_FORMATS:
             raise ConfigError(
                 f"{path} has {file_format} files, which jaxrl does not read; convert it with TFDS to "
@@ -197,7 +198,7 @@ class RldsReader:
         self.absent = tuple(name for name in rules.STEP_FIELDS if name not in names)
         if lacking := [name for name in self.absent if name in _MANDATORY]:
             raise DatasetError(f"{path}: the steps have no {', no '.join(lacking)}; RLDS needs them")
-        self._files = [os.fspath(file) for file in splits[split].filepaths]
+        self._files = paths[split]
         if gone := [file for file in self._files if not os.path.isfile(file)]:
             raise DatasetError(f"{path} is incomplete: {gone[0]} is missing")
         for file, count in zip(self._files, splits[split].shard_lengths, strict=True):

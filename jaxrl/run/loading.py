@@ -22,6 +22,7 @@ from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import read_config
 from jaxrl.run.policy import Policy
 
+_LONGEST_PROBLEM = 1000  # characters
 _NEEDED = ("algorithm", "environment", "topology", "total_steps")
 
 
@@ -136,12 +137,13 @@ def _described(path):
     """Errors of what is made as config.json says are errors of that file: its values fit their fields alone."""
     try:
         yield
-    except (JaxrlError, KeyboardInterrupt):
+    except ConfigError as error:  # which may quote what the file holds
+        raise ConfigError([problem[:_LONGEST_PROBLEM] for problem in error.problems]) from error
+    except JaxrlError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{path / 'config.json'} does not describe a run that can be made here: {type(error).__name__}: {error}"
-        ) from error
+        what = f"{type(error).__name__}: {error!s:.500}"
+        raise ConfigError(f"{path / 'config.json'} does not describe a run that can be made here: {what}") from error
 
 
 def _algorithm(config):

@@ -27,7 +27,11 @@ from jaxrl.run.loggers import JSONLLogger, read_metrics
 from jaxrl.run.plotting import read_run
 from jaxrl.run.recorder import Record
 
-pytestmark = pytest.mark.faults
+# Orbax's event loop complains after an error that is expected here.
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("minari")
 pytest.importorskip("h5py")

@@ -12,6 +12,7 @@ import sysconfig
 import zlib
 from pathlib import Path
 
+import jax
 import numpy as np
 
 EVIL = "evil_module"  # can be found, and leaves a mark when it is imported
@@ -147,7 +148,7 @@ class Watch:
     def __init__(self, own):
         self.own, self.found = os.path.realpath(own), []
         # Where compiled programs are kept, and devices that take anything.
-        self.allowed = (self.own, "/dev/null", os.path.realpath(os.environ.get("JAX_COMPILATION_CACHE_DIR", self.own)))
+        self.allowed = (self.own, "/dev/null", os.path.realpath(jax.config.jax_compilation_cache_dir or self.own))
 
     def see(self, event, arguments):
         if event == "import":
