@@ -286,10 +286,10 @@ def test_lines_that_jaxrl_did_not_write_are_passed_over(tmp_path, line):
     assert [row["a"] for row in read_metrics(path) if "a" in row] == [1.0, 3.0, 4.0]
 
 
-def test_a_line_is_read_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers_module, "_LONGEST_LINE", 32)
+def test_a_line_is_read_up_to_a_limit(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    long = b'{"step": 2, "a": 2.0}' + b" " * 11 + b'{"step": 2, "a": 2.0}\n'  # its first 32 bytes would be a row
+    row = b'{"step": 2, "a": 2.0}'
+    long = row.ljust(1 << 20) + b"\n" + row.rjust((1 << 20) + 1) + b"\n"  # in pieces, each would be a row
     path.write_bytes(b'{"step": 1, "a": 1.0}\n' + long + b'{"step": 3, "a": 3.0}')
     assert [row["step"] for row in read_metrics(path)] == [1, 3]
     JSONLLogger(path).close()

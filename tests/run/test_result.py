@@ -62,12 +62,16 @@ def test_sizes():
 
 
 def test_metrics_that_cannot_be_read_cost_the_picture_alone(trained, tmp_path, monkeypatch):
+    open_to_read = loggers.files.open_to_read
+
     def unreadable(path):
-        raise PermissionError(13, "Permission denied", str(path))
+        if path == directory.metrics_jsonl:
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_to_read(path)
 
     with RunDirectory(tmp_path, json.loads((trained.run_dir / "config.json").read_text())) as directory:
         directory.metrics_jsonl.write_text('{"step": 64}\n')
         monkeypatch.setattr(loggers.files, "open_to_read", unreadable)
-        with pytest.warns(RuntimeWarning, match="could not be written.*Permission denied"):
+        with pytest.warns(RuntimeWarning, match=r"could not be written.*metrics\.jsonl cannot be read"):
             write_result(trained, directory)
     assert json.loads(directory.result.read_text())["total_steps"] == ROWS
