@@ -13,6 +13,7 @@ from helpers.registered import nothing_registered_for_good
 
 import jaxrl
 from jaxrl import envs
+from jaxrl.core import config
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import wrappers
 from jaxrl.envs.configs import from_config, full_name, to_config
@@ -192,6 +193,22 @@ def test_a_module_that_a_file_names_is_not_imported(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "asks for the import of a module" in done.stdout, done.stderr
+
+
+def test_environments_of_other_libraries_are_made_by_hand_only(monkeypatch):
+    """Shimmy's options name modules; neither an environment nor a part of one in a file leads to them."""
+
+    def shimmy(**options):
+        return gymnasium.make("CartPole-v1", **options)
+
+    monkeypatch.setitem(gymnasium.registry, "Old-v0", gymnasium.envs.registration.EnvSpec("Old-v0", shimmy))
+    recipe = jaxrl.make("gymnasium:Old-v0")
+    recipe.build(1, 0).close()
+    for read, written in ((from_config, to_config(recipe)), (config.decode, config.encode(recipe))):
+        with pytest.raises(ConfigError, match="gymnasium:Old-v0 makes environments of other libraries; hand it in"):
+            read(written)
+    with pytest.raises(ConfigError, match="no field by_hand"):
+        config.decode(config.encode(recipe) | {"by_hand": True})
 
 
 def test_reading_a_host_recipe_makes_no_environment(monkeypatch):

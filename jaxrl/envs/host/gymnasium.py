@@ -20,11 +20,10 @@ from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host.episodes import Episodes
-from jaxrl.envs.host.watchdog import close_all
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all
 from jaxrl.envs.host.workers import InProcess, Workers
 
-STEP_TIMEOUT = 60.0  # seconds
-START_TIMEOUT = 120.0
+START_TIMEOUT = 120.0  # seconds
 RESTARTS = 3
 
 
@@ -40,6 +39,9 @@ class GymnasiumRecipe:
       start_timeout: seconds that a worker has to make its environments.
       restarts: how many workers may be replaced.
       info: names of the numbers of its info that become `TimeStep.info`.
+
+    Args:
+      by_hand: whether somebody typed it, so that it may import what its options name; a file cannot say so.
     """
 
     id: str
@@ -51,11 +53,15 @@ class GymnasiumRecipe:
     start_timeout: float = START_TIMEOUT
     restarts: int = RESTARTS
     info: tuple[str, ...] = ()
+    by_hand: dataclasses.InitVar[bool] = False
 
-    def __post_init__(self):
-        module = self.id.rpartition(":")[0]
+    def __post_init__(self, by_hand):
+        module, _, name = self.id.rpartition(":")
         if module and module not in sys.modules:  # `make` imports it; a file may not
             raise ConfigError(_module_asked(self.id))
+        registered = gymnasium.registry.get(name)
+        if not by_hand and registered is not None and "shimmy" in str(registered.entry_point):
+            raise ConfigError(f"{self.name} makes environments of other libraries; hand it in: env=jaxrl.make(...)")
 
     @property
     def name(self) -> str:
@@ -80,13 +86,8 @@ class GymnasiumRecipe:
         """The recipe of what was recorded; nothing is made or imported until it is built.
 
         Raises:
-          ConfigError: `name` asks for the import of a module, or a value is of the wrong type.
+          ConfigError: `name` asks for the import of a module or other libraries, or a value is of the wrong type.
         """
-        registered = gymnasium.registry.get(name)
-        if registered is not None and "shimmy" in str(registered.entry_point):
-            raise ConfigError(
-                f"gymnasium:{name} makes environments of other libraries; hand it in: env=jaxrl.make(...)"
-            )
         if ":" in name:
             raise ConfigError(_module_asked(name))
         own = ("workers", "step_timeout", "start_timeout", "restarts", "info")
@@ -293,6 +294,7 @@ def make(
         start_timeout,
         RESTARTS if restarts is None else restarts,
         tuple(info),
+        by_hand=True,
     )
 
 
