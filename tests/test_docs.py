@@ -116,7 +116,7 @@ def test_the_tables_of_what_takes_what_are_the_code():
 
 
 @pytest.mark.parametrize("observation", kind_table.OBSERVATIONS.values(), ids=kind_table.OBSERVATIONS)
-@pytest.mark.parametrize("name", algos.ALGORITHMS)
+@pytest.mark.parametrize("name", kind_table.NAMES)
 def test_the_defaults_suit_every_kind_of_observation(name, observation):
     actions = spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,))
     assert [] in [kind_table.problems(name, observation, action) for action in actions]

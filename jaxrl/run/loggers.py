@@ -127,7 +127,7 @@ class TensorBoardLogger:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         from tensorboardX import summary  # before the first row, its import has time
         from tensorboardX.proto.event_pb2 import Event  # ty: ignore[missing-module-member]  # made at run time
-        from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]
+        from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]  # likewise
 
         finite = {name: float(x) for name, x in metrics.items() if x is not None and math.isfinite(x)}
         values = [value for name, x in finite.items() for value in summary.scalar(name, x).value]
@@ -147,7 +147,7 @@ class TensorBoardLogger:
 
     def _opened(self, row: bytes) -> TfRecordWriter:
         """A new file that holds a first row; none is left where that cannot be written."""
-        from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # ty: ignore[missing-module-member]  # likewise
 
         self._directory.mkdir(exist_ok=True)
         earlier = len(list(self._directory.glob("events.out.tfevents.*")))  # the names have whole seconds only
