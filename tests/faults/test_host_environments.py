@@ -7,11 +7,15 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
+import types
 
+import host_probes
 import numpy as np
 import pytest
+from helpers.programs import actor_threads
 
 import jaxrl
 from jaxrl.cli import main
@@ -365,8 +369,17 @@ def test_workers_end_with_their_parent(end, tmp_path):
 @pytest.mark.parametrize("closing, said", [("hang", "has not returned"), ("raise", "raised ValueError: it cannot be")])
 def test_a_close_that_goes_wrong_is_told_and_not_waited_for(monkeypatch, closing, said):
     monkeypatch.setattr(watchdog, "GOODBYE", 0.5)
-    with pytest.warns(RuntimeWarning, match=f"{NAME}: close.. {said}.*; it is left behind"):
-        jaxrl.make(NAME, closing=closing)
+    free = threading.Event()
+    monkeypatch.setattr(host_probes, "time", types.SimpleNamespace(sleep=lambda seconds: free.wait(60)))
+    try:
+        with pytest.warns(RuntimeWarning, match=f"{NAME}: close.. {said}.*; it is left behind"):
+            jaxrl.make(NAME, closing=closing)
+    finally:
+        free.set()  # no thread is left for other tests to find
+    until = time.monotonic() + PATIENCE
+    while actor_threads() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not actor_threads()
 
 
 @pytest.mark.parametrize("closing", ["hang", "raise", "exit"])
