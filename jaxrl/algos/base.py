@@ -1,7 +1,10 @@
 """What every algorithm file starts from: fields with their allowed values, and the registry by name."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, cast, dataclass_transform
 
 import jax
@@ -78,8 +81,48 @@ def algorithm[T](cls: type[T]) -> type[T]:
     made: Any = cls
     made.__post_init__ = _hold_functions
     algorithm_class = cast("type[T]", struct.dataclass(made, kw_only=True))
+    _tell_of_unknown_fields(algorithm_class)
     registry.add("algorithm", algorithm_class)
     return algorithm_class
+
+
+def _tell_of_unknown_fields(cls: Any) -> None:
+    """Makes the constructor say which fields there are: ConfigError in place of a bare TypeError."""
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self, *arguments, **fields):
+        if arguments:
+            raise ConfigError(f"{cls.__name__} takes its settings by name, such as {cls.__name__}(learning_rate=1e-3)")
+        try:
+            original(self, **fields)
+        except TypeError:
+            _check_names(type(self), fields)
+            raise
+
+    cls.__init__ = init
+
+
+def _check_names(cls: type["DataclassInstance"], fields: Iterable[str]) -> None:
+    """Raises ConfigError where a class has not all of these fields."""
+    known = [field.name for field in dataclasses.fields(cls)]
+    if wrong := [str(unknown(f"field of {cls.__name__}", name, known)) for name in fields if name not in known]:
+        raise ConfigError(wrong)
+
+
+def as_algorithm(algo: Algorithm | str) -> Algorithm:
+    """An algorithm, given as such or by its name.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    if isinstance(algo, str):
+        return make_algorithm(algo)
+    if isinstance(algo, type):
+        raise ConfigError(f"{algo.__name__} is a class; pass one of it: {algo.__name__}()")
+    if not (dataclasses.is_dataclass(algo) and hasattr(algo, "update")):
+        raise ConfigError(f"{algo!r:.80} is no algorithm; pass one, such as jaxrl.PPO(), or its name")
+    return algo
 
 
 def make_algorithm(name: str, **fields: Any) -> Algorithm:
@@ -101,10 +144,7 @@ def replace[T: "DataclassInstance"](algo: T, **fields: Any) -> T:
     Raises:
       ConfigError: naming every unknown field, with the close names.
     """
-    known = [field.name for field in dataclasses.fields(algo)]
-    wrong = [str(unknown(f"field of {type(algo).__name__}", name, known)) for name in fields if name not in known]
-    if wrong:
-        raise ConfigError(wrong)
+    _check_names(type(algo), fields)
     return dataclasses.replace(algo, **fields)
 
 
@@ -166,9 +206,29 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
             continue
         if callable(field.default) and field.metadata.get("pytree_node", True) and not is_schedule(field.default):
             problems += optimizer_problems(label, value)
+        elif isinstance(value, StaticFunction):
+            problems.append(f"{label} is a function; what changes is a schedule, such as jaxrl.schedules.Linear")
+            continue
+        if _is_network(field.default) and not _is_network(value):
+            wanted = type(field.default).__name__
+            problems.append(f"{label}={value!r:.80} is no network; pass {wanted}(...) of jaxrl.networks")
+            continue
+        if value is None and not _takes_none(field):
+            problems.append(f"{label}=None must be a number or a schedule")
+            continue
         if limits:
             problems += _limit_problems(label, value, limits)
     return problems
+
+
+def _takes_none(field: dataclasses.Field) -> bool:
+    if field.default is None or isinstance(field.type, str):  # annotations that are text are of a user's module
+        return True
+    return types.NoneType in typing.get_args(field.type)
+
+
+def _is_network(value: Any) -> bool:
+    return hasattr(value, "init") and hasattr(value, "requires")
 
 
 def has_effect(algo: "DataclassInstance", name: str) -> bool:

@@ -70,8 +70,47 @@ class NonFiniteError(JaxrlError):
     """NaN or Inf appeared while training; names the leaf and the step."""
 
 
+# What Stable-Baselines3, CleanRL and purejaxrl call settings that have another name here.
+_ELSEWHERE = {
+    "anneal_lr": "learning_rate",
+    "buffer_size": "capacity",
+    "clip_coef": "clip",
+    "clip_eps": "clip",
+    "clip_range": "clip",
+    "clip_vloss": "clip_value",
+    "clip_range_vf": "clip_value",
+    "ent_coef": "entropy_cost",
+    "env_id": "env",
+    "exploration_fraction": "epsilon",
+    "gradient_steps": "replay_ratio",
+    "learning_starts": "min_size",
+    "lr": "learning_rate",
+    "n_envs": "num_envs",
+    "n_epochs": "epochs",
+    "n_steps": "rollout_length",
+    "net_arch": "network",
+    "norm_adv": "normalize_advantage",
+    "num_minibatches": "minibatches",
+    "num_steps": "rollout_length",
+    "policy_frequency": "policy_delay",
+    "policy_kwargs": "network",
+    "policy_lr": "policy_learning_rate",
+    "policy_noise": "target_noise",
+    "noise_clip": "target_noise_clip",
+    "q_lr": "learning_rate",
+    "target_kl": "kl_target",
+    "target_network_frequency": "target_period",
+    "target_update_interval": "target_period",
+    "total_timesteps": "total_steps",
+    "train_freq": "replay_ratio",
+    "train_frequency": "replay_ratio",
+    "update_epochs": "epochs",
+    "vf_coef": "value_cost",
+}
+
+
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> ConfigError:
-    """The error for a name that does not exist, with the close ones suggested.
+    """The error for a name that does not exist, with the close ones suggested, or the one that others call so.
 
     Args:
       kind: what was looked up, in words ("environment", "algorithm", "field of PPO").
@@ -82,7 +121,10 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
     known = sorted(known)
     lowered = {k.lower(): k for k in known}
     close = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
-    if close:
+    here = _ELSEWHERE.get(name.lower().lstrip("-").replace("-", "_"), "")
+    if here in lowered or here.replace("_", "-") in lowered:
+        hint = f"in jaxrl: {lowered.get(here) or lowered[here.replace('_', '-')]!r}"
+    elif close:
         hint = "did you mean " + " or ".join(repr(c) for c in close) + "?"
     else:
         hint = "known: " + ", ".join(known) if len(known) <= 12 else f"{len(known)} are known"

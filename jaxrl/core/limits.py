@@ -24,3 +24,14 @@ def hold(number: float, limits: Mapping[str, float]) -> bool:
         and number > limits.get("above", -math.inf)
         and number < limits.get("below", math.inf)
     )
+
+
+def count_problems(**counts: tuple[object, int]) -> list[str]:
+    """Why values are no whole numbers of at least so many, by name: `total_steps=(1000, 1)`; None is left alone."""
+    problems = []
+    for name, (value, least) in counts.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            problems.append(f"{name}={value!r:.80} must be a whole number")
+        elif isinstance(value, int) and value < least:
+            problems.append(f"{name}={value} must be at least {least}")
+    return problems

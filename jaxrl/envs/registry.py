@@ -46,6 +46,8 @@ def make(
     """
     if auto_reset not in _AUTO_RESETS:
         raise unknown("auto_reset", str(auto_reset), [str(k) for k in _AUTO_RESETS])
+    if not isinstance(name, str):
+        raise ConfigError(f"{name!r:.80} is no name of an environment, such as 'gymnax:CartPole-v1'")
     env = _factory(name)(**parameters)
     if not isinstance(env, Environment):
         if wrappers or sticky_actions is not None:

@@ -11,6 +11,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import count_problems
 from jaxrl.core.types import Algorithm, EnvSpec, PyTree
 from jaxrl.parallel import memory
 from jaxrl.parallel import rollout as ro
@@ -118,9 +119,8 @@ def checked_layout(
     Raises:
       ConfigError: with every problem found.
     """
-    problems = []
-    if num_envs < 1:
-        raise ConfigError(f"num_envs={num_envs} must be at least 1")
+    if problems := count_problems(num_envs=(num_envs, 1), devices=(devices, 1), shards=(shards, 1)):
+        raise ConfigError(problems)
     here, processes = jax.local_device_count(), processes or jax.process_count()
     if processes > 1 and (devices % processes or not 1 <= devices <= here * processes):
         problems.append(

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl import envs
-from jaxrl.algos.base import make_algorithm
+from jaxrl.algos.base import as_algorithm, field_problems
 from jaxrl.buffers import fixed
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.keys import seed_problems
+from jaxrl.core.limits import count_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.data import rings
@@ -127,8 +128,7 @@ def train(
       RunDirectoryError: the directory is in use, or holds another configuration.
     """
     keep_compiled_programs()
-    if isinstance(algo, str):
-        algo = make_algorithm(algo)
+    algo = as_algorithm(algo)
     if isinstance(dataset, str):
         dataset = load_dataset(dataset)
     env, eval_env = (envs.make(given) if isinstance(given, str) else given for given in (env, eval_env))
@@ -137,20 +137,27 @@ def train(
     if about is None or (offline and dataset is None):
         missing = "no env; pass one, or" if dataset is None else "a dataset and no env; pass"
         raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data comes from")
-    problems = [
-        f"{name}={value} must be at least {least}"
-        for name, value, least in (
-            ("total_steps", total_steps, 1),
-            ("evaluation_episodes", evaluation_episodes, 1),
-            ("evaluate_every", evaluate_every, 0),
-            ("checkpoint_every", checkpoint_every, 0),
-            ("callback_every", callback_every, 1),
-            ("keep", keep, 1),
-        )
-        if value is not None and value < least
-    ]
+    problems = field_problems(algo)
+    problems += count_problems(
+        total_steps=(total_steps, 1),
+        evaluation_episodes=(evaluation_episodes, 1),
+        evaluate_every=(evaluate_every, 0),
+        checkpoint_every=(checkpoint_every, 0),
+        callback_every=(callback_every, 1),
+        keep=(keep, 1),
+        num_envs=(num_envs, 1),
+    )
+    if topology is not None and (isinstance(topology, type) or not hasattr(topology, "bind")):
+        problems.append(f"topology={topology!r:.80} is none; pass one, such as jaxrl.Anakin(num_envs=8)")
+    if not isinstance(target_return, int | float | None):
+        problems.append(f"target_return={target_return!r:.80} must be a number")
+    listed = isinstance(callbacks, Sequence)
+    if not listed or any(not callable(one) or not hasattr(one, "state_dict") for one in callbacks):
+        problems.append(f"callbacks={callbacks!r:.80} must be a list of callbacks (jaxrl.run.callbacks)")
+    if not isinstance(loggers, Sequence) or not all(hasattr(one, "write") for one in loggers):
+        problems.append(f"loggers={loggers!r:.80} must be a list of loggers, which have `write` and `close`")
     problems += seed_problems("seed", seed)
-    if evaluation_episodes > 0:
+    if isinstance(evaluation_episodes, int) and evaluation_episodes > 0:
         problems += episodes_problems("evaluation_episodes", evaluation_episodes, None)
     if topology is not None and num_envs is not None:
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl import envs
-from jaxrl.algos.base import make_algorithm, replace
+from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.parallel.ray.remote import connect
@@ -93,7 +93,7 @@ def launch(
     Raises:
       ConfigError: settings that do not fit, all of them, before anything is launched.
     """
-    algo = make_algorithm(algo) if isinstance(algo, str) else algo
+    algo = as_algorithm(algo)
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
     seeds = checked_seeds(seeds)
     problems = [

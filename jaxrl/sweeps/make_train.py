@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl import envs
-from jaxrl.algos.base import make_algorithm
+from jaxrl.algos.base import as_algorithm
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Algorithm, Environment, Metrics, env_spec
@@ -69,7 +69,7 @@ def bound(
     Raises:
       ConfigError: settings that do not fit, all of them.
     """
-    algo = make_algorithm(algo) if isinstance(algo, str) else algo
+    algo = as_algorithm(algo)
     made = envs.prepared(envs.make(env) if isinstance(env, str) else env)
     if not isinstance(made, Environment):
         raise ConfigError(f"{made.name} is stepped on the host and cannot be part of a compiled run; use jaxrl.train")

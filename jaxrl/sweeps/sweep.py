@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxrl.algos.base import make_algorithm, replace
+from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, NonFiniteError
+from jaxrl.core.limits import count_problems
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
 from jaxrl.parallel import learner
@@ -159,8 +160,11 @@ def sweep(
     if not 1 <= devices <= here:
         raise ConfigError(f"devices={devices} must be between 1 and the {here} that this process has")
     mapping = mapping or ("in_turn" if jax.default_backend() == "cpu" else "vmap")
+    counts = {"total_steps": (total_steps, 1), "points": (points, 1), "evaluation_episodes": (evaluation_episodes, 1)}
+    if problems := count_problems(**counts):
+        raise ConfigError(problems)
     seeds = checked_seeds(seeds)
-    algo = make_algorithm(algo) if isinstance(algo, str) else algo
+    algo = as_algorithm(algo)
     settings = _settings(samples, search_seed, num_envs, topology, space)
     programs = _bound(algo, env, total_steps, topology, num_envs, settings)
     if processes > 1:

@@ -1,0 +1,118 @@
+"""Wrong calls from Python: one error of jaxrl's own, before anything is compiled, which says what to do."""
+
+import optax
+import pytest
+
+import jaxrl
+from jaxrl.core.errors import JaxrlError
+from jaxrl.parallel.program import CompiledProgram
+
+ENV = "gymnax:CartPole-v1"
+
+
+def train(algo="ppo", env=ENV, total_steps=1000, **settings):
+    return jaxrl.train(algo, env, total_steps=total_steps, progress=False, **settings)
+
+
+PPO, DQN, SAC = jaxrl.PPO, jaxrl.DQN, jaxrl.SAC
+MLP, ActorCritic, NatureCNN = jaxrl.networks.MLP, jaxrl.networks.ActorCritic, jaxrl.networks.NatureCNN
+# What is said, and the call.
+CALLS = [
+    # In the words of Stable-Baselines3 and CleanRL.
+    ("in jaxrl: 'entropy_cost'", lambda: PPO(ent_coef=0.1)),
+    ("in jaxrl: 'rollout_length'", lambda: PPO(n_steps=128)),
+    ("in jaxrl: 'epochs'", lambda: PPO(n_epochs=4)),
+    ("in jaxrl: 'minibatches'", lambda: PPO(num_minibatches=4)),
+    ("in jaxrl: 'clip'", lambda: PPO(clip_range=0.2)),
+    ("in jaxrl: 'value_cost'", lambda: jaxrl.A2C(vf_coef=0.5)),
+    ("in jaxrl: 'learning_rate'", lambda: PPO(lr=1e-3)),
+    ("in jaxrl: 'capacity'", lambda: DQN(buffer_size=1000)),
+    ("in jaxrl: 'min_size'", lambda: SAC(learning_starts=100)),
+    ("in jaxrl: 'replay_ratio'", lambda: SAC(train_freq=1)),
+    ("in jaxrl: 'target_period'", lambda: DQN(target_update_interval=500)),
+    ("in jaxrl: 'policy_delay'", lambda: jaxrl.TD3(policy_frequency=2)),
+    ("in jaxrl: 'network'", lambda: PPO(policy_kwargs={})),
+    ("in jaxrl: 'epsilon'", lambda: jaxrl.make_algorithm("dqn", exploration_fraction=0.1)),
+    # Names.
+    ("did you mean 'gae_lambda'", lambda: PPO(gae_lamda=0.9)),
+    ("unknown field of PPO 'nonsense'", lambda: PPO(nonsense=1)),
+    ("PPO takes its settings by name", lambda: PPO(1e-3)),
+    ("did you mean 'ppo'", lambda: jaxrl.make_algorithm("pppo")),
+    ("did you mean 'CartPole-v1'", lambda: train(env="gymnax:CartPol-v1")),
+    ("has no suite; did you mean", lambda: train(env="CartPole-v1")),
+    ("unknown suite 'gymnx'; did you mean 'gymnax'", lambda: train(env="gymnx:CartPole-v1")),
+    ("did you mean 'learning_rate'", lambda: jaxrl.sweep("ppo", ENV, total_steps=1000, seeds=2, learning_rat=[1])),
+    ("did you mean 'purejaxrl-cartpole'", lambda: jaxrl.preset("purejaxrl-cartpol")),
+    ("unknown parameter of gymnax:CartPole-v1 'foo'", lambda: jaxrl.make(ENV, foo=1)),
+    ("force_mag='x' of gymnax:CartPole-v1 does not fit", lambda: jaxrl.make(ENV, force_mag="x")),
+    ("did you mean 'relu'", lambda: train(PPO(network=ActorCritic(torso=MLP((64,), activation="rellu"))))),
+    # Kinds.
+    ("PPO is a class; pass one of it: PPO()", lambda: train(PPO)),
+    ("PPO is a class", lambda: jaxrl.sweep(PPO, ENV, total_steps=1000, seeds=2)),
+    ("PPO is a class", lambda: jaxrl.make_train(PPO, ENV, total_steps=1000)),
+    ("3 is no algorithm", lambda: train(3)),
+    ("3 is no environment", lambda: train(env=3)),
+    ("3 is no name of an environment", lambda: jaxrl.make(3)),
+    ("there is no env; pass one", lambda: train(env=None)),
+    ("optax", lambda: train(PPO(optimizer=optax.adam(1e-3)))),
+    ("PPO.learning_rate is a function", lambda: train(PPO(learning_rate=lambda progress: 1e-3))),
+    ("PPO.learning_rate='1e-3' must be a number", lambda: train(PPO(learning_rate="1e-3"))),
+    ("PPO.learning_rate=None must be a number", lambda: train(PPO(learning_rate=None))),
+    ("PPO.epochs=4.0 must be a whole number", lambda: train(PPO(epochs=4.0))),
+    ("PPO.epochs='4' must be a whole number", lambda: train(PPO(epochs="4"))),
+    ("PPO.clip_value=1 must be True or False", lambda: train(PPO(clip_value=1))),
+    ("PPO.network=[64, 64] is no network; pass ActorCritic", lambda: train(PPO(network=[64, 64]))),
+    ("PPO.network='mlp' is no network", lambda: train(PPO(network="mlp"))),
+    ("SAC.critic=3 is no network", lambda: train(SAC(critic=3), "gymnax:Pendulum-v1")),
+    ("widths='64': a size must be", lambda: train(PPO(network=ActorCritic(torso=MLP("64"))))),
+    ("total_steps=1000.0 must be a whole number", lambda: train(total_steps=1000.0)),
+    ("total_steps='1000' must be a whole number", lambda: train(total_steps="1000")),
+    ("total_steps=1000.5 must be a whole", lambda: jaxrl.sweep("ppo", ENV, total_steps=1000.5, seeds=2)),
+    ("seed='0' must be a whole number", lambda: train(seed="0")),
+    ("seed=0.5 must be a whole number", lambda: train(seed=0.5)),
+    ("num_envs=4.0 must be a whole number", lambda: train(num_envs=4.0)),
+    ("num_envs='8' must be a whole number", lambda: train(topology=jaxrl.Anakin(num_envs="8"))),
+    ("evaluation_episodes=1.5 must be a whole number", lambda: train(evaluation_episodes=1.5)),
+    ("checkpoint_every='all' must be a whole number", lambda: train(checkpoint_every="all")),
+    ("topology='anakin' is none", lambda: train(topology="anakin")),
+    ("is none; pass one, such as jaxrl.Anakin(", lambda: train(topology=jaxrl.Anakin)),
+    ("target_return='high' must be a number", lambda: train(target_return="high")),
+    ("callbacks=[3] must be a list of callbacks", lambda: train(callbacks=[3])),
+    ("loggers=[3] must be a list of loggers", lambda: train(loggers=[3])),
+    # Values, and what does not fit together.
+    ("PPO.gamma=1.5 must be at least 0 and at most 1", lambda: train(PPO(gamma=1.5))),
+    ("PPO.objective='klip' is not one of 'clip', 'kl'", lambda: train(PPO(objective="klip"))),
+    ("PPO.kl_target=0.5 has no effect unless objective=kl", lambda: train(PPO(kl_target=0.5))),
+    ("DQN.batch_size=0 must be at least 1", lambda: train(DQN(batch_size=0))),
+    ("capacity=10 is less than min_size=1000; raise it", lambda: train(DQN(capacity=10))),
+    ("minibatches=3 does not divide", lambda: train(PPO(minibatches=3))),
+    ("NatureCNN needs images", lambda: train(PPO(network=ActorCritic(torso=NatureCNN())))),
+    ("DQN chooses among discrete actions", lambda: train("dqn", "gymnax:Pendulum-v1")),
+    ("total_steps=0 must be at least 1", lambda: train(total_steps=0)),
+    ("seed=-1 must be a whole number from 0", lambda: train(seed=-1)),
+    ("num_envs=0 must be at least 1", lambda: train(num_envs=0)),
+    ("evaluation_episodes=0 must be at least 1", lambda: train(evaluation_episodes=0)),
+    ("evaluate_every=-1 must be at least 0", lambda: train(evaluate_every=-1)),
+    ("keep=0 must be at least 1", lambda: train(keep=0)),
+    ("set num_envs in the topology", lambda: train(num_envs=4, topology=jaxrl.Anakin(num_envs=4))),
+    ("seeds: at least one", lambda: jaxrl.sweep("ppo", ENV, total_steps=1000, seeds=0)),
+    ("runs/none is not a run directory", lambda: jaxrl.load("runs/none")),
+]
+
+
+@pytest.mark.parametrize(("said", "call"), CALLS)
+def test_one_error_says_what_to_do(said, call, monkeypatch):
+    def compile_nothing(*_, **__):
+        raise AssertionError("training began")
+
+    monkeypatch.setattr(CompiledProgram, "start", compile_nothing)
+    with pytest.raises(JaxrlError) as raised:
+        call()
+    assert said in str(raised.value)
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(JaxrlError) as raised:
+        train(PPO(gamma=1.5, epochs=4.0), total_steps=0, seed="0", num_envs=0)
+    for said in ("PPO.gamma=1.5", "PPO.epochs=4.0", "total_steps=0", "seed='0'", "num_envs=0"):
+        assert said in str(raised.value)
