@@ -30,19 +30,37 @@ def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0)
     if not isinstance(env, Environment) and callable(getattr(env, "build", None)):
         return check_recipe(env, steps, seed)
     env = _checked(env)
-    key = jax.random.key(seed)
-    state, time_step = _traced(env, "reset", env.reset, key)
-    _raise(env, _time_step_problems(env, "reset", time_step) + _weak_problems("reset", state, time_step))
-    action = jax.eval_shape(lambda key: env.action_space.sample(key), key)
-    next_state, next_step = _traced(env, "step", env.step, state, action, key)
-    problems = _time_step_problems(env, "step", next_step) + _weak_problems("step", next_state, next_step)
-    problems += _difference("state", "reset gives", state, "step gives", next_state)
-    problems += _difference("time step", "reset gives", time_step, "step gives", next_step)
-    _raise(env, problems)
+    check_types(env, weak=True)
     if steps == 0:
         return
+    key = jax.random.key(seed)
     _raise(env, _determinism_problems(env, key))
     _raise(env, _rollout_problems(env, key, steps))
+
+
+def check_types(env: Environment, *, weak: bool) -> None:
+    """The part of `check_env` that compiles nothing: types, shapes, and whether it can be traced.
+
+    Args:
+      env: the environment.
+      weak: refuse weakly typed leaves too; a loop makes them strong, so that training does without.
+
+    Raises:
+      EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
+    """
+    env, key = _checked(env), jax.random.key(0)
+
+    def problems(method, state, time_step):
+        return _time_step_problems(env, method, time_step) + (_weak_problems(method, state, time_step) if weak else [])
+
+    state, time_step = _traced(env, "reset", env.reset, key)
+    _raise(env, problems("reset", state, time_step))
+    action = jax.eval_shape(lambda key: env.action_space.sample(key), key)
+    next_state, next_step = _traced(env, "step", env.step, state, action, key)
+    found = problems("step", next_state, next_step)
+    found += _difference("state", "reset gives", state, "step gives", next_state)
+    found += _difference("time step", "reset gives", time_step, "step gives", next_step)
+    _raise(env, found)
 
 
 def _raise(env: Any, problems: list[str]) -> None:

@@ -6,6 +6,7 @@ import jax
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.envs.check import check_types
 from jaxrl.envs.wrappers import ClipReward, EpisodeStatistics, ScaleReward, with_auto_reset
 
 
@@ -16,10 +17,11 @@ def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
 
     Raises:
       ConfigError: it is neither a JAX environment nor a recipe of host environments.
+      EnvironmentContractError: types or shapes of it are not those of its spaces.
     """
     if isinstance(env, Environment):
-        shown = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0))
-        if shown.episode is None:
+        if not _has_statistics(env):
+            check_types(env, weak=False)  # a user's own, which nobody has looked at yet
             env = _counted(env)
         return with_auto_reset(env)
     if not callable(getattr(env, "build", None)):
@@ -28,6 +30,13 @@ def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
             "nor `build` as HostRecipe; make one with jaxrl.make('suite:name')"
         )
     return env
+
+
+def _has_statistics(env: Environment) -> bool:
+    try:
+        return jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0)).episode is not None
+    except Exception:  # whatever is wrong with it, `check_types` says it better
+        return False
 
 
 def _counted(env: Environment) -> Environment:

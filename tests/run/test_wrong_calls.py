@@ -1,10 +1,13 @@
 """Wrong calls from Python: one error of jaxrl's own, before anything is compiled, which says what to do."""
 
+import jax.numpy as jnp
 import optax
 import pytest
+from flax import struct
 
 import jaxrl
 from jaxrl.core.errors import JaxrlError
+from jaxrl.envs.timestep import restart, transition
 from jaxrl.parallel.program import CompiledProgram
 
 ENV = "gymnax:CartPole-v1"
@@ -108,6 +111,48 @@ def test_one_error_says_what_to_do(said, call, monkeypatch):
     monkeypatch.setattr(CompiledProgram, "start", compile_nothing)
     with pytest.raises(JaxrlError) as raised:
         call()
+    assert said in str(raised.value)
+
+
+class Own(struct.PyTreeNode):
+    """An environment of a user's, with a mistake."""
+
+    mistake: str = struct.field(pytree_node=False)
+    name = "own"
+    resets = False
+
+    @property
+    def observation_space(self):
+        return jaxrl.spaces.Box(-1.0, 1.0, (2,))
+
+    @property
+    def action_space(self):
+        return jaxrl.spaces.Discrete(2)
+
+    def reset(self, key):
+        size, kind = (3 if self.mistake == "shape" else 2), jnp.int32 if self.mistake == "dtype" else jnp.float32
+        return jnp.int32(0), restart(jnp.zeros((size,), kind))
+
+    def step(self, state, action, key):
+        if self.mistake == "branch" and action:
+            state = state + 1
+        observation = jnp.zeros((2,))
+        reward = jnp.ones((2,)) if self.mistake == "rewards" else jnp.float32(1.0)
+        return state, transition(observation, reward, terminated=jnp.bool_(False), truncated=jnp.bool_(False))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("shape", "TimeStep.observation: the space says float32[2], reset gives float32[3]"),
+        ("dtype", "TimeStep.observation: the space says float32[2], reset gives int32[2]"),
+        ("branch", "step cannot be traced by jit, vmap and scan"),
+        ("rewards", "step cannot be traced by jit, vmap and scan: TypeError: cannot reshape array of shape (2,)"),
+    ],
+)
+def test_mistakes_of_an_own_environment(mistake, said):
+    with pytest.raises(JaxrlError, match="own breaks the contract of environments") as raised:
+        train(env=Own(mistake))
     assert said in str(raised.value)
 
 
