@@ -1,6 +1,7 @@
 """Policies: what a run leaves behind that acts."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import ActorState, Algorithm, Carry, Environment, EnvSpec, HostRecipe, PyTree, TimeStep
 from jaxrl.parallel.rollout import act, no_action
+
+_NOT_FIRST, _FIRST = np.bool_(False), np.bool_(True)
 
 
 class Memory(struct.PyTreeNode):
@@ -34,17 +37,38 @@ class Policy:
     """
 
     def __init__(self, algo: Algorithm, actor: ActorState, spec: EnvSpec):
-        self.algo, self.actor, self.spec = algo, actor, spec
+        self._algo, self._actor, self._spec = algo, actor, spec
+        leaves, structure = jax.tree.flatten((algo, actor))
+        # Flat, so that a call neither walks these trees nor compares the settings in them.
+        self._leaves = tuple(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves)
+        self._one, self._many = _compiled(structure, spec, True), _compiled(structure, spec, False)
+        self._beginnings: dict[int | None, Memory] = {}  # by size of batch
+
+    @property
+    def algo(self) -> Algorithm:
+        return self._algo
+
+    @property
+    def actor(self) -> ActorState:
+        return self._actor
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
 
     def __repr__(self) -> str:
         return f"Policy({type(self.algo).__name__} on {self.spec.name})"
 
     def initial_carry(self, batch: int | None = None) -> Memory:
         """The memory before an episode's first observation; with a batch axis if `batch` is given."""
-        size = batch or 1
-        carry = jax.vmap(lambda index: self.algo.initial_carry(self.spec, index, size))(jnp.arange(size))
-        memory = Memory(carry, no_action(self.spec, size))
-        return memory if batch else jax.tree.map(lambda x: x[0], memory)
+        if batch not in self._beginnings:
+            size = batch or 1
+            with jax.ensure_compile_time_eval():  # kept, and so never a part of what a caller compiles
+                carry = jax.vmap(lambda index: self.algo.initial_carry(self.spec, index, size))(jnp.arange(size))
+                memory = Memory(carry, no_action(self.spec, size))
+                memory = memory if batch else jax.tree.map(lambda x: x[0], memory)
+            self._beginnings[batch] = memory
+        return self._beginnings[batch]
 
     def __call__(
         self,
@@ -55,7 +79,7 @@ class Policy:
         first: Any = None,
         reward: Any = 0.0,
         action_mask: PyTree | None = None,
-    ) -> tuple[PyTree, Memory]:
+    ) -> tuple[Any, Memory]:
         """The action, and the carry to hand in next time.
 
         Args:
@@ -66,40 +90,63 @@ class Policy:
           reward: what arrived with the observation, for networks that look at it.
           action_mask: bool, True where allowed, for environments that have one.
 
+        Returns:
+          The action, as the environment takes it: of an observation in JAX a JAX array; else numpy of the action
+          space's type, and an `int` where one observation asks for one of `Discrete` actions. The carry holds JAX
+          arrays, wherever it is handed to.
+
         Raises:
           ConfigError: the observation's shape or dtype is not that of the environment trained on.
         """
-        batch = checked_batch(observation, self.spec.observation_space)
-        single, size = batch is None, batch or 1
-        lift = (lambda x: jnp.asarray(x)[None]) if single else jnp.asarray
+        space = self._spec.observation_space
+        batch = checked_batch(observation, space)
+        in_jax = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(observation))
         if first is None:
-            first = carry is None
+            first = _FIRST if carry is None else _NOT_FIRST
         if carry is None:
-            carry = self.initial_carry(size)
-        elif single:
-            carry = jax.tree.map(lambda x: x[None], carry)
+            carry = self.initial_carry(batch)
+        action, carry = (self._one if batch is None else self._many)(
+            self._leaves,
+            _as_space(observation, space),
+            carry,
+            first if isinstance(first, jax.Array) else np.asarray(first, bool),
+            reward if isinstance(reward, jax.Array) else np.asarray(reward, np.float32),
+            None if action_mask is None else jax.tree.map(_array, action_mask),
+            key,
+        )
+        if in_jax:
+            return action, carry
+        if batch is None and isinstance(self._spec.action_space, spaces.Discrete):
+            return int(action), carry
+        return np.array(action), carry
+
+
+@lru_cache(maxsize=64)
+def _compiled(structure: Any, spec: EnvSpec, single: bool) -> Callable[..., tuple[PyTree, Memory]]:
+    """The compiled step of policies of this structure, of one observation or of a batch."""
+
+    @jax.jit
+    def step(leaves, observation, memory, first, reward, action_mask, key):
+        algo, actor = jax.tree.unflatten(structure, leaves)
+        if single:
+            observation, memory, action_mask = jax.tree.map(lambda x: x[None], (observation, memory, action_mask))
+        size = jax.tree.leaves(observation)[0].shape[0]
         no = jnp.zeros((size,), bool)
         timestep = TimeStep(
-            observation=_as_space(observation, self.spec.observation_space, lift),
+            observation=observation,
             reward=jnp.broadcast_to(jnp.asarray(reward, jnp.float32), (size,)),
             terminated=no,
             truncated=no,
             first=jnp.broadcast_to(jnp.asarray(first, bool), (size,)),
-            action_mask=None if action_mask is None else jax.tree.map(lift, action_mask),
+            action_mask=action_mask,
         )
-        explore = key is not None
-        keys = jax.random.split(key if explore else jax.random.key(0), size)
-        action, carry = _act(self.algo, self.actor, timestep, carry, keys, spec=self.spec, explore=explore)
-        if single:
-            action, carry = jax.tree.map(lambda x: x[0], (action, carry))
-        return action, carry
+        keys = jax.random.split(jax.random.key(0) if key is None else key, size)
+        previous, carry, explore = memory.previous_action, memory.carry, key is not None
+        _, output, action = act(algo, actor, timestep, previous, carry, keys, spec=spec, explore=explore)
+        memory = Memory(output.carry, action)
+        return jax.tree.map(lambda x: x[0], (action, memory)) if single else (action, memory)
 
-
-@partial(jax.jit, static_argnames=("spec", "explore"))
-def _act(algo, actor, timestep, memory, keys, *, spec, explore):
-    options = {"spec": spec, "explore": explore}
-    _, output, action = act(algo, actor, timestep, memory.previous_action, memory.carry, keys, **options)
-    return action, Memory(output.carry, action)
+    return step
 
 
 def check_spaces(spec: EnvSpec, env: Environment | HostRecipe) -> None:
@@ -132,7 +179,8 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
         if len(sizes) != 1:
             raise ConfigError(f"{where} mixes batches of {sorted(map(str, sizes))}; one leading axis for all")
         return sizes.pop()
-    shape, dtype = np.shape(observation), np.asarray(observation).dtype
+    array = _array(observation)
+    shape, dtype = array.shape, array.dtype
     if not np.can_cast(dtype, space.dtype, "same_kind"):
         raise ConfigError(f"{where} has dtype {dtype}, the policy was trained on {space.dtype}; convert it first")
     if shape == space.shape:
@@ -144,7 +192,14 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
     )
 
 
-def _as_space(observation, space, lift):
+def _as_space(observation: PyTree, space: spaces.Space) -> PyTree:
+    """A checked observation as arrays of the space's types."""
     if isinstance(space, spaces.Dict):
-        return {name: _as_space(observation[name], child, lift) for name, child in space.items}
-    return lift(np.asarray(observation)).astype(space.dtype)
+        return {name: _as_space(observation[name], child) for name, child in space.items}
+    array = _array(observation)
+    return array if array.dtype == space.dtype else array.astype(space.dtype)
+
+
+def _array(x: Any) -> jax.Array | np.ndarray:
+    """A JAX array as it is, all else as numpy."""
+    return x if isinstance(x, jax.Array) else np.asarray(x)

@@ -1,5 +1,6 @@
 """Policies act as in training, on one observation or many, and refuse what they were not trained on."""
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, NetworkInputs, env_spec
-from jaxrl.parallel.rollout import first_timestep, with_previous_action
+from jaxrl.parallel.rollout import act, first_timestep, with_previous_action
 from jaxrl.run.policy import Policy, checked_batch
 
 
@@ -37,7 +38,7 @@ def test_one_many_numpy_or_jax(name):
     np.testing.assert_array_equal(policy(jnp.asarray(OBSERVATIONS))[0], actions)
     for observation, action in zip(OBSERVATIONS, actions, strict=True):
         one, carry = policy(observation)
-        assert one.shape == () and one == action
+        assert type(one) is int and one == action
         assert jax.tree.map(jnp.shape, carry) == jax.tree.map(lambda x: x.shape[1:], memory)
         assert policy(observation.tolist())[0] == action and policy(observation.astype(np.float64))[0] == action
     assert type(policy.algo).__name__ in repr(policy) and "CartPole" in repr(policy)
@@ -172,3 +173,60 @@ def test_action_masks():
     mask[np.arange(6), np.asarray(free)] = False
     np.testing.assert_array_equal(policy(OBSERVATIONS, action_mask=mask)[0], 1 - free)
     assert policy(OBSERVATIONS[0], action_mask=mask[0])[0] == 1 - free[0]
+
+
+def test_numpy_gives_what_environments_take():
+    """What came in as numpy goes out as such: Gymnasium's own check refuses JAX's arrays."""
+    env = gymnasium.make("CartPole-v1")
+    policy, memory = policy_of(PPO), None
+    observation, _ = env.reset(seed=0)
+    for _ in range(3):
+        action, memory = policy(observation, memory)
+        assert type(action) is int
+        observation, *_ = env.step(action)
+    actions, _ = policy(OBSERVATIONS)
+    assert type(actions) is np.ndarray and actions.dtype == np.int32
+    in_jax, _ = policy(jnp.asarray(OBSERVATIONS))
+    assert isinstance(in_jax, jax.Array)
+    assert isinstance(policy(jnp.asarray(OBSERVATIONS[0]))[0], jax.Array)
+
+
+def test_boxes_as_environments_take_them():
+    env = gymnasium.make("Pendulum-v1")
+    policy = policy_of(PPO, envs.make("gymnax:Pendulum-v1"))
+    observation, _ = env.reset(seed=0)
+    action, _ = policy(observation)
+    assert type(action) is np.ndarray and action.dtype == np.float32 and env.action_space.contains(action)
+    action *= 0.5  # the caller's own
+    env.step(action)
+
+
+def test_a_step_is_traced_once(monkeypatch):
+    """A second policy of the same settings, as `result.policy` is each time, takes what the first compiled."""
+    traced = []
+
+    def counted(*arguments, **options):
+        traced.append(1)
+        return act(*arguments, **options)
+
+    monkeypatch.setattr("jaxrl.run.policy.act", counted)
+    algo = PPO.replace(entropy_cost=0.0123)
+    first, second = policy_of(algo), policy_of(algo)
+    _, memory = first(OBSERVATIONS[0])
+    for observation in OBSERVATIONS:
+        _, memory = first(observation, memory, reward=1.0, first=False)
+        second(observation.astype(np.float64), reward=2)
+    assert len(traced) <= 1  # none, where an earlier test has compiled it
+
+
+def test_within_compiled_functions():
+    policy = policy_of(RECURRENT_PPO)
+
+    @jax.jit
+    def twice(observation):
+        action, memory = policy(observation)
+        return policy(observation, memory)[0], action
+
+    for compiled, plain in zip(twice(OBSERVATIONS), twice.__wrapped__(OBSERVATIONS), strict=True):
+        np.testing.assert_array_equal(compiled, plain)
+    policy(OBSERVATIONS)  # what it keeps is not of that function
