@@ -178,7 +178,7 @@ def _sweep_flags():
         "values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --samples also "
         "uniform:LOW:HIGH and loguniform:LOW:HIGH"
     )
-    kinds = {"run_dir": PATH, "cpus_per_run": FLOAT, "gpus_per_run": FLOAT, "restarts": INT}
+    kinds = {"cpus_per_run": FLOAT, "gpus_per_run": FLOAT, "restarts": INT}
     kinds |= {"address": TEXT}
     return [
         Flag("grid", TEXT, (), values, many=True),

@@ -14,8 +14,9 @@ from jaxrl.sweeps.launcher import Experiments, launch
 from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.sweep import sweep as run_sweep
 
-# What only experiments have; None: as `launch` has it.
-_RAY = ("run_dir", "cpus_per_run", "gpus_per_run", "restarts", "address")
+# What only experiments have; None: as `launch` has it. And what only sweeps in one program have.
+_RAY = ("cpus_per_run", "gpus_per_run", "restarts", "address")
+_IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
 
 
 def sweep(given: Given) -> int:
@@ -42,14 +43,14 @@ def sweep(given: Given) -> int:
 def _backend(arguments):
     """What runs the sweep; of its `arguments`, those of the other one are taken away."""
     with_ray = arguments.pop("backend") == "ray"
-    others = ("devices", "mapping") if with_ray else _RAY
-    given = [f"--{name.replace('_', '-')}" for name in others if arguments.pop(name) is not None]
+    others = _IN_ONE_PROGRAM if with_ray else _RAY
+    given = [f"--{name.replace('_', '-')}" for name in others if arguments.pop(name) not in (None, False)]
     problems = [f"{flag}: not with --backend {'ray' if with_ray else 'jax'}" for flag in given]
     if with_ray:
         for name in _RAY:
             if arguments[name] is None:
                 del arguments[name]
-        if "run_dir" not in arguments:
+        if arguments["run_dir"] is None:
             problems.append("--backend ray needs --run-dir, which holds the runs' directories")
         if distributed.is_several():
             problems.append("--distributed: not with --backend ray, which finds its machines by itself")

@@ -1,8 +1,10 @@
 """Sweeps: seeds times settings, trained in one program."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +24,9 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.plots.curves import interquartile_mean
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.progress import ProgressBar
+from jaxrl.run.result import logging_settings
+from jaxrl.run.signals import Signals
+from jaxrl.sweeps.kept import Progress, opened_all
 from jaxrl.sweeps.make_train import bound
 from jaxrl.sweeps.search import checked_seeds, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns
@@ -122,6 +127,9 @@ def sweep(
     points: int = 50,
     evaluation_episodes: int = 128,
     explore_in_evaluation: bool = False,
+    run_dir: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    overwrite: bool = False,
     progress: bool = True,
     **space: Any,
 ) -> SweepResult:
@@ -142,12 +150,18 @@ def sweep(
       mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
       points: number of points of the learning curves; fewer if a run has fewer iterations.
       evaluation_episodes, explore_in_evaluation: how the final evaluation of each run is played.
+      run_dir: keeps checkpoints here, from which the same call goes on after it was killed or interrupted, bit for bit;
+        one process only. None: nothing is kept.
+      checkpoint_every: environment steps of a run between two checkpoints, in whole points; None: a tenth of all.
+      overwrite: delete an earlier sweep in `run_dir` and start again.
       progress: show a progress bar.
       **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `samples`. Static fields may
         be swept too; each of their combinations is a separate program.
 
     Raises:
       ConfigError: all invalid settings.
+      RunDirectoryError: `run_dir` is in use, or holds another sweep.
+      KeyboardInterrupt, SystemExit: Ctrl-C and SIGTERM, once what there is was saved in `run_dir`.
     """
     keep_compiled_programs()
     if devices is None:
@@ -161,38 +175,57 @@ def sweep(
         raise ConfigError(f"devices={devices} must be between 1 and the {here} that this process has")
     mapping = mapping or ("in_turn" if jax.default_backend() == "cpu" else "vmap")
     counts = {"total_steps": (total_steps, 1), "points": (points, 1), "evaluation_episodes": (evaluation_episodes, 1)}
-    if problems := count_problems(**counts):
+    problems = count_problems(**counts, checkpoint_every=(checkpoint_every, 1))
+    if run_dir is None and (checkpoint_every is not None or overwrite):
+        problems.append("checkpoint_every and overwrite have no meaning without run_dir=, which keeps the checkpoints")
+    if run_dir is not None and processes > 1:
+        problems.append(
+            f"run_dir= with {processes} processes: a sweep keeps checkpoints in one process only; use "
+            "jaxrl.sweeps.launcher.launch (--backend ray), whose runs resume on several machines"
+        )
+    if problems:
         raise ConfigError(problems)
     seeds = checked_seeds(seeds)
     algo = as_algorithm(algo)
     settings = _settings(samples, search_seed, num_envs, topology, space)
     programs = _bound(algo, env, total_steps, topology, num_envs, settings)
-    if processes > 1:
+    asked = {}
+    if processes > 1 or run_dir is not None:
         asked = {"algorithm": encode(algo), "environment": env if isinstance(env, str) else to_config(env)}
         asked |= {"topology": encode(topology), "num_envs": encode(num_envs), "settings": encode(settings)}
-        asked |= {"seeds": seeds, "mapping": mapping}
-        asked |= {"total_steps": total_steps, "points": points, "explore_in_evaluation": explore_in_evaluation}
-        distributed.check_same(asked | {"evaluation_episodes": evaluation_episodes})
+        asked |= {"seeds": seeds, "mapping": mapping, "total_steps": total_steps, "points": points}
+    logging = logging_settings(None, evaluation_episodes, explore_in_evaluation)
+    if processes > 1:
+        distributed.check_same(asked | logging)
     groups: dict[Any, list[int]] = {}
     for index, (variant, _, program, _) in enumerate(programs):
         groups.setdefault((jax.tree.structure(variant), program), []).append(index)
     points = min(points, *(iterations for *_, iterations in programs))
+    every = max(total_steps // 10, 1) if checkpoint_every is None else checkpoint_every
+    # Which program, and over how many devices its runs lie, is of how they are kept.
+    configs = [
+        {"sweep": asked | {"program": number, "devices": devices}, "logging": logging} for number in range(len(groups))
+    ]
 
     display = ProgressBar() if progress and leader else None
     began = time.monotonic()
     parts: dict[int, dict[str, Any]] = {}
-    if display is not None:
-        display.start(sum(b[3] * b[2].steps_per_iteration(b[0]) for b in programs) * len(seeds) // processes)
     done, timed = 0, []
-    try:
-        for members in groups.values():
+    with contextlib.ExitStack() as stack:
+        checkpointers = stack.enter_context(opened_all(run_dir, configs, overwrite=overwrite))
+        if display is not None:
+            stack.callback(display.close)
+            display.start(sum(b[3] * b[2].steps_per_iteration(b[0]) for b in programs) * len(seeds) // processes)
+        for members, checkpointer in zip(groups.values(), checkpointers, strict=True):
             _, env_, program, iterations = programs[members[0]]
             runs = [(programs[index][0], seed) for index in members for seed in seeds]
             mine = _share(runs)
             many = VectorizedRuns(program, devices, mapping, len(mine))
             algos = many.stack([variant for variant, _ in mine])
             keys = many.stack([jax.random.key(seed) for _, seed in mine])
-            part, parts_timed, done = _train_many(many, algos, env_, keys, iterations, points, display, done)
+            part, parts_timed, done = _train_many(
+                many, algos, env_, keys, iterations, points, display, done, checkpointer, every
+            )
             timed += parts_timed
             returns = many.evaluate(algos, part["learner"], env_, keys, evaluation_episodes, explore_in_evaluation)
             part |= {"returns": returns}
@@ -207,9 +240,6 @@ def sweep(
                     "learner": jax.tree.map(lambda x, rows=rows: x[rows], part["learner"]),
                     "returns": part["returns"][rows],
                 }
-    finally:
-        if display is not None:
-            display.close()
     ordered = [parts[index] for index in range(len(settings))]
     names = set.intersection(*(set(part["metrics"]) for part in ordered))
     rate = sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9)
@@ -229,7 +259,6 @@ def sweep(
 # Arguments of `train` that a sweep has not, and what has them.
 _ELSEWHERE = {
     "dataset": "a sweep in one program has no dataset; call jaxrl.train(dataset=...) for each run",
-    "run_dir": "a sweep in one program keeps no run directories; jaxrl.sweeps.launcher.launch does, and resumes",
 }
 
 
@@ -278,31 +307,41 @@ def _gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
     return multihost_utils.process_allgather(mine, tiled=True) | {"steps": part["steps"]}
 
 
-def _train_many(many, algos, env, keys, iterations, points, display, done_before):
+def _train_many(many, algos, env, keys, iterations, points, display, done_before, checkpointer, every):
     one = jax.eval_shape(lambda algos: many.program.init(many.first(algos), env, keys[0]), algos)
     devices = list(many.mesh.devices.flat)
     learner.check_memory(many.first(algos), one, devices, runs=jax.tree.leaves(algos)[0].shape[0], saved=False)
-    states = many.start(algos, env, keys)
     borders = [iterations * (index + 1) // points for index in range(points)]
     rows = many.program.steps_per_iteration(many.first(algos))
     total_steps_per_env = iterations * rows // many.program.layout.num_envs
-    reports, steps, at_iteration, timed, done = [], [], 0, [], done_before
-    since = time.monotonic()
-    for border in borders:
-        length = border - at_iteration
-        states, report = many.chunk(algos, env, states, length, total_steps_per_env)
-        reports.append(jax.device_get(report))
-        now = time.monotonic()
-        timed.append((now - since, length * rows * many.runs))
-        since = now
-        at_iteration = border
-        steps.append(border * rows)
-        done += length * rows * many.runs
-        if display is not None:
-            display.update(done, {"train/return_mean": float(np.nanmean(_mean_return(reports[-1], many.runs)))})
+    steps = [border * rows for border in borders]
+    progress = Progress(many.start(algos, env, keys), steps, checkpointer, every)
+    if checkpointer is not None:
+        shapes = jax.eval_shape(
+            lambda states: many.chunk(algos, env, states, 1, total_steps_per_env)[1], progress.states
+        )
+        progress.restore(shapes, many.mesh)
+    at_iteration = borders[len(progress.reports) - 1] if progress.reports else 0
+    timed, done = [], done_before + at_iteration * rows * many.runs
+    with contextlib.nullcontext() if checkpointer is None else Signals() as signals:
+        since = time.monotonic()
+        for border in borders[len(progress.reports) :]:
+            length = border - at_iteration
+            states, report = many.chunk(algos, env, progress.states, length, total_steps_per_env)
+            report = jax.device_get(report)
+            now = time.monotonic()
+            timed.append((now - since, length * rows * many.runs))
+            at_iteration = border
+            done += length * rows * many.runs
+            if display is not None:
+                display.update(done, {"train/return_mean": float(np.nanmean(_mean_return(report, many.runs)))})
+            progress.add(states, report, None if signals is None else signals.asked)
+            since = time.monotonic()  # what saving took is not training
+    if checkpointer is not None:
+        checkpointer.wait()
     with np.errstate(invalid="ignore", divide="ignore"):  # means where no episode ended are NaN
-        curves = [report.metrics() for report in reports]
-    failed = np.stack([report.failed_at for report in reports], axis=-1).max(axis=-1) >= 0
+        curves = [report.metrics() for report in progress.reports]
+    failed = np.stack([report.failed_at for report in progress.reports], axis=-1).max(axis=-1) >= 0
     return (
         {
             "steps": np.asarray(steps),
@@ -310,7 +349,7 @@ def _train_many(many, algos, env, keys, iterations, points, display, done_before
                 name: np.stack([np.asarray(curve[name])[: many.runs] for curve in curves], -1) for name in curves[0]
             },
             "failed": failed[: many.runs],
-            "learner": states.learner,
+            "learner": progress.states.learner,
         },
         timed[1:] or timed,  # the first part compiles
         done,

@@ -71,7 +71,8 @@ def test_what_does_not_fit_is_told_before_anything_is_launched(tmp_path, monkeyp
     [
         (["--backend", "ray"], "--backend ray needs --run-dir"),
         (["--backend", "ray", "--run-dir", "x", "--mapping", "vmap"], "--mapping: not with --backend ray"),
-        (["--run-dir", "x"], "--run-dir: not with --backend jax"),
+        (["--backend", "ray", "--run-dir", "x", "--overwrite"], "--overwrite: not with --backend ray"),
+        (["--overwrite"], "no meaning without run_dir="),
         (["--cpus-per-run", "2", "--address", "x"], "--cpus-per-run: not with --backend jax"),
     ],
 )

@@ -1,7 +1,9 @@
 """Many runs in one program: each is the run alone, and one that fails disturbs none."""
 
 import functools
+import itertools
 import math
+import signal
 
 import jax
 import numpy as np
@@ -10,8 +12,9 @@ from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
 from helpers.tiers import one_quick
 
 import jaxrl
-from jaxrl.core.errors import ConfigError, NonFiniteError
+from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.run import checkpoint
 from jaxrl.sweeps.search import LogUniform, Uniform, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns, _chunk_many
 
@@ -255,6 +258,52 @@ def test_random_search_runs_what_it_says():
     assert_equal(alone.state.learner, learner(result, 1, 1))
 
 
+KEPT = {"seeds": SEEDS, "learning_rate": [1e-2, 3e-3], "epochs": [1, 2], "mapping": "in_turn", "devices": 1}
+
+
+def end_at_chunk(monkeypatch, number, how):
+    """From here on, the sweep's n-th chunk is under way when `how` happens."""
+    begin, numbers = VectorizedRuns.chunk, itertools.count(1)
+
+    def begin_or_end(self, *arguments):
+        if next(numbers) == number:
+            how()
+        return begin(self, *arguments)
+
+    monkeypatch.setattr(VectorizedRuns, "chunk", begin_or_end)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_told_to_end_saves_and_goes_on_bit_for_bit(number, tmp_path, monkeypatch):
+    whole = sweep(**KEPT)
+    # The eighth of ten chunks, in the second of two programs; of each, the shapes of a report are asked for first.
+    end_at_chunk(monkeypatch, 10, lambda: signal.raise_signal(number))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+    try:
+        with pytest.warns(RuntimeWarning, match=f"saved at step {6 * ROWS} of each run .*; the same call goes on"):
+            with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit) as caught:
+                sweep(run_dir=tmp_path, checkpoint_every=TOTAL, **KEPT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert number == signal.SIGINT or caught.value.code == 143
+    assert checkpoint.complete_steps(tmp_path / "program-0" / "checkpoints") == [TOTAL]
+    assert checkpoint.complete_steps(tmp_path / "program-1" / "checkpoints") == [6 * ROWS]
+    monkeypatch.undo()
+    lengths, chunk = [], VectorizedRuns.chunk
+    monkeypatch.setattr(VectorizedRuns, "chunk", lambda *arguments: lengths.append(arguments[4]) or chunk(*arguments))
+    again = sweep(run_dir=tmp_path, **KEPT)
+    assert sum(lengths) == 4 + 2, "what was saved is not trained again; two are of shapes"
+    for name in ("steps", "metrics", "returns", "failed", "learners"):
+        assert_equal(getattr(whole, name), getattr(again, name))
+    with pytest.raises(RunDirectoryError, match="sweep.seeds: .* -> .*"):
+        sweep(run_dir=tmp_path, **KEPT | {"seeds": [1, 2]})
+    started = sweep(run_dir=tmp_path, overwrite=True, **KEPT | {"seeds": [1, 2]})
+    assert started.seeds == [1, 2] and lengths[4:].count(2) == 10
+    with pytest.raises(JaxrlError, match="is not a run directory"):
+        jaxrl.load(tmp_path / "program-0")
+
+
 def test_bad_input():
     for settings, words in (
         ({"mapping": "both", "devices": 1}, "mapping='both'"),
@@ -266,7 +315,8 @@ def test_bad_input():
         ({"devices": 1, "num_envs": [8, 16]}, "set num_envs in the topology"),
         ({"devices": 1, "topology": None, "num_envs": [8, 2.5]}, "num_envs=2.5 must be a whole number"),
         ({"devices": 1, "dataset": "rlds:data"}, r"jaxrl.train\(dataset=...\) for each run"),
-        ({"devices": 1, "run_dir": "runs"}, "launcher.launch does, and resumes"),
+        ({"devices": 1, "overwrite": True}, "no meaning without run_dir="),
+        ({"devices": 1, "run_dir": "runs", "checkpoint_every": 0}, "checkpoint_every=0 must be at least 1"),
     ):
         with pytest.raises(ConfigError, match=words):
             sweep(**settings)

@@ -1,0 +1,100 @@
+"""What a sweep keeps of the runs of one program, so that it goes on where it was."""
+
+import contextlib
+import signal
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl.core.report import Report
+from jaxrl.core.run_state import RunState
+from jaxrl.run.checkpoint import Checkpointer
+from jaxrl.run.result import opened
+
+
+@contextlib.contextmanager
+def opened_all(
+    run_dir: str | Path | None, configs: Sequence[Mapping[str, Any]], *, overwrite: bool
+) -> Generator[list[Checkpointer] | list[None]]:
+    """The checkpoints of every program of a sweep, each in a directory of its own; None for each without `run_dir`.
+
+    Raises:
+      RunDirectoryError: a directory is in use, or holds another sweep (the difference is shown).
+    """
+    with contextlib.ExitStack() as stack:
+        if run_dir is None:
+            yield [None] * len(configs)
+            return
+        paths = [Path(run_dir) / f"program-{number}" for number in range(len(configs))]
+        both = zip(paths, configs, strict=True)
+        yield [stack.enter_context(opened(path, config, overwrite=overwrite, keep=2))[1] for path, config in both]
+
+
+class Progress:
+    """How far the runs of one program are: their states, and the report of every point so far.
+
+    Args:
+      states: of all runs, as they begin.
+      steps: the environment steps at each point.
+      checkpointer: where to keep it; None: nowhere.
+      every: environment steps between two checkpoints.
+    """
+
+    def __init__(self, states: RunState, steps: Sequence[int], checkpointer: Checkpointer | None, every: int):
+        self.states, self.reports = states, list[Report]()
+        self._steps, self._checkpointer, self._every, self._saved = list(steps), checkpointer, every, 0
+
+    def restore(self, report: Report, mesh: jax.sharding.Mesh) -> None:
+        """Goes on from the newest checkpoint, if there is one.
+
+        Args:
+          report: the shapes of a point's.
+          mesh: over which the states lie.
+        """
+        if self._checkpointer is None or self._checkpointer.is_empty():
+            return
+        runs = NamedSharding(mesh, PartitionSpec("runs"))
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=runs), self.states)
+        self.states = shapes  # those that had begun are not held beside those restored
+        kept, step, _ = self._checkpointer.restore({"states": shapes, "reports": self._room(report)})
+        self.states, self._saved = kept["states"], step
+        done = self._steps.index(step) + 1
+        self.reports = [jax.tree.map(lambda x, point=point: x[point], kept["reports"]) for point in range(done)]
+
+    def add(self, states: RunState, report: Report, asked: int | None) -> None:
+        """A point more; saved if it is time, if it is the last one, or if the sweep was asked to end.
+
+        Args:
+          states: of all runs there.
+          report: since the point before.
+          asked: the signal that asked for an end.
+
+        Raises:
+          KeyboardInterrupt, SystemExit: it was asked to, and is saved.
+        """
+        self.states = states
+        self.reports.append(report)
+        step = self._steps[len(self.reports) - 1]
+        if self._checkpointer is None:
+            return
+        if asked is not None or step - self._saved >= self._every or step == self._steps[-1]:
+            room = self._room(report)
+            for point, one in enumerate(self.reports):
+                jax.tree.map(lambda x, y, point=point: x.__setitem__(point, y), room, one)
+            self._checkpointer.save(step, {"states": states, "reports": room})
+            self._saved = step
+        if asked is not None:
+            if self._checkpointer.wait():
+                where = self._checkpointer.directory.parent.parent
+                text = f"saved at step {step} of each run in {where}; the same call goes on there"
+                warnings.warn(text, RuntimeWarning, stacklevel=5)
+            raise SystemExit(143) if asked == signal.SIGTERM else KeyboardInterrupt
+
+    def _room(self, report):
+        """For a report of every point; of the same shapes however many there are."""
+        return jax.tree.map(lambda x: np.zeros((len(self._steps), *x.shape), x.dtype), report)
