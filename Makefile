@@ -9,7 +9,7 @@ CACHE_ENV := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax" JAX_PERSISTENT_CAC
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PYTEST := $(CACHE_ENV) $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-rest test-all learning bench docs dist lint lock setup clean
+.PHONY: train test test-rest test-all learning faults bench docs dist lint lock setup clean
 
 train: $(STAMP)  ## Train PPO on CartPole.
 	$(BIN)/jaxrl train --preset purejaxrl-cartpole --seed 0 --run-dir runs/make-train
@@ -18,7 +18,7 @@ test: $(STAMP)  ## The quick tests: a few minutes on two cores.
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-rest: $(STAMP)  ## The tests that `make test` leaves out, but for the long trainings.
-	$(PYTEST) -rs -m "long and not learning" $(PYTEST_ARGS)
+	$(PYTEST) -rs -m "long and not learning and not endurance" $(PYTEST_ARGS)
 
 test-all:  ## Everything but the long trainings.
 	$(MAKE) test
@@ -26,6 +26,14 @@ test-all:  ## Everything but the long trainings.
 
 learning: $(STAMP)  ## Long real trainings that must reach a score.
 	$(CACHE_ENV) $(BIN)/python -m pytest -q -rs -m learning $(PYTEST_ARGS)
+
+# FAULTS_MINUTES: of each training whose memory is watched; FAULTS_KILLS: of each kind of run, at most.
+FAULTS_MINUTES ?= 120
+FAULTS_KILLS ?= 50
+
+faults: $(STAMP)  ## A hundred kills, and memory over hours: five hours on two cores.
+	$(CACHE_ENV) FAULTS_MINUTES="$(FAULTS_MINUTES)" FAULTS_KILLS="$(FAULTS_KILLS)" \
+		$(BIN)/python -m pytest -q -rs -s -m endurance tests/faults $(PYTEST_ARGS)
 
 bench: $(STAMP)
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python "$$script" || exit 1; done

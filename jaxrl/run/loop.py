@@ -442,7 +442,7 @@ class Loop:
         anew, how = self.program.not_in_checkpoints(self.algo_there), []
         state = state.replace(**anew)
         if anew:
-            how.append("host environments start new episodes")
+            how.append(f"{self.program.layout.num_envs} host environments start new episodes")
         if replays_lost:
             state = self.program.emptied(self.algo_there, self.env_there, state, self.dataset)
             how.append("the replay buffers are empty and refill before learning continues")

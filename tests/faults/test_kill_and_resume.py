@@ -3,31 +3,35 @@
 import os
 import shutil
 import subprocess
+import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import kills
-from helpers.kills import INTERVAL, ITERATIONS
-from helpers.programs import ROWS, assert_equal
+from helpers.kills import CASES, INTERVAL, ITERATIONS, newest
+from helpers.programs import NUM_ENVS, ROWS, assert_equal
 from helpers.tiers import one_quick
 
-from jaxrl.core.errors import CheckpointError
-from jaxrl.run import checkpoint, loop
+from jaxrl.run import loop
 from jaxrl.run.loggers import read_metrics
+from jaxrl.sweeps.sweep import SweepResult
 
 pytestmark = pytest.mark.faults
 
-# By case: how each of its lives is lived, and the share of the moments left at which it ends, drawn once and for all.
+# By case: how a life is lived, and the share of the moments left at which it ends, drawn once and for all.
 # A patient one has saved before it goes on; of a hasty one the last save may be under way.
 LIVES = {
-    ("ppo", 1): ["patient"],
-    ("ppo", 2): ["hasty"],
-    ("recurrent_ppo", 1): ["hasty"],
-    ("recurrent_ppo", 2): ["patient"],
-    ("dqn", 1): ["hasty"],
+    "ppo": "patient",
+    "ppo on two devices": "hasty",
+    "recurrent ppo": "hasty",
+    "recurrent ppo on two devices": "patient",
+    "dqn": "hasty",
 }
 SHARES = dict(zip(LIVES, np.random.default_rng(5).uniform(0.3, 0.9, len(LIVES)), strict=True))
+MANY = {"ppo": 50, "dqn": 50, "r2d2": 10, "sebulba": 10, "sweep": 10}  # kills in `make faults`
+IN_A_ROW = 4  # kills of one run, before it may end
 
 
 @pytest.fixture(autouse=True)
@@ -46,45 +50,46 @@ def whole(tmp_path_factory):
     """The runs that are not killed: by case, the result and how many moments there were."""
     results = {}
 
-    def run(name, devices):
-        if (name, devices) not in results:
+    def run(name):
+        if name not in results:
             run_dir = tmp_path_factory.mktemp("whole") / "run"
             moments = kills.Moments(run_dir, lambda count: None)
-            results[name, devices] = kills.train(name, devices, run_dir, [moments]), moments.count
+            results[name] = kills.train(name, run_dir, [moments]), moments.count
             moments.stop()
-        return results[name, devices]
+        return results[name]
 
     return run
 
 
-def newest(run_dir):
-    """The step of the newest complete checkpoint; 0 where there is none."""
-    try:
-        return checkpoint.read_manifest(run_dir / "checkpoints").step
-    except CheckpointError:
-        return 0
+@pytest.fixture(scope="module")
+def gone_on(whole, tmp_path_factory):
+    """The same runs, with environments on the host: left in order at these steps, and gone on from there."""
+    results = {}
+
+    def run(name, steps):
+        if not steps:
+            return whole(name)[0]
+        if (name, steps) not in results:
+            run_dir = tmp_path_factory.mktemp("gone_on") / "run"
+            for step in steps:
+                with warnings.catch_warnings(action="ignore"), pytest.raises(kills.Stopped):
+                    kills.train_and_stop(name, run_dir, step)
+            results[name, steps] = resumed(name, run_dir)
+        return results[name, steps]
+
+    return run
 
 
-def assert_the_same_run(resumed, reference, run_dir):
-    assert resumed.stopped == reference.stopped == "finished"
-    assert resumed.total_steps == reference.total_steps == ITERATIONS * ROWS
-    assert_equal(reference.state, resumed.state)
-    np.testing.assert_array_equal(reference.evaluation.returns, resumed.evaluation.returns)
-    rows = read_metrics(run_dir / "metrics.jsonl")
-    kinds = [(row["step"], "evaluation/return_mean" in row) for row in rows]
-    assert kinds == sorted(set(kinds)), "a row is there twice, or out of order"
-    same = {(row["step"], name): row[name] for row in rows for name in row if not name.startswith(("seconds", "steps"))}
-    for row in reference.metrics:
-        for name, value in row.items():
-            if (row["step"], name) in same and np.isfinite(value):
-                assert same[row["step"], name] == value, (row["step"], name)
+def resumed(name, run_dir):
+    """The end of a run; one with environments on the host tells how many of them begin new episodes."""
+    if not (CASES[name].host and newest(run_dir)):
+        return kills.train(name, run_dir)
+    with pytest.warns(RuntimeWarning, match=f"resumed at step .*; {NUM_ENVS} host environments start new episodes"):
+        return kills.train(name, run_dir)
 
 
-@pytest.mark.parametrize(("name", "devices"), one_quick(LIVES))
-def test_killed_and_started_again(name, devices, whole, cache, tmp_path):
-    case = name, devices
-    reference, moments = whole(name, devices)
-    run_dir = tmp_path / "run"
+def life(name, run_dir, share, patience, moments, cache):
+    """One process that trains and is killed when it has lived a share of the moments that are left."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         "PYTHONWARNINGS": "ignore",
@@ -92,18 +97,73 @@ def test_killed_and_started_again(name, devices, whole, cache, tmp_path):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    for patience in LIVES[case]:
-        left = moments * (1 - newest(run_dir) / (ITERATIONS * ROWS))
-        arguments = [name, str(devices), str(run_dir), str(max(1, int(SHARES[case] * left))), patience]
-        dead = subprocess.run(kills.command(*arguments), env=environment, capture_output=True, text=True, timeout=300)
-        assert dead.returncode == -9, dead.stdout + dead.stderr
-        steps = [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")]
-        # What is being saved when the kill comes is lost too, where saving takes longer than the interval.
-        lost = max(steps, default=0) - newest(run_dir)
-        assert lost <= (1 if patience == "patient" else 2) * INTERVAL * ROWS
-    assert_the_same_run(kills.train(name, devices, run_dir), reference, run_dir)
-    leftovers = [path.name for path in (run_dir / "checkpoints").iterdir() if not path.name.isdecimal()]
-    assert not leftovers, "what a killed save left is cleaned up"
+    first = not run_dir.exists()
+    left = moments * (1 - newest(run_dir) / (ITERATIONS * ROWS))
+    words = kills.command(name, str(run_dir), str(max(1, int(share * left))), patience)
+    dead = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert dead.returncode == -9, dead.stdout + dead.stderr
+    steps = [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")]
+    # What is being saved when the kill comes is lost too, where saving takes longer than the interval. Its rows of
+    # metrics are dropped by the next life, unless that one is killed before.
+    lost = max(steps, default=0) - newest(run_dir)
+    assert lost <= (1 if patience == "patient" and first else 2) * INTERVAL * ROWS
+
+
+def assert_the_same_run(resumed, reference, run_dir):
+    for folder in run_dir.rglob("checkpoints"):
+        assert all(path.name.isdecimal() for path in folder.iterdir()), "what a killed save left is cleaned up"
+    if isinstance(reference, SweepResult):
+        for name in ("steps", "metrics", "returns", "failed", "learners"):
+            assert_equal(getattr(reference, name), getattr(resumed, name))
+        return
+    assert resumed.stopped == reference.stopped == "finished"
+    assert resumed.total_steps == reference.total_steps == ITERATIONS * ROWS
+    assert_equal(reference.state, resumed.state)
+    np.testing.assert_array_equal(reference.evaluation.returns, resumed.evaluation.returns)
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    kinds = [(row["step"], "evaluation/return_mean" in row) for row in rows]
+    assert kinds == sorted(set(kinds)), "a row is there twice, or out of order"
+    of_the_clock = ("seconds", "steps", "actors/")
+    same = {(row["step"], name): row[name] for row in rows for name in row if not name.startswith(of_the_clock)}
+    for row in reference.metrics:
+        for name, value in row.items():
+            if (row["step"], name) in same and np.isfinite(value):
+                assert same[row["step"], name] == value, (row["step"], name)
+
+
+@pytest.mark.parametrize("name", one_quick(LIVES))
+def test_killed_and_started_again(name, whole, cache, tmp_path):
+    reference, moments = whole(name)
+    life(name, tmp_path / "run", SHARES[name], LIVES[name], moments, cache)
+    assert_the_same_run(kills.train(name, tmp_path / "run"), reference, tmp_path / "run")
+
+
+def kill_again_and_again(name, count, whole, gone_on, cache, folder):
+    """Runs of which each is killed up to four times, at moments drawn once and for all; as many as `count` says."""
+    _, moments = whole(name)
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    for run in range(-(-count // IN_A_ROW)):
+        run_dir, left_at = folder / str(run), []
+        for _ in range(min(IN_A_ROW, count - run * IN_A_ROW)):
+            life(name, run_dir, rng.uniform(0.02, 0.7), rng.choice(["patient", "hasty"]), moments, cache)
+            left_at.append(newest(run_dir))
+        # Nothing is lost where nothing was saved since the last kill; what is on the host begins anew at each.
+        again = tuple(dict.fromkeys(step for step in left_at if step)) if CASES[name].host else ()
+        assert_the_same_run(resumed(name, run_dir), gone_on(name, again), run_dir)
+        shutil.rmtree(run_dir)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MANY)
+def test_killed_three_times(name, whole, gone_on, cache, tmp_path):
+    kill_again_and_again(name, 3, whole, gone_on, cache, tmp_path)
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize("name", MANY)
+def test_killed_many_times(name, whole, gone_on, cache, tmp_path):
+    count = min(MANY[name], int(os.environ.get("FAULTS_KILLS") or MANY[name]))
+    kill_again_and_again(name, count, whole, gone_on, cache, tmp_path)
 
 
 def copy_what_is_there(run_dir, to):
@@ -118,7 +178,7 @@ def copy_what_is_there(run_dir, to):
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_what_lies_on_disk_at_many_moments(name, whole, tmp_path):
     """As if killed there: the directory is copied at moments spread over the run, and each copy started again."""
-    reference, moments = whole(name, 1)
+    reference, moments = whole(name)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     at = set(np.random.default_rng(7).choice(np.arange(1, int(0.95 * moments)), 6, replace=False).tolist())
@@ -130,22 +190,22 @@ def test_what_lies_on_disk_at_many_moments(name, whole, tmp_path):
             watch._on = True
 
     watch = kills.Moments(run_dir, copy)
-    kills.train(name, 1, run_dir, [watch])
+    kills.train(name, run_dir, [watch])
     watch.stop()
     copies = sorted((path for path in tmp_path.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
     assert len(copies) == len(at)
     assert len({newest(copy) for copy in copies}) >= 3, "the moments are not spread over the run"
     for copy in copies:
-        assert_the_same_run(kills.train(name, 1, copy), reference, copy)
+        assert_the_same_run(kills.train(name, copy), reference, copy)
 
 
 def test_a_damaged_newest_checkpoint_costs_one_interval_and_nothing_else(whole, tmp_path):
-    reference, _ = whole("ppo", 1)
+    reference, _ = whole("ppo")
     run_dir = shutil.copytree(reference.run_dir, tmp_path / "run")
     folder = run_dir / "checkpoints" / f"{ITERATIONS * ROWS:012d}"
     largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     with open(largest, "r+b") as file:
         file.truncate(largest.stat().st_size // 2)
     with pytest.warns(RuntimeWarning, match=f"damaged checkpoint.*taking step {(ITERATIONS - INTERVAL) * ROWS}"):
-        resumed = kills.train("ppo", 1, run_dir)
+        resumed = kills.train("ppo", run_dir)
     assert_the_same_run(resumed, reference, run_dir)

@@ -1,18 +1,44 @@
 """A training that can be killed at any moment; the tests run it in other processes, and whole in their own."""
 
+import dataclasses
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import jaxrl
 from helpers import programs
 from helpers.programs import ROWS
-from jaxrl.run import loop
+from jaxrl.core.errors import CheckpointError
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.run import checkpoint, loop
 from jaxrl.run.checkpoint import Checkpointer
 
 ITERATIONS = 12
 INTERVAL = 2  # iterations between checkpoints
+SEBULBA = jaxrl.Sebulba(num_envs=programs.NUM_ENVS, actors=2, shards=4, lockstep=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A run to kill: an algorithm in a topology, with as many devices as `programs.anakin` is asked for."""
+
+    algo: Any
+    devices: int = 1
+    host: bool = False  # its environments begin new episodes when it goes on
+
+
+CASES = {
+    "ppo": Case(programs.PPO),
+    "ppo on two devices": Case(programs.PPO, devices=2),
+    "recurrent ppo": Case(programs.RECURRENT_PPO),
+    "recurrent ppo on two devices": Case(programs.RECURRENT_PPO, devices=2),
+    "dqn": Case(programs.DQN),
+    "r2d2": Case(programs.R2D2),
+    "sebulba": Case(programs.PPO, host=True),
+    "sweep": Case(programs.PPO),
+}
 
 
 class Moments:
@@ -47,14 +73,17 @@ class Moments:
         pass
 
 
-def train(name, devices, run_dir, loggers=(), **settings):
-    """The run that is killed: evaluated and saved every second of its twelve iterations."""
+def train(name, run_dir, loggers=(), **settings):
+    """The run that is killed: evaluated and saved after every second of its twelve iterations."""
+    if name == "sweep":
+        return sweep(run_dir)
+    case = CASES[name]
     settings = {"evaluate_every": INTERVAL * ROWS, "checkpoint_every": INTERVAL * ROWS} | settings
     return jaxrl.train(
-        programs.ALGORITHMS[name],
-        programs.ENV,
+        case.algo,
+        ServedFromHost(programs.ENV) if case.host else programs.ENV,
         total_steps=ITERATIONS * ROWS,
-        topology=programs.anakin(devices),
+        topology=SEBULBA if case.host else programs.anakin(case.devices),
         evaluation_episodes=8,
         run_dir=run_dir,
         loggers=loggers,
@@ -63,7 +92,64 @@ def train(name, devices, run_dir, loggers=(), **settings):
     )
 
 
-def main(name, devices, run_dir, moment, patient):
+def sweep(run_dir):
+    """Four runs in each of two programs, with a point of their curves for each iteration."""
+    return jaxrl.sweep(
+        programs.PPO,
+        programs.ENV,
+        total_steps=ITERATIONS * ROWS,
+        topology=programs.anakin(),
+        seeds=2,
+        learning_rate=[1e-2, 3e-3],
+        epochs=[1, 2],
+        devices=1,
+        points=ITERATIONS,
+        evaluation_episodes=4,
+        checkpoint_every=INTERVAL * ROWS,
+        run_dir=run_dir,
+        progress=False,
+    )
+
+
+def newest(run_dir):
+    """The step of the newest complete checkpoint; 0 where there is none. Of a sweep, the mean over its programs."""
+    folders = [run_dir / f"program-{number}" for number in range(2)]
+    return sum(map(_newest, folders)) / 2 if folders[0].exists() else _newest(run_dir)
+
+
+def _newest(run_dir):
+    try:
+        return checkpoint.read_manifest(run_dir / "checkpoints").step
+    except CheckpointError:
+        return 0
+
+
+class Stopped(Exception):
+    """The run was left where it had just saved."""
+
+
+def train_and_stop(name, run_dir, step):
+    """Leaves the run once its checkpoint of `step` is complete, in the order of an exception.
+
+    Raises:
+      Stopped: as it should.
+    """
+    save = Checkpointer.save
+
+    def save_and_stop(self, saved, *arguments, **named):
+        save(self, saved, *arguments, **named)
+        if saved == step:
+            self.wait()
+            raise Stopped
+
+    Checkpointer.save = save_and_stop
+    try:
+        train(name, run_dir)
+    finally:
+        Checkpointer.save = save
+
+
+def main(name, run_dir, moment, patient):
     """Trains, and dies at a moment as by `kill -9`. The patient one has saved before it goes on, as if quickly."""
     loop._CHUNK_SECONDS = 0.0
     Path(run_dir).mkdir(parents=True, exist_ok=True)
@@ -76,7 +162,7 @@ def main(name, devices, run_dir, moment, patient):
             os.kill(os.getpid(), signal.SIGKILL)
 
     moments = Moments(Path(run_dir), die)
-    train(name, int(devices), run_dir, [moments])
+    train(name, run_dir, [moments])
     print("it lived through", moments.count, "moments")
 
 

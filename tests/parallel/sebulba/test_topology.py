@@ -143,7 +143,7 @@ def test_training_goes_on_where_it_stopped_with_new_episodes(tmp_path, monkeypat
         return state, done, kept
 
     monkeypatch.setattr(Loop, "_resume", resuming)
-    told = rf"resumed at step {4 * ROWS}; host environments start new episodes; everything else is restored"
+    told = rf"resumed at step {4 * ROWS}; {NUM_ENVS} host environments start new episodes; everything else is restored"
     with pytest.warns(RuntimeWarning, match=told):
         again = jaxrl.train(algo, HOST, total_steps=6 * ROWS, **settings)
     [state] = resumed

@@ -1,0 +1,60 @@
+"""Hours of training as fast as it goes: what the process holds stays what it was after the first tenth.
+
+`make faults FAULTS_MINUTES=5` is the short form of the two hours.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import endurance
+
+pytestmark = pytest.mark.faults
+
+MINUTES = float(os.environ.get("FAULTS_MINUTES") or 120)
+# Of memory: the rows of metrics, which a result has, are 2 KB a second, and allocators differ by some MiB from one
+# moment to the next. Threads of XLA and TensorStore come and go.
+MORE = {"resident memory": lambda before: 1.05 * before + 8 * 2**20, "open files": 4, "threads": 6}
+
+
+def test_what_is_flat_is_flat():
+    seconds = np.linspace(0, 100, 500)
+    assert grown([[s, 5e8, 10, 20] for s in seconds]) == []
+    assert grown([[s, 5e8 + 1e8 * (s < 9), 10, 20] for s in seconds]) == [], "the first tenth may be anything"
+    told = grown([[s, 5e8 * (1 + s / 500), 10 + s, 20 + s] for s in seconds])
+    assert [line.split(":")[0] for line in told] == list(MORE)
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize("kind", ["anakin", "sebulba"])
+def test_what_a_training_of_hours_holds_is_flat(kind, tmp_path):
+    tests, root = Path(__file__).parents[1], Path(__file__).parents[2]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (root, tests))), "JAX_PLATFORMS": "cpu"}
+    words = [sys.executable, endurance.__file__, kind, str(tmp_path / "run"), str(MINUTES)]
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60 * (2 * MINUTES + 15))
+    assert ended.returncode == 0, ended.stderr
+    seen = json.loads((tmp_path / "run" / "held.json").read_text())
+    assert len(seen) > 10 * MINUTES, "it did not train"
+    print(kind, *(f"{what}: {typical(seen, n)}" for n, what in enumerate(MORE)), sep="\n  ")
+    assert grown(seen) == []
+
+
+def typical(seen, column):
+    """The median of every tenth of the time but the first."""
+    seen = np.asarray(seen)
+    tenths = (seen[:, 0] - seen[0, 0]) / (seen[-1, 0] - seen[0, 0]) * 10
+    return [float(np.median(seen[(tenths >= n) & (tenths < n + 1), column + 1])) for n in range(1, 10)]
+
+
+def grown(seen):
+    """What is more in the last tenth of the time than in the second, one line each."""
+    lines = []
+    for column, (what, more) in enumerate(MORE.items()):
+        second, *_, last = typical(seen, column)
+        if last > (more(second) if callable(more) else second + more):
+            lines.append(f"{what}: {second:,.0f} in the second tenth of the time, {last:,.0f} in the last")
+    return lines
