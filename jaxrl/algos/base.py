@@ -209,7 +209,7 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
         elif isinstance(value, StaticFunction):
             problems.append(f"{label} is a function; what changes is a schedule, such as jaxrl.schedules.Linear")
             continue
-        if _is_network(field.default) and not _is_network(value):
+        if is_network(field.default) and not is_network(value):
             wanted = type(field.default).__name__
             problems.append(f"{label}={value!r:.80} is no network; pass {wanted}(...) of jaxrl.networks")
             continue
@@ -227,7 +227,8 @@ def _takes_none(field: dataclasses.Field) -> bool:
     return types.NoneType in typing.get_args(field.type)
 
 
-def _is_network(value: Any) -> bool:
+def is_network(value: Any) -> bool:
+    """Whether it is a network, or an ensemble of critics."""
     return hasattr(value, "init") and hasattr(value, "requires")
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,17 @@ from jaxrl.core.types import (
     ValueNetwork,
 )
 from jaxrl.networks import ActorCritic
+
+
+class PolicyLoss(Protocol):
+    """Another loss of the policy: a pure function of arrays of the same shape, one entry a transition.
+
+    Register it (`jaxrl.register`), so that a run that was trained with it can be loaded.
+    """
+
+    def __call__(self, log_ratio: jax.Array, advantage: jax.Array, clip: Scalar, /) -> jax.Array:
+        """The loss of every entry, to minimize, as `clipped_surrogate` gives it."""
+        ...
 
 
 @algorithm
@@ -73,6 +84,11 @@ class PPO:
     )
     bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
     objective: str = static("clip", choices=("clip", "kl"), help="clipped probability ratio, or adaptive KL penalty")
+    policy_loss: PolicyLoss | None = static(
+        None,
+        only_with="objective=clip",
+        help="a function of yours in the place of the clipped probability ratio: (log_ratio, advantage, clip) -> loss",
+    )
     epochs: int = static(4, low=1, help="passes over each batch")
     minibatches: int = static(4, low=1, help="gradient steps per pass")
     clip_value: bool = static(True, help="clip the change of value predictions too, by the same range")
@@ -84,7 +100,10 @@ class PPO:
         return dataclasses.replace(self, **on_policy.resolved(self, spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        problems = field_problems(self) + network_problems("PPO.network", self.network, spec, SEQUENCE_INPUTS)
+        problems = field_problems(self)
+        if self.policy_loss is not None and not callable(self.policy_loss):
+            problems.append(f"PPO.policy_loss={self.policy_loss!r} must be a function (jaxrl.algos.ppo.PolicyLoss)")
+        problems += network_problems("PPO.network", self.network, spec, SEQUENCE_INPUTS)
         by = on_policy.minibatch_unit(self.network)
         return problems + minibatch_problems(
             rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
@@ -172,7 +191,7 @@ class PPO:
             return weighted_mean(x, weight, replicas)
 
         if self.objective == "clip":
-            policy_loss = mean(clipped_surrogate(log_ratio, advantage, self.clip))
+            policy_loss = mean((self.policy_loss or clipped_surrogate)(log_ratio, advantage, self.clip))
         else:
             # The hinge is of the mean divergence over all devices, so its value must be global here: each device
             # contributes the gradient of its own share.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl.cli import table
+from jaxrl.cli import imports, table
 from jaxrl.cli.flags import BOOL, INT, PATH, TEXT, Flag, Group, optional, parse
 from jaxrl.core.errors import ConfigError
 
@@ -18,6 +18,7 @@ _FLAGS = (
     Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
     Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
     Flag("progress", BOOL, True, "show a progress bar"),
+    imports.FLAG,
 )
 
 
@@ -83,11 +84,12 @@ def export_replay(argv: Sequence[str]) -> int:
         Flag("unfinished", BOOL, False, "also write unfinished episodes, as cut off"),
         Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
         Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
+        imports.FLAG,
     ]
     what = "Writes the episodes in the replay buffer of a run as an RLDS dataset that TFDS opens."
     values, problems = parse("jaxrl export-replay", what, [Group("export-replay", flags)], argv)
     asked = dict(values["export-replay"])
-    run, out = asked.pop("run"), asked.pop("out")
+    run, out, _ = asked.pop("run"), asked.pop("out"), asked.pop("import_")
     if run is None:
         problems.append("no run directory: jaxrl export-replay RUN --out DIR")
     if out is None:

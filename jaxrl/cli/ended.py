@@ -16,7 +16,7 @@ from typing import Any
 from jaxrl.cli import table
 from jaxrl.cli.flags import written
 from jaxrl.cli.runs import Given
-from jaxrl.cli.values import ReadPart, ReadSchedule
+from jaxrl.cli.values import ReadPart, ReadRegistered, ReadSchedule
 from jaxrl.core import files
 from jaxrl.run.ending import has_ended, read_result
 
@@ -29,6 +29,8 @@ def answer(given: Given) -> bool:
     """Prints the result of a run that this command has brought to its end before; whether there is one."""
     run = given.values["run"]
     path = run["run_dir"]
+    if run["import_"] is not None:
+        return False  # the user's own code may be another by now
     if path is None or run["overwrite"] or run["distributed"] or not has_ended(path):
         return False
     try:
@@ -103,7 +105,7 @@ def _text(value: Any) -> Any:
         return [_text(item) for item in value]
     if isinstance(value, bool | int | float | None):
         return value
-    return value.text if isinstance(value, ReadSchedule) else written(value)
+    return value.text if isinstance(value, ReadSchedule | ReadRegistered) else written(value)
 
 
 def _short(path: Path) -> Path:

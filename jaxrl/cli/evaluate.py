@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from jaxrl.cli import table
+from jaxrl.cli import imports, table
 from jaxrl.cli.flags import BOOL, FLOAT, INT, PATH, TEXT, Flag, Group, optional, parse
 from jaxrl.core.errors import ConfigError
 
@@ -30,6 +30,7 @@ def evaluate(argv: Sequence[str]) -> int:
             "follow", BOOL, False, "evaluate every new checkpoint until the run, trained by another process, has ended"
         ),
         Flag("out", optional(PATH), None, "with --follow: file for the evaluations; None: RUN/evaluations.jsonl"),
+        imports.FLAG,
     ]
     values, problems = parse(
         "jaxrl eval", "Plays complete episodes with a trained policy.", [Group("eval", flags)], argv

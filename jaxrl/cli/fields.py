@@ -8,7 +8,9 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from jaxrl.algos.base import is_network
 from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
+from jaxrl.algos.ppo import PolicyLoss
 from jaxrl.cli import flags
 from jaxrl.cli.flags import Flag, Group, Written
 from jaxrl.cli.values import Kind, Part, build, read
@@ -33,6 +35,9 @@ from jaxrl.networks import (
 )
 from jaxrl.parallel.ray.remote import Remote
 
+# Annotations of functions, of which a user's own are known by the names that they are registered with.
+FUNCTIONS = (PolicyLoss,)
+_OWN_NETWORK = "a network that you registered, in place of what --{}.* say"
 # What a field of these annotations may hold. A part of your own is given in Python.
 PARTS: dict[Any, tuple[type, ...]] = {
     Optimizer: OPTIMIZERS,
@@ -58,6 +63,8 @@ def algorithm_groups(algo: Algorithm) -> list[Group]:
         kind = kind_of(hints[field.name])
         if dataclasses.is_dataclass(value) and not kind.parts and not schedules.is_schedule(value):
             nested.append(Group(field.name, _network_flags(value), first_line(value), prefix=True))
+            if is_network(value):
+                own.append(Flag(field.name, Kind("network", optional=True), None, _OWN_NETWORK.format(field.name)))
             continue
         bounds = limits.described(allowed)
         if not help_:
@@ -120,6 +127,8 @@ def kind_of(annotation: Any) -> Kind:
     kinds = [member for member in members if member is not types.NoneType]
     if schedules.Schedule in kinds:
         return Kind("number", optional=nullable)
+    if kinds[0] in FUNCTIONS:
+        return Kind("function", optional=nullable)
     described = all(isinstance(kind, type) and dataclasses.is_dataclass(kind) for kind in kinds)
     found = PARTS.get(kinds[0], ()) if len(kinds) == 1 else tuple(kinds) if described else ()
     if found:

@@ -59,11 +59,16 @@ class Flag:
     positional: bool = False
     limits: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
+    @property
+    def word(self) -> str:
+        """`total-steps`; a name that Python keeps for itself ends with "_", which nobody types."""
+        return self.name.rstrip("_").replace("_", "-")
+
     def type(self) -> Any:
         """The annotation that tyro is given."""
         shown = "none" if self.shown is None and self.default == () else self.shown
         hint = None if shown is None else f"({shown})"
-        argument = tyro.conf.arg(name=self.name.replace("_", "-"), help=self.help, help_behavior_hint=hint)
+        argument = tyro.conf.arg(name=self.word, help=self.help, help_behavior_hint=hint)
         if isinstance(self.default, bool) and not self.kind.optional:
             return Annotated[bool, argument]
         spec: PrimitiveConstructorSpec = PrimitiveConstructorSpec(
@@ -110,7 +115,7 @@ class Group:
     def option(self, flag: Flag) -> str:
         """How the flag is written: `--network.torso`."""
         prefix = f"{self.title}." if self.prefix else ""
-        return f"--{prefix}{flag.name.replace('_', '-')}"
+        return f"--{prefix}{flag.word}"
 
 
 def written(value: Any) -> str:
@@ -132,17 +137,18 @@ def parse(
     made = [_dataclass(group) for group in groups]
     first, *rest = zip(groups, made, strict=True)
     fields = [*_fields(first[0])]
-    for group, cls in rest:
-        kind = Annotated[cls, tyro.conf.arg(help=group.help)]
-        fields.append((group.title, kind if group.prefix else tyro.conf.OmitArgPrefixes[kind], _default(cls)))
+    for number, (group, cls) in enumerate(rest, 1):
+        kind = Annotated[cls, tyro.conf.arg(name=group.title, help=group.help)]
+        # Not by its title, which may be the name of a flag of the first group too.
+        fields.append((_place(number), kind if group.prefix else tyro.conf.OmitArgPrefixes[kind], _default(cls)))
     # Whole groups are fields of the first, whose flags stand at the top.
     top = dataclasses.make_dataclass("Flags", fields, kw_only=True)
-    several = {f"--{flag.name.replace('_', '-')}" for flag in first[0].flags if flag.many and not flag.positional}
+    several = {f"--{flag.word}" for flag in first[0].flags if flag.many and not flag.positional}
     given = _together(_with_values(argv, groups), several)
     found, rest = tyro.cli(top, prog=command, description=description, args=given, return_unknown_args=True)
     values, problems = {}, _unexpected(rest, groups, f"{command} --help lists them")
-    for group in groups:
-        parsed = found if group is first[0] else getattr(found, group.title)
+    for number, group in enumerate(groups):
+        parsed = getattr(found, _place(number)) if number else found
         values[group.title] = {}
         for flag in group.flags:
             value = getattr(parsed, flag.name)
@@ -185,7 +191,7 @@ def with_flags[T: "DataclassInstance"](algo: T, values: Mapping[str, Mapping[str
 
     changes = given(type(algo).__name__)
     for field in dataclasses.fields(algo):
-        if field.name in values:
+        if field.name in values and changes.get(field.name) is None:  # else a network of the user's own
             changes[field.name] = dataclasses.replace(getattr(algo, field.name), **given(field.name))
     return dataclasses.replace(algo, **changes)
 
@@ -212,8 +218,8 @@ def _with_values(argv, groups):
         for flag in group.flags:
             if flag.kind == optional(BOOL):
                 option = group.option(flag)
-                start, name = (f"--{group.title}.", flag.name) if group.prefix else ("--", flag.name)
-                asked[option], refused[f"{start}no-{name.replace('_', '-')}"] = option, option
+                start, name = (f"--{group.title}.", flag.word) if group.prefix else ("--", flag.word)
+                asked[option], refused[f"{start}no-{name}"] = option, option
     words: list[str] = []
     for word, following in zip(argv, [*argv[1:], "-"], strict=False):
         name = word.replace("_", "-")
@@ -237,6 +243,10 @@ def _together(argv, names):
             into = others
         into.append(word)
     return others + [word for name, values in words.items() for word in (name, *values)]
+
+
+def _place(number):
+    return f"group_{number}"
 
 
 def _fields(group):

@@ -66,7 +66,9 @@ def _run(argv):
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview())
         return 0
-    command, *rest = argv
+    from jaxrl.cli.imports import import_modules
+
+    command, *rest = import_modules(argv)
     if command == "--version":
         from importlib.metadata import version
 
@@ -150,12 +152,14 @@ def _dataset(argv: Sequence[str]) -> int:
 
 
 def _plot(argv: Sequence[str]) -> int:
+    from jaxrl.cli import imports
     from jaxrl.cli.flags import PATH, TEXT, Flag, Group, optional, parse
 
     flags = [
         Flag("runs", PATH, (), "run directories", shown="required", many=True, positional=True),
         Flag("out", PATH, Path("learning_curves.png"), "file to write; its suffix sets the format"),
         Flag("metric", optional(TEXT), None, "metric to draw; None: the return"),
+        imports.FLAG,
     ]
     what = "Draws learning curves; runs that differ only in their seed become one curve with an interval."
     values, problems = parse("jaxrl plot", what, [Group("plot", flags)], argv)
@@ -172,9 +176,10 @@ def _plot(argv: Sequence[str]) -> int:
 
 
 def _envs(argv: Sequence[str]) -> int:
+    from jaxrl.cli import imports
     from jaxrl.cli.flags import TEXT, Flag, Group, parse
 
-    flags = [Flag("suite", TEXT, None, "only this suite", positional=True)]
+    flags = [Flag("suite", TEXT, None, "only this suite", positional=True), imports.FLAG]
     values, _ = parse("jaxrl envs", "Lists the environments.", [Group("envs", flags)], argv)
     from jaxrl.cli.table import environments
 
@@ -189,9 +194,10 @@ def _envs(argv: Sequence[str]) -> int:
 
 
 def _algos(argv: Sequence[str]) -> int:
+    from jaxrl.cli import imports
     from jaxrl.cli.flags import Group, parse
 
-    parse("jaxrl algos", "Lists the algorithms and the presets.", [Group("algos", [])], argv)
+    parse("jaxrl algos", "Lists the algorithms and the presets.", [Group("algos", [imports.FLAG])], argv)
     from jaxrl.cli.lists import algorithm_table, preset_table
 
     print(algorithm_table() + "\n\n" + preset_table())

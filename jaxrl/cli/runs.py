@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl.cli import multihost, table
+from jaxrl.cli import imports, multihost, table
 from jaxrl.cli.flags import INT, TEXT, Flag, Group, limit_problems, optional, parse
 from jaxrl.core.errors import ConfigError
 
@@ -96,6 +96,7 @@ def read(command: str, argv: Sequence[str]) -> Given:
     )
     run = values["run"]
     problems += limit_problems(fields[0], values[fields[0].title]) + multihost.problems(run)
+    problems += _network_problems(fields, values)
     if run["env"] is None and run.get("dataset") is None:
         learns_from_data = preset is not None and _is_offline(preset)
         problems.append(
@@ -112,6 +113,18 @@ def read(command: str, argv: Sequence[str]) -> Given:
     return Given(name, None if preset is None else preset.name, groups, values)
 
 
+def _network_problems(fields, values):
+    """Flags of a network in whose place one of the user's own was asked for."""
+    own, *nested = fields
+    return [
+        f"{group.option(flag)}: not with --{group.title}, which takes the place of that network"
+        for group in nested
+        if values[own.title].get(group.title) is not None
+        for flag in group.flags
+        if values[group.title][flag.name] != flag.default
+    ]
+
+
 def _common_flags(preset):
     name, env, num_envs = (None, None, None) if preset is None else (preset.name, preset.env, preset.num_envs)
     if preset is not None and _is_offline(preset):
@@ -121,6 +134,7 @@ def _common_flags(preset):
         Flag("env", TEXT, env, "the environment, suite:name", required),
         Flag("env_params", TEXT, (), "parameters of the environment, as key=value; also auto_reset=pooled", many=True),
         Flag("preset", TEXT, name, "published settings to start from; jaxrl algos lists them"),
+        imports.FLAG,
         Flag(
             "num_envs", optional(INT), num_envs, "number of environments; None: 1 with a replay of transitions, else 8"
         ),

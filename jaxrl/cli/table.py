@@ -80,7 +80,7 @@ def algorithm_groups(name: str, preset: Preset | None = None) -> list[Group]:
 
         groups = fields.algorithm_groups(_registered_algorithms()[known]())
     else:
-        raise unknown("algorithm", name, algorithms(), "jaxrl algos lists them")
+        raise unknown("algorithm", name, algorithms(), "jaxrl algos lists them; one of yours: --import MODULE")
     return groups if preset is None else [_with_defaults(group, preset.defaults) for group in groups]
 
 

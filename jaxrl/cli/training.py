@@ -108,7 +108,7 @@ def prepare(command: str, given: Given) -> Asked:
         problems += error.problems
     if problems:
         raise ConfigError(problems)
-    common = ("preset", "env", "env_params", "num_envs", *multihost.FLAGS)
+    common = ("preset", "import_", "env", "env_params", "num_envs", *multihost.FLAGS)
     return Asked(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
 
 

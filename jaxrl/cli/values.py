@@ -15,7 +15,8 @@ from typing import Any
 from jaxrl.core import registry, schedule_text
 from jaxrl.core.errors import ConfigError, unknown
 
-KINDS = ("bool", "int", "float", "text", "path", "ints", "number", "part")  # "number" may be a schedule
+# "number" may be a schedule; a "network" and a "function" are what a user registered
+KINDS = ("bool", "int", "float", "text", "path", "ints", "number", "part", "network", "function")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +66,19 @@ class ReadSchedule:
     text: str
 
 
+@dataclasses.dataclass(frozen=True)
+class ReadRegistered:
+    """The name of something that a user registered, of the kind "network" or "function"."""
+
+    text: str
+    kind: str
+
+
 def metavar(kind: Kind) -> str:
     """What stands for a value in the help."""
     names = {"bool": "True|False", "int": "N", "float": "NUMBER", "path": "PATH", "text": "TEXT", "ints": "N,N,..."}
     names |= {"number": "NUMBER|SCHEDULE", "part": "|".join(part.name for part in kind.parts)}
+    names |= {"network": "NAME", "function": "NAME"}
     return f"{names[kind.name]}|None" if kind.optional else names[kind.name]
 
 
@@ -85,6 +95,10 @@ def read(kind: Kind, text: str) -> Any:
         return written if isinstance(written, float) else ReadSchedule(text)
     if kind.name == "part":
         return _read_part(kind.parts, text)
+    if kind.name in ("network", "function"):
+        if text not in (known := registry.registered(registry.USER)):
+            raise unknown(kind.name, text, known, "register it with jaxrl.register, and --import its module")
+        return ReadRegistered(text, kind.name)
     if kind.name == "ints":
         return tuple(_whole(part) for part in text.split(",") if part)
     readers = {"bool": _truth, "int": _whole, "float": _real, "path": Path, "text": str}
@@ -101,11 +115,32 @@ def build(value: Any) -> Any:
         from jaxrl.core import schedules
 
         return schedules.parse(value.text)
+    if isinstance(value, ReadRegistered):
+        function = value.kind == "function"
+        return registry.registered(registry.USER)[value.text] if function else _made_network(value.text)
     if isinstance(value, ReadPart):
         made_by = value.part.made_by
         cls = registry.find(made_by) if isinstance(made_by, str) else made_by
         return cls(**{name: build(argument) for name, argument in value.arguments.items()})
     return value
+
+
+def _made_network(name):
+    from jaxrl.algos.base import is_network
+
+    thing, why = registry.registered(registry.USER)[name], ""
+    try:
+        made = thing()
+        if not is_network(made):
+            why = f"it gives {made!r:.80}"
+    except TypeError as error:
+        why = str(error)
+    if why:
+        raise ConfigError(
+            f"{name!r} called without arguments gives no network: {why}; register a function that does, such as "
+            "lambda: jaxrl.networks.from_linen(...)"
+        )
+    return made
 
 
 def literal(text: str) -> Any:

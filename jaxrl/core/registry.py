@@ -50,7 +50,10 @@ _TABLE: dict[str, dict[str, Any]] = {kind: {} for kind in (*_HOMES, "environment
 _NAMES: dict[Any, str] = {}  # "kind:name" of what is in the table; of several names the first
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
-_HOW = "register it with jaxrl.register before loading, or hand the object in: jaxrl.load(path, algo=..., env=...)"
+_HOW = (
+    "register it with jaxrl.register before loading, on the command line by --import MODULE, or hand the object in: "
+    "jaxrl.load(path, algo=..., env=...)"
+)
 
 
 def add(kind: str, *classes: type, **named: type) -> None:

@@ -7,6 +7,7 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
 
 _REGISTERED = registry.registered("environment")
+_YOURS = "one of yours is registered first, by jaxrl.register, in a shell by --import MODULE"
 EXTRAS = {"brax": "brax", "envpool": "envpool"}  # suites whose package may be missing, and the extra that brings it
 
 
@@ -49,7 +50,7 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
         registered = {known.partition(":")[0] for known in _REGISTERED}
         if suite in registered:
             raise unknown(f"{suite} environment", name, _REGISTERED)
-        raise unknown("suite", suite, {*registry.SUITES, *registered}, f"asked for {name!r}")
+        raise unknown("suite", suite, {*registry.SUITES, *registered}, f"asked for {name!r}; {_YOURS}")
     if not installed(suite):
         raise MissingExtraError(f"{name}", EXTRAS[suite])
     return suite, rest

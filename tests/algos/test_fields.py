@@ -35,6 +35,7 @@ BASES = {
 }
 STATIC = {
     "objective": "kl",
+    "policy_loss": lambda log_ratio, advantage, clip: -log_ratio * advantage,
     "reduction": "mean",
     "reward_clipping": "abs_one",
     "rollout_length": 16,

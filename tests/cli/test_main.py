@@ -292,6 +292,9 @@ def test_every_default_is_read_back_from_its_text(name):
     algo = jaxrl.make_algorithm(name)
     for group in fields.algorithm_groups(algo):
         for flag in group.flags:
+            if flag.kind.name == "network":
+                assert flag.default is None  # of the user's own: jaxrl's is described by a group
+                continue
             value = getattr(getattr(algo, group.title) if group.prefix else algo, flag.name)
             assert values.build(values.read(flag.kind, fields.written(value))) == value
             assert flag.default is value or flag.default == flags.Written(fields.written(value))

@@ -1,0 +1,79 @@
+"""`--import MODULE`: a module of the user's, which registers environments, networks and algorithms of their own.
+
+It is imported because the user typed it, before the other words are read: they may name what it registers. No file can
+ask for it.
+"""
+
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+
+from jaxrl.cli.flags import TEXT, Flag
+from jaxrl.core.errors import ConfigError
+
+FLAG = Flag(
+    "import_",
+    TEXT,
+    None,
+    "import this module first, which registers environments, networks or algorithms of yours (jaxrl.register); several "
+    "with commas between",
+)
+_OPTION = "--import"
+
+
+def import_modules(argv: Sequence[str]) -> list[str]:
+    """Imports what `--import` names, from the current directory too; the words with one `--import` for all.
+
+    Raises:
+      ConfigError: there is no such module, or importing it raised, whose traceback is printed.
+    """
+    names, others = _asked(argv)
+    if not names:
+        return others
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for name in names:
+        _import(name)
+    return [*others, f"{_OPTION}={','.join(names)}"]
+
+
+def _asked(argv):
+    """The names after `--import`, and all other words."""
+    names: list[str] = []
+    others, words = [], iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag != _OPTION:
+            others.append(word)
+            continue
+        value = value if equals else next(words, "")
+        given = [name for name in value.split(",") if name]
+        if not given or value.startswith("-"):
+            raise ConfigError(f"{_OPTION} needs the name of a module, such as {_OPTION} my_environments")
+        names += given
+    return names, others
+
+
+def _import(name):
+    if name.endswith(".py") or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
+        stem = re.sub(r"\W+", ".", name.removesuffix(".py")).strip(".")
+        raise ConfigError(f"{_OPTION} {name}: not the name of a module, as in Python's `import`; try {_OPTION} {stem}")
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"{_OPTION} {name}: there is no module {error.name!r} in {os.getcwd()}, nor installed"
+            ) from None
+        raise _raised(name, error) from error
+    except Exception as error:
+        raise _raised(name, error) from error
+
+
+def _raised(name, error):
+    if not isinstance(error, ConfigError):  # else jaxrl says it in its own words, as of a name that is taken
+        traceback.print_exception(error)
+    return ConfigError(f"{_OPTION} {name}: {type(error).__name__}: {error}")
