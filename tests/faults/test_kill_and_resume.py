@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import kills
+from helpers import kills, programs
 from helpers.kills import CASES, INTERVAL, ITERATIONS, newest
 from helpers.programs import NUM_ENVS, ROWS, assert_equal
 from helpers.tiers import one_quick
+from helpers.two_processes import both, together
 
-from jaxrl.run import loop
+from jaxrl.run import checkpoint, loop
 from jaxrl.run.loggers import read_metrics
 from jaxrl.sweeps.sweep import SweepResult
 
@@ -31,6 +32,12 @@ LIVES = {
 }
 SHARES = dict(zip(LIVES, np.random.default_rng(5).uniform(0.3, 0.9, len(LIVES)), strict=True))
 MANY = {"ppo": 50, "dqn": 50, "r2d2": 10, "sebulba": 10, "sweep": 10}  # kills in `make faults`
+TOLD = (
+    "stopped",
+    "total_steps",
+    "returns",
+    "action",
+)  # by two processes, of a run that is killed and of one that is not
 IN_A_ROW = 4  # kills of one run, before it may end
 
 
@@ -209,3 +216,41 @@ def test_a_damaged_newest_checkpoint_costs_one_interval_and_nothing_else(whole, 
     with pytest.warns(RuntimeWarning, match=f"damaged checkpoint.*taking step {(ITERATIONS - INTERVAL) * ROWS}"):
         resumed = kills.train("ppo", run_dir)
     assert_the_same_run(resumed, reference, run_dir)
+
+
+@pytest.fixture(scope="module")
+def two_whole(tmp_path_factory):
+    """What two processes tell of the run that is not killed, and its directory."""
+    folder = tmp_path_factory.mktemp("two_whole")
+    return both("lives", folder)[0], folder / "run"
+
+
+def kill_one_of_two(count, two_whole, folder):
+    """As above, of one of two processes, in turn; the other one ends by itself, and both are started again."""
+    reference, where = two_whole
+    template = programs.anakin(4).bind(programs.PPO, programs.ENV).template(programs.PPO, programs.ENV, 3)
+    rng = np.random.default_rng(11)
+    for run in range(-(-count // IN_A_ROW)):
+        own = folder / str(run)
+        for number in range(min(IN_A_ROW, count - run * IN_A_ROW)):
+            left = reference["moments"] * (1 - newest(own / "run") / (ITERATIONS * ROWS))
+            victim = number % 2
+            moment = max(1, int(rng.uniform(0.02, 0.7) * left))
+            _, codes, said, _ = together(f"lives:{moment}:{victim}", own)
+            assert codes[victim] == -9 and codes[1 - victim] not in (0, None, -9), "\n".join(said)
+        last = both("lives", own)
+        for told in last:
+            assert {name: told[name] for name in TOLD} == {name: reference[name] for name in TOLD}
+        states = [checkpoint.restore(path / "checkpoints", template)[0] for path in (where, own / "run")]
+        assert_equal(*states)
+        shutil.rmtree(own)
+
+
+@pytest.mark.long
+def test_one_of_two_processes_killed_three_times(two_whole, tmp_path):
+    kill_one_of_two(3, two_whole, tmp_path)
+
+
+@pytest.mark.endurance
+def test_one_of_two_processes_killed_many_times(two_whole, tmp_path):
+    kill_one_of_two(min(10, int(os.environ.get("FAULTS_KILLS") or 10)), two_whole, tmp_path)

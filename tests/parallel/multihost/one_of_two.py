@@ -19,11 +19,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 from jaxrl.parallel.multihost import distributed  # noqa: E402
 
 JOB, PORT, INDEX, FOLDER = sys.argv[1:]
+JOB, *DETAILS = JOB.split(":")
+(Path(FOLDER) / f"{INDEX}.pid").write_text(str(os.getpid()))
 HEARTBEAT = 10  # seconds
-END = 60 if JOB in ("runs", "more", "goes_on") else HEARTBEAT
+END = 60 if JOB in ("runs", "more", "goes_on", "lives") else HEARTBEAT
 distributed.initialize(f"127.0.0.1:{PORT}", 2, int(INDEX), heartbeat_seconds=HEARTBEAT, end_seconds=END)
 
 from helpers import programs  # noqa: E402 (makes an environment, for which JAX must have started)
+from helpers.kills import Moments  # noqa: E402
 from helpers.programs import ROWS  # noqa: E402
 
 import jaxrl  # noqa: E402
@@ -126,6 +129,21 @@ def goes_on(folder):
     return told(train(folder / "run"))
 
 
+def lives(folder, moment="0", victim="0"):
+    """A process is killed at a moment of the run's files, 0 for never; all lives of a folder are of one run."""
+    loop._CHUNK_SECONDS = 0.0
+
+    def die(count):
+        if count == int(moment):
+            os.kill(int((folder / f"{victim}.pid").read_text()), signal.SIGKILL)
+
+    moments = Moments(folder / "run", die)
+    each = {"evaluate_every": 2 * ROWS, "checkpoint_every": 2 * ROWS}
+    found = told(train(folder / "run", updates=12, loggers=[moments], **each))
+    moments.stop()
+    return found | {"moments": moments.count}
+
+
 def one_raises(folder):
     """An environment of the second process raises while both train."""
     if jax.process_index() == 1:
@@ -142,4 +160,5 @@ def one_raises(folder):
 
 if __name__ == "__main__":
     jobs = {"runs": runs, "more": more, "one_dies": one_dies, "goes_on": goes_on, "one_raises": one_raises}
-    (Path(FOLDER) / f"{INDEX}.json").write_text(json.dumps(jobs[JOB](Path(FOLDER))))
+    jobs |= {"lives": lives}
+    (Path(FOLDER) / f"{INDEX}.json").write_text(json.dumps(jobs[JOB](Path(FOLDER), *DETAILS)))
