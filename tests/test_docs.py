@@ -195,7 +195,7 @@ def shortened(words):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["README.md", "docs/getting_started.md", "docs/offline.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/getting_started.md", "docs/offline.md", "docs/fine_tuning.md"])
 def test_the_commands_of_a_page_run_one_after_another(name, as_users_have_it):
     lines = [line for block in blocks(ROOT / name, "bash") for line in block.split("\n")]
     commands = [words[1:] for line in lines if (words := shlex.split(line, comments=True))[:1] == ["jaxrl"]]

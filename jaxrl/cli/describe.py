@@ -149,7 +149,17 @@ def _kind_text(kind, parts):
 # --- the flags of commands ---------------------------------------------------------------------------------------
 
 # Arguments of `train` that are no flags as they are.
-_NOT_FLAGS = ("topology", "num_envs", "loggers", "callbacks", "callback_every", "record", "eval_env", "dataset")
+_NOT_FLAGS = (
+    "topology",
+    "num_envs",
+    "loggers",
+    "callbacks",
+    "callback_every",
+    "record",
+    "eval_env",
+    "dataset",
+    "init_from",
+)
 _BACKEND = "jax: all runs in one program; ray: each run in its own process and run directory"
 
 
@@ -165,6 +175,7 @@ def _train_flags():
     return [
         *argument_flags(training.train, _NOT_FLAGS),
         *(Flag(name, TEXT, None, help_[name]) for name in ("eval_env", "dataset")),
+        Flag("init_from", optional(PATH), None, help_["init_from"]),
         Flag("record", optional(PATH), None, "write the agent's training episodes to this directory"),
         Flag("record_every", INT, 1, f"record {documented(Record)['every']}"),
         Flag("wandb", TEXT, None, "also log to this project of Weights & Biases"),

@@ -15,7 +15,7 @@ from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.keys import held_out_seed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
+from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, PyTree, env_spec
 from jaxrl.envs.configs import from_config, full_name
 from jaxrl.run import checkpoint
 from jaxrl.run.compile_cache import keep_compiled_programs
@@ -90,6 +90,40 @@ def load_run(
     env: Environment | HostRecipe | str | None = None,
 ) -> LoadedRun:
     """As `load`, with what the policy was trained on and by."""
+    found = load_learner(path, step=step, best=best, algo=algo, env=env)
+    total = _steps_in_all(found.config, found.algo)
+    final = resolve_schedules(found.algo, min(found.step / total, 1.0) if total else 1.0)
+    policy = Policy(final, final.actor(found.learner), found.spec)
+    return LoadedRun(policy, found.algo, found.env, found.config, found.step)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedLearner:
+    """What a run has learned by one of its checkpoints.
+
+    Attributes:
+      learner: the algorithm's state.
+      algo, env, config, step: as of `LoadedRun`.
+      spec: of the environment.
+    """
+
+    learner: PyTree
+    algo: Algorithm
+    env: Environment | HostRecipe
+    spec: EnvSpec
+    config: dict[str, Any]
+    step: int
+
+
+def load_learner(
+    path: str | Path,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    algo: Algorithm | None = None,
+    env: Environment | HostRecipe | str | None = None,
+) -> LoadedLearner:
+    """The learner state of a run; arguments and errors are those of `load`."""
     keep_compiled_programs()
     path = Path(path)
     if best and step is not None:
@@ -111,7 +145,7 @@ def load_run(
         algo = algo.resolve(spec, 0)  # a policy has no environments
         initial = resolve_schedules(algo, 0.0)
         learner = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
-        steps = _steps_in_all(config, algo)
+        _steps_in_all(config, algo)
     # The rest of the state is left out of the template, and so is not read.
     left_out: Any = None
     template = RunState(
@@ -128,8 +162,7 @@ def load_run(
     if best:
         step = checkpoint.best_step(directory)
     state, step, _ = checkpoint.restore(directory, template, step, partial=True)
-    final = resolve_schedules(algo, min(step / steps, 1.0) if steps else 1.0)
-    return LoadedRun(Policy(final, final.actor(state.learner), spec), algo, env, config, step)
+    return LoadedLearner(state.learner, algo, env, spec, config, step)
 
 
 @contextlib.contextmanager

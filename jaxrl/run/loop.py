@@ -33,6 +33,7 @@ from jaxrl.run.callbacks import Callbacks, Decision, Moment
 from jaxrl.run.checkpoint import Checkpointer, read_manifest
 from jaxrl.run.directory import RunDirectory
 from jaxrl.run.evaluation import MAX_STEPS, compile_evaluation, evaluate
+from jaxrl.run.init_from import Initial
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
@@ -99,9 +100,10 @@ class Loop:
         dataset: Rings | None = None,
         recorder: Recorder | None = None,
         step_timeout: float = STEP_TIMEOUT,
+        initial: Initial | None = None,
         pace: Pace,
     ):
-        self.recorder, self.step_timeout, self.pace = recorder, step_timeout, pace
+        self.recorder, self.step_timeout, self.pace, self.initial = recorder, step_timeout, pace, initial
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
         self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
         self.evaluator = Evaluator(self._play, self._evaluated, in_thread=async_evaluation)
@@ -153,6 +155,8 @@ class Loop:
         else:
             self._compile_in_background(beginning, saved)
             state, done = self.program.start(*beginning, saved=saved, dataset=self.dataset), 0
+            if self.initial is not None:
+                state = state.replace(learner=self.initial.into(state.learner, self.program.layout.place))
             kept = {}
         if self.recorder is not None:
             self.recorder.begin(done * self.rows)

@@ -144,7 +144,14 @@ def opened(
 
 
 def run_config(
-    algo, env, topology, total_steps, seed, settings: Mapping[str, Any], dataset: Mapping[str, Any] | None = None
+    algo,
+    env,
+    topology,
+    total_steps,
+    seed,
+    settings: Mapping[str, Any],
+    dataset: Mapping[str, Any] | None = None,
+    parent: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What `config.json` says of a run: what must be the same when it is resumed."""
     return {
@@ -154,7 +161,7 @@ def run_config(
         "total_steps": total_steps,
         "seed": seed,
         "logging": dict(settings),
-    } | ({} if dataset is None else {"dataset": dict(dataset)})
+    } | {name: dict(told) for name, told in (("dataset", dataset), ("parent", parent)) if told is not None}
 
 
 def logging_settings(

@@ -29,8 +29,10 @@ from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.parallel.streamed import StreamedProgram
 from jaxrl.run.callbacks import Callback, Callbacks, StopAtReturn
+from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.evaluation import episodes_problems
+from jaxrl.run.init_from import InitFrom, recorded_parent, said, take_over
 from jaxrl.run.loggers import Logger
 from jaxrl.run.loop import Loop, Pace
 from jaxrl.run.progress import ProgressBar
@@ -58,6 +60,7 @@ def train(
     total_steps: int,
     dataset: Dataset | str | None = None,
     dataset_fraction: float = 0.5,
+    init_from: InitFrom | None = None,
     seed: int = 0,
     topology: Topology | None = None,
     num_envs: int | None = None,
@@ -95,6 +98,9 @@ def train(
       dataset: what `jaxrl.load_dataset` returns, or its name; its transitions are held in memory.
       dataset_fraction: with an environment, the dataset's fraction of every batch; 0.5 is that of Ball et al. (2023,
         arXiv:2302.02948).
+      init_from: begin with what another run has learned: a run directory (its newest checkpoint) or one of its
+        checkpoints, a policy, or a learner state (`jaxrl.run.init_from`). The spaces must be the same, else settings
+        and environment may differ; also offline first and then online. Steps and schedules begin anew.
       seed: the same seed is the same run.
       topology: `Anakin` or `Sebulba`; None: by the kind of environment.
       num_envs: number of environments, if no topology is given. None: 1 for algorithms that learn from a replay of
@@ -183,6 +189,12 @@ def train(
     others |= {"record": None if record is None else record.every}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, fraction)
+    initial, parent = None, None
+    if init_from is not None:
+        with distributed.collective_errors("reading what the run begins with"):
+            initial, parent = _begins_with(init_from, algo, env, program.layout.spec, None if overwrite else run_dir)
+        distributed.check_same({"parent": parent})
+        notes += said(parent)
     described, given = None, None
     if dataset is not None:
         if isinstance(topology, Offline):
@@ -218,6 +230,7 @@ def train(
         dataset=given,
         recorder=recorder,
         step_timeout=topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT,
+        initial=initial,
         pace=_pace.get() or Pace(),
     )
     leader = distributed.is_leader()
@@ -230,7 +243,7 @@ def train(
         if run_dir is None:
             return run.train(loggers, display, None, None)
         resolved = dataclasses.replace(topology, shards=program.layout.shards)
-        config = run_config(algo, env, resolved, total_steps, seed, settings, described)
+        config = run_config(algo, env, resolved, total_steps, seed, settings, described, parent)
         with opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
             return run.train(loggers, display, directory, checkpointer)
     finally:
@@ -239,6 +252,15 @@ def train(
         program.close()
         if isinstance(given, Loader):
             given.close()
+
+
+def _begins_with(source, algo, env, spec, run_dir):
+    """What the run begins with, and what config.json says of it; a run that goes on does not read its parent again."""
+    recorded = recorded_parent(run_dir, source)
+    if recorded is not None and run_dir is not None and complete_steps(Path(run_dir) / "checkpoints"):
+        return None, recorded
+    initial = take_over(source, algo, env, spec, step=None if recorded is None else recorded.get("step"))
+    return initial, initial.parent
 
 
 def _streamed(algo, dataset, program, seed):

@@ -1,0 +1,307 @@
+"""Beginning a run with what another one has learned: fine-tuning, other settings, offline first and then online.
+
+`take_over` compares the learner that a run would begin with and what is handed in, leaf by leaf and before anything is
+compiled. What fits is taken over, and the rest begins afresh; the parameters and statistics that the policy acts with
+must fit. Environments, replays, steps and schedules always begin anew.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.algos.train_state import TrainState
+from jaxrl.core.errors import ConfigError, JaxrlError
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree
+from jaxrl.run.directory import read_config
+from jaxrl.run.loading import load_learner
+from jaxrl.run.policy import Policy, check_spaces
+
+InitFrom = str | Path | Policy | PyTree
+_PROBLEMS_NAMED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Initial:
+    """What a run begins with in place of fresh parameters.
+
+    Attributes:
+      parent: what `config.json` says of it, JSON values.
+      values: arrays by the number of the learner's leaf that they take the place of.
+    """
+
+    parent: dict[str, Any]
+    values: Mapping[int, Any]
+
+    def into(self, learner: PyTree, place: Callable[[PyTree], PyTree]) -> PyTree:
+        """`learner` with what was taken over; `place` puts arrays where the run's are."""
+        leaves, structure = jax.tree.flatten(learner)
+        values = place(dict(self.values))
+        return jax.tree.unflatten(structure, [values.get(number, leaf) for number, leaf in enumerate(leaves)])
+
+
+def said(parent: Mapping[str, Any]) -> list[str]:
+    """What was taken over, in lines for the user."""
+    where = parent.get("run") or f"a {'policy' if 'policy' in parent else 'learner state'}"
+    where += f" at step {parent['step']:,}" if "step" in parent else ""
+    lines = [f"begins with what {where} has learned: {', '.join(parent['taken'])}"]
+    return lines + ([f"begins afresh: {', '.join(parent['fresh'])}"] if parent["fresh"] else [])
+
+
+def recorded_parent(run_dir: str | Path | None, source: InitFrom) -> dict[str, Any] | None:
+    """What the configuration in `run_dir` says of this very parent; None if there is none, or another."""
+    if run_dir is None:
+        return None
+    try:
+        parent = read_config(run_dir).get("parent")
+    except JaxrlError:  # there is none, or it is told when the directory is opened
+        return None
+    named = _identity(source)
+    same = isinstance(parent, dict) and all(parent.get(name) == value for name, value in named.items())
+    whole = same and all(isinstance(parent.get(name), list) for name in ("taken", "fresh"))
+    return parent if whole else None
+
+
+def take_over(
+    source: InitFrom, algo: Algorithm, env: Environment | HostRecipe, spec: EnvSpec, *, step: int | None = None
+) -> Initial:
+    """What a run of `algo` in `env` begins with.
+
+    Args:
+      source: a run directory, or one of its checkpoints (`runs/a/checkpoints/000000008192`); a policy, from which
+        parameters and statistics of acting are taken; or a learner state, as `result.state.learner`.
+      algo: of the new run, resolved.
+      env, spec: of the new run; other parameters and another name are fine, the spaces must be the same.
+      step: of a run directory: the checkpoint, None for the newest.
+
+    Raises:
+      ConfigError: something that acting needs does not fit; every leaf with both shapes.
+      RunDirectoryError: the path is no run directory.
+      CheckpointError: it has no sound checkpoint.
+    """
+    parent, initial = _identity(source), resolve_schedules(algo, 0.0)
+    shapes = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
+    acting = _acting(initial, shapes)
+    if isinstance(source, str | Path):
+        run, at = _run_and_step(source)
+        loaded = load_learner(run, step=at if step is None else step)
+        check_spaces(loaded.spec, env)
+        parent |= {"step": loaded.step, "algorithm": type(loaded.algo).__name__, "environment": loaded.env.name}
+        old = resolve_schedules(loaded.algo, 0.0)
+        learner, theirs = loaded.learner, jax.eval_shape(old.actor, loaded.learner)
+        values = _matched(shapes, learner)
+    elif isinstance(source, Policy):
+        check_spaces(source.spec, env)
+        parent |= {"algorithm": type(source.algo).__name__, "environment": source.spec.name}
+        learner, theirs = None, source.actor
+        values = _of_policy(acting, theirs, shapes)
+    else:
+        learner, theirs = source, None
+        values = _matched(shapes, learner)
+    if problems := _problems(acting, theirs, learner, shapes, values):
+        what = parent.get("run") or ("the policy" if isinstance(source, Policy) else "the learner state")
+        raise ConfigError([f"init_from: {what} does not fit {type(algo).__name__} here: {line}" for line in problems])
+    taken, fresh = _names(shapes, values)
+    return Initial(parent | {"taken": taken, "fresh": fresh}, values)
+
+
+# --- what it is ----------------------------------------------------------------------------------------------------
+
+
+def _identity(source):
+    """By what a parent is known again."""
+    if isinstance(source, str | Path):
+        return {"run": str(_run_and_step(source)[0].absolute())}
+    of_policy = isinstance(source, Policy)
+    leaves = jax.tree.leaves(source.actor if of_policy else source)
+    if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in leaves):
+        raise ConfigError(
+            f"init_from={source!r:.80} is neither a run directory, nor a policy, nor a learner state; of a result pass "
+            "result.policy or result.state.learner"
+        )
+    checksum = 0
+    for leaf in leaves:
+        plain = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        checksum = zlib.crc32(np.ascontiguousarray(jax.device_get(plain)).tobytes(), checksum)
+    return {"policy" if of_policy else "learner": checksum}
+
+
+def _run_and_step(source):
+    """A run directory, and the step if one of its checkpoints is meant."""
+    path = Path(source)
+    if path.absolute().parent.name == "checkpoints" and path.name.isdecimal():
+        return path.absolute().parent.parent, int(path.name)
+    return path, None
+
+
+# --- which leaves take the place of which --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Acting:
+    """What acting reads: `actor` with the numbers of the learner's leaves, None where it computes something else."""
+
+    actor: ActorState
+
+
+def _acting(algo, shapes):
+    found = []
+
+    def trace(learner):
+        number_of = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(learner))}
+        actor = algo.actor(learner)
+        numbers = jax.tree.map(lambda x: number_of.get(id(x), -1), actor)
+        found.append(numbers)
+        return actor
+
+    jax.eval_shape(trace, shapes)
+    return _Acting(found[0])
+
+
+def _needed(actor):
+    """The parts of an actor state that decide what it does."""
+    return {"parameters": actor.params, "model state": actor.model_state, "statistics": actor.statistics}
+
+
+def _of_policy(acting, actor, shapes):
+    """What a policy gives to the leaves of the learner that acting reads, and to the targets that follow them."""
+    values = {}
+    for name, numbers in _needed(acting.actor).items():
+        theirs = _needed(actor)[name]
+        if jax.tree.structure(numbers) == jax.tree.structure(theirs):
+            pairs = zip(jax.tree.leaves(numbers), jax.tree.leaves(theirs), strict=True)
+            values |= {number: x for number, x in pairs if number >= 0}
+    leaves = jax.tree.leaves(shapes)
+    values = {number: x for number, x in values.items() if _kind(x) == _kind(leaves[number])}
+    for state in jax.tree.leaves(_numbered(shapes), is_leaf=lambda x: isinstance(x, TrainState)):
+        if isinstance(state, TrainState):
+            pairs = ((state.target_params, state.params), (state.target_model_state, state.model_state))
+            for target, online in pairs:
+                if jax.tree.structure(target) == jax.tree.structure(online):
+                    both = zip(jax.tree.leaves(target), jax.tree.leaves(online), strict=True)
+                    values |= {number: values[other] for number, other in both if other in values}
+    return values
+
+
+def _matched(shapes, learner):
+    """What another learner gives to the leaves of this one: parts of the same name and shape, and what they hold."""
+    values: dict[int, Any] = {}
+
+    def take(numbers, theirs):
+        values.update(zip(jax.tree.leaves(numbers), jax.tree.leaves(theirs), strict=True))
+
+    def same(mine, theirs):
+        return jax.tree.structure(mine) == jax.tree.structure(theirs) and all(
+            _kind(a) == _kind(b) for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True)
+        )
+
+    def match(mine, numbers, theirs):
+        if same(mine, theirs):
+            take(numbers, theirs)
+        elif isinstance(mine, TrainState) and isinstance(theirs, TrainState):
+            for name in ("params", "model_state"):
+                if same(getattr(mine, name), getattr(theirs, name)):
+                    take(getattr(numbers, name), getattr(theirs, name))
+                for given in (getattr(theirs, f"target_{name}"), getattr(theirs, name)):
+                    if same(getattr(mine, f"target_{name}"), given):
+                        take(getattr(numbers, f"target_{name}"), given)
+                        break
+        else:
+            parts, ours, others = _parts(mine), _parts(numbers), _parts(theirs)
+            for name in parts.keys() & others.keys():
+                match(parts[name], ours[name], others[name])
+
+    match(shapes, _numbered(shapes), learner)
+    return values
+
+
+def _parts(tree):
+    """The parts of a dataclass or a dictionary, by name."""
+    if isinstance(tree, dict):
+        return tree
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+    return {}
+
+
+def _numbered(tree):
+    structure = jax.tree.structure(tree)
+    return jax.tree.unflatten(structure, range(structure.num_leaves))
+
+
+def _kind(x):
+    return tuple(x.shape), x.dtype
+
+
+# --- what is said of it --------------------------------------------------------------------------------------------
+
+
+def _problems(acting, theirs, learner, shapes, values):
+    """Why a policy could not act with what was taken over: what of it is not there."""
+    paths, leaves = _paths(shapes), jax.tree.leaves(shapes)
+    found = []
+    for name, numbers in _needed(acting.actor).items():
+        if name == "statistics" and theirs is not None:
+            there, here = set(_by_path(theirs.statistics)), set(_by_path(numbers))
+            if there != here:
+                more = "normalizes what this one does not" if there - here else "does not normalize all"
+                differing = ", ".join(sorted({path.partition(".")[0] for path in there ^ here}))
+                found.append(f"it {more} ({differing}); set normalize_observation and normalize_reward as there")
+                continue
+        others = _by_path(learner if theirs is None or learner is not None else _needed(theirs)[name])
+        for path, number in _by_path(numbers).items():
+            if number < 0 and learner is None:
+                found.append(f"{name} of acting are computed from the learner; pass a run or the learner state instead")
+            elif number >= 0 and number not in values:
+                other = others.get(path if learner is None else paths[number])
+                there = "there is none of that name" if other is None else f"there {_described(other)}"
+                if other is None or _kind(other) != _kind(leaves[number]):
+                    found.append(f"{paths[number]} is {_described(leaves[number])} here, and {there}")
+        if not found and any(number >= 0 and number not in values for number in jax.tree.leaves(numbers)):
+            found.append(f"the {name} are of another structure")
+    if len(found) > _PROBLEMS_NAMED:
+        found = [*found[:_PROBLEMS_NAMED], f"and {len(found) - _PROBLEMS_NAMED} more parts"]
+    return list(dict.fromkeys(found))
+
+
+def _names(shapes, values):
+    """What is taken over and what begins afresh, as short as it can be said: whole parts by the part's name."""
+    numbers = _numbered(shapes)
+
+    def divide(name, part):
+        inside = jax.tree.leaves(part)
+        if not inside:
+            return [], []
+        if all(number in values for number in inside):
+            return [name], []
+        if not any(number in values for number in inside):
+            return [], [name]
+        taken, fresh = [], []
+        for child, below in _parts(part).items():
+            more = divide(f"{name}.{child}" if name else child, below)
+            taken, fresh = taken + more[0], fresh + more[1]
+        return (taken, fresh) if taken or fresh else ([f"part of {name}"], [])
+
+    taken, fresh = [], []
+    parts = _parts(numbers)
+    for name, part in parts.items() if parts else [("learner", numbers)]:
+        more = divide(name, part)
+        taken, fresh = taken + more[0], fresh + more[1]
+    return taken, fresh
+
+
+def _paths(tree):
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def _by_path(tree):
+    return dict(zip(_paths(tree), jax.tree.leaves(tree), strict=True))
+
+
+def _described(x):
+    return f"{x.dtype}{list(x.shape)}"

@@ -1,0 +1,181 @@
+"""A run that begins with what another one has learned: what is taken over, what is refused, and how it resumes."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
+
+import jaxrl
+from jaxrl import networks
+from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.types import env_spec
+from jaxrl.run.init_from import take_over
+from jaxrl.run.loading import load_run
+
+FROZEN = PPO.replace(learning_rate=1e-30)  # what it begins with stays
+STEADY = PPO.replace(learning_rate=1e-2)  # the same, however long the run is
+HEAVY = jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=12, gravity=20.0)
+SMALL = {"widths": (8,)}
+PENDULUM = env_spec(jaxrl.make("gymnax:Pendulum-v1"))
+
+
+def train(algo=PPO, env=ENV, total_steps=2 * ROWS, **settings):
+    settings = {"evaluate_every": 0, "checkpoint_every": ROWS, "evaluation_episodes": 2} | settings
+    return jaxrl.train(algo, env, total_steps=total_steps, num_envs=NUM_ENVS, progress=False, **settings)
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "parent"
+    return train(run_dir=path), path
+
+
+@pytest.mark.parametrize("kind", ["run", "checkpoint", "policy", "learner"])
+def test_parameters_are_taken_over(parent, kind):
+    before, path = parent
+    first = path / "checkpoints" / f"{ROWS:012d}"
+    source = {"run": path, "checkpoint": first, "policy": before.policy, "learner": before.state.learner}[kind]
+    result = train(FROZEN, HEAVY, total_steps=ROWS, init_from=source, seed=3)
+    expected = load_run(path, step=ROWS if kind == "checkpoint" else None).policy.actor.params
+    assert_equal(result.policy.actor.params, expected, tolerance=1e-20)
+    assert result.total_steps == ROWS
+
+
+def test_learning_goes_on_with_the_optimizer_it_had(parent):
+    before, path = parent
+    initial = take_over(path, PPO, ENV, env_spec(ENV))
+    assert initial.parent["taken"] == ["network", "updates"] and initial.parent["fresh"] == []
+    fresh = jax.tree.map(jnp.zeros_like, before.state.learner)
+    assert_equal(initial.into(fresh, lambda tree: tree), before.state.learner)
+
+
+def test_another_optimizer_begins_afresh(parent):
+    _, path = parent
+    other = PPO.replace(optimizer=jaxrl.algos.optimizers.RMSProp())
+    said = take_over(path, other, ENV, env_spec(ENV)).parent
+    assert said["taken"] == ["network.params", "updates"] and said["fresh"] == ["network.optimizer_state"]
+
+
+def learner(algo, spec=PENDULUM):
+    algo = algo.resolve(spec, 1)
+    return algo, algo.init(jax.random.key(1), spec)
+
+
+def test_offline_first_and_then_online():
+    """Critics with their targets, policy and their optimizers; what the other algorithm lacks begins afresh."""
+    settings = {"policy": networks.Actor(**SMALL), "critic": networks.Critic(**SMALL)}
+    env = jaxrl.make("gymnax:Pendulum-v1")
+    for offline, online, fresh in (
+        (jaxrl.TD3BC(**settings, normalize_observation=False), jaxrl.TD3(**settings), []),
+        (jaxrl.CQL(**settings), jaxrl.SAC(**settings), []),
+        (jaxrl.IQL(**settings), jaxrl.SAC(**settings), ["policy.optimizer_state", "log_temperature"]),
+    ):
+        _, before = learner(offline)
+        algo, after = learner(online)
+        initial = take_over(before, algo, env, PENDULUM)
+        assert initial.parent["fresh"] == fresh, type(offline).__name__
+        made = initial.into(after, lambda tree: tree)
+        for part in ("policy", "critic"):
+            assert_equal(getattr(made, part).params, getattr(before, part).params)
+            assert_equal(getattr(made, part).target_params, getattr(before, part).target_params)
+
+
+def test_targets_follow_a_policy():
+    settings = {"policy": networks.Actor(**SMALL), "critic": networks.Critic(**SMALL)}
+    algo, before = learner(jaxrl.TD3(**settings))
+    policy = jaxrl.Policy(algo, algo.actor(jax.tree.map(lambda x: x + jnp.ones_like(x), before)), PENDULUM)
+    initial = take_over(policy, algo, jaxrl.make("gymnax:Pendulum-v1"), PENDULUM)
+    made = initial.into(before, lambda tree: tree)
+    assert_equal(made.policy.params, policy.actor.params)
+    assert_equal(made.policy.target_params, policy.actor.params)
+    assert_equal(made.critic, before.critic)
+    assert "critic" in initial.parent["fresh"] and "policy.params" in initial.parent["taken"]
+
+
+# --- what does not fit ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "words"),
+    [
+        (
+            PPO.replace(network=networks.ActorCritic(torso=networks.MLP((8,)))),
+            ENV,
+            r"float32\[4, 8\] here, and there fl",
+        ),
+        (
+            PPO.replace(network=networks.ActorCritic(torso=networks.MLP((16, 16)))),
+            ENV,
+            "here, and there is none of that name",
+        ),
+        (PPO.replace(normalize_observation=True), ENV, "does not normalize all .*set normalize_observation"),
+        (PPO, "gymnax:Acrobot-v1", "observation_space .* trained on"),
+        (jaxrl.DQN(network=networks.QNetwork(torso=networks.MLP((16,))), capacity=2048), ENV, "does not fit DQN here"),
+    ],
+    ids=["width", "depth", "statistics", "spaces", "algorithm"],
+)
+def test_what_does_not_fit_is_told_before_it_compiles(parent, algo, env, words):
+    before, path = parent
+    for source in (path, before.policy, before.state.learner):
+        if source is before.state.learner and ("space" in words or "normalize" in words):
+            continue  # a learner state alone does not know its environment, nor what its statistics are for
+        with pytest.raises(ConfigError, match=words):
+            train(algo, env, init_from=source)
+
+
+def test_what_is_none(parent, tmp_path):
+    before, _ = parent
+    for wrong in (3, "", before, [], {"a": "b"}):
+        kind = RunDirectoryError if wrong == "" else ConfigError
+        with pytest.raises(kind, match="not a run directory|neither a run directory, nor a policy, nor a learner"):
+            train(init_from=wrong)
+    with pytest.raises(RunDirectoryError, match="no config.json"):
+        train(init_from=tmp_path / "nothing")
+
+
+# --- its files -----------------------------------------------------------------------------------------------------
+
+
+def test_it_names_its_parent_and_resumes_bit_for_bit(parent, tmp_path):
+    _, original = parent
+    path, copy = tmp_path / "child", tmp_path / "parent"
+    shutil.copytree(original, copy)
+    whole = train(STEADY, HEAVY, total_steps=4 * ROWS, init_from=copy)
+    train(STEADY, HEAVY, init_from=copy, run_dir=path)
+    named = json.loads((path / "config.json").read_text())["parent"]
+    assert named["run"] == str(copy) and named["step"] == 2 * ROWS and named["algorithm"] == "PPO"
+    assert "network" in named["taken"] and named["fresh"] == []
+    shutil.rmtree(copy)  # it has what it needs
+    resumed = train(STEADY, HEAVY, total_steps=4 * ROWS, init_from=copy, run_dir=path)
+    assert_equal(resumed.state, whole.state)
+    with pytest.raises(RunDirectoryError, match=r"parent\.run.*-> \(absent\)"):
+        train(STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path)
+    with pytest.raises(RunDirectoryError, match="parent.run"):
+        train(STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path, init_from=original)
+
+
+def test_a_parent_that_goes_on_does_not_change_a_child_that_was_killed_early(parent, tmp_path):
+    """Before its first checkpoint it takes the parent's step that it took."""
+    _, original = parent
+    path, copy = tmp_path / "child", tmp_path / "parent"
+    shutil.copytree(original, copy)
+    whole = train(env=HEAVY, init_from=copy, run_dir=path)
+    shutil.rmtree(path / "checkpoints")
+    for name in ("metrics.jsonl", "metrics.csv", "result.json"):
+        (path / name).unlink()
+    (path / "checkpoints").mkdir()
+    train(total_steps=3 * ROWS, run_dir=copy)
+    again = train(env=HEAVY, init_from=copy, run_dir=path)
+    assert_equal(again.state, whole.state)
+
+
+@pytest.mark.long
+def test_on_several_devices(parent):
+    before, path = parent
+    topology = jaxrl.Anakin(num_envs=NUM_ENVS, devices=2)
+    settings = {"total_steps": ROWS, "progress": False, "evaluate_every": 0, "evaluation_episodes": 2}
+    result = jaxrl.train(FROZEN, ENV, topology=topology, init_from=path, **settings)
+    assert_equal(result.policy.actor.params, before.policy.actor.params, tolerance=1e-20)
