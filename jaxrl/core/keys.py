@@ -4,9 +4,13 @@ Streams are told apart by what the root is folded with, environments by their gl
 moments by their tick. So the same seed is the same run on any number of devices and in any topology.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxrl.core import threefry
 
 _INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT = range(7)
 
@@ -16,6 +20,33 @@ def seed_problems(name: str, seed: int) -> list[str]:
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool) and 0 <= seed < 2**63:
         return []
     return [f"{name}={seed!r:.80} must be a whole number from 0 to 2^63 - 1"]
+
+
+def root_key(seed: int) -> jax.Array:
+    """A run's root key: `jax.random.key(seed)` bit for bit, of the kind whose numbers are drawn without a loop."""
+    return unrolled(jax.random.key(seed))
+
+
+def unrolled(key: jax.Array) -> jax.Array:
+    """Keys whose numbers are drawn without a loop, bit for bit those of `key`; keys of another algorithm stay.
+
+    They are a type of their own: JAX refuses, say, a `where` between them and keys of `jax.random.key`.
+    """
+    default = kind(key) == threefry.NAME and jax.config.jax_threefry_partitionable
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=threefry.KEYS) if default else key
+
+
+def kind(key: Any) -> Any:
+    """What draws the numbers of typed keys, as `impl` of `jax.random.wrap_key_data` takes it; `key` may be a shape."""
+    found = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
+    return found[0]
+
+
+def algorithm(key: Any) -> str:
+    """The name of the algorithm by which typed keys draw, as files have it; `key` may be a shape."""
+    found = kind(key)
+    return threefry.NAME if found == threefry.KEYS else str(found)
 
 
 def initial_key(key: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core import spaces
+from jaxrl.core import keys, spaces
 from jaxrl.core.errors import EnvironmentContractError
 from jaxrl.core.types import Environment, HostRecipe, PyTree, TimeStep
 from jaxrl.envs.host.check import check_recipe
@@ -33,7 +33,7 @@ def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0)
     check_types(env, weak=True)
     if steps == 0:
         return
-    key = jax.random.key(seed)
+    key = keys.root_key(seed)
     _raise(env, _determinism_problems(env, key))
     _raise(env, _rollout_problems(env, key, steps))
 
@@ -48,7 +48,7 @@ def check_types(env: Environment, *, weak: bool) -> None:
     Raises:
       EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
     """
-    env, key = _checked(env), jax.random.key(0)
+    env, key = _checked(env), keys.root_key(0)
 
     def problems(method, state, time_step):
         return _time_step_problems(env, method, time_step) + (_weak_problems(method, state, time_step) if weak else [])
@@ -101,6 +101,8 @@ def _traced(env: Any, method: str, function: Callable, *args: Any) -> tuple[PyTr
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         line = f"{method} cannot be traced by jit, vmap and scan: {type(error).__name__}: {reason}"
+        if "key<" in reason:  # two kinds of keys in one `where`, say, of which JAX names only one
+            line += f"; {_KEYS}"
         raise EnvironmentContractError(f"{env.name} breaks the contract of environments:\n{line}") from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
         _raise(env, [f"{method} returns {type(result).__name__}, not the pair (state, TimeStep)"])
@@ -142,12 +144,22 @@ def _difference(where: str, said_a: str, a: PyTree, said_b: str, b: PyTree) -> l
     leaves_b = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(b)}
     problems = []
     for path in dict.fromkeys([*leaves_a, *leaves_b]):
-        left, right = _describe(leaves_a.get(path)), _describe(leaves_b.get(path))
-        if left != right:
+        leaf_a, leaf_b = leaves_a.get(path), leaves_b.get(path)
+        left, right = _describe(leaf_a), _describe(leaf_b)
+        if _are_keys(leaf_a, leaf_b) and keys.kind(leaf_a) != keys.kind(leaf_b):
+            problems.append(f"{where}{path}: reset and step give keys of two kinds; {_KEYS}")
+        elif left != right:
             problems.append(f"{where}{path}: {said_a} {left}, {said_b} {right}")
     if not problems and jax.tree.structure(a) != jax.tree.structure(b):
         problems.append(f"{where}: {said_a} {jax.tree.structure(a)}, {said_b} {jax.tree.structure(b)}")
     return problems
+
+
+_KEYS = "make every key from the one that is given, by jax.random.split or fold_in, not by jax.random.key"
+
+
+def _are_keys(*leaves: Any) -> bool:
+    return all(hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves)
 
 
 def _describe(leaf: Any) -> str:
@@ -175,7 +187,7 @@ def _run_twice(call, key):
 
 def _plain(tree: PyTree) -> PyTree:
     """Typed keys as their words, to be compared."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, tree)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _are_keys(x) else x, tree)
 
 
 def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]:

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, HostRecipe
 from jaxrl.envs.check import check_types
@@ -34,7 +35,7 @@ def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
 
 def _has_statistics(env: Environment) -> bool:
     try:
-        return jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0)).episode is not None
+        return jax.eval_shape(lambda key: env.reset(key)[1], keys.root_key(0)).episode is not None
     except Exception:  # whatever is wrong with it, `check_types` says it better
         return False
 

@@ -169,7 +169,7 @@ def start[Source](
     """As `Program.start`: `init`, compiled."""
     template(begins, algo, source, seed, saved=saved, dataset=dataset)
     compiled, _ = _beginnings(begins, jax.tree.structure(algo))
-    return compiled(algo, source, begins.layout.place(jax.random.key(seed)), dataset)
+    return compiled(algo, source, begins.layout.place(keys.root_key(seed)), dataset)
 
 
 def template[Source](
@@ -181,7 +181,7 @@ def template[Source](
       ConfigError: the replays would not fit in memory.
     """
     layout, (compiled, _) = begins.layout, _beginnings(begins, jax.tree.structure(algo))
-    shapes = compiled.eval_shape(algo, source, layout.place(jax.random.key(seed)), dataset)
+    shapes = compiled.eval_shape(algo, source, layout.place(keys.root_key(seed)), dataset)
     learner.check_memory(algo, shapes, list(layout.mesh.devices.flat), saved=saved)
 
     def on(sharding, part):

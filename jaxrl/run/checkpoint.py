@@ -372,7 +372,7 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
             raise Damaged(f"leaf {entry.name} is {value.dtype}{list(value.shape)}, the manifest says otherwise")
         if entry.crc32 is not None and manifests.checksum(value) != entry.crc32:
             raise Damaged(f"leaf {entry.name} does not match its checksum")
-        leaves[entry.name] = host_copy.put(value, wanted[entry.name], entry.key_impl)
+        leaves[entry.name] = host_copy.put(value, wanted[entry.name])
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in wanted]), record
 
 

@@ -149,7 +149,7 @@ def compile_evaluation(
 @functools.lru_cache(maxsize=8)
 def _root(seed):
     """A run's root key; kept, because making a key moves its seed to the device."""
-    return jax.random.key(seed)
+    return keys.root_key(seed)
 
 
 def _steps_in_all(max_steps, quota):

@@ -1,10 +1,12 @@
 """Arrays of a training state to host memory, and back to where they were."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxrl.core import keys
 from jaxrl.core.errors import CheckpointError
 from jaxrl.run.manifest import is_key
 
@@ -35,7 +37,7 @@ def take(name: str, leaf: Any) -> Any:
     raise CheckpointError(f"leaf {name} of the state is a {type(leaf).__name__}; only arrays and numbers can be saved")
 
 
-def put(value: np.ndarray, like: Any, key_impl: str | None) -> Any:
+def put(value: np.ndarray, like: Any) -> Any:
     """`value` as the template has it: a typed key, on its sharding, or a plain number."""
     if isinstance(like, bool | int | float):
         return type(like)(value)
@@ -47,8 +49,8 @@ def put(value: np.ndarray, like: Any, key_impl: str | None) -> Any:
     if sharding is not None and not sharding.is_fully_addressable:
         if not is_key(like):
             return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-        return jax.jit(lambda data: jax.random.wrap_key_data(data, impl=key_impl), out_shardings=sharding)(value)
+        return jax.jit(partial(jax.random.wrap_key_data, impl=keys.kind(like)), out_shardings=sharding)(value)
     if is_key(like):
-        keys = jax.random.wrap_key_data(jax.device_put(value), impl=key_impl)
-        return keys if sharding is None else jax.device_put(keys, sharding)
+        wrapped = jax.random.wrap_key_data(jax.device_put(value), impl=keys.kind(like))
+        return wrapped if sharding is None else jax.device_put(wrapped, sharding)
     return jax.device_put(value, sharding, may_alias=False)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core import files
+from jaxrl.core import files, keys
 from jaxrl.core.config import made
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.types import PyTree
@@ -86,7 +86,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 def leaf_entry(name: str, leaf: Any) -> Leaf:
     """The entry of a leaf of the state, its checksum still to come."""
     shape, dtype = _signature(leaf)
-    return Leaf(name, dtype, shape, *stored_as(leaf), str(jax.random.key_impl(leaf)) if is_key(leaf) else None)
+    return Leaf(name, dtype, shape, *stored_as(leaf), keys.algorithm(leaf) if is_key(leaf) else None)
 
 
 def stored_as(leaf: Any) -> tuple[str, tuple[int, ...]]:

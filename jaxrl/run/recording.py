@@ -30,7 +30,7 @@ def play(
     """
     num_envs, first_env = len(env_index), int(env_index[0])
     length = _length(policy, num_envs)
-    key = keys.evaluation_key(jax.random.key(seed))
+    key = keys.evaluation_key(keys.root_key(seed))
     indices = jnp.asarray(env_index, jnp.int32)
     if isinstance(env, Environment):
         yield from _play_compiled(policy, env, key, indices, all_envs, length, explore)

@@ -97,7 +97,7 @@ def _part(state: PyTree, structure: Any) -> PyTree:
 
 def _episode(policy, env, drawing, seed, max_steps, explore) -> tuple[list[PyTree], np.ndarray]:
     """The views of one episode, from its first time step to its last, as numpy; and the return up to each."""
-    key = keys.evaluation_key(jax.random.key(seed))
+    key = keys.evaluation_key(keys.root_key(seed))
     played = _play(
         policy.algo, policy.actor, env, key, spec=policy.spec, view=drawing.view, length=max_steps + 1, explore=explore
     )

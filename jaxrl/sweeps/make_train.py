@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm
+from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Algorithm, Environment, Metrics, env_spec
@@ -58,7 +59,7 @@ def _run(program, algo, env, iterations, key):
             jnp.float32(iterations * rollout_length(algo)),
         )
     )
-    return program.run(algo, env, key, iterations, total_steps_per_env)
+    return program.run(algo, env, keys.unrolled(key), iterations, total_steps_per_env)
 
 
 def bound(

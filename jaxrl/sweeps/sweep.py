@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxrl.algos.base import as_algorithm, replace
+from jaxrl.core import keys
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, NonFiniteError
 from jaxrl.core.limits import count_problems
@@ -222,12 +223,12 @@ def sweep(
             mine = _share(runs)
             many = VectorizedRuns(program, devices, mapping, len(mine))
             algos = many.stack([variant for variant, _ in mine])
-            keys = many.stack([jax.random.key(seed) for _, seed in mine])
+            roots = many.stack([keys.root_key(seed) for _, seed in mine])
             part, parts_timed, done = _train_many(
-                many, algos, env_, keys, iterations, points, display, done, checkpointer, every
+                many, algos, env_, roots, iterations, points, display, done, checkpointer, every
             )
             timed += parts_timed
-            returns = many.evaluate(algos, part["learner"], env_, keys, evaluation_episodes, explore_in_evaluation)
+            returns = many.evaluate(algos, part["learner"], env_, roots, evaluation_episodes, explore_in_evaluation)
             part |= {"returns": returns}
             if processes > 1:
                 part = _gathered(part, len(mine))

@@ -35,7 +35,7 @@ class Walk:
 
     def reset(self, key):
         if self.fault == "numpy randomness":
-            key = jax.random.key(int(np.random.default_rng().integers(1 << 30)))
+            key = jax.random.fold_in(key, int(np.random.default_rng().integers(1 << 30)))
         if self.fault == "host code" and float(jax.random.uniform(key)) > 0.5:
             pass
         time = 0 if self.fault == "weak" else jnp.int32(0)
@@ -47,7 +47,7 @@ class Walk:
     def step(self, state, action, key):
         time = state.time + 1
         if self.fault == "numpy randomness in step":
-            key = jax.random.key(int(np.random.default_rng().integers(1 << 30)))
+            key = jax.random.fold_in(key, int(np.random.default_rng().integers(1 << 30)))
         if self.fault == "dtype changes":
             time = time.astype(jnp.float32)
         time_step = transition(self._observe(jnp.asarray(time, jnp.int32), key), jnp.float32(1), time >= 3, time < 0)
@@ -59,6 +59,10 @@ class Walk:
             time_step = time_step.replace(reward=jnp.float32(jnp.inf))
         if self.fault == "first within":
             time_step = time_step.replace(first=time == 2)
+        if self.fault == "a key of its own":
+            key = jax.random.key(3)
+        if self.fault == "two kinds of keys":
+            key = jnp.where(time > 1, key, jax.random.key(3))
         if self.fault == "tree changes":
             return (time, key), time_step
         if self.fault == "no pair":
@@ -75,6 +79,8 @@ FAULTS = {
     "weak": "reset: state.time is weakly typed int32",
     "dtype changes": r"state.time: reset gives int32\[\], step gives float32\[\]",
     "tree changes": "state",
+    "a key of its own": "state.key: reset and step give keys of two kinds; make every key from the one that is given",
+    "two kinds of keys": "step cannot be traced .* make every key from the one that is given",
     "reward type": r"step: TimeStep.reward is int32\[\]; a scalar of float32 is required",
     "both endings": "terminated and TimeStep.truncated are both set",
     "infinite reward": "TimeStep.reward is not finite",

@@ -44,7 +44,7 @@ class JaxHostEnvironment:
     def __init__(self, env: Environment, num_envs: int, seed: int, first_env: int = 0):
         self.num_envs = num_envs
         self._env = env
-        self._roots = keys.environment_keys(jax.random.key(seed), first_env + jnp.arange(num_envs, dtype=jnp.int32))
+        self._roots = keys.environment_keys(keys.root_key(seed), first_env + jnp.arange(num_envs, dtype=jnp.int32))
         self._state: PyTree = None
         self._ticks = 0
 

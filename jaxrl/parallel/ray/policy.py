@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl.core import keys
 from jaxrl.core.types import HostEnvironment, HostRecipe, PyTree, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostSteps, complete
@@ -35,7 +36,7 @@ class RolloutActor(EnvironmentActor):
         step_timeout: float,
     ):
         super().__init__(num_envs, seed, first_env, recipe)
-        group = Group(steps, jax.random.key(run_seed), first_env, jax.devices()[0])
+        group = Group(steps, keys.root_key(run_seed), first_env, jax.devices()[0])
         self._collector = StepCollector(group, Timed(self._host, step_timeout))
 
     def first_timestep(self) -> TimeStep[np.ndarray]:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers.fixed import Rings
-from jaxrl.core import registry
+from jaxrl.core import keys, registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.report import Report, summed
@@ -224,7 +224,7 @@ class SebulbaProgram:
         begin = jax.jit(self._begins.begin, out_shardings=self.layout.on_mesh(PartitionSpec("data")))
         resolved = resolve_schedules(algo, jnp.float32(0.0))
         acting = begin(
-            resolved, self._first_timesteps(), self.layout.place(jax.random.key(0))
+            resolved, self._first_timesteps(), self.layout.place(keys.root_key(0))
         )  # nothing random is in it
         return {"timestep": acting.timestep, "carry": acting.carry}
 
@@ -261,7 +261,7 @@ class SebulbaProgram:
             raise
 
     def _collector(self, env, steps, seed, env_offset, device):
-        group, ready = Group(steps, jax.random.key(seed), env_offset, device), self.topology.ready
+        group, ready = Group(steps, keys.root_key(seed), env_offset, device), self.topology.ready
         if ready is None:
             host = env.build(steps.group, seed, env_offset)
             return first_call(lambda: StepCollector(group, host), host, self.topology.step_timeout)
