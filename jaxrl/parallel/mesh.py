@@ -142,7 +142,8 @@ def checked_layout(
         raise ConfigError(problems + algo.validate(spec, num_envs, shards or 1))
     length = ro.rollout_length(algo)
     if isinstance(length, int) and length > 0:  # else the algorithm tells of it
-        of_all = list(data_mesh(devices).devices.flat)
+        alone = processes < jax.process_count()  # a run of a sweep, on this process's devices
+        of_all = jax.local_devices()[:devices] if alone else list(data_mesh(devices).devices.flat)
         if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all):
             raise ConfigError(problems)
 
