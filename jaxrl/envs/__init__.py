@@ -1,6 +1,7 @@
 """Environments in JAX: adapters of suites, wrappers, and a registry of names."""
 
 from jaxrl.envs.check import check_env
+from jaxrl.envs.parameters import parameters, with_parameters
 from jaxrl.envs.prepare import prepared
 from jaxrl.envs.registry import environments, make
 from jaxrl.envs.wrappers import (
@@ -35,6 +36,8 @@ __all__ = [
     "check_env",
     "environments",
     "make",
+    "parameters",
     "prepared",
     "with_auto_reset",
+    "with_parameters",
 ]

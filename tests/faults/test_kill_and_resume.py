@@ -29,6 +29,7 @@ LIVES = {
     "recurrent ppo": "hasty",
     "recurrent ppo on two devices": "patient",
     "dqn": "hasty",
+    "callbacks": "hasty",
 }
 SHARES = dict(zip(LIVES, np.random.default_rng(5).uniform(0.3, 0.9, len(LIVES)), strict=True))
 MANY = {"ppo": 50, "dqn": 50, "r2d2": 10, "sebulba": 10, "sweep": 10}  # kills in `make faults`
@@ -116,19 +117,20 @@ def life(name, run_dir, share, patience, moments, cache):
     assert lost <= (1 if patience == "patient" and first else 2) * INTERVAL * ROWS
 
 
-def assert_the_same_run(resumed, reference, run_dir):
+def assert_the_same_run(resumed, reference, run_dir, case=CASES["ppo"]):
     for folder in run_dir.rglob("checkpoints"):
         assert all(path.name.isdecimal() for path in folder.iterdir()), "what a killed save left is cleaned up"
     if isinstance(reference, SweepResult):
         for name in ("steps", "metrics", "returns", "failed", "learners"):
             assert_equal(getattr(reference, name), getattr(resumed, name))
         return
-    assert resumed.stopped == reference.stopped == "finished"
-    assert resumed.total_steps == reference.total_steps == ITERATIONS * ROWS
+    assert resumed.stopped == reference.stopped == case.stopped
+    assert resumed.total_steps == reference.total_steps == case.iterations * ROWS
     assert_equal(reference.state, resumed.state)
     np.testing.assert_array_equal(reference.evaluation.returns, resumed.evaluation.returns)
     rows = read_metrics(run_dir / "metrics.jsonl")
-    kinds = [(row["step"], "evaluation/return_mean" in row) for row in rows]
+    kinds = [(row["step"], "evaluation/return_mean" in row, "callback/weight" in row) for row in rows]
+    kinds = [(step, 2 * called + evaluated) for step, evaluated, called in kinds]
     assert kinds == sorted(set(kinds)), "a row is there twice, or out of order"
     of_the_clock = ("seconds", "steps", "actors/")
     same = {(row["step"], name): row[name] for row in rows for name in row if not name.startswith(of_the_clock)}
@@ -142,7 +144,7 @@ def assert_the_same_run(resumed, reference, run_dir):
 def test_killed_and_started_again(name, whole, cache, tmp_path):
     reference, moments = whole(name)
     life(name, tmp_path / "run", SHARES[name], LIVES[name], moments, cache)
-    assert_the_same_run(kills.train(name, tmp_path / "run"), reference, tmp_path / "run")
+    assert_the_same_run(kills.train(name, tmp_path / "run"), reference, tmp_path / "run", CASES[name])
 
 
 def kill_again_and_again(name, count, whole, gone_on, cache, folder):

@@ -4,8 +4,11 @@ import dataclasses
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import jax
 
 import jaxrl
 from helpers import programs
@@ -13,6 +16,7 @@ from helpers.programs import ROWS
 from jaxrl.core.errors import CheckpointError
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import checkpoint, loop
+from jaxrl.run.callbacks import Decision, FunctionCallback
 from jaxrl.run.checkpoint import Checkpointer
 
 ITERATIONS = 12
@@ -27,9 +31,62 @@ class Case:
     algo: Any
     devices: int = 1
     host: bool = False  # its environments begin new episodes when it goes on
+    callbacks: Callable[[], list[Any]] = list
+    stopped: str = "finished"
+    iterations: int = ITERATIONS  # at its end
+
+
+class Curriculum:
+    """Gravity grows with every call, by more the lower the score is; it remembers how often and how high."""
+
+    name = "curriculum"
+
+    def __init__(self):
+        self.calls, self.gravity = 0, 9.8
+
+    def __call__(self, moment):
+        self.calls += 1
+        self.gravity += 1.0 / (1.0 + (moment.score or 0.0))
+        harder = jaxrl.envs.with_parameters(moment.env, gravity=self.gravity)
+        return Decision(env=harder, metrics={"gravity": self.gravity, "calls": self.calls})
+
+    def state_dict(self):
+        return {"calls": self.calls, "gravity": self.gravity}
+
+    def load_state_dict(self, state):
+        self.calls, self.gravity = state["calls"], state["gravity"]
+
+
+class StopAtTheFifth:
+    """Stops at the fifth call, which it counts."""
+
+    name = "stop"
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, moment):
+        self.calls += 1
+        return Decision(stop="fifth" if self.calls == 5 else None)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def weight(moment):
+    """A metric of one's own: a number of the learner's."""
+    return Decision(metrics={"weight": float(abs(jax.tree.leaves(moment.state.learner)[0]).sum())})
+
+
+def callbacks():
+    return [Curriculum(), StopAtTheFifth(), FunctionCallback(weight, "weight")]
 
 
 CASES = {
+    "callbacks": Case(programs.PPO, callbacks=callbacks, stopped="fifth", iterations=5 * INTERVAL),
     "ppo": Case(programs.PPO),
     "ppo on two devices": Case(programs.PPO, devices=2),
     "recurrent ppo": Case(programs.RECURRENT_PPO),
@@ -87,6 +144,7 @@ def train(name, run_dir, loggers=(), **settings):
         evaluation_episodes=8,
         run_dir=run_dir,
         loggers=loggers,
+        callbacks=case.callbacks(),
         progress=False,
         **settings,
     )

@@ -1,0 +1,76 @@
+"""Parameters of environments by name, under any wrappers."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import jaxrl
+from jaxrl import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.envs import ScaleReward, StickyActions, TimeLimit, parameters, prepared, with_parameters
+from jaxrl.envs.timestep import restart, transition
+
+
+@struct.dataclass
+class Own:
+    """Its reward is its parameter."""
+
+    distance: float = 1.0
+    sizes: jax.Array = struct.field(default_factory=lambda: jnp.ones(3))
+    count: int = 2
+    width: int = struct.field(pytree_node=False, default=3)
+
+    name = "my:Own"
+    observation_space = spaces.Box(-1.0, 1.0, (3,))
+    action_space = spaces.Discrete(2)
+    resets = False
+
+    def reset(self, key):
+        return jnp.zeros(()), restart(jnp.zeros(3))
+
+    def step(self, state, action, key):
+        return state, transition(jnp.zeros(3), jnp.asarray(self.distance), jnp.asarray(False), jnp.asarray(False))
+
+
+WRAPPED = prepared(StickyActions(ScaleReward(TimeLimit(Own(), max_steps=7), 2.0), 0.5))
+
+
+def test_by_name_under_wrappers():
+    found = parameters(WRAPPED)
+    assert found["distance"] == 1.0 and found["probability"] == 0.5 and found["scale"] == 2.0
+    assert "width" not in found and "env" not in found
+    changed = with_parameters(WRAPPED, distance=3.0, probability=0.0)
+    assert parameters(changed)["distance"] == 3.0 and parameters(changed)["probability"] == 0.0
+    assert parameters(WRAPPED)["distance"] == 1.0
+    assert jax.tree.structure(changed) == jax.tree.structure(WRAPPED)
+    state, _ = changed.reset(jax.random.key(0))
+    assert changed.step(state, jnp.int32(0), jax.random.key(1))[1].reward == 6.0
+
+
+def test_of_gymnax_as_made_and_as_placed():
+    env = jaxrl.make("gymnax:CartPole-v1", wrappers=(partial(ScaleReward, scale=0.1),))
+    for given in (env, jax.device_put(env)):
+        changed = with_parameters(given, gravity=12.5)
+        assert parameters(changed)["gravity"] == 12.5
+        same = [name for name, value in parameters(changed).items() if value == parameters(env)[name]]
+        assert set(parameters(env)) - set(same) == {"gravity"}
+
+
+def test_as_many_as_are_mapped_over():
+    changed = with_parameters(WRAPPED, distance=np.arange(4.0), sizes=np.ones((4, 3)))
+    assert parameters(changed)["sizes"].shape == (4, 3)
+
+
+def test_what_is_wrong_is_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        with_parameters(WRAPPED, distanc=1.0, width=4, distance="far", sizes=np.ones(2), count=1.5)
+    with pytest.raises(ConfigError, match="None is no JAX environment"):
+        with_parameters(None, gravity=1.0)
+    first, second, *others = caught.value.problems
+    assert "unknown parameter of my:Own 'distanc'; did you mean 'distance'" in first
+    assert "width of my:Own is static" in second
+    assert [problem.split("=")[0] for problem in others] == [f"parameter {n}" for n in ("distance", "sizes", "count")]
