@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl.cli import main, table
 from jaxrl.parallel.program import CompiledProgram
-from jaxrl.run import loading
+from jaxrl.run import follow, loading, replays  # all that hold `load_run`, before it is replaced
 from jaxrl.run.directory import RunDirectory
 
 ENV = ["--env", "gymnax:CartPole-v1"]
@@ -26,8 +26,10 @@ def said(capsys, monkeypatch):
     def begin(*_, **__):
         raise Began
 
-    for owner, name in ((CompiledProgram, "start"), (CompiledProgram, "compile_chunk"), (loading, "load_run")):
+    for owner, name in ((CompiledProgram, "start"), (CompiledProgram, "compile_chunk")):
         monkeypatch.setattr(owner, name, begin)
+    for module in (loading, replays, follow):
+        monkeypatch.setattr(module, "load_run", begin)
     monkeypatch.setattr("jaxrl.sweeps.sweep._train_many", begin)
     monkeypatch.setenv("COLUMNS", "300")
 
