@@ -43,7 +43,7 @@ def train(given: Given) -> int:
         _report(result)
         if result.run_dir is not None:
             ended.remember(given, result.run_dir)
-    return {"non_finite": 1, "interrupted": 130}.get(result.stopped, 0)
+    return {"non_finite": 1, "unsaved": 1, "interrupted": 130}.get(result.stopped, 0)
 
 
 # --- what was asked for ------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def score(evaluation: Evaluation) -> str:
 def _report(result: training.Result) -> None:
     """Prints how a run ended."""
     print("\n".join(ended.report(result.record(), type(result.algo).__name__, result.env.name, result.run_dir)))
-    if result.stopped == "non_finite":
+    if result.stopped in ("non_finite", "unsaved"):
         print(f"error: {result.problem}", file=sys.stderr)
     if result.stopped == "interrupted":
         saved = "nothing was saved: no --run-dir given"

@@ -27,7 +27,7 @@ from jaxrl.data.minari_reader import (
     first_integers,
     package,
 )
-from jaxrl.data.staging import Staging
+from jaxrl.data.staging import Staging, told_as_dataset_error
 
 _OWN = ("id", "total_steps")  # of an episode's metadata, those that Minari writes
 _AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # bytes, and how many, of the episodes that are handed over together
@@ -53,6 +53,7 @@ class MinariWriter:
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
+    @told_as_dataset_error
     def __init__(
         self,
         dataset_id: str,
@@ -98,11 +99,13 @@ class MinariWriter:
             self._staging.discard()
             raise
 
+    @told_as_dataset_error
     def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
         """Adds an episode; `metadata` in addition to its own, and to its return, length and number.
 
         Raises:
           ConfigError: an array cannot be written so that it comes back bit for bit, or is unlike those before.
+          DatasetError: the disk is full, or cannot be written to.
         """
         from minari.data_collector import EpisodeBuffer
 
@@ -134,12 +137,13 @@ class MinariWriter:
         if self._bytes >= _AT_ONCE or len(self._waiting) >= _EPISODES_AT_ONCE:
             self._flush()
 
+    @told_as_dataset_error
     def close(self) -> Path:
         """Completes the dataset, reads it again, and moves it to its place.
 
         Raises:
           ConfigError: there are no episodes, or something came to be at the path meanwhile.
-          DatasetError: what was written is not what is read.
+          DatasetError: what was written is not what is read, or could not be written.
         """
         if not self.episodes:
             raise ConfigError("there are no episodes to write; a dataset has at least one")

@@ -17,7 +17,7 @@ from jaxrl.data import features, tfrecord
 from jaxrl.data.episodes import Episode
 from jaxrl.data.metadata import check_features, check_files, check_info
 from jaxrl.data.order import runs
-from jaxrl.data.staging import Staging
+from jaxrl.data.staging import Staging, told_as_dataset_error
 
 _VERSION = "1.0.0"
 _SPLIT = "train"
@@ -48,6 +48,7 @@ class RldsWriter:
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
+    @told_as_dataset_error
     def __init__(
         self, path: str | os.PathLike, name: str, *, shard_bytes: int = 1 << 28, file_format: str = "array_record"
     ):
@@ -73,11 +74,13 @@ class RldsWriter:
             template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}",
         )
 
+    @told_as_dataset_error
     def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
         """Adds an episode; `metadata` in addition to its own, and to its return, length and number.
 
         Raises:
           ConfigError: an array cannot be written so that it comes back bit for bit, or is unlike those before.
+          DatasetError: the disk is full, or cannot be written to.
         """
         own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
         episode = dataclasses.replace(episode, metadata={**episode.metadata, **(metadata or {}), **own})
@@ -98,12 +101,13 @@ class RldsWriter:
         if self._shard_size >= self._shard_bytes or self._shard_lengths[-1] >= _SHARD_EPISODES:
             self._close_shard()
 
+    @told_as_dataset_error
     def close(self) -> Path:
         """Completes the dataset, reads it again, and moves it to its place.
 
         Raises:
           ConfigError: there are no episodes, or something came to be at the path meanwhile.
-          DatasetError: what was written is not what is read.
+          DatasetError: what was written is not what is read, or could not be written.
         """
         if not self.episodes:
             raise ConfigError("there are no episodes to write; a dataset has at least one")

@@ -2,11 +2,30 @@
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import ConfigError, DatasetError, JaxrlError
+
+
+def told_as_dataset_error[**P, R](method: Callable[P, R]) -> Callable[P, R]:
+    """A method of a writer: what the file system and libraries raise, each in its own way, becomes a DatasetError."""
+
+    @functools.wraps(method)
+    def wrapped(*arguments: P.args, **options: P.kwargs) -> R:
+        try:
+            return method(*arguments, **options)
+        except JaxrlError:
+            raise
+        except (OSError, RuntimeError) as error:
+            staging, said = getattr(arguments[0], "_staging", None), " ".join(str(error).split())
+            where = "" if staging is None else f" {staging.path}"
+            raise DatasetError(f"the dataset{where} could not be written: {said:.500}") from error
+
+    return wrapped
 
 
 class Staging:

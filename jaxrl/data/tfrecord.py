@@ -45,6 +45,12 @@ class TfRecordWriter:
         finally:
             self._file.close()
 
+    def abandon(self) -> None:
+        """Closes the file without what was kept back; nothing is raised where its last bytes cannot be written."""
+        self._waiting = []
+        with contextlib.suppress(OSError):
+            self._file.close()
+
     def flush(self) -> None:
         """Hands what was kept back to the system."""
         lengths = [struct.pack("<Q", len(record)) for record in self._waiting]

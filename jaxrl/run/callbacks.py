@@ -19,7 +19,7 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Environment
 
 TARGET_RETURN = "target_return"
-_RESERVED = ("finished", "interrupted", "non_finite")  # how runs end without callbacks
+_RESERVED = ("finished", "interrupted", "non_finite", "unsaved")  # how runs end without callbacks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,14 +18,16 @@ Nothing is pickled.
 # `_prune`, `_recover` and `_move_into_place`, some 40 lines, by as many that work around it.
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import json
+import logging
 import math
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +73,14 @@ class Checkpointer:
         self.awaiting: int | None = None  # a step that is kept until `score` was called for it
         self.failures = 0  # failed saves since the start
         self._failures_in_a_row = 0
+        self._failure: str | None = None  # of the last save
         self._config = json.loads(json.dumps(config))  # as it will be read back; a value that is no JSON fails here
         self._keep = keep
         self._max_failures = max_failures
         self._damaged: set[int] = set()
         self._pending: tuple[int, concurrent.futures.Future] | None = None
         self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._folder: int | None = None
         if jax.process_index() == 0:
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -86,7 +90,8 @@ class Checkpointer:
                 probe.unlink()
             except OSError as error:
                 raise CheckpointError(f"cannot keep checkpoints in {self.directory}: {error}") from error
-            self._made = os.stat(self.directory)
+            # Held open: the number of a folder that was deleted may be given to the next one.
+            self._folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._scores = {step: scored.score for step, scored in _complete(self.directory).items()}
 
     def save(
@@ -151,23 +156,31 @@ class Checkpointer:
                 message = f"the score of checkpoint {step} could not be written in {self.directory}: {_one_line(error)}"
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
 
-    def wait(self) -> bool:
+    def wait(self, *, last: bool = False) -> bool:
         """Waits for the save under way. Whether the last save succeeded (True where there was none).
 
+        Args:
+          last: none follows that could make up for it, so that a failure is an error.
+
         Raises:
-          CheckpointError: `max_failures` saves failed in a row.
+          CheckpointError: `max_failures` saves failed in a row, or the last one did.
         """
         if self._pending is None:
-            return self._failures_in_a_row == 0
+            if last and self._failure is not None:
+                raise CheckpointError(self._failure)
+            return self._failure is None
         step, future = self._pending
         error = future.exception()
         self._pending = None
         if error is None:
-            self._failures_in_a_row = 0
+            self._failures_in_a_row, self._failure = 0, None
             return True
         self.failures += 1
         self._failures_in_a_row += 1
         message = f"checkpoint {step} could not be saved in {self.directory}: {_one_line(error)}"
+        self._failure = message
+        if last:
+            raise CheckpointError(message) from error
         if self._failures_in_a_row >= self._max_failures:
             raise CheckpointError(
                 f"{message}; {self._failures_in_a_row} saves in a row failed, so continuing would risk losing the run"
@@ -199,6 +212,9 @@ class Checkpointer:
             self.wait()
         finally:
             self._executor.shutdown()
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                os.close(folder)
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -220,10 +236,13 @@ class Checkpointer:
             if stored:
                 import orbax.checkpoint as ocp  # here, so that runs without a directory do not wait for its import
 
-                with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+                with _absl_quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
                     orbax.save(building / "state", args=ocp.args.PyTreeSave(stored))
             if leader:
-                if not os.path.samestat(os.stat(self.directory), self._made):  # Orbax makes anew what was deleted
+                assert self._folder is not None  # until it is closed
+                if not os.path.samestat(
+                    os.stat(self.directory), os.fstat(self._folder)
+                ):  # Orbax makes anew what was deleted
                     raise FileNotFoundError(errno.ENOENT, "the folder was deleted or moved", str(self.directory))
                 manifests.write(building / manifests.FILE, record)
                 _move_into_place(building, self.directory / _folder(record.step))
@@ -448,6 +467,21 @@ def _recover(directory: Path) -> None:
 def _barrier(name: str) -> None:
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
+
+
+@contextlib.contextmanager
+def _absl_quiet() -> Generator[None]:
+    """Orbax logs what it raises too, with a traceback; who saves is told in one line."""
+    logger = logging.getLogger("absl")
+    logger.addFilter(_is_no_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_error)
+
+
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
 
 
 def _one_line(error: BaseException) -> str:

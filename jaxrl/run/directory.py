@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -14,6 +15,7 @@ from typing import IO, Any
 from jaxrl.core import files
 from jaxrl.core.config import decode, encode, flatten
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
+from jaxrl.run.ending import read_result
 
 MAY_CHANGE = ("total_steps", "logging")  # fields, or groups of them, that a resumed run may have otherwise
 
@@ -35,6 +37,7 @@ class RunDirectory:
 
     Attributes:
       resumed: whether a run of this configuration was here before.
+      start: random text that the lock and the result have in common where the run ended that began last.
 
     Raises:
       RunDirectoryError: another process holds it; a run of another configuration is here (the difference is shown);
@@ -53,9 +56,10 @@ class RunDirectory:
         _check_name(self.path)
         self.config: dict[str, Any] = json.loads(json.dumps(config))
         self._lock: IO[str] | None = None
+        self.start = secrets.token_hex(8)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.path)
+            self._lock = _lock(self.path, self.start)
             _probe(self.path)
             _check_links(self.path)
             files.clear_temporaries(self.path)
@@ -118,9 +122,7 @@ class RunDirectory:
         """Gives the lock back. May be called twice."""
         if self._lock is not None:
             if not self._is_there() and not (self.path / "config.json").exists():
-                for folder in (self.checkpoints, self.path):  # made anew by a save that was under way
-                    with contextlib.suppress(OSError):
-                        folder.rmdir()
+                _clear_remains(self.path)
             self._lock.close()
             self._lock = None
 
@@ -154,8 +156,10 @@ class RunDirectory:
 
     def _check_checkpoints(self) -> None:
         """Whether what was logged can be gone on from; else it would be dropped without a word."""
-        # A run that was killed before its first checkpoint has made the folder, and has no result.
-        lost = not self.checkpoints.is_dir() or (self.result.exists() and not any(_steps(self.path)))
+        # A run that was killed before its first checkpoint has made the folder, and has no result; one that could not
+        # save any says so there.
+        ended = self.result.exists() and read_result(self.path).get("stopped") != "unsaved"
+        lost = not self.checkpoints.is_dir() or (ended and not any(_steps(self.path)))
         if lost and self.metrics_jsonl.is_file() and self.metrics_jsonl.stat().st_size:
             raise RunDirectoryError(
                 f"{self.path} holds the metrics of a run, but its checkpoints are gone, so it cannot be resumed; put "
@@ -232,7 +236,7 @@ def _check_links(path: Path) -> None:
             )
 
 
-def _lock(path: Path) -> IO[str]:
+def _lock(path: Path, start: str) -> IO[str]:
     """The open lock file. The system gives the lock back when the process ends, however it does."""
     file = files.open_to_append(path / ".lock")
     try:
@@ -240,12 +244,12 @@ def _lock(path: Path) -> IO[str]:
     except BlockingIOError:
         file.close()
         with files.open_to_read(path / ".lock") as found:
-            holder = found.read(200).decode(errors="replace").strip() or "another process"
+            holder = found.readline(200).decode(errors="replace").strip() or "another process"
         raise RunDirectoryError(
             f"the run directory {path} is in use by {holder}; wait for it to end, or use another --run-dir"
         ) from None
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\nstart {start}\n")
     file.flush()
     return file
 
@@ -264,6 +268,17 @@ def _steps(path: Path) -> list[Path]:
         for step in (path / "checkpoints").glob("*")
         if step.is_dir() and (step.name.isdecimal() or step.name.startswith((".saving-", ".replaced-")))
     ]
+
+
+def _clear_remains(path: Path) -> None:
+    """Removes what came to be where a run was deleted or moved: a save made the folders anew, and views went there."""
+    with contextlib.suppress(OSError):
+        if {found.name for found in path.iterdir()} <= {"metrics.csv", *_FOLDERS}:
+            for view in [path / "metrics.csv", *(path / "tensorboard").glob("events.out.tfevents.*")]:
+                view.unlink(missing_ok=True)
+    for folder in (*(path / name for name in _FOLDERS), path):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _delete_run(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,19 @@ from typing import Any
 from jaxrl.core import files
 
 _NUMBERS = ("total_steps", "steps_per_second", "wall_seconds")
+_START = re.compile(r"^start ([0-9a-f]{16})$", re.MULTILINE)  # in the file of the lock
 
 
 def has_ended(path: str | os.PathLike) -> bool:
     """Whether a run has written its result, and was not started again since; also from another machine."""
+    result, lock = Path(path) / "result.json", Path(path) / ".lock"
     try:
-        # The lock's file is written whenever a run starts.
-        return (Path(path) / "result.json").stat().st_mtime_ns >= (Path(path) / ".lock").stat().st_mtime_ns
+        # The lock's file is written whenever a run starts. Its time and that of the result say less: clocks are set.
+        with files.open_to_read(lock) as file:
+            start = _START.search(file.read(400).decode(errors="replace"))
+        if start is not None:
+            return read_result(path).get("start") == start[1]
+        return result.stat().st_mtime_ns >= lock.stat().st_mtime_ns
     except OSError:
         return False
 

@@ -137,8 +137,12 @@ class TensorBoardLogger:
             self._purge = None  # it would hide what has been written since
             return
         file, self._file = self._file, None
-        file.write(row)
-        file.flush()
+        try:
+            file.write(row)
+            file.flush()
+        except BaseException:
+            file.abandon()
+            raise
         self._file = file
 
     def close(self) -> None:
@@ -162,8 +166,7 @@ class TensorBoardLogger:
         try:
             file.flush()
         except BaseException:
-            with contextlib.suppress(OSError):
-                file.close()
+            file.abandon()
             path.unlink(missing_ok=True)
             raise
         return file

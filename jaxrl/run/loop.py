@@ -182,7 +182,7 @@ class Loop:
                     self._loop(signals)
                 except _Stop as ended:
                     stop = ended
-                result = self._finish(self.state, self.done, stop, directory)
+                result = self._finish(self.state, self.done, stop)
                 if signal.SIGTERM in (signals.agreed, signals.asked):
                     raise SystemExit(143)
                 return result
@@ -305,6 +305,7 @@ class Loop:
             raise _Stop("non_finite", _problem(report, chunk, step, failed_step))
         if chunk.fetch is not None and self.recorder is not None:
             self.recorder.add(chunk.fetch)
+        self._check_directory(chunk)
         row = {"step": step, "seconds": now - self.began}
         with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
             row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
@@ -325,12 +326,37 @@ class Loop:
         self.history.append(row)
         metrics = {name: value for name, value in row.items() if name != "step"}
         self.newest |= metrics
-        if self.directory is not None:
-            self.directory.check()
         self.loggers.write(int(row["step"]), metrics)
         if self.display is not None:
             # Of an evaluation in a thread the step is an earlier one.
             self.display.update(max(int(row["step"]), self.display.step), metrics)
+
+    def _check_directory(self, chunk=None):
+        """Whether the run directory is still there.
+
+        Args:
+          chunk: what was read last; None: `self.state` is where the run stands.
+
+        Raises:
+          _Stop: it is not; the result is what was learned so far.
+        """
+        if self.directory is None:
+            return
+        try:
+            self.directory.check()
+        except CheckpointError as error:
+            if chunk is not None:
+                # The replays are in the hands of the next chunk.
+                self.state = self.program.emptied(self.algo_there, self.env_there, chunk.after, self.dataset)
+                self.done = chunk.first + chunk.length
+            self.directory = None
+            self._end_unsaved(error)
+
+    def _end_unsaved(self, error):
+        """Ends a run that can no longer be saved: alone, with its result; among several processes, with the error."""
+        if distributed.is_several():
+            raise error
+        raise _Stop("unsaved", str(error)) from error
 
     def _at_border(self, state, done, signals):
         """Nothing is under way here, and all that came before was finite: evaluate, save, stop."""
@@ -353,6 +379,7 @@ class Loop:
         if ending or (self.checkpointer is not None and done % self.save_each == 0):
             self._close_part(done, ending)
             if self.checkpointer is not None:
+                self._check_directory()
                 self._save(done, state, self.evaluator.scores.get(done * self.rows))
         self.read_at = time.monotonic()  # what evaluating and saving took is not training
         if stop is not None and not last:
@@ -391,7 +418,10 @@ class Loop:
     def _save(self, done, state, score):
         assert self.checkpointer is not None  # else nothing is due
         kept = state if self.save_replay else state.replace(buffers={})
-        self.checkpointer.save(done * self.rows, kept, score=score, callbacks=self.callbacks.keep())
+        try:
+            self.checkpointer.save(done * self.rows, kept, score=score, callbacks=self.callbacks.keep())
+        except CheckpointError as error:  # of those before
+            self._end_unsaved(error)
 
     def _close_part(self, done, ending):
         """Before the checkpoint: a run that goes on from it has no second look at what led there."""
@@ -479,20 +509,26 @@ class Loop:
             TensorBoardLogger(directory.tensorboard, resumed_at=done * self.rows if done else None),
         ]
 
-    def _finish(self, state, done, stop, directory):
-        if stop.problem is not None:
+    def _finish(self, state, done, stop):
+        if stop.reason == "non_finite":
             message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
             warnings.warn(message, RuntimeWarning, stacklevel=4)
         self._close_part(done, True)
         self.evaluator.collect()
-        if self.evaluator.latest is None and stop.reason not in ("interrupted", "non_finite"):
+        if self.evaluator.latest is None and stop.reason not in ("interrupted", "non_finite", "unsaved"):
             self._evaluate(state, done)  # a run that had ended and was started again
             self.evaluator.collect()
-        if self.checkpointer is not None and stop.problem is not None and done:
+        if self.checkpointer is not None and stop.reason == "non_finite" and done:
             if distributed.from_leader("not saved yet", done * self.rows not in self.checkpointer.steps()):
                 self._save(done, state, None)
         if self.checkpointer is not None:
-            self.checkpointer.wait()
+            stop = self._saved_at_last(state, done, stop)
+        if stop.reason == "unsaved":
+            message = f"{stop.problem}; what was learned until step {done * self.rows} is in the result, whose `save` "
+            message += "writes it elsewhere"
+            if self.directory is not None:
+                message += ", and the same call goes on from the last checkpoint"
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
         wall = time.monotonic() - self.began
         result = Result(
             algo=self.algo,
@@ -510,10 +546,30 @@ class Loop:
             run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,
             seed=self.seed,
         )
-        if directory is not None:
+        if self.directory is not None:
             self.loggers.close()
-            write_result(result, directory)
+            write_result(result, self.directory)
         return result
+
+    def _saved_at_last(self, state, done, stop):
+        """How the run ends: as it would, once its last state is saved, which is tried twice."""
+        assert self.checkpointer is not None  # else nothing is saved
+        try:
+            self.checkpointer.wait(last=True)
+        except CheckpointError as error:
+            if distributed.is_several():
+                raise
+            if self.directory is None or stop.reason == "unsaved":
+                return stop
+            try:
+                self._check_directory()
+                self._save(done, state, self.evaluator.scores.get(done * self.rows))
+                self.checkpointer.wait(last=True)
+            except _Stop as ended:
+                return ended
+            except CheckpointError:
+                return _Stop("unsaved", str(error))
+        return stop
 
 
 @jax.jit

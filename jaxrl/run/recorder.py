@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxrl.core import files, spaces
-from jaxrl.core.errors import ConfigError, JaxrlError, RecordingError
+from jaxrl.core.errors import ConfigError, DatasetError, JaxrlError, RecordingError
 from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe
 from jaxrl.data import features
@@ -184,9 +184,9 @@ class Recorder:
             return
         try:
             pending.result()
-        except JaxrlError:
-            raise
         except Exception as error:  # the file system and the writer of records each have their own
+            if isinstance(error, JaxrlError) and not isinstance(error, DatasetError):
+                raise
             raise RecordingError(f"the recording in {self._folder} cannot be written: {error}") from error
 
     def _add(self, fetch):

@@ -44,8 +44,9 @@ class Result:
       state: the whole state of the run after the last good chunk.
       metrics: one row a chunk: "step", "train/...", "update/...", and "evaluation/..." where there was one.
       evaluation: the last evaluation, or None if the run was stopped before any.
-      stopped: "finished", "interrupted", "non_finite", "target_return", or the reason that another callback gave.
-      problem: what was not finite and where, if that stopped the run.
+      stopped: "finished", "interrupted", "target_return", "non_finite", "unsaved" (checkpoints could not be written, or
+        the run directory is gone), or the reason that another callback gave.
+      problem: what was not finite and where, or why nothing could be saved, if that stopped the run.
       total_steps: environment steps so far, over all environments.
     """
 
@@ -117,10 +118,15 @@ class Result:
         """Writes a run directory that `jaxrl.load` reads: configuration, metrics and the whole state.
 
         With several processes, all call it.
+
+        Raises:
+          CheckpointError: it could not be saved.
+          RunDirectoryError: `path` cannot be written to, or holds another run.
         """
         config = run_config(self.algo, self.env, None, self.total_steps, None, {})
         with opened(path, config) as (_, checkpointer):
             checkpointer.save(self.total_steps, self.state)
+            checkpointer.wait(last=True)
         return Path(path)
 
 
@@ -183,7 +189,7 @@ def policy_at(algo, learner, progress):
 def write_result(result: Result, directory: RunDirectory) -> None:
     """Writes the result and its learning curve; a disk that is full by then costs no more than that."""
     try:
-        files.write_json(directory.result, result.record())
+        files.write_json(directory.result, result.record() | {"start": directory.start})
         if result.metrics:
             plot_runs([directory.path], directory.learning_curve)
     except (OSError, RunDirectoryError) as error:

@@ -76,6 +76,9 @@ def test_train_prints_the_evaluation_and_resumes(said, run_dir):
     assert max(steps) == 128
 
 
+STARTED_AGAIN = "process 1 on another\nstart 0123456789abcdef\n"
+
+
 def test_a_run_that_has_ended_is_answered_from_its_files(said, run_dir, tmp_path, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(run_dir, run)  # with the times of its files
@@ -120,7 +123,7 @@ assert not {{"jax", "numpy"}} & set(sys.modules)
         main.main(command)
     (run / "result.json").write_text(kept)
     said(*command)
-    os.utime(run / ".lock")
+    (run / ".lock").write_text(STARTED_AGAIN)
     with pytest.raises(Began):
         main.main(command)
 
@@ -128,7 +131,7 @@ assert not {{"jax", "numpy"}} & set(sys.modules)
 def test_a_result_of_another_process_is_not_made_newer(said, run_dir, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(run_dir, run)
-    os.utime(run / ".lock", ns=(0, (run / "result.json").stat().st_mtime_ns + 1))  # it was started again by then
+    (run / ".lock").write_text(STARTED_AGAIN)
     given = runs.read("train", [*TRAIN[1:], "--total-steps", "128", "--gamma", "0.9"])
     ended.remember(given, run)
     assert json.loads((run / "result.json").read_text())["command"]["flags"]["PPO.gamma"] == 0.9

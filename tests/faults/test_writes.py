@@ -1,0 +1,322 @@
+"""Every kind of write of a run that goes wrong: what was learned is not lost, it is told, and the run goes on later."""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+from helpers.disks import Disk, nothing_fits, refuse
+from helpers.events import read_events
+from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
+from helpers.tiers import one_quick
+
+import jaxrl
+from jaxrl.core.errors import CheckpointError, DatasetError, JaxrlError, RecordingError, RunDirectoryError
+from jaxrl.run import checkpoint, loop
+from jaxrl.run.checkpoint import Checkpointer
+from jaxrl.run.ending import has_ended
+from jaxrl.run.loggers import read_metrics
+
+pytestmark = pytest.mark.faults
+
+ITERATIONS = 6
+# By what is written: what its path holds, and the words in which a run tells that it cannot be.
+KINDS = {
+    "configuration": ("config.json", "cannot write to the run directory"),
+    "metrics": ("metrics.jsonl", "JSONLLogger failed; training continues"),
+    "table": ("metrics.csv", "CSVLogger failed; training continues"),
+    "events": ("tfevents", "TensorBoardLogger failed; training continues"),
+    "arrays": ("/state", "could not be saved"),
+    "manifest": ("manifest.json", "could not be saved"),
+    "result": ("result.json", "the result could not be written"),
+    "picture": ("learning_curve.png", "the result could not be written"),
+}
+# What happens once, when a run begins; only events come later, after the first row.
+AT_THE_START = [("configuration", "made"), ("configuration", "written"), ("metrics", "made"), ("events", "made")]
+ERRORS = {"disk full": errno.ENOSPC, "quota": errno.EDQUOT, "read-only": errno.EROFS}
+
+
+class At:
+    """A logger that does something once, at a step."""
+
+    def __init__(self, step, then):
+        self.step, self.then = step, then
+
+    def write(self, step, metrics):
+        if self.step is not None and step >= self.step:
+            self.step = None
+            self.then()
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def one_iteration_chunks(monkeypatch):
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+
+
+def train(run_dir, *loggers, **settings):
+    settings = {"evaluate_every": 0, "evaluation_episodes": 8, "checkpoint_every": 2 * ROWS} | settings
+    return jaxrl.train(
+        PPO,
+        ENV,
+        total_steps=ITERATIONS * ROWS,
+        topology=anakin(),
+        run_dir=run_dir,
+        loggers=loggers,
+        progress=False,
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def reference():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+        return train(None)
+
+
+def assert_it_goes_on(run_dir, reference):
+    """Once all is well again, the same call comes to the same end, and everything is there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        result = train(run_dir)
+    assert result.stopped == "finished"
+    assert_equal(reference.state, result.state)
+    np.testing.assert_array_equal(reference.evaluation.returns, result.evaluation.returns)
+    for name in ("config.json", "metrics.jsonl", "metrics.csv", "result.json", "learning_curve.png"):
+        assert (run_dir / name).stat().st_size, name
+    assert checkpoint.complete_steps(run_dir / "checkpoints")[-1] == ITERATIONS * ROWS
+    left = [path.name for path in run_dir.iterdir() if path.name.endswith(".tmp")]
+    left += [path.name for path in (run_dir / "checkpoints").iterdir() if path.name.startswith(".")]
+    assert not left
+    steps = [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")]
+    assert steps == sorted(steps)
+
+
+def told_of(run_dir, *loggers, **settings):
+    """The result or the error of a run, and what it told, one line each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        try:
+            ended = train(run_dir, *loggers, **settings)
+        except JaxrlError as error:
+            ended = error
+    return ended, [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
+
+
+CASES = [(kind, how, error) for kind in KINDS for how in ("made", "written") for error in ERRORS]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "error"), one_quick(CASES, ("metrics", "written", "disk full"), ("manifest", "made", "read-only"))
+)
+def test_what_cannot_be_written_from_half_of_the_run_on(kind, how, error, reference, tmp_path, monkeypatch):
+    words, told = KINDS[kind]
+    disk = Disk(monkeypatch, tmp_path, [words], how, refuse(ERRORS[error]))
+    disk.on = (kind, how) in AT_THE_START
+    ended, lines = told_of(tmp_path / "run", At(3 * ROWS, lambda: setattr(disk, "on", True)))
+    disk.on = False
+    assert disk.count, "nothing of this kind was written"
+    if (kind, how) in AT_THE_START and kind != "events":
+        assert isinstance(ended, RunDirectoryError) and re.search(
+            r"(?i)cannot.* be written to|cannot write to", str(ended)
+        )
+        assert lines == []
+    else:
+        assert_equal(reference.state, ended.state)
+        np.testing.assert_array_equal(reference.evaluation.returns, ended.evaluation.returns)
+        assert ended.stopped == ("unsaved" if told == "could not be saved" else "finished")
+        # A checkpoint may have been under way before.
+        assert len([line for line in lines if told in line]) in ((2, 3) if ended.stopped == "unsaved" else (1,)), lines
+        assert all(told in line or "are lost there" in line for line in lines), lines
+        assert (tmp_path / "run" / "result.json").exists() == (kind != "result")
+    assert_it_goes_on(tmp_path / "run", reference)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), one_quick([(kind, how) for kind in KINDS for how in ("made", "written")], ("result", "made"))
+)
+def test_the_directory_is_deleted_at_a_write(kind, how, reference, tmp_path, monkeypatch):
+    """Just before it happens; then the result is there, and nothing comes to be where the run was."""
+    run_dir, once = tmp_path / "run", threading.Lock()
+
+    def delete():
+        if once.acquire(blocking=False):
+            run_dir.rename(tmp_path / "moved")  # at once, where a save under way would come between
+            shutil.rmtree(tmp_path / "moved", ignore_errors=True)
+
+    disk = Disk(monkeypatch, tmp_path / "run", [KINDS[kind][0]], how, delete)
+    disk.on = (kind, how) in AT_THE_START
+    ended, lines = told_of(run_dir, At(3 * ROWS, lambda: setattr(disk, "on", True)))
+    disk.on = False
+    assert once.locked(), "nothing of this kind was written"
+    assert not run_dir.exists(), sorted(run_dir.rglob("*"))
+    if isinstance(ended, RunDirectoryError):
+        assert (kind, how) in AT_THE_START and lines == []
+    else:
+        in_vain = ("failed; training continues", "could not be", "are lost there", "was deleted or moved while")
+        assert all(any(told in line for told in in_vain) for line in lines) and 1 <= len(lines) <= 6, lines
+        assert ended.stopped == ("finished" if kind in ("result", "picture") else "unsaved")
+        assert ended.total_steps >= ROWS and ended.policy([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
+        ended.save(tmp_path / "elsewhere")
+        assert jaxrl.load(tmp_path / "elsewhere")([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
+    assert_it_goes_on(run_dir, reference)
+
+
+def test_three_checkpoints_in_a_row_that_fail_end_the_run_with_what_it_learned(reference, tmp_path, monkeypatch):
+    disk = Disk(monkeypatch, tmp_path, ["checkpoints/"], "made", refuse(errno.ENOSPC))
+    ended, lines = told_of(tmp_path / "run", At(ROWS, lambda: setattr(disk, "on", True)), checkpoint_every=ROWS)
+    disk.on = False
+    assert ended.stopped == "unsaved" and "3 saves in a row failed" in ended.problem
+    assert 3 * ROWS <= ended.total_steps < ITERATIONS * ROWS
+    assert "the same call goes on from the last checkpoint" in lines[-1] and len(lines) == 3
+    assert_it_goes_on(tmp_path / "run", reference)
+
+
+def test_a_disk_without_room_for_what_libraries_write(reference, tmp_path, monkeypatch):
+    """TensorStore writes arrays in C++: no file may grow while a checkpoint is written."""
+    write, full = Checkpointer._write, [False]
+
+    def write_in_vain(self, *arguments):
+        with nothing_fits() if full[0] else contextlib.nullcontext():
+            write(self, *arguments)
+
+    monkeypatch.setattr(Checkpointer, "_write", write_in_vain)
+    save = Checkpointer.save  # nothing else may be written meanwhile
+    monkeypatch.setattr(Checkpointer, "save", lambda self, *a, **named: (save(self, *a, **named), self.wait())[0])
+    ended, lines = told_of(tmp_path / "run", At(3 * ROWS, lambda: full.__setitem__(0, True)))
+    full[0] = False
+    assert ended.stopped == "unsaved" and all("could not be saved" in line for line in lines), lines
+    assert_equal(reference.state, ended.state)
+    assert_it_goes_on(tmp_path / "run", reference)
+
+
+def test_another_process_in_the_directory_is_turned_away_and_disturbs_nothing(reference, tmp_path):
+    told = []
+
+    def come_in():
+        with pytest.raises(RunDirectoryError, match="is in use by process .*; wait for it to end") as caught:
+            train(tmp_path / "run")
+        with pytest.raises(RunDirectoryError, match="is in use by"):
+            train(tmp_path / "run", overwrite=True)
+        told.append(str(caught.value))
+
+    ended, lines = told_of(tmp_path / "run", At(3 * ROWS, come_in))
+    assert len(told) == 1 and "\n" not in told[0] and lines == []
+    assert_equal(reference.state, ended.state)
+    assert_it_goes_on(tmp_path / "run", reference)
+
+
+def test_a_clock_that_is_set_back_changes_nothing(reference, tmp_path, monkeypatch):
+    """By a year, in the middle of a run that is interrupted, and by another one when it goes on."""
+    now, back = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: now() - back[0])
+    year = 365 * 86400.0
+
+    def set_back():
+        back[0] += year
+        for path in (tmp_path / "run").rglob("*"):
+            if path.is_file():  # written before: from now on of the future, as in a copy from elsewhere
+                os.utime(path, (now() + year, now() + year))
+
+    class Ends(At):
+        def write(self, step, metrics):
+            super().write(step, metrics)
+            if step == 4 * ROWS:
+                signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+    try:
+        ended, lines = told_of(tmp_path / "run", Ends(3 * ROWS, set_back))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.stopped == "interrupted" and lines == [] and has_ended(tmp_path / "run")
+    set_back()
+    assert_it_goes_on(tmp_path / "run", reference)
+    assert has_ended(tmp_path / "run")
+    steps, _ = read_events(tmp_path / "run" / "tensorboard")
+    assert sorted(set(steps)) == [number * ROWS for number in range(1, ITERATIONS + 1)]
+    set_back()
+    assert has_ended(tmp_path / "run"), "whatever the files' times say"
+
+
+# --- beside runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["made", "written"])
+def test_a_policy_that_cannot_be_saved_is_an_error(how, reference, tmp_path, monkeypatch):
+    disk = Disk(monkeypatch, tmp_path, ["policy/checkpoints"], how, refuse(errno.ENOSPC))
+    disk.on = True
+    with pytest.raises(CheckpointError, match="could not be saved|cannot keep checkpoints"):
+        reference.save(tmp_path / "policy")
+    disk.on = False
+    reference.save(tmp_path / "policy")
+    assert jaxrl.load(tmp_path / "policy")([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("rlds", 0), ("rlds", 2000), ("tfrecord", 0), ("minari", 0), ("arrow", 0)])
+def test_a_dataset_that_does_not_fit_is_an_error_and_leaves_nothing(kind, most, reference, tmp_path):
+    pytest.importorskip("tensorflow_datasets" if kind in ("rlds", "tfrecord") else "minari")
+
+    def export():
+        if kind in ("rlds", "tfrecord"):
+            formats = {"rlds": "array_record", "tfrecord": "tfrecord"}
+            words = {"path": tmp_path / "data" / "it", "file_format": formats[kind]}
+            return jaxrl.export_rlds(reference.policy, ENV, **words, **asked)
+        words = {"data_dir": tmp_path / "data", "data_format": "hdf5" if kind == "minari" else "arrow"}
+        return jaxrl.export_minari(reference.policy, ENV, "it-v0", **words, **asked)
+
+    asked = {"episodes": 40, "num_envs": 4, "progress": False}
+    with nothing_fits(most), pytest.raises(DatasetError, match="the dataset .*it.* could not be written"):
+        export()
+    assert not list((tmp_path / "data").glob("*it*"))
+    assert len(jaxrl.load_dataset(f"{'rlds' if kind in ('rlds', 'tfrecord') else 'minari'}:{export()}")) == 40
+
+
+def test_a_recording_that_does_not_fit_ends_the_run_which_goes_on_later(reference, tmp_path, monkeypatch):
+    pytest.importorskip("tensorflow_datasets")
+    disk = Disk(monkeypatch, tmp_path / "recording", ["part-"], "made", refuse(errno.ENOSPC))
+    ended, _ = told_of(tmp_path / "run", At(3 * ROWS, lambda: setattr(disk, "on", True)), record=tmp_path / "recording")
+    disk.on = False
+    assert isinstance(ended, RecordingError) and "the recording in" in str(ended)
+    again = train(tmp_path / "run", record=tmp_path / "recording")
+    assert_equal(reference.state, again.state)
+    assert len(jaxrl.load_dataset(f"rlds:{tmp_path / 'recording'}"))
+
+
+CACHED = """
+import errno, os, sys, warnings
+import jax, jax.numpy as jnp
+from helpers.disks import Disk, refuse
+import pytest
+from jaxrl.run.compile_cache import keep_compiled_programs
+folder = keep_compiled_programs()
+words, then = ["-cache", "-atime", ".tmp"], refuse(int(sys.argv[2]))
+disk = Disk(pytest.MonkeyPatch(), os.environ["JAXRL_CACHE"], words, sys.argv[1], then)
+disk.on = True
+print(float(jax.jit(lambda x: jnp.sin(x) + 1)(0.0)))
+disk.on = False
+print(disk.count > 0, float(jax.jit(lambda x: jnp.cos(x) + 1)(0.0)))
+print(any(name.endswith("-cache") for name in os.listdir(folder)))
+"""
+
+
+@pytest.mark.parametrize(("how", "error"), one_quick([(how, error) for how in ("made", "written") for error in ERRORS]))
+def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, error, tmp_path):
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXRL_"))}
+    env |= {"JAX_PLATFORMS": "cpu", "JAXRL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", CACHED, how, str(ERRORS[error])]
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and ended.stderr == "", ended.stderr
+    assert ended.stdout.split() == ["1.0", "True", "2.0", "True"]
