@@ -5,7 +5,7 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, Protocol, cast, dataclass_transform, runtime_checkable
 
 import jax
 import jax.core
@@ -120,7 +120,7 @@ def as_algorithm(algo: Algorithm | str) -> Algorithm:
         return make_algorithm(algo)
     if isinstance(algo, type):
         raise ConfigError(f"{algo.__name__} is a class; pass one of it: {algo.__name__}()")
-    if not (dataclasses.is_dataclass(algo) and hasattr(algo, "update")):
+    if not isinstance(algo, Algorithm):
         raise ConfigError(f"{algo!r:.80} is no algorithm; pass one, such as jaxrl.PPO(), or its name")
     return algo
 
@@ -148,6 +148,7 @@ def replace[T: "DataclassInstance"](algo: T, **fields: Any) -> T:
     return dataclasses.replace(algo, **fields)
 
 
+@runtime_checkable
 class Readable(Protocol):
     """A network, or an ensemble of critics: it says what it reads."""
 
@@ -183,53 +184,43 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
     """Every field whose value is of the wrong type, out of its limits, or without effect; one line each."""
     problems = []
     for field in dataclasses.fields(algo):
-        value, limits = getattr(algo, field.name), field.metadata.get("limits", {})
-        label = f"{type(algo).__name__}.{field.name}"
+        value, label = getattr(algo, field.name), f"{type(algo).__name__}.{field.name}"
         if not has_effect(algo, field.name) and not _is_default(value, field.default):
             problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
-        if "choices" in limits:
-            if value not in limits["choices"]:
-                allowed = ", ".join(repr(choice) for choice in limits["choices"])
-                problems.append(f"{label}={value!r} is not one of {allowed}")
-            continue
-        if isinstance(field.default, bool):
-            if not isinstance(value, bool):
-                problems.append(f"{label}={value!r} must be True or False")
-            continue
-        wants_int = isinstance(field.default, int) and not field.metadata.get("pytree_node", True)
-        wants_int |= field.metadata.get("whole", False) and value is not None
-        if wants_int and (not isinstance(value, int) or isinstance(value, bool)):
-            problems.append(f"{label}={value!r} must be a whole number")
-            continue
-        if wants_int and abs(value) >= 2**31:  # as programs count
-            problems.append(f"{label}={value} must be less than 2^31")
-            continue
-        if callable(field.default) and field.metadata.get("pytree_node", True) and not is_schedule(field.default):
-            problems += optimizer_problems(label, value)
-        elif isinstance(value, StaticFunction):
-            problems.append(f"{label} is a function; what changes is a schedule, such as jaxrl.schedules.Linear")
-            continue
-        if is_network(field.default) and not is_network(value):
-            wanted = type(field.default).__name__
-            problems.append(f"{label}={value!r:.80} is no network; pass {wanted}(...) of jaxrl.networks")
-            continue
-        if value is None and not _takes_none(field):
-            problems.append(f"{label}=None must be a number or a schedule")
-            continue
-        if limits:
-            problems += _limit_problems(label, value, limits)
+        problems += _value_problems(label, field, value)
     return problems
+
+
+def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
+    """Why the field cannot have this value, whatever the others are."""
+    limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
+    if "choices" in limits:
+        allowed = ", ".join(repr(choice) for choice in limits["choices"])
+        return [] if value in limits["choices"] else [f"{label}={value!r} is not one of {allowed}"]
+    if isinstance(field.default, bool):
+        return [] if isinstance(value, bool) else [f"{label}={value!r} must be True or False"]
+    whole = isinstance(field.default, int) and not traced
+    whole |= field.metadata.get("whole", False) and value is not None
+    if whole and (not isinstance(value, int) or isinstance(value, bool)):
+        return [f"{label}={value!r} must be a whole number"]
+    if whole and abs(value) >= 2**31:  # as programs count
+        return [f"{label}={value} must be less than 2^31"]
+    if callable(field.default) and traced and not is_schedule(field.default):
+        return optimizer_problems(label, value)
+    if isinstance(value, StaticFunction):
+        return [f"{label} is a function; what changes is a schedule, such as jaxrl.schedules.Linear"]
+    if isinstance(field.default, Readable) and not isinstance(value, Readable):
+        wanted = type(field.default).__name__
+        return [f"{label}={value!r:.80} is no network; pass {wanted}(...) of jaxrl.networks"]
+    if value is None and not _takes_none(field):
+        return [f"{label}=None must be a number or a schedule"]
+    return _limit_problems(label, value, limits) if limits else []
 
 
 def _takes_none(field: dataclasses.Field) -> bool:
     if field.default is None or isinstance(field.type, str):  # annotations that are text are of a user's module
         return True
     return types.NoneType in typing.get_args(field.type)
-
-
-def is_network(value: Any) -> bool:
-    """Whether it is a network, or an ensemble of critics."""
-    return hasattr(value, "init") and hasattr(value, "requires")
 
 
 def has_effect(algo: "DataclassInstance", name: str) -> bool:

@@ -8,7 +8,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from jaxrl.algos.base import is_network
+from jaxrl.algos.base import Readable
 from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
 from jaxrl.algos.ppo import PolicyLoss
 from jaxrl.cli import flags
@@ -63,7 +63,7 @@ def algorithm_groups(algo: Algorithm) -> list[Group]:
         kind = kind_of(hints[field.name])
         if dataclasses.is_dataclass(value) and not kind.parts and not schedules.is_schedule(value):
             nested.append(Group(field.name, _network_flags(value), first_line(value), prefix=True))
-            if is_network(value):
+            if isinstance(value, Readable):
                 own.append(Flag(field.name, Kind("network", optional=True), None, _OWN_NETWORK.format(field.name)))
             continue
         bounds = limits.described(allowed)

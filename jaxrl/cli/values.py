@@ -126,12 +126,12 @@ def build(value: Any) -> Any:
 
 
 def _made_network(name):
-    from jaxrl.algos.base import is_network
+    from jaxrl.algos.base import Readable
 
     thing, why = registry.registered(registry.USER)[name], ""
     try:
         made = thing()
-        if not is_network(made):
+        if not isinstance(made, Readable):
             why = f"it gives {made!r:.80}"
     except TypeError as error:
         why = str(error)

@@ -491,6 +491,7 @@ class Replicas(Protocol):
     def any(self, flag: jax.Array) -> jax.Array: ...
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """Losses, targets and exploration, as pure functions; a frozen pytree whose leaves are its numbers.
 

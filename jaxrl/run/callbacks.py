@@ -7,7 +7,7 @@ at the same steps whenever the run is repeated, killed or resumed.
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +61,7 @@ class Decision:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
+@runtime_checkable
 class Callback(Protocol):
     """Looks at a run from time to time. With several processes, each process has its own, and all must decide alike."""
 

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, runtime_checkable
 
 from jaxrl.core import files
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
@@ -26,6 +26,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_LINE = 1 << 20  # bytes
 
 
+@runtime_checkable
 class Logger(Protocol):
     """Takes rows of scalar metrics, in ascending steps but for evaluations that are played in a thread."""
 

@@ -153,28 +153,13 @@ def train(
         keep=(keep, 1),
         num_envs=(num_envs, 1),
     )
-    if topology is not None and (isinstance(topology, type) or not hasattr(topology, "bind")):
-        problems.append(f"topology={topology!r:.80} is none; pass one, such as jaxrl.Anakin(num_envs=8)")
-    if not isinstance(target_return, int | float | None):
-        problems.append(f"target_return={target_return!r:.80} must be a number")
-    listed = isinstance(callbacks, Sequence)
-    if not listed or any(not callable(one) or not hasattr(one, "state_dict") for one in callbacks):
-        problems.append(f"callbacks={callbacks!r:.80} must be a list of callbacks (jaxrl.run.callbacks)")
-    if not isinstance(loggers, Sequence) or not all(hasattr(one, "write") for one in loggers):
-        problems.append(f"loggers={loggers!r:.80} must be a list of loggers, which have `write` and `close`")
     problems += seed_problems("seed", seed)
     if isinstance(evaluation_episodes, int) and evaluation_episodes > 0:
         problems += episodes_problems("evaluation_episodes", evaluation_episodes, None)
-    if topology is not None and num_envs is not None:
-        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
-    if offline and (num_envs is not None or not isinstance(topology, Offline | None)):
-        problems.append("without an env nothing acts: num_envs has no meaning, and the topology is Offline()")
-    if not offline and isinstance(topology, Offline):
-        problems.append("topology=Offline() learns from a dataset alone; leave env out and pass eval_env")
+    problems += _kind_problems(topology, target_return, callbacks, loggers)
+    problems += _topology_problems(topology, num_envs, offline, record)
     env = envs.prepared(about)
     problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
-    if offline and record is not None:
-        problems.append("record= without an env: nothing acts, so there is nothing to record")
     if problems:
         raise ConfigError(problems)
     if isinstance(record, str | Path):
@@ -252,6 +237,34 @@ def train(
         program.close()
         if isinstance(given, Loader):
             given.close()
+
+
+def _kind_problems(topology, target_return, callbacks, loggers):
+    """What is not of the kind that `train` takes there; one line each."""
+    problems = []
+    if not isinstance(topology, Topology | None):
+        problems.append(f"topology={topology!r:.80} is none; pass one, such as jaxrl.Anakin(num_envs=8)")
+    if not isinstance(target_return, int | float | None):
+        problems.append(f"target_return={target_return!r:.80} must be a number")
+    if not isinstance(callbacks, Sequence) or not all(isinstance(one, Callback) for one in callbacks):
+        problems.append(f"callbacks={callbacks!r:.80} must be a list of callbacks (jaxrl.run.callbacks)")
+    if not isinstance(loggers, Sequence) or not all(isinstance(one, Logger) for one in loggers):
+        problems.append(f"loggers={loggers!r:.80} must be a list of loggers, which have `write` and `close`")
+    return problems
+
+
+def _topology_problems(topology, num_envs, offline, record):
+    """What does not go together with the topology, or without an environment; one line each."""
+    problems = []
+    if topology is not None and num_envs is not None:
+        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
+    if offline and (num_envs is not None or not isinstance(topology, Offline | None)):
+        problems.append("without an env nothing acts: num_envs has no meaning, and the topology is Offline()")
+    if not offline and isinstance(topology, Offline):
+        problems.append("topology=Offline() learns from a dataset alone; leave env out and pass eval_env")
+    if offline and record is not None:
+        problems.append("record= without an env: nothing acts, so there is nothing to record")
+    return problems
 
 
 def _begins_with(source, algo, env, spec, run_dir):
