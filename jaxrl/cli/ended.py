@@ -19,6 +19,7 @@ from jaxrl.cli.runs import Given
 from jaxrl.cli.values import ReadPart, ReadRegistered, ReadSchedule
 from jaxrl.core import files
 from jaxrl.run.ending import has_ended, read_result
+from jaxrl.run.timing import described
 
 # Flags that make no other run.
 _NO_OTHER_RUN = ("run_dir", "overwrite", "progress", "wandb")
@@ -68,10 +69,13 @@ def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir:
       environment: "suite:name".
       run_dir: absolute.
     """
-    line = f"{algorithm} on {environment}: {record['total_steps']:,} steps"
+    lines = [f"{algorithm} on {environment}: {record['total_steps']:,} steps{_time(record)}"]
     if record["steps_per_second"] > 0:
-        line += f", {record['steps_per_second']:,.0f} steps/s, {record['wall_seconds']:,.0f} s"
-    lines = [line]
+        speed = f"speed: {record['steps_per_second']:,.0f} steps/s while training"
+        overall = record.get("run_steps_per_second", 0)
+        lines.append(f"{speed}, {overall:,.0f} with all else" if overall else speed)
+    if spent := described(record.get("seconds", {})):
+        lines.append(f"seconds: {spent}")
     if record["evaluation"]:
         lines.append(f"evaluation: {score(record['evaluation'])}")
     if run_dir is not None:
@@ -79,6 +83,15 @@ def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir:
     if record["stopped"] == "target_return":
         lines.append("stopped early: the target return was reached")
     return lines
+
+
+def _time(record):
+    """How long that took: this session, and all of them."""
+    here, total = record["wall_seconds"], record.get("total_seconds", record["wall_seconds"])
+    steps = record.get("session_steps", record["total_steps"])
+    if steps == record["total_steps"] or not steps:
+        return f" in {total:,.0f} s"
+    return f" in {total:,.0f} s, of which {steps:,} in {here:,.0f} s since it was resumed"
 
 
 def score(metrics: Mapping[str, float]) -> str:

@@ -23,6 +23,7 @@ from jaxrl.core.errors import (
     RunDirectoryError,
     unknown,
 )
+from jaxrl.run.timing import command_begins
 
 _BAD_INPUT = (ConfigError, EnvironmentContractError, MissingExtraError, RunDirectoryError)
 _EXAMPLE = "jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --run-dir runs/cartpole"
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The process ends after this. Python would look through all that was ever imported for cycles once more: of a
         # training that takes as long as a second of it.
         atexit.register(gc.freeze)
+        command_begins()
     try:
         with _plain_warnings():
             return _run(argv)

@@ -31,7 +31,8 @@ def sweep(given: Given) -> int:
     result = run(asked.algo, asked.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
     if distributed.is_leader():
         print(result.table())
-        print(f"{result.wall_seconds:,.0f} s, {result.steps_per_second:,.0f} steps/s over all runs")
+        how = "with all else" if isinstance(result, Experiments) else "while training"
+        print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all runs {how}")
         if out is not None:
             _save_sweep(result, out)
     errors = result.errors if isinstance(result, Experiments) else {}

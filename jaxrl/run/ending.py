@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxrl.core import files
 
-_NUMBERS = ("total_steps", "steps_per_second", "wall_seconds")
 _START = re.compile(r"^start ([0-9a-f]{16})$", re.MULTILINE)  # in the file of the lock
+_NUMBERS = ("total_steps", "steps_per_second", "wall_seconds", "session_steps", "run_steps_per_second", "total_seconds")
 
 
 def has_ended(path: str | os.PathLike) -> bool:
@@ -40,6 +40,8 @@ def read_result(path: str | os.PathLike) -> dict[str, Any]:
         isinstance(record.get("stopped"), str)
         and isinstance(record.get("problem"), str | None)
         and all(is_number(record[name]) for name in _NUMBERS if name in record)
+        and isinstance(record.get("seconds", {}), Mapping)
+        and all(map(is_number, record.get("seconds", {}).values()))
         and isinstance(evaluation, Mapping)
         and all(is_number(value) or isinstance(value, float) for value in evaluation.values())
     )

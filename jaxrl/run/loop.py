@@ -9,7 +9,6 @@ With several processes each runs this loop, and whatever it depends on is agreed
 
 import dataclasses
 import signal
-import time
 import warnings
 from collections.abc import Sequence
 
@@ -39,6 +38,7 @@ from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
 from jaxrl.run.result import Result, policy_at, write_result
 from jaxrl.run.signals import Signals
+from jaxrl.run.timing import Laps
 
 _CHUNK_SECONDS = 1.0
 _LEAVES_NAMED = 8  # of those that are not finite
@@ -120,7 +120,8 @@ class Loop:
         self.advised: set[str] = set()
         self.seconds_per_iteration = 0.0
         self.timed_iterations, self.timed_seconds = 0, 0.0  # without compiling, evaluating and saving
-        self.read_at: float | None = None
+        self.untimed_iterations = 0  # those of the first chunk
+        self.laps, self.earlier_seconds, self.first_step = Laps(), 0.0, 0
         self.background: dict[str, BackgroundTask] = {}  # threads that make ready what comes later, by what it is
 
     def _iterations(self, steps):
@@ -139,6 +140,10 @@ class Loop:
         finally:
             for under_way in self.background.values():
                 under_way.wait()
+
+    def _seconds(self):
+        """Of the run so far, in all sessions."""
+        return self.earlier_seconds + self.laps.wall
 
     def _train(self, loggers, display, directory, checkpointer):
         self.display, self.checkpointer, self.directory = display, checkpointer, directory
@@ -163,8 +168,9 @@ class Loop:
         files = [] if directory is None else self._open_files(directory, done)
         self.loggers = Loggers([*files, *loggers])
         if display is not None:
-            display.start(self.iterations * self.rows, done * self.rows)
-        self.began = time.monotonic()
+            display.start(self.iterations * self.rows, done * self.rows, began=self.laps.began, timed=True)
+        self.first_step = done * self.rows
+        self.laps.lap("restore" if done else "compile")
         stop = _Stop("finished")
         self.state, self.done = state, done
         del state
@@ -260,7 +266,7 @@ class Loop:
     def _dispatch(self, state, length):
         """The state and the report of a chunk, and what fetches its rows if they are recorded."""
         arguments = self.algo_there, self.env_there, state, length, self.total_steps_per_env, self.dataset
-        self._wait_for("chunk")
+        self._wait_for("chunk")  # the time until the first chunk was read is that of compiling
         if self.recorder is None:
             return *self.program.chunk(*arguments), None
         assert isinstance(self.program, RecordingProgram)  # `train` refuses to record what is none
@@ -290,12 +296,14 @@ class Loop:
         """
         self.evaluator.look()
         report = jax.device_get(chunk.report)
-        now = time.monotonic()
-        since, self.read_at = self.read_at, now
-        if since is not None:  # the first chunk compiles
-            self.seconds_per_iteration = (now - since) / chunk.length
+        compiled = self.untimed_iterations > 0
+        seconds = self.laps.lap("train" if compiled else "compile")
+        if compiled:
+            self.seconds_per_iteration = seconds / chunk.length
             self.timed_iterations += chunk.length
-            self.timed_seconds += now - since
+            self.timed_seconds += seconds
+        else:
+            self.untimed_iterations = chunk.length
         step = (chunk.first + chunk.length) * self.rows
         if int(report.failed_at) >= 0:
             # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
@@ -306,14 +314,22 @@ class Loop:
         if chunk.fetch is not None and self.recorder is not None:
             self.recorder.add(chunk.fetch)
         self._check_directory(chunk)
-        row = {"step": step, "seconds": now - self.began}
+        row = {"step": step, "seconds": self._seconds()}
         with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
             row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
-        if since is not None:
-            row["steps_per_second"] = chunk.length * self.rows / (now - since)
+        if compiled:
+            row["steps_per_second"] = chunk.length * self.rows / max(seconds, 1e-9)
         self._write(row)
         if 2 * (chunk.first + chunk.length) >= self.iterations:  # before, metrics are of what has not learned yet
             self._advise(row)
+
+    def _mean_seconds(self):
+        """Of an iteration, without compiling, evaluating and saving."""
+        return self.timed_seconds / max(self.timed_iterations, 1)
+
+    def _speed(self):
+        """Steps a second of the loop alone; of a run of one chunk, which compiled too, 0."""
+        return self.timed_iterations * self.rows / max(self.timed_seconds, 1e-9)
 
     def _advise(self, row):
         """Warns, once in a run, of what a chunk's metrics say is wrong with the settings."""
@@ -363,7 +379,9 @@ class Loop:
         last = done >= self.iterations
         due = last or done % self.evaluate_each == 0
         if due:
+            self.laps.lap("other")
             self.evaluator.collect()  # the one before, if it was played in a thread
+            self.laps.lap("evaluate")
             if not self.evaluator.in_thread:
                 self._evaluate(state, done)
         decision = self._call_back(state, done, due)
@@ -374,14 +392,16 @@ class Loop:
         ending = last or stop is not None or asked
         if due and self.evaluator.in_thread:
             self._evaluate(state, done)
+        self.laps.lap("other")
         if ending:
             self.evaluator.collect()
+            self.laps.lap("evaluate")
         if ending or (self.checkpointer is not None and done % self.save_each == 0):
             self._close_part(done, ending)
             if self.checkpointer is not None:
                 self._check_directory()
                 self._save(done, state, self.evaluator.scores.get(done * self.rows))
-        self.read_at = time.monotonic()  # what evaluating and saving took is not training
+        self.laps.lap("save")
         if stop is not None and not last:
             raise _Stop(stop)
         if asked and not last:
@@ -408,7 +428,7 @@ class Loop:
         if decision.env is not None:
             self.env_there = self.program.layout.place(decision.env)
         if decision.metrics:
-            self._write({"step": done * self.rows, "seconds": time.monotonic() - self.began} | dict(decision.metrics))
+            self._write({"step": done * self.rows, "seconds": self._seconds()} | dict(decision.metrics))
         return decision
 
     def _stopped_before(self, state, done, kept):
@@ -434,13 +454,16 @@ class Loop:
         return done % self.evaluate_each == 0 and done * self.rows not in self.evaluator.scores
 
     def _evaluate(self, state, done):
+        self.laps.lap("other")
         self._wait_for("evaluation")
+        self.laps.lap("compile")
         progress = self.program.layout.place(np.float32(min(done / self.iterations, 1.0)))
         # Every process plays by itself, on one of its devices.
         algo, actor = policy_at(*local((self.algo_there, state.learner, progress)))
         if self.checkpointer is not None and self.evaluator.in_thread:
             self.checkpointer.awaiting = done * self.rows
         self.evaluator.begin(done * self.rows, algo, actor, list(self.program.layout.mesh.devices.flat))
+        self.laps.lap("evaluate")
 
     def _play(self, algo, actor):
         return evaluate(
@@ -459,7 +482,7 @@ class Loop:
         if self.checkpointer is not None and self.evaluator.in_thread:
             self.checkpointer.score(step, evaluation.return_mean)
         row = {f"evaluation/{name}": value for name, value in evaluation.metrics().items()}
-        self._write({"step": step, "seconds": time.monotonic() - self.began} | row)
+        self._write({"step": step, "seconds": self._seconds()} | row)
 
     # --- beginning and end -------------------------------------------------------------------------------------
 
@@ -501,6 +524,7 @@ class Loop:
         truth.truncate_after(done * self.rows)
         self.history = read_metrics(directory.metrics_jsonl)
         self.evaluator.remember(self.history)
+        self.earlier_seconds = max((row.get("seconds", 0.0) for row in self.history), default=0.0)
         for row in self.history:
             self.newest |= {name: value for name, value in row.items() if name != "step"}
         return [
@@ -514,7 +538,9 @@ class Loop:
             message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
             warnings.warn(message, RuntimeWarning, stacklevel=4)
         self._close_part(done, True)
+        self.laps.lap("save")
         self.evaluator.collect()
+        self.laps.lap("evaluate")
         if self.evaluator.latest is None and stop.reason not in ("interrupted", "non_finite", "unsaved"):
             self._evaluate(state, done)  # a run that had ended and was started again
             self.evaluator.collect()
@@ -529,7 +555,9 @@ class Loop:
             if self.directory is not None:
                 message += ", and the same call goes on from the last checkpoint"
             warnings.warn(message, RuntimeWarning, stacklevel=4)
-        wall = time.monotonic() - self.began
+        self.laps.lap("save")
+        # The first chunk compiles and trains, by as much as those after it take.
+        self.laps.move(self.untimed_iterations * self._mean_seconds(), "compile", "train")
         result = Result(
             algo=self.algo,
             env=self.env,
@@ -539,8 +567,11 @@ class Loop:
             stopped=stop.reason,
             problem=stop.problem,
             total_steps=done * self.rows,
-            steps_per_second=self.timed_iterations * self.rows / max(self.timed_seconds, 1e-9),
-            wall_seconds=wall,
+            steps_per_second=self._speed(),
+            wall_seconds=self.laps.told,
+            seconds=dict(self.laps.seconds),
+            session_steps=done * self.rows - self.first_step,
+            earlier_seconds=self.earlier_seconds,
             spec=self.program.layout.spec,
             progress=min(done / self.iterations, 1.0),
             run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,

@@ -43,12 +43,23 @@ class ProgressBar:
         self._open = False
         self._metrics: dict[str, float] = {}
         self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)
+        self._timed, self._began, self._initial = False, self._clock(), 0
+        self._speeds: collections.deque[float] = collections.deque(maxlen=5)
         self._shown_step = -1
         self._shown_at = -math.inf
 
-    def start(self, total: int, initial: int = 0) -> None:
-        """Begins: `total` steps in all, of which `initial` were done before."""
-        self.total, self.step = total, initial
+    def start(self, total: int, initial: int = 0, *, began: float | None = None, timed: bool = False) -> None:
+        """Begins.
+
+        Args:
+          total: steps in all.
+          initial: of which were done before.
+          began: when the whole began, by the clock; None: now.
+          timed: the metrics say how fast the loop itself is, as "steps_per_second". Without, or where nothing was said
+            yet, the speed is of all that happens between updates.
+        """
+        self.total, self.step, self._timed = total, initial, timed
+        self._began, self._initial = self._clock() if began is None else began, initial
         self._recent.append((self._clock(), initial))
         self._open = True
         if self._console.is_jupyter:
@@ -66,6 +77,8 @@ class ProgressBar:
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
         """`step` steps are done; `metrics` are the newest."""
         self.step = step
+        if self._timed and math.isfinite(speed := (metrics or {}).get("steps_per_second", math.nan)):
+            self._speeds.append(speed)
         self._metrics.update({k: v for k, v in (metrics or {}).items() if v is not None and math.isfinite(v)})
         self._recent.append((self._clock(), step))
         self._show(last=False)
@@ -94,7 +107,9 @@ class ProgressBar:
 
     @property
     def steps_per_second(self) -> float:
-        """Over the last updates; NaN before the second."""
+        """Over the last updates; NaN before it is known."""
+        if self._timed:
+            return sum(self._speeds) / len(self._speeds) if self._speeds else math.nan
         (then, start), (now, step) = self._recent[0], self._recent[-1]
         return (step - start) / (now - then) if now > then else math.nan
 
@@ -112,13 +127,19 @@ class ProgressBar:
         parts = [f"{self.step:,} / {self.total:,} {self._unit}"]
         rate = self.steps_per_second
         if math.isfinite(rate):
-            parts.append(f"{rate:,.0f} {self._unit}/s")
+            parts.append(f"{rate:,.0f} {self._unit}/s{self._overall()}")
         value = next((self._metrics[name] for name in RETURN_METRICS if name in self._metrics), None)
         if value is not None:
             parts.append(f"return {value:.4g}")
         if math.isfinite(rate) and rate > 0:
             parts.append(f"{_duration(max(self.total - self.step, 0) / rate)} left")
         return "  ".join(parts)
+
+    def _overall(self) -> str:
+        """The speed with compiling, evaluating and saving, where the other one is without."""
+        if not self._timed:
+            return ""
+        return f" ({(self.step - self._initial) / max(self._clock() - self._began, 1e-9):,.0f} with all else)"
 
 
 class _Line:

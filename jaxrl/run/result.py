@@ -48,6 +48,11 @@ class Result:
         the run directory is gone), or the reason that another callback gave.
       problem: what was not finite and where, or why nothing could be saved, if that stopped the run.
       total_steps: environment steps so far, over all environments.
+      steps_per_second: of the compiled loop, without compiling, evaluating and saving.
+      wall_seconds: of this call of `train`, or of this session of a run that was resumed.
+      seconds: the same by part, `jaxrl.run.timing.PARTS`; what the command line imported comes before.
+      session_steps: steps of this session.
+      earlier_seconds: of the sessions before, up to the metrics that were kept.
     """
 
     algo: Algorithm
@@ -64,6 +69,9 @@ class Result:
     progress: float
     run_dir: Path | None = None
     seed: int | None = None
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    session_steps: int = 0
+    earlier_seconds: float = 0.0
 
     def __repr__(self) -> str:
         parts = [f"{self.total_steps:,} steps", self.stopped]
@@ -80,6 +88,10 @@ class Result:
             "total_steps": self.total_steps,
             "steps_per_second": self.steps_per_second,
             "wall_seconds": self.wall_seconds,
+            "seconds": dict(self.seconds),
+            "session_steps": self.session_steps,
+            "run_steps_per_second": self.session_steps / max(self.wall_seconds, 1e-9),
+            "total_seconds": self.earlier_seconds + self.wall_seconds,
         }
 
     @property

@@ -94,7 +94,8 @@ def test_a_run_that_has_ended_is_answered_from_its_files(said, run_dir, tmp_path
     monkeypatch.setattr(training, "train", train)
     printed = said(*command, "--progress", "--network.torso", "mlp:widths=8")  # the same, in other words
     record = json.loads(kept)
-    assert f"128 steps, {record['steps_per_second']:,.0f} steps/s" in printed and "it had ended before" in printed
+    assert f"{record['steps_per_second']:,.0f} steps/s while training" in printed and "it had ended before" in printed
+    assert "128 steps in" in printed and "of which 64 in" in printed and "seconds: " in printed
     assert f"return {record['evaluation']['return_mean']:.2f}" in printed
     assert (run / "result.json").read_text() == kept
     program = f"""

@@ -99,3 +99,25 @@ def test_one_changing_line_in_a_notebook(monkeypatch):
     progress.update(5)
     progress.close()
     assert shown == ["0 / 10 steps", "5 / 10 steps", "5 / 10 steps"]
+
+
+def test_the_time_left_is_of_the_loop_alone_once_it_is_known():
+    """The first chunk compiles for a minute, and an evaluation takes as long as the chunk before it."""
+    progress, out, clock = plain()
+    clock.now += 20.0
+    progress.start(100_000, began=clock.now - 20.0, timed=True)
+    for step, seconds, metrics in (
+        (1_000, 60.0, {}),
+        (11_000, 10.0, {"steps_per_second": 1000.0}),
+        (11_000, 10.0, {"evaluation/return_mean": 3.0}),
+        (21_000, 10.0, {"steps_per_second": 1000.0}),
+    ):
+        clock.now += seconds
+        progress.update(step, metrics)
+    progress.close()
+    assert out.getvalue().splitlines() == [
+        "1,000 / 100,000 steps",
+        "11,000 / 100,000 steps  1,000 steps/s (122 with all else)  1:29 left",
+        "11,000 / 100,000 steps  1,000 steps/s (110 with all else)  return 3  1:29 left",
+        "21,000 / 100,000 steps  1,000 steps/s (191 with all else)  return 3  1:19 left",
+    ]

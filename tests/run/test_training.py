@@ -23,6 +23,7 @@ from jaxrl.networks import GRU, MLP, Actor, Critic, QNetwork
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import read_metrics
+from jaxrl.run.timing import PARTS
 from jaxrl.run.training import resolved_defaults
 
 ITERATIONS = 12
@@ -112,7 +113,12 @@ def test_result(finished):
 def test_run_directory(finished):
     result, _ = finished
     record = json.loads((result.run_dir / "result.json").read_text())
-    assert set(record) == {"evaluation", "stopped", "problem", "total_steps", "steps_per_second", "wall_seconds"}
+    names = {"evaluation", "stopped", "problem", "total_steps", "steps_per_second", "wall_seconds", "seconds"}
+    assert set(record) == names | {"session_steps", "run_steps_per_second", "total_seconds", "start"}
+    assert set(record["seconds"]) == set(PARTS)
+    assert sum(record["seconds"].values()) - record["seconds"]["import"] == pytest.approx(record["wall_seconds"])
+    assert record["session_steps"] == TOTAL and record["total_seconds"] == record["wall_seconds"]
+    assert record["run_steps_per_second"] == pytest.approx(TOTAL / record["wall_seconds"])
     assert record["evaluation"] == json.loads(json.dumps(result.evaluation.metrics()))
     assert {"return_mean", "return_std", "episodes"} <= set(record["evaluation"])
     assert record["total_steps"] == TOTAL and record["stopped"] == "finished" and record["steps_per_second"] > 0
