@@ -59,7 +59,7 @@ def test_every_file_that_is_named_exists(path):
 def flags(*words):
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        main.main([*words, "--help"])
+        main.main([*words, "--help-all"])
     return set(re.findall(r"--[\w.-]+", text.getvalue()))
 
 

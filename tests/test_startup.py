@@ -86,6 +86,7 @@ WORDS = [
     ("--help", "train an algorithm"),
     ("train --help", "jaxrl train ppo --help"),
     ("train ppo --help", "--network.torso"),
+    ("train ppo --help-all", "--coordinator"),
     ("train --preset rainbow --help", "6.25e-05"),
     ("sweep dqn --help", "--grid"),
     ("eval --help", "--step-timeout"),

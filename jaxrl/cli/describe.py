@@ -11,6 +11,7 @@ from typing import Any
 from jaxrl.algos import ALGORITHMS
 from jaxrl.cli.fields import algorithm_groups, documented, first_line, kind_of
 from jaxrl.cli.flags import BOOL, FLOAT, INT, INTS, PATH, TEXT, Flag, Written, optional
+from jaxrl.core.sources import Dataset
 from jaxrl.core.spaces import Box, Discrete
 from jaxrl.core.types import EnvSpec, Replay
 from jaxrl.data.metadata import DATA_FORMATS
@@ -73,10 +74,16 @@ def algorithm_rows() -> list[tuple[str, str, str, str]]:
     for name, cls in sorted(ALGORITHMS.items()):
         algo = cls()
         actions = [kind for kind, space in _ACTIONS.items() if not _space_problems(algo, space)]
-        replays = any(isinstance(source, Replay) for source in algo.experience.values())
         summary = first_line(algo).rstrip(".")
-        rows.append((name, "off-policy" if replays else "on-policy", ", ".join(actions), summary))
+        rows.append((name, _experience(algo), ", ".join(actions), summary))
     return rows
+
+
+def _experience(algo):
+    sources = algo.experience.values()
+    if any(isinstance(source, Replay) for source in sources):
+        return "off-policy"
+    return "dataset" if all(isinstance(source, Dataset) for source in sources) else "on-policy"
 
 
 def preset_rows() -> list[tuple[str, str, str, str]]:

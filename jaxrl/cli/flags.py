@@ -105,12 +105,21 @@ class Wrong:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Flags that stand together in the help, under `title`; with `prefix` they are called `--title.flag`."""
+    """Flags that stand together in the help, under `title`.
+
+    Attributes:
+      title: of the group.
+      flags: its flags.
+      help: one line.
+      prefix: whether they are called `--title.flag`.
+      rare: whether `--help` leaves them to `--help-all`.
+    """
 
     title: str
     flags: Sequence[Flag]
     help: str = ""
     prefix: bool = False
+    rare: bool = False
 
     def option(self, flag: Flag) -> str:
         """How the flag is written: `--network.torso`."""
@@ -132,23 +141,24 @@ def parse(
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The values of every flag, by the title of its group, and everything that is wrong with the command line.
 
-    A flag whose value could not be read keeps its default. `--help` and flags without a value end the program.
+    A flag whose value could not be read keeps its default. `--help`, `--help-all` and flags without a value end the
+    program.
     """
-    made = [_dataclass(group) for group in groups]
-    first, *rest = zip(groups, made, strict=True)
-    fields = [*_fields(first[0])]
-    for number, (group, cls) in enumerate(rest, 1):
+    argv, description, groups = _for_help(argv, description, groups)
+    several_groups = len(groups) > 1
+    fields = [] if several_groups else [*_fields(groups[0])]
+    for number, group in enumerate(groups) if several_groups else ():
+        cls = _dataclass(group)
         kind = Annotated[cls, tyro.conf.arg(name=group.title, help=group.help)]
-        # Not by its title, which may be the name of a flag of the first group too.
+        # Not by its title, which may be the name of a flag too.
         fields.append((_place(number), kind if group.prefix else tyro.conf.OmitArgPrefixes[kind], _default(cls)))
-    # Whole groups are fields of the first, whose flags stand at the top.
     top = dataclasses.make_dataclass("Flags", fields, kw_only=True)
-    several = {f"--{flag.word}" for flag in first[0].flags if flag.many and not flag.positional}
+    several = {group.option(flag) for group in groups for flag in group.flags if flag.many and not flag.positional}
     given = _together(_with_values(argv, groups), several)
     found, rest = tyro.cli(top, prog=command, description=description, args=given, return_unknown_args=True)
     values, problems = {}, _unexpected(rest, groups, f"{command} --help lists them")
     for number, group in enumerate(groups):
-        parsed = getattr(found, _place(number)) if number else found
+        parsed = getattr(found, _place(number)) if several_groups else found
         values[group.title] = {}
         for flag in group.flags:
             value = getattr(parsed, flag.name)
@@ -156,6 +166,17 @@ def parse(
             problems += [f"{group.option(flag)}: {v.problem}" for v in wrong]
             values[group.title][flag.name] = flag.default if wrong else value
     return values, problems
+
+
+def _for_help(argv, description, groups):
+    """`--help` without the groups that are rarely asked for, which `--help-all` shows too."""
+    if "--help-all" in argv:
+        return ["--help"], description, groups
+    left_out = [group.title for group in groups if group.rare]
+    if left_out and ("--help" in argv or "-h" in argv):
+        more = f"--help-all also shows the flags of: {', '.join(left_out)}."
+        return argv, f"{description} {more}", [group for group in groups if not group.rare]
+    return argv, description, groups
 
 
 def limit_problems(group: Group, values: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,50 @@ _COMPILES = (
 )
 
 
+# The groups of the flags of `train` and `sweep` in the help; those that are in none are of "run".
+_TITLES = {
+    "evaluation and files": (
+        "evaluate_every",
+        "evaluation_episodes",
+        "explore_in_evaluation",
+        "async_evaluation",
+        "eval_env",
+        "target_return",
+        "checkpoint_every",
+        "keep",
+        "save_replay",
+        "record",
+        "record_every",
+        "wandb",
+        "points",
+        "out",
+    ),
+    "host environments": (
+        "actors",
+        "groups",
+        "lockstep",
+        "lag",
+        "queue",
+        "ready",
+        "step_timeout",
+        "remote",
+    ),
+    "devices and machines": (
+        "devices",
+        "actor_devices",
+        "shards",
+        "mapping",
+        "backend",
+        "cpus_per_run",
+        "gpus_per_run",
+        "restarts",
+        "address",
+        *multihost.FLAGS,
+    ),
+}
+_RARE = ("host environments", "devices and machines")
+
+
 def train(argv: Sequence[str]) -> int:
     """`jaxrl train ALGORITHM [FLAGS]`; the exit code."""
     if asks_for_help(argv):
@@ -91,9 +135,10 @@ def read(command: str, argv: Sequence[str]) -> Given:
     values, problems = parse(
         f"jaxrl {command} {name}",
         f"{_COMPILES} {what}" if command == "compile" else what,
-        groups,
+        [*fields, *_shown_groups(groups[0])],
         rest,
     )
+    values["run"] = {flag.name: _value(values, fields, flag.name) for flag in groups[0].flags}
     run = values["run"]
     problems += limit_problems(fields[0], values[fields[0].title]) + multihost.problems(run)
     problems += _network_problems(fields, values)
@@ -111,6 +156,21 @@ def read(command: str, argv: Sequence[str]) -> Given:
     if problems:
         raise ConfigError(problems)
     return Given(name, None if preset is None else preset.name, groups, values)
+
+
+def _shown_groups(run):
+    """The flags of a run as the help shows them: those that most runs need first, machines last."""
+    by_title: dict[str, list[Flag]] = {title: [] for title in ("run", *_TITLES)}
+    for flag in run.flags:
+        title = next((title for title, names in _TITLES.items() if flag.name in names), "run")
+        by_title[title].append(flag)
+    return [Group(title, flags, rare=title in _RARE) for title, flags in by_title.items() if flags]
+
+
+def _value(values, fields, name):
+    """The value of a flag of the run, in whichever group it was shown."""
+    own = {group.title for group in fields}
+    return next(found[name] for title, found in values.items() if title not in own and name in found)
 
 
 def _network_problems(fields, values):

@@ -240,7 +240,7 @@ def test_help_of_train_without_an_algorithm(said):
 
 @pytest.mark.parametrize("name", sorted(jaxrl.ALGORITHMS))
 def test_help_documents_every_field(said, name):
-    printed = " ".join(said("train", name, "--help").replace("│", " ").split())
+    printed = " ".join(said("train", name, "--help-all").replace("│", " ").split())
     algo = jaxrl.make_algorithm(name)
     groups = fields.algorithm_groups(algo)
     for group in groups:
@@ -250,6 +250,22 @@ def test_help_documents_every_field(said, name):
     for flag in ("--total-steps", "--run-dir", "--evaluate-every", "--devices", "--shards", "--wandb", "--env-params"):
         assert flag in printed
     assert "(required)" in printed
+
+
+def test_help_begins_with_the_algorithms_own_settings_and_leaves_machines_to_help_all(said):
+    short, whole = (said("train", "ppo", how) for how in ("--help", "--help-all"))
+    titles = ["PPO options", "network options", "run options", "evaluation and files options"]
+    rare = ["host environments options", "devices and machines options"]
+    assert [short.index(title) for title in titles] == sorted(short.index(title) for title in titles)
+    assert [whole.index(title) for title in titles + rare] == sorted(whole.index(title) for title in titles + rare)
+    assert not any(title in short for title in rare) and "--help-all" in short and "--coordinator" not in short
+    assert said("eval", "--help-all") == said("eval", "--help")
+
+
+def test_the_source_of_experience_of_every_algorithm(said):
+    rows = dict(line.split()[:2] for line in said("algos").split("\n\n")[0].splitlines()[1:])
+    assert {name for name, source in rows.items() if source == "on-policy"} == {"a2c", "impala", "ppo", "pqn"}
+    assert {name for name, source in rows.items() if source == "dataset"} == {"bc"}
 
 
 def test_help_shows_a_presets_values(said):

@@ -140,7 +140,7 @@ NOT_TRIED = ("--run-dir", "--record", "--wandb", "--distributed", "--devices", "
 def flags_of(said, capsys, words):
     """Its flags, by its own help."""
     with contextlib.suppress(SystemExit):
-        main.main([*words[:2], "--help"] if words[0] in ("train", "sweep", "compile") else [words[0], "--help"])
+        main.main([*words[:2], "--help-all"] if words[0] in ("train", "sweep", "compile") else [words[0], "--help"])
     text = capsys.readouterr().out
     return sorted({word.strip(",│|[]") for word in text.split() if word.startswith("--")} - {"--help", *NOT_TRIED})
 
