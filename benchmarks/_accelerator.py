@@ -198,6 +198,7 @@ class Sweep:
         import jax
 
         import jaxrl
+        from jaxrl.core import keys
         from jaxrl.sweeps.vectorized import VectorizedRuns
 
         self.env = jaxrl.make(env)
@@ -206,8 +207,8 @@ class Sweep:
         mapping = "in_turn" if jax.default_backend() == "cpu" else "vmap"
         self.runs = VectorizedRuns(program, min(jax.local_device_count(), seeds), mapping, seeds)
         self.algos = self.runs.stack([algo] * seeds)
-        keys = self.runs.stack([jax.random.key(seed) for seed in range(seeds)])
-        self.states = self.runs.start(self.algos, self.env, keys)
+        roots = self.runs.stack([keys.root_key(seed) for seed in range(seeds)])
+        self.states = self.runs.start(self.algos, self.env, roots)
 
     def __call__(self, iterations: int) -> None:
         import jax

@@ -75,6 +75,7 @@ class Jaxrl:
         import jax
 
         import jaxrl
+        from jaxrl.core import keys
         from jaxrl.sweeps.vectorized import VectorizedRuns
 
         env = jaxrl.make("gymnax:CartPole-v1")
@@ -90,7 +91,7 @@ class Jaxrl:
         mapping = "in_turn" if jax.default_backend() == "cpu" else "vmap"
         many = VectorizedRuns(program, jax.local_device_count(), mapping, seeds)
         algos = many.stack([algo] * seeds)
-        states = many.start(algos, env, many.stack([jax.random.key(seed + i) for i in range(seeds)]))
+        states = many.start(algos, env, many.stack([keys.root_key(seed + i) for i in range(seeds)]))
         jax.block_until_ready(states)
         start = time.perf_counter()
         jax.block_until_ready(many.chunk(algos, env, states, iterations, steps_per_env))
