@@ -19,6 +19,7 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import is_bounded_shape
 
+_MOST_NUMBERS = 1 << 28  # of all arrays and spaces of a configuration
 _NUMBERS = "fiub"  # kinds of dtypes that files may hold
 
 
@@ -109,6 +110,26 @@ def made(cls: Any, values: Mapping[str, Any]) -> Any:
         raise
     except (TypeError, ValueError, AttributeError, OverflowError, KeyError) as error:
         raise ConfigError(f"{name} cannot be made from its fields: {error}") from error
+
+
+def check_sizes(config: Any) -> None:
+    """Whether the arrays and spaces of a configuration have at most 2^28 numbers together, before any is made.
+
+    Raises:
+      ValueError: they have more.
+    """
+    total, waiting = 0, [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            shape = value.get("shape")
+            if isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape):
+                total += math.prod(shape) if is_bounded_shape(shape) else 0  # else it is refused by itself
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += (item for item in value if isinstance(item, list | dict))
+        if total > _MOST_NUMBERS:
+            raise ValueError(f"its arrays and spaces have more than {_MOST_NUMBERS:,} numbers together")
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

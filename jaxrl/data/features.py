@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxrl.core.errors import ConfigError, DatasetError, MissingExtraError
-from jaxrl.data import examples
+from jaxrl.data import bounds, examples
 from jaxrl.data.episodes import STEP_FIELDS, Episode, field_name, implied_discount
 
 # TFDS's encoding "none" has int64 and float32 to keep numbers in, and reads uint64 back wrongly above 2^63; "bytes" is
@@ -253,7 +253,10 @@ def read_example(record: bytes, fields: list[Field], where: str) -> dict[str, An
 def _read(field, kind, payload):
     if field.encoding == "foreign":
         values = examples.strings(payload) if kind == examples.BYTES else examples.numbers(kind, payload)
-        decoded = [field.decoder.decode_example_np(bytes(x) if kind == examples.BYTES else x) for x in values]
+        if kind == examples.BYTES:
+            values = [bytes(x) for x in values]
+            _check_foreign(field.decoder, values)
+        decoded = [field.decoder.decode_example_np(x) for x in values]
         return np.stack([np.asarray(x) for x in decoded]) if field.of_steps else decoded[0]
     if (kind == examples.BYTES) != (field.encoding != "none"):
         raise ValueError(f"it has encoding {field.encoding}, but its values are of the other kind")
@@ -274,6 +277,14 @@ def _read(field, kind, payload):
     if len(values) != 1:
         raise ValueError(f"it has {len(values)} values where one should be")
     return values[0] if field.shape else values[0].item()
+
+
+def _check_foreign(decoder, values):
+    """Whether TFDS can be left to decode this: it believes what pictures and compressed bytes say of their size."""
+    if isinstance(decoder, tfds().features.Image):
+        bounds.check_pictures(values, decoder.shape)
+    elif getattr(decoder.to_json_content(), "encoding", "") == "zlib":
+        bounds.check_inflated(values)
 
 
 def _inflated(data, size):

@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl.core.errors import DatasetError, MissingExtraError
 from jaxrl.core.files import open_to_read
 from jaxrl.core.types import PyTree
+from jaxrl.data import bounds, tables
 from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode, implied_discount
 from jaxrl.data.metadata import check_files, read_minari
 
@@ -85,6 +86,7 @@ class MinariReader:
         if described.get("description") != DESCRIPTION and _counts(action_space):
             self._first = self._first[0], action_space.low
         self._hdf5 = self.path / "data" / "main_data.hdf5" if data_format == "hdf5" else None
+        self._format, self._pictures = data_format, bool(described.get("jpeg_encoding", True))  # as Minari takes it
         # Of files that are not HDF5 it takes an episode of many rows for several, and those that follow for others.
         self._at_once = _AT_ONCE if data_format == "hdf5" else 1
 
@@ -98,7 +100,9 @@ class MinariReader:
             together = places[done : done + self._at_once]
             try:
                 if self._hdf5 is not None:
-                    check_hdf5(self._hdf5, together)
+                    check_hdf5(self._hdf5, together, self._pictures)
+                else:
+                    tables.check_episode(self.path / "data" / str(together[0]), self._format, self._pictures)
                 for found in zip(storage.get_episodes(together), storage.get_episode_metadata(together), strict=True):
                     done += 1
                     yield found
@@ -127,8 +131,13 @@ class MinariReader:
         return self.episode(record, where).summary
 
 
-def check_hdf5(path: Path, episodes: Iterable[int]) -> None:
+def check_hdf5(path: Path, episodes: Iterable[int], pictures: bool = False) -> None:
     """Whether what the file holds of these episodes lies in it, and is no larger than it could have been packed.
+
+    Args:
+      path: of the file.
+      episodes: their numbers.
+      pictures: what is of any length may be pictures.
 
     Raises:
       ValueError: it does not.
@@ -150,6 +159,13 @@ def check_hdf5(path: Path, episodes: Iterable[int]) -> None:
                 return
             if found.external or found.is_virtual:
                 raise ValueError(f"{name!r:.80} lies in another file")
+            if found.dtype.kind == "O":  # of any length: many may be the same bytes of the file
+                needed = 0
+                for item in found if found.shape else [found[()]]:
+                    needed += len(item)
+                    bounds.check_memory(needed, f"{name!r:.80}")
+                if pictures and h5py.check_vlen_dtype(found.dtype) == np.uint8:
+                    bounds.check_pictures(bytes(item) for item in found)
             most -= found.nbytes
             if most < 0:
                 raise ValueError(f"{name!r:.80} has {found.nbytes:,} bytes, more than the file could hold")

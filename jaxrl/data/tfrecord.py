@@ -22,6 +22,7 @@ _POLYNOMIAL = 0x82F63B78  # of CRC-32C, the lowest bit first
 _BLOCK = 64  # bytes that are looked up at once
 _AT_ONCE = 1 << 20  # bytes whose checksums are computed together
 _MASK_DELTA = 0xA282EAD8
+_HEADERS = 1 << 14  # that are checked together
 _FRAME = 16  # bytes of a record besides its own: 12 before, 4 after
 
 
@@ -70,6 +71,8 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
     Raises:
       DatasetError: the file is incomplete or damaged.
     """
+    from jaxrl.data.bounds import check_memory  # here: who writes does not wait for JAX
+
     path = os.fspath(path)
     status = os.stat(path)
     starts = _starts(path, status.st_size, status.st_mtime_ns)
@@ -78,6 +81,10 @@ def records(path: str | os.PathLike) -> Generator[Callable[[int, int], list[byte
         def read(start, stop):
             if stop > len(starts) - 1:
                 raise DatasetError(f"{path}: records {start} to {stop - 1} cannot be read: it has {len(starts) - 1}")
+            try:
+                check_memory(2 * int(starts[stop] - starts[start]), f"records {start} to {stop - 1}")
+            except ValueError as error:
+                raise DatasetError(f"{path}: {error}") from error
             file.seek(starts[start])
             data = file.read(int(starts[stop] - starts[start]))
             bounds = (starts[start : stop + 1] - starts[start]).tolist()
@@ -102,12 +109,20 @@ def _starts(path, size, _changed):
                 headers.append(data[at : at + 12])
                 at += _FRAME + int.from_bytes(headers[-1][:8], "little")
                 starts.append(at)
+                if len(headers) == _HEADERS:  # of a file of holes there would be as many as it is long
+                    _check_lengths(path, headers, len(starts) - 1 - _HEADERS)
+                    headers = []
     if at != size:
         raise DatasetError(f"{path} cannot be read: record {max(len(starts) - 2, 0)} goes over its end")
+    _check_lengths(path, headers, len(starts) - 1 - len(headers))
+    return np.asarray(starts)
+
+
+def _check_lengths(path, headers, first):
+    """Whether the lengths of records, of which `first` is the first, are what was written."""
     stored = np.frombuffer(b"".join(header[8:] for header in headers), "<u4")
     if (bad := np.flatnonzero(stored != masked_crc32c([header[:8] for header in headers]))).size:
-        raise DatasetError(f"{path} cannot be read: the length of record {bad[0]} has another checksum")
-    return np.asarray(starts)
+        raise DatasetError(f"{path} cannot be read: the length of record {first + bad[0]} has another checksum")
 
 
 # --- checksums -------------------------------------------------------------------------------------------------------

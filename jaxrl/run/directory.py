@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxrl.core import files
-from jaxrl.core.config import decode, encode, flatten
+from jaxrl.core.config import check_sizes, decode, encode, flatten
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run.ending import read_result
 
@@ -176,6 +176,7 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
     file = Path(path) / "config.json"
     try:
         config = files.read_json(file)
+        check_sizes(config)
     except FileNotFoundError:
         raise RunDirectoryError(f"{path} is not a run directory: it has no config.json") from None
     except (OSError, ValueError) as error:

@@ -178,6 +178,7 @@ class WandbLogger:
 
     Raises:
       MissingExtraError: wandb is not installed.
+      RunDirectoryError: `wandb` in the directory is a link to elsewhere.
     """
 
     def __init__(
@@ -193,6 +194,11 @@ class WandbLogger:
             import wandb
         except ImportError as error:
             raise MissingExtraError("Weights & Biases", "wandb") from error
+        if directory is not None and (Path(directory) / "wandb").is_symlink():
+            raise RunDirectoryError(
+                f"{Path(directory) / 'wandb'} is a link, and a run writes to its own directory only: move the folder "
+                "to the place of the link, or use another --run-dir"
+            )
         self._run = wandb.init(
             project=project,
             config=dict(config or {}),

@@ -298,6 +298,15 @@ EVERY = {
     ),
     "metadata that are a pipe": (MINARI, _instead(os.mkfifo)),
 }
+BOX = {"type": "space:box", "low": 0.0, "high": 1.0, "shape": [1 << 26], "dtype": {"dtype": "float32"}}
+EVERY |= {
+    "very many huge spaces": (
+        CONFIG,
+        _set("environment", "observation_space", to={"type": "space:dict", "items": [[str(i), BOX] for i in range(9)]}),
+    ),
+}
+
+
 READ_ANYWAY = ("a result", "metrics", "a manifest")  # there is an older checkpoint, and a run can be loaded without
 
 

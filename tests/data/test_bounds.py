@@ -1,0 +1,306 @@
+"""What a file says of itself is looked at before it is decoded: pictures, tables, records of somebody else's."""
+
+import contextlib
+import io
+import struct
+import types
+import zlib
+
+import numpy as np
+import pytest
+from helpers import hostile
+from helpers.recorded import episode, spaces_of
+from PIL import Image
+
+from jaxrl.core.errors import DatasetError, JaxrlError, RunDirectoryError
+from jaxrl.data import MinariWriter, bounds, features, load_dataset, tables, tfrecord
+from jaxrl.data.tfrecord import TfRecordWriter, masked_crc32c
+from jaxrl.parallel import memory
+from jaxrl.run.loggers import WandbLogger
+
+pytestmark = pytest.mark.faults
+
+
+def picture(width=3, height=2, kind="PNG", mode="RGB"):
+    written = io.BytesIO()
+    Image.new(mode, (width, height)).save(written, kind)
+    return written.getvalue()
+
+
+def resized(png, width, height):
+    """A PNG whose header says so, with a checksum that fits."""
+    header = b"IHDR" + struct.pack(">II", width, height) + png[24:29]
+    return png[:12] + header + struct.pack(">I", zlib.crc32(header)) + png[33:]
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_that_are_what_they_say_are_decoded():
+    bounds.check_pictures([picture(), picture(kind="JPEG")], (2, 3, 3))
+    bounds.check_pictures([picture(), picture(5, 7)], (None, None, 3))
+    bounds.check_pictures([picture(5000, 3000)])
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (resized(picture(), 100_000, 100_000), "no picture|pixels"),
+        (resized(picture(), 9000, 9000), "9,000 x 9,000 pixels; at most"),
+        (picture(kind="GIF", mode="P"), "it is no picture in JPEG or PNG"),
+        (picture(kind="BMP"), "it is no picture in JPEG or PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no picture in JPEG or PNG"),
+        (b"", "it is no picture in JPEG or PNG"),
+        (picture(4, 2), "2 x 4 pixels where 2 x 3 were promised"),
+    ],
+    ids=["bomb", "large", "gif", "bmp", "postscript", "empty", "another size"],
+)
+def test_pictures_that_are_not_are_refused_unseen(data, said):
+    with pytest.raises(ValueError, match=said):
+        bounds.check_pictures([picture(), data], (2, 3, 3) if "promised" in said else None)
+
+
+def test_many_pictures_must_fit_together(monkeypatch):
+    monkeypatch.setattr(memory, "free_on_host", lambda: 1 << 20)
+    bounds.check_pictures([picture(100, 100)] * 4)
+    with pytest.raises(ValueError, match="the pictures of an episode takes .* of memory, where 1 MiB are free"):
+        bounds.check_pictures([picture(100, 100)] * 5)
+
+
+@pytest.mark.parametrize(
+    "spoil", [resized(picture(4, 5), 20_000, 20_000), b"%!PS-Adobe-3.0 EPSF-3.0\n"], ids=["bomb", "eps"]
+)
+def test_a_dataset_of_pictures_that_are_not(spoil, tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    feature = tfds.features.Image(shape=(5, 4, 3))
+    field = features.Field("steps/observation", None, (), "foreign", feature)
+    from jaxrl.data import examples
+
+    def read(*encoded):
+        payload = b"".join(b"\x0a" + examples.varint(len(x)) + x for x in encoded)
+        record = examples.example([examples.feature("steps/observation", examples.BYTES, payload)])
+        return features.read_example(record, [field], "episode 0")
+
+    assert read(picture(4, 5), picture(4, 5))["steps/observation"].shape == (2, 5, 4, 3)
+    with hostile.Watch(tmp_path) as watch, pytest.raises(DatasetError, match="steps/observation cannot be read"):
+        read(picture(4, 5), spoil)
+    assert watch.found == []
+
+
+def test_compressed_bytes_of_any_shape_must_fit():
+    bounds.check_inflated([zlib.compress(bytes(1000))] * 3)
+    bomb = zlib.compress(bytes(1 << 20))
+    with pytest.raises(ValueError, match="decompresses to more than"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounds, "MOST_NUMBERS", 1 << 18)
+        bounds.check_inflated([bomb] * 3)
+    with pytest.raises(ValueError):
+        bounds.check_inflated([b"none"])
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+# Files here are small enough to be read, should a limit be lost: what is free is said to be less.
+def test_a_record_larger_than_memory_is_not_read(tmp_path, monkeypatch):
+    """In a file with a hole, which takes next to no room on the disk."""
+    header = struct.pack("<Q", 1 << 26)
+    with open(tmp_path / "file", "wb") as file:
+        file.write(header + masked_crc32c([header]).astype("<u4").tobytes())
+        file.truncate((1 << 26) + 16)
+    monkeypatch.setattr(memory, "free_on_host", lambda: 1 << 27)
+    with pytest.raises(DatasetError, match="records 0 to 0 takes 128 MiB of memory, where 128 MiB are free"):
+        with tfrecord.records(tmp_path / "file") as read:
+            read(0, 1)
+
+
+def test_a_file_of_nothing_but_a_hole_is_refused_at_once(tmp_path, monkeypatch):
+    check, seen = tfrecord._check_lengths, []
+    monkeypatch.setattr(tfrecord, "_check_lengths", lambda *a: seen.append(len(a[1])) or check(*a))
+    with open(tmp_path / "file", "wb") as file:
+        file.truncate(1 << 24)
+    with hostile.bounded(), pytest.raises(DatasetError, match="the length of record 0 has another checksum"):
+        with tfrecord.records(tmp_path / "file"):
+            pass
+    assert seen == [tfrecord._HEADERS]
+
+
+def test_lengths_are_checked_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfrecord, "_HEADERS", 3)
+    writer = TfRecordWriter(tmp_path / "file")
+    for number in range(8):
+        writer.write(bytes([number]) * number)
+    writer.close()
+    with tfrecord.records(tmp_path / "file") as read:
+        assert [len(x) for x in read(0, 8)] == list(range(8))
+    data = bytearray((tmp_path / "file").read_bytes())
+    data[8 + 16 * 4 + (0 + 1 + 2 + 3)] ^= 1  # of the fifth header
+    (tmp_path / "other").write_bytes(data)
+    with pytest.raises(DatasetError, match="the length of record 4 has another"), tfrecord.records(tmp_path / "other"):
+        pass
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["arrow", "parquet"])
+def table(request, tmp_path_factory):
+    """A dataset of Minari's in this format, and the file of its one episode."""
+    pytest.importorskip("minari")
+    pytest.importorskip("pyarrow")
+    one, folder = episode(0, 3, dtypes=["float32", "uint8"]), tmp_path_factory.mktemp(request.param)
+    with MinariWriter("made-v0", *spaces_of(one), data_dir=folder, data_format=request.param) as writer:
+        writer.write(one)
+        writer.close()
+    path = folder / "made-v0"
+    (file,) = path.rglob(f"*.{request.param}")
+    return request.param, path, file
+
+
+def read(path):
+    dataset = load_dataset(f"minari:{path}")
+    return [dataset[number] for number in range(len(dataset))]
+
+
+def test_tables_that_are_what_they_say_are_read(table):
+    assert len(read(table[1])) == 1
+
+
+def rewritten(table, change, **how):
+    """The dataset with another table in place of its own."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kind, path, file = table
+    source = pa.ipc.open_file(file).read_all() if kind == "arrow" else pq.read_table(file)
+    found = change(pa, source)
+    if kind == "arrow":
+        with pa.ipc.new_file(file, found.schema, options=pa.ipc.IpcWriteOptions(**how)) as writer:
+            writer.write_table(found)
+    else:
+        pq.write_table(found, file, **how)
+    return path
+
+
+def _nulls(pa, source):
+    return pa.table({"rewards": pa.nulls(1000)})
+
+
+def _extension(pa, source):
+    field = pa.field("rewards", pa.binary(), metadata={"ARROW:extension:name": "arrow.py_extension_type"})
+    return pa.table([pa.array([b"x"])], schema=pa.schema([field]))
+
+
+def _dictionary(pa, source):
+    return pa.table({"rewards": pa.array(["x"] * 9).dictionary_encode()})
+
+
+def _deep(pa, source):
+    column = pa.array([1])
+    for _ in range(30):
+        column = pa.array([{"a": None}], pa.struct([("a", column.type)]))
+    return pa.table({"rewards": column})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_nulls, _extension, _dictionary, _deep],
+    ids=lambda change: change.__name__,
+)
+def test_tables_of_types_that_minari_does_not_write(table, change):
+    kept = table[2].read_bytes()
+    try:
+        path = rewritten(table, change)
+        with hostile.Watch(path) as watch, hostile.bounded(), pytest.raises(DatasetError, match="cannot be read"):
+            read(path)
+        assert watch.found == []
+    finally:
+        table[2].write_bytes(kept)
+
+
+def test_tables_that_are_compressed_otherwise(table):
+    kept = table[2].read_bytes()
+    try:
+        rewritten(table, lambda pa, source: source, compression="zstd")
+        with pytest.raises(DatasetError, match="compressed"):
+            read(table[1])
+    finally:
+        table[2].write_bytes(kept)
+
+
+def test_a_table_of_more_than_memory(table, monkeypatch):
+    monkeypatch.setattr(memory, "free_on_host", lambda: 100)
+    with pytest.raises(DatasetError, match="the table takes .* of memory"):
+        read(table[1])
+
+
+def _zigzag(number):
+    number, written = number << 1, b""
+    while number > 127:
+        written, number = written + bytes([number & 127 | 128]), number >> 7
+    return written + bytes([number])
+
+
+def _page(unpacked, packed, values):
+    """A header as Parquet has it: of a page of data, its sizes and how many values it has."""
+    return b"\x15\x00\x15" + _zigzag(unpacked) + b"\x15" + _zigzag(packed) + b"\x2c\x15" + _zigzag(values) + b"\x00\x00"
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        (_page(40, 40, 9) + bytes(40), None),
+        (_page(1 << 30, 40, 9) + bytes(40), "a page of 40 bytes is said to hold 1,073,741,824"),
+        (_page(40, 40, 1 << 30) + bytes(40), "have 1,073,741,824 values, not as it says"),
+        (_page(40, 400, 9) + bytes(40), "a page of 400 bytes is said to hold 40"),
+        (b"\x1c" * 100 + bytes(1000), "nested too deeply"),
+        (b"\x15" + b"\xff" * 100, "a number does not end"),
+    ],
+    ids=["sound", "unpacked", "values", "packed", "deep", "endless"],
+)
+def test_pages_that_promise_more_than_they_hold(page, said):
+    column = types.SimpleNamespace(
+        compression="SNAPPY",
+        data_page_offset=0,
+        dictionary_page_offset=None,
+        total_compressed_size=len(page),
+        num_values=9,
+        path_in_schema="x",
+        physical_type="INT32",
+    )
+    with contextlib.nullcontext() if said is None else pytest.raises(ValueError, match=said):
+        assert tables._check_column(io.BytesIO(page), len(page), column) == 40 + 9 * 16
+
+
+@pytest.mark.long
+def test_tables_with_bytes_changed(table):
+    """Each is read, or refused in jaxrl's own words; none ends the process."""
+    kept = table[2].read_bytes()
+    try:
+        for number in range(150):
+            table[2].write_bytes(hostile.spoiled(kept, np.random.default_rng([77, number])))
+            with hostile.Watch(table[1]) as watch, hostile.bounded():
+                try:
+                    read(table[1])
+                except JaxrlError as error:
+                    assert len(str(error)) < 4000
+            assert watch.found == []
+    finally:
+        table[2].write_bytes(kept)
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_and_biases_do_not_write_through_a_link(tmp_path, monkeypatch):
+    class Package:
+        def init(self, **_):
+            raise AssertionError("it began")
+
+    monkeypatch.setitem(__import__("sys").modules, "wandb", Package())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "wandb").symlink_to("elsewhere")
+    with pytest.raises(RunDirectoryError, match="wandb is a link"):
+        WandbLogger("project", directory=tmp_path)
+    (tmp_path / "wandb").unlink()
+    with pytest.raises(AssertionError, match="it began"):
+        WandbLogger("project", directory=tmp_path)
