@@ -248,6 +248,30 @@ class HostRecipe(Protocol):
         ...
 
 
+class RenderedEnvironment(HostEnvironment, Protocol):
+    """Host environments that draw themselves."""
+
+    name: str
+
+    @property
+    def frames_per_second(self) -> float:
+        """At which an episode looks natural, a frame a step."""
+        ...
+
+    def render(self) -> np.ndarray | None:
+        """What the first environment looks like now, uint8 [height, width, 3]; None where it draws nothing."""
+        ...
+
+
+@runtime_checkable
+class RenderedRecipe(HostRecipe, Protocol):
+    """A recipe whose environments can be watched."""
+
+    def build_rendered(self, seed: int) -> RenderedEnvironment:
+        """One environment, as `build` makes it, that draws itself."""
+        ...
+
+
 @runtime_checkable
 class AsyncRecipe(HostRecipe, Protocol):
     """A recipe whose environments can be asynchronous too."""

@@ -1,6 +1,10 @@
-"""Watching a policy: one episode as an animated GIF, or, of brax, as a page that turns it in three dimensions."""
+"""Watching a policy: one episode as an animated GIF, or, of brax, as a page that turns it in three dimensions.
+
+JAX environments are drawn here, from their states; those on the host draw themselves.
+"""
 
 import dataclasses
+import math
 import os
 from functools import partial
 from pathlib import Path
@@ -13,13 +17,16 @@ from PIL import Image, ImageDraw
 
 from jaxrl import envs
 from jaxrl.core import keys
-from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import Environment, HostRecipe, PyTree
+from jaxrl.core.errors import ConfigError, JaxrlError
+from jaxrl.core.types import Environment, HostRecipe, PyTree, RenderedRecipe
 from jaxrl.envs.drawings import Drawing, drawing_of
 from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
 from jaxrl.run.policy import Policy, check_spaces
 
 _CAPTION = 16  # pixels of the line under every frame
+_SIDE = 240  # pixels, at most, of a frame that an environment drew itself
+_MOST_A_SECOND = 20  # frames of such an environment, which takes long to draw them
 
 
 def render(
@@ -33,9 +40,10 @@ def render(
 ) -> Path:
     """Plays one episode and writes it to `path`: a GIF, or for brax an HTML page.
 
-    It can draw CartPole, Pendulum, both MountainCars, Acrobot and MinAtar of gymnax, every brax environment, all
-    environments with image observations, and those registered with `jaxrl.envs.drawings.register`. A brax page loads
-    its viewer from the network when it is opened.
+    Of JAX environments it can draw CartPole, Pendulum, both MountainCars, Acrobot and MinAtar of gymnax, every brax
+    environment, all environments with image observations, and those registered with `jaxrl.envs.drawings.register`. A
+    brax page loads its viewer from the network when it is opened. Those of Gymnasium and EnvPool draw themselves,
+    for which some of Gymnasium's need a package (pygame for classic control).
 
     Args:
       policy: of a `Result`, or from `jaxrl.load`.
@@ -54,25 +62,35 @@ def render(
         path has another suffix.
     """
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
-    if not isinstance(env, Environment):
-        raise ConfigError(f"{env.name} is stepped on the host; only JAX environments can be drawn so far")
     if max_steps < 1:
         raise ConfigError(f"max_steps={max_steps} must be at least 1")
     check_spaces(policy.spec, env)
+    if not isinstance(env, Environment):
+        path = _checked_path(path, env.name, ".gif")
+        frames, per_second = _host_episode(policy, env, seed, max_steps, explore)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_gif(path, frames, per_second)
+        return path
     base = _unwrapped(env)
     if base.name == "brax:fast":
         raise ConfigError("brax:fast cannot be drawn: it is a stand-in for tests, without bodies")
     three_dimensional = base.name.startswith("brax:")
-    path, ending = Path(path), ".html" if three_dimensional else ".gif"
-    if path.suffix.lower() != ending:
-        raise ConfigError(f"path={str(path)!r}: {base.name} is drawn as {ending[1:]}; let the path end in {ending}")
+    path = _checked_path(path, base.name, ".html" if three_dimensional else ".gif")
     drawing = _BRAX if three_dimensional else drawing_of(base, env.observation_space)
     views, returns = _episode(policy, env, drawing, seed, max_steps, explore)
     path.parent.mkdir(parents=True, exist_ok=True)
     if three_dimensional:
         path.write_text(_brax_page(base, views))
     else:
-        _write_gif(path, [_captioned(drawing.draw(v), n, returns[n]) for n, v in enumerate(views)], drawing)
+        frames = [_captioned(drawing.draw(v), n, returns[n]) for n, v in enumerate(views)]
+        _write_gif(path, frames, drawing.frames_per_second)
+    return path
+
+
+def _checked_path(path, name, ending):
+    path = Path(path)
+    if path.suffix.lower() != ending:
+        raise ConfigError(f"path={str(path)!r}: {name} is drawn as {ending[1:]}; let the path end in {ending}")
     return path
 
 
@@ -128,6 +146,49 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
     return jax.lax.scan(step, ro.begin(algo, env, env_roots, index, spec=spec, num_envs=1), step_keys)[1]
 
 
+def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Image], float]:
+    """The frames of one episode in an environment that draws itself, and how many belong to a second."""
+    if not isinstance(env, RenderedRecipe):
+        raise ConfigError(
+            f"{env.name} cannot be drawn: its recipe has no build_rendered (jaxrl.core.types.RenderedRecipe)"
+        )
+    try:
+        host = env.build_rendered(keys.evaluation_seed(seed))
+    except JaxrlError:
+        raise
+    except Exception as error:  # whatever an environment says to being asked for pictures
+        raise ConfigError(f"{env.name} cannot be drawn: {type(error).__name__}: {error}") from error
+    steps, key = HostSteps(policy.spec, 1, 1, 1, explore), keys.evaluation_key(keys.root_key(seed))
+    try:
+        # More frames a second than these are not seen.
+        every = max(1, math.ceil(host.frames_per_second / _MOST_A_SECOND))
+        acting = steps.begin(policy.algo, host.reset(), key, jnp.zeros((1,), jnp.int32))
+        frames = [_photographed(host, acting.shown, 0)]
+        for number in range(1, max_steps + 1):
+            complete(unroll(steps, policy.algo, policy.actor, acting, in_this_thread(host.step)))
+            ended = bool(acting.shown.last[0])
+            if ended or number % every == 0:
+                frames.append(_photographed(host, acting.shown, number))
+            if ended:
+                break
+        return frames, host.frames_per_second / every
+    finally:
+        host.close()
+
+
+def _photographed(host, timestep, number) -> Image.Image:
+    """What the environment looks like, at most `_SIDE` pixels high and wide."""
+    try:
+        frame = host.render()
+    except Exception as error:  # as where a package or a display is missing
+        raise ConfigError(f"{host.name} cannot be drawn: {type(error).__name__}: {error}") from error
+    if frame is None or frame.ndim != 3:
+        raise ConfigError(f"{host.name} cannot be drawn: it has no render mode 'rgb_array'")
+    picture = Image.fromarray(np.ascontiguousarray(frame))
+    picture.thumbnail((_SIDE, _SIDE), Image.Resampling.BOX)
+    return _captioned(np.asarray(picture), number, timestep.episode.returns[0])
+
+
 # --- files -------------------------------------------------------------------------------------------------------
 
 
@@ -139,9 +200,9 @@ def _captioned(frame: np.ndarray, step: int, episode_return: float) -> Image.Ima
     return picture
 
 
-def _write_gif(path: Path, frames: list[Image.Image], drawing: Drawing) -> None:
+def _write_gif(path: Path, frames: list[Image.Image], per_second: float) -> None:
     # GIFs count hundredths of a second, and viewers slow down what is below two of them.
-    hundredths = max(2, round(100 / drawing.frames_per_second))
+    hundredths = max(2, round(100 / per_second))
     durations = [10 * hundredths] * (len(frames) - 1) + [1000]  # it rests at the end
     first, *others = (frame.quantize(64, dither=Image.Dither.NONE) for frame in frames)
     first.save(path, save_all=True, append_images=others, duration=durations, loop=0)

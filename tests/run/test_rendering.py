@@ -6,6 +6,7 @@ import re
 import zlib
 from functools import partial
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,8 +214,6 @@ def test_what_cannot_be_drawn_says_what_can(cart_pole, tmp_path):
     with pytest.raises(ConfigError, match="cannot be drawn.*gymnax:Acrobot-v1.*brax"):
         rendering.render(untrained(probe), probe, tmp_path / "a.gif")
     policy, env = cart_pole
-    with pytest.raises(ConfigError, match="on the host"):
-        rendering.render(policy, ServedFromHost(env), tmp_path / "a.gif")
     with pytest.raises(ConfigError, match=r"'.*a\.mp4'.*end in \.gif"):
         rendering.render(policy, env, tmp_path / "a.mp4")
     with pytest.raises(ConfigError, match="max_steps=0"):
@@ -224,3 +223,70 @@ def test_what_cannot_be_drawn_says_what_can(cart_pole, tmp_path):
     with pytest.raises(ConfigError, match="did you mean"):
         rendering.render(policy, "gymnax:CartPole-v2", tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- environments that draw themselves -----------------------------------------------------------------------------
+
+
+class Counts(gymnasium.Env):
+    """Ends after seven steps; its picture is as bright as it has made steps, and as wide as no GIF should be."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None, blind=False):
+        self.render_mode, self.blind = render_mode, blind
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 7, False, {}
+
+    def render(self):
+        assert self.render_mode == "rgb_array"
+        return None if self.blind else np.full((300, 480, 3), 30 * self.steps, np.uint8)
+
+
+@pytest.fixture
+def counts():
+    gymnasium.register("Counts-v0", Counts)
+    yield "gymnasium:Counts-v0"
+    del gymnasium.registry["Counts-v0"]
+
+
+def test_an_environment_on_the_host_draws_itself(counts, tmp_path):
+    env = jaxrl.make(counts)
+    frames = gif(rendering.render(untrained(env), env, tmp_path / "a.gif"))
+    assert [int(frame[75, 120, 0]) for frame, _ in frames] == [30 * step for step in range(8)]
+    assert {frame.shape for frame, _ in frames} == {(150 + 16, 240, 3)} and frames[0][1] == 100
+    short = gif(rendering.render(untrained(env), env, tmp_path / "b.gif", max_steps=3))
+    assert len(short) == 4
+
+
+def test_what_draws_nothing_on_the_host_is_told(counts, tmp_path):
+    env = jaxrl.make(counts, blind=True)
+    policy = untrained(env)
+    with pytest.raises(ConfigError, match="Counts-v0 cannot be drawn: it has no render mode 'rgb_array'"):
+        rendering.render(policy, env, tmp_path / "a.gif")
+    with pytest.raises(ConfigError, match="let the path end in .gif"):
+        rendering.render(policy, env, tmp_path / "a.html")
+    served = ServedFromHost(jaxrl.make("gymnax:CartPole-v1"))
+    with pytest.raises(ConfigError, match="its recipe has no build_rendered"):
+        rendering.render(untrained(served), served, tmp_path / "a.gif")
+
+
+@pytest.mark.long
+def test_envpool_draws_the_episode_that_is_evaluated(tmp_path):
+    pytest.importorskip("envpool")
+    env = jaxrl.make("envpool:CartPole-v1")
+    policy = untrained(env)
+    played = jaxrl.evaluate(policy.algo, policy.actor, env, policy.spec, seed=3, episodes=1)
+    path = rendering.render(policy, env, tmp_path / "a.gif", seed=3)
+    count = int(played.lengths[0])
+    assert len(gif(path)) == 1 + count // 2 + count % 2  # 30 a second are shown as 15, and the last one always
+    assert path.stat().st_size < 2e6

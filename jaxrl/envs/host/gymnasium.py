@@ -107,6 +107,11 @@ class GymnasiumRecipe:
             raise ConfigError(f"{self.name}: num_envs={num_envs}; use at least 1")
         return GymnasiumEnvironment(self, num_envs, seed, first_env)
 
+    def build_rendered(self, seed: int) -> "GymnasiumEnvironment":
+        """As of `RenderedRecipe`."""
+        options = self.options | {"render_mode": "rgb_array"}
+        return dataclasses.replace(self, options=options, workers=0, by_hand=True).build(1, seed)
+
 
 registry.add("suite", gymnasium=GymnasiumRecipe)
 
@@ -158,6 +163,15 @@ class GymnasiumEnvironment:
     def doing(self) -> str:
         """What it is waiting for, in words; empty when it is not."""
         return self._stepper.doing
+
+    @property
+    def frames_per_second(self) -> float:
+        """As of `RenderedEnvironment`."""
+        return self._stepper.frames_per_second if isinstance(self._stepper, InProcess) else 30.0
+
+    def render(self) -> np.ndarray | None:
+        """As of `RenderedEnvironment`; workers draw nothing."""
+        return self._stepper.render() if isinstance(self._stepper, InProcess) else None
 
     def reset(self) -> TimeStep[np.ndarray]:
         """The first time steps of new episodes [num_envs]; the first time, of those of the seed.

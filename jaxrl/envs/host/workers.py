@@ -17,6 +17,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.envs.host import gymnasium_worker
@@ -84,6 +85,16 @@ class InProcess:
                 raise _failed(self._name, index + self._first_env, self.seeds[index], command, what) from error
         self._now = None
         return outcomes, []
+
+    @property
+    def frames_per_second(self) -> float:
+        """Of the pictures of the first environment."""
+        return float(self._environments[0].metadata.get("render_fps") or 30.0)
+
+    def render(self) -> np.ndarray | None:
+        """A picture of the first environment, if it was made with a mode that draws any."""
+        frame = self._environments[0].render()
+        return frame if isinstance(frame, np.ndarray) else None
 
     def close(self) -> None:
         """Closes the environments; may be called twice."""
