@@ -193,7 +193,7 @@ def _train_flags():
 def _sweep_flags():
     left_out, help_ = ("seeds", "topology", "num_envs", "devices"), documented(launch)
     values = (
-        "values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --samples also "
+        "values to try for fields of the algorithm, as learning_rate=1e-4,3e-4; with --num-samples also "
         "uniform:LOW:HIGH and loguniform:LOW:HIGH"
     )
     kinds = {"cpus_per_run": FLOAT, "gpus_per_run": FLOAT, "restarts": INT}

@@ -53,7 +53,7 @@ def launch(
     total_steps: int,
     run_dir: str | Path,
     seeds: int | Sequence[int] = 8,
-    samples: int | None = None,
+    num_samples: int | None = None,
     search_seed: int = 0,
     num_envs: int | None = None,
     topology: Topology | None = None,
@@ -76,7 +76,7 @@ def launch(
         follow `algo`, whatever `space` changes.
       run_dir: holds the run directories; all machines must see it.
       seeds: how many, from 0 on, or which.
-      samples: None: the full grid of the lists in `space`; a number: so many random draws.
+      num_samples: None: the full grid of the lists in `space`; a number: so many random draws.
       search_seed: of those draws.
       cpus_per_run: CPUs that Ray reserves for each run.
       gpus_per_run: likewise; 0: the run is on the processor.
@@ -85,7 +85,7 @@ def launch(
       points: of the curves.
       evaluation_episodes, explore_in_evaluation: of the evaluations of every run.
       progress: show a progress bar, over runs.
-      **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `samples`.
+      **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `num_samples`.
 
     Returns:
       The results; a run that raised is marked as failed, and disturbs none.
@@ -111,7 +111,7 @@ def launch(
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
     if problems:
         raise ConfigError(problems)
-    settings = configurations(samples, space, search_seed)
+    settings = configurations(num_samples, space, search_seed)
     topology = topology or default_topology(env, num_envs)
     topology = topology.resolve(algo)
     variants = [replace(algo, **setting).resolve(env_spec(env), topology.num_envs or 0) for setting in settings]

@@ -52,27 +52,27 @@ def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
     return found
 
 
-def configurations(samples: int | None, space: Mapping[str, Any], search_seed: int = 0) -> list[dict[str, Any]]:
+def configurations(num_samples: int | None, space: Mapping[str, Any], search_seed: int = 0) -> list[dict[str, Any]]:
     """The settings that a sweep tries: the product of the lists, or random draws.
 
     Args:
-      samples: None for the full grid; a number for that many random draws, from lists and distributions alike.
+      num_samples: None for the full grid; a number for that many random draws, from lists and distributions alike.
       space: by field, a list of values, a single value, or a distribution.
       search_seed: of the draws.
 
     Raises:
-      ConfigError: a distribution without `samples`, or an empty list.
+      ConfigError: a distribution without `num_samples`, or an empty list.
     """
     choices = {name: list(v) if isinstance(v, (list, tuple, np.ndarray, range)) else v for name, v in space.items()}
     problems = [f"{name} has no values to try" for name, v in choices.items() if isinstance(v, list) and not v]
-    if samples is None:
+    if num_samples is None:
         drawn = [name for name, v in choices.items() if isinstance(v, (Uniform, LogUniform))]
-        problems += [f"{name} is a distribution; set the number of draws, such as samples=32" for name in drawn]
-    elif samples < 1:
-        problems.append(f"samples={samples} must be at least 1")
+        problems += [f"{name} is a distribution; set the number of draws, such as num_samples=32" for name in drawn]
+    elif num_samples < 1:
+        problems.append(f"num_samples={num_samples} must be at least 1")
     if problems:
         raise ConfigError(problems)
-    if samples is None:
+    if num_samples is None:
         lists = [v if isinstance(v, list) else [v] for v in choices.values()]
         return [dict(zip(choices, values, strict=True)) for values in itertools.product(*lists)]
     rng = np.random.default_rng(search_seed)
@@ -82,4 +82,4 @@ def configurations(samples: int | None, space: Mapping[str, Any], search_seed: i
             return v.draw(rng)
         return v[int(rng.integers(len(v)))] if isinstance(v, list) else v
 
-    return [{name: draw(v) for name, v in choices.items()} for _ in range(samples)]
+    return [{name: draw(v) for name, v in choices.items()} for _ in range(num_samples)]

@@ -119,7 +119,7 @@ def sweep(
     *,
     total_steps: int,
     seeds: int | Sequence[int] = 8,
-    samples: int | None = None,
+    num_samples: int | None = None,
     search_seed: int = 0,
     num_envs: int | Sequence[int] | None = None,
     topology: Anakin | None = None,
@@ -144,7 +144,7 @@ def sweep(
       algo, env, total_steps, topology: of every run, as for `make_train`.
       num_envs: number of environments, or a list to try; None: as in `jaxrl.train`.
       seeds: how many, from 0 on, or a list of seeds.
-      samples: number of random draws from `space`; None: the full grid of its lists.
+      num_samples: number of random draws from `space`; None: the full grid of its lists.
       search_seed: of the random search.
       devices: number of devices of this process to use; None: all of them. On a CPU, JAX is asked for one device per
         core if it has not started yet.
@@ -156,8 +156,8 @@ def sweep(
       checkpoint_every: environment steps of a run between two checkpoints, in whole points; None: a tenth of all.
       overwrite: delete an earlier sweep in `run_dir` and start again.
       progress: show a progress bar.
-      **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `samples`. Static fields may
-        be swept too; each of their combinations is a separate program.
+      **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `num_samples`. Static fields
+        may be swept too; each of their combinations is a separate program.
 
     Raises:
       ConfigError: all invalid settings.
@@ -188,7 +188,7 @@ def sweep(
         raise ConfigError(problems)
     seeds = checked_seeds(seeds)
     algo = as_algorithm(algo)
-    settings = _settings(samples, search_seed, num_envs, topology, space)
+    settings = _settings(num_samples, search_seed, num_envs, topology, space)
     programs = _bound(algo, env, total_steps, topology, num_envs, settings)
     asked = {}
     if processes > 1 or run_dir is not None:
@@ -263,7 +263,7 @@ _ELSEWHERE = {
 }
 
 
-def _settings(samples, search_seed, num_envs, topology, space) -> list[dict[str, Any]]:
+def _settings(num_samples, search_seed, num_envs, topology, space) -> list[dict[str, Any]]:
     """What is tried, one dictionary a configuration, the number of environments among it if there are several.
 
     Raises:
@@ -275,7 +275,7 @@ def _settings(samples, search_seed, num_envs, topology, space) -> list[dict[str,
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology, or no topology")
     if problems:
         raise ConfigError(problems)
-    settings = configurations(samples, ({"num_envs": num_envs} if several else {}) | space, search_seed)
+    settings = configurations(num_samples, ({"num_envs": num_envs} if several else {}) | space, search_seed)
     tried = {setting["num_envs"] for setting in settings} if several else set()
     if wrong := [value for value in tried if not isinstance(value, int | np.integer)]:
         raise ConfigError([f"num_envs={value!r} must be a whole number" for value in sorted(wrong, key=str)])

@@ -1,6 +1,7 @@
 """A field that changes nothing is a bug: every field of every algorithm changes the traced program or its numbers."""
 
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,11 @@ import pytest
 import jaxrl
 from jaxrl.algos.base import field_problems, has_effect
 from jaxrl.algos.optimizers import Adam, RMSProp
+from jaxrl.core import registry
 from jaxrl.core.schedules import Constant, resolve_schedules
 from jaxrl.core.sources import FrameStack
 from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, QNetwork, QuantileValues
+from jaxrl.sweeps.launcher import launch
 
 TINY = ActorCritic(MLP((4,)))
 DQN = jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16)
@@ -186,3 +189,11 @@ def test_a_field_with_its_switch_or_at_its_default_is_fine():
     assert field_problems(jaxrl.PPO(observation_clip=jnp.float32(10.0))) == []
     head = QNetwork(MLP((4,)), head=CategoricalValues(3))
     assert field_problems(jaxrl.DQN(v_max=5.0, network=head)) == []
+
+
+@pytest.mark.parametrize("function", [jaxrl.train, jaxrl.sweep, launch], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("name", sorted(registry.registered("algorithm")))
+def test_no_field_has_the_name_of_an_argument(function, name):
+    """Both are flags of one command, and fields are keywords of `sweep`."""
+    fields = {field.name for field in dataclasses.fields(registry.registered("algorithm")[name])}
+    assert not fields & set(inspect.signature(function).parameters)

@@ -198,7 +198,7 @@ def test_grid_and_random_search():
     for arguments, words in (
         ((None, {"gamma": Uniform(0, 1)}), "gamma is a distribution; set the number of draws"),
         ((None, {"gamma": []}), "gamma has no values"),
-        ((0, {"gamma": [0.9]}), "samples=0 must be at least 1"),
+        ((0, {"gamma": [0.9]}), "num_samples=0 must be at least 1"),
     ):
         with pytest.raises(ConfigError, match=words):
             configurations(*arguments)
@@ -243,7 +243,9 @@ def test_the_number_of_environments_can_be_tried():
 
 @pytest.mark.long
 def test_random_search_runs_what_it_says():
-    result = sweep(seeds=SEEDS, samples=3, mapping="in_turn", devices=1, learning_rate=[1e-2], clip=Uniform(0.1, 0.3))
+    result = sweep(
+        seeds=SEEDS, num_samples=3, mapping="in_turn", devices=1, learning_rate=[1e-2], clip=Uniform(0.1, 0.3)
+    )
     assert len(result.configurations) == 3 and len({c["clip"] for c in result.configurations}) == 3
     alone = jaxrl.train(
         PLAIN.replace(clip=result.configurations[1]["clip"]),
