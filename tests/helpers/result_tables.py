@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from helpers.shortest import DEFAULTS, PRESETS
+
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 RECORDS = ROOT / "benchmarks" / "results"
@@ -53,6 +55,19 @@ def _commands(kind: str) -> str:
         [row] = record["rows"]
         lines.append(f"| `{record['run']}` | {_scores(row)} | {record['published']} |")
     return _table(f"command | {_SCORES}", lines)
+
+
+def _unrecorded() -> str:
+    """The shortest commands that have no record yet."""
+    rows = [*((f"defaults-{row.name}", row) for row in DEFAULTS), *((f"preset-{row.name}", row) for row in PRESETS)]
+    missing = [row for name, row in rows if not (RECORDS / f"learning-{name}.json").exists()]
+    asked = ("each seed" if row.worst > row.mean else "the mean" for row in missing)
+    least = (max(row.worst, row.mean) for row in missing)
+    lines = [
+        f"| `jaxrl sweep {row.command}` | {which} {score:g} | {row.published} |"
+        for row, which, score in zip(missing, asked, least, strict=True)
+    ]
+    return _table("command | asked: at least | published |", lines)
 
 
 def _trainings() -> str:
@@ -125,6 +140,7 @@ def _worst(name: str) -> float:
 TABLES: dict[str, Callable[[], str]] = {
     "defaults": lambda: _commands("defaults"),
     "preset": lambda: _commands("preset"),
+    "unrecorded": _unrecorded,
     "trainings": _trainings,
     "halfcheetah": _interrupted,
     "offline": _offline,
