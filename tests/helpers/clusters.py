@@ -4,30 +4,15 @@ import contextlib
 import logging
 import os
 import pathlib
-import signal
 
 import pytest
 import ray
 
+from helpers.patience import within
+
 # Ray gives its agents 15 s to start, which are short on a busy machine; the next try finds their files in memory.
 TRIES = 3
 TESTS = pathlib.Path(__file__).parents[1]  # of `host_probes`, which actors import too
-
-
-@contextlib.contextmanager
-def within(seconds):
-    """Raises TimeoutError in the main thread after that long: what hangs fails here, and not by the limit of CI."""
-
-    def late(*_):
-        raise TimeoutError(f"nothing came of it within {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager

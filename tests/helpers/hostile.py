@@ -5,7 +5,6 @@ import copy
 import hashlib
 import json
 import os
-import signal
 import site
 import sys
 import sysconfig
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
+
+from helpers.patience import within
 
 EVIL = "evil_module"  # can be found, and leaves a mark when it is imported
 LONGEST = 20  # seconds that reading a file may take
@@ -192,20 +193,9 @@ class Overdue(BaseException):
     """It took too long; no handler of errors stops it."""
 
 
-@contextlib.contextmanager
 def bounded(seconds=LONGEST):
     """Ends what takes longer."""
-
-    def overdue(*_):
-        raise Overdue
-
-    before = signal.signal(signal.SIGALRM, overdue)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+    return within(seconds, Overdue)
 
 
 def snapshot(folder):

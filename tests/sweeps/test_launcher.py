@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from helpers import clusters
+from helpers.patience import within
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS
 
 import jaxrl
@@ -20,7 +21,7 @@ SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes"
 
 @pytest.fixture
 def cluster():
-    with clusters.cluster() as ray, clusters.within(300):
+    with clusters.cluster() as ray, within(300):
         yield ray
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers import clusters
+from helpers.patience import within
 from helpers.programs import NUM_ENVS, PPO, assert_equal, plain
 
 import jaxrl
@@ -24,7 +25,7 @@ def started():
 
 @pytest.fixture
 def cluster(started):
-    with clusters.within(300):
+    with within(300):
         yield started
 
 
