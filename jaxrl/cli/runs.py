@@ -28,6 +28,7 @@ _TITLES = {
         "save_replay",
         "record",
         "record_every",
+        "video_every",
         "wandb",
         "points",
         "out",

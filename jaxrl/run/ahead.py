@@ -90,6 +90,7 @@ def compile_ahead(
             "JAX_COMPILATION_CACHE_DIR to a folder"
         )
     fixed = {"evaluate_every": 0, "checkpoint_every": 0, "progress": False, "loggers": (), "overwrite": False}
+    fixed["video_every"] = None
     fixed["target_return"] = None if target_return is None else math.inf
     with _events() as events, _folder(run_dir) as folder, at_pace(_PACE), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a run that has learned nothing, or was resumed

@@ -22,7 +22,7 @@ MAY_CHANGE = ("total_steps", "logging")  # fields, or groups of them, that a res
 FORMAT = 1  # of config.json; a change that earlier files do not survive takes the next number
 
 _FILES = ("config.json", "metrics.jsonl", "metrics.csv", "learning_curve.png", "result.json")
-_FOLDERS = ("checkpoints", "tensorboard")
+_FOLDERS = ("checkpoints", "tensorboard", "videos")
 _ABSENT = object()
 
 
@@ -291,6 +291,9 @@ def _delete_run(path: Path) -> None:
         shutil.rmtree(step)
     for events in (path / "tensorboard").glob("events.out.tfevents.*"):
         events.unlink()
+    for video in (path / "videos").glob("*.*"):
+        if video.stem.isdecimal() and video.suffix in (".gif", ".html"):
+            video.unlink()
     for folder in (path / name for name in _FOLDERS):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()

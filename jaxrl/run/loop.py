@@ -34,11 +34,13 @@ from jaxrl.run.directory import RunDirectory
 from jaxrl.run.evaluation import MAX_STEPS, compile_evaluation, evaluate
 from jaxrl.run.init_from import Initial
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
+from jaxrl.run.policy import Policy
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
 from jaxrl.run.result import Result, policy_at, write_result
 from jaxrl.run.signals import Signals
 from jaxrl.run.timing import Laps
+from jaxrl.run.videos import Videos
 
 _CHUNK_SECONDS = 1.0
 _LEAVES_NAMED = 8  # of those that are not finite
@@ -101,6 +103,7 @@ class Loop:
         recorder: Recorder | None = None,
         step_timeout: float = STEP_TIMEOUT,
         initial: Initial | None = None,
+        videos: Videos | None = None,
         pace: Pace,
     ):
         self.recorder, self.step_timeout, self.pace, self.initial = recorder, step_timeout, pace, initial
@@ -114,6 +117,8 @@ class Loop:
         self.save_each = self._iterations(checkpoint_every)
         self.callbacks = callbacks
         self.callback_each = None if callback_every is None or not callbacks else self._iterations(callback_every)
+        self.videos = videos
+        self.video_each = None if videos is None else self._iterations(videos.every)
         self.newest: dict[str, float] = {}  # the last value of every metric
         self.save_replay, self.dataset = save_replay, dataset
         self.history: list[dict[str, float]] = []
@@ -273,7 +278,7 @@ class Loop:
         return self.program.recorded_chunk(*arguments, recorded=self.recorder.recorded)
 
     def _next_border(self, done):
-        each_of = (self.evaluate_each, self.save_each, self.callback_each)
+        each_of = (self.evaluate_each, self.save_each, self.callback_each, self.video_each)
         following = [(done // each + 1) * each for each in each_of if each is not None]
         return min([*following, self.iterations])
 
@@ -392,6 +397,8 @@ class Loop:
         ending = last or stop is not None or asked
         if due and self.evaluator.in_thread:
             self._evaluate(state, done)
+        if self.video_each is not None and (last or done % self.video_each == 0):
+            self._film(state, done)
         self.laps.lap("other")
         if ending:
             self.evaluator.collect()
@@ -457,13 +464,21 @@ class Loop:
         self.laps.lap("other")
         self._wait_for("evaluation")
         self.laps.lap("compile")
-        progress = self.program.layout.place(np.float32(min(done / self.iterations, 1.0)))
-        # Every process plays by itself, on one of its devices.
-        algo, actor = policy_at(*local((self.algo_there, state.learner, progress)))
+        algo, actor = self._acting(state, done)
         if self.checkpointer is not None and self.evaluator.in_thread:
             self.checkpointer.awaiting = done * self.rows
         self.evaluator.begin(done * self.rows, algo, actor, list(self.program.layout.mesh.devices.flat))
         self.laps.lap("evaluate")
+
+    def _acting(self, state, done):
+        """The algorithm and what acting needs; every process plays by itself, on one of its devices."""
+        progress = self.program.layout.place(np.float32(min(done / self.iterations, 1.0)))
+        return policy_at(*local((self.algo_there, state.learner, progress)))
+
+    def _film(self, state, done):
+        acting = self._acting(state, done)
+        if self.videos is not None and self.directory is not None:  # of the first process
+            self.videos.write(self.directory.path, done * self.rows, Policy(*acting, self.program.layout.spec))
 
     def _play(self, algo, actor):
         return evaluate(

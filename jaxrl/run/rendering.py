@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from jaxrl import envs
 from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError, JaxrlError
-from jaxrl.core.types import Environment, HostRecipe, PyTree, RenderedRecipe
+from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
 from jaxrl.envs.drawings import Drawing, drawing_of
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
@@ -65,21 +65,16 @@ def render(
     if max_steps < 1:
         raise ConfigError(f"max_steps={max_steps} must be at least 1")
     check_spaces(policy.spec, env)
+    path = _checked_path(path, env)
     if not isinstance(env, Environment):
-        path = _checked_path(path, env.name, ".gif")
         frames, per_second = _host_episode(policy, env, seed, max_steps, explore)
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_gif(path, frames, per_second)
         return path
-    base = _unwrapped(env)
-    if base.name == "brax:fast":
-        raise ConfigError("brax:fast cannot be drawn: it is a stand-in for tests, without bodies")
-    three_dimensional = base.name.startswith("brax:")
-    path = _checked_path(path, base.name, ".html" if three_dimensional else ".gif")
-    drawing = _BRAX if three_dimensional else drawing_of(base, env.observation_space)
+    base, drawing = _unwrapped(env), _drawing(env)
     views, returns = _episode(policy, env, drawing, seed, max_steps, explore)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if three_dimensional:
+    if drawing is _BRAX:
         path.write_text(_brax_page(base, views))
     else:
         frames = [_captioned(drawing.draw(v), n, returns[n]) for n, v in enumerate(views)]
@@ -87,9 +82,39 @@ def render(
     return path
 
 
-def _checked_path(path, name, ending):
-    path = Path(path)
+def suffix_of(env: Environment | HostRecipe) -> str:
+    """What the files of an environment's episodes end in: ".gif", or ".html" of brax."""
+    return ".html" if isinstance(env, Environment) and _unwrapped(env).name.startswith("brax:") else ".gif"
+
+
+def check_drawable(env: Environment | HostRecipe, spec: EnvSpec) -> None:
+    """Whether `render` could draw in `env`; one on the host is built and draws itself once.
+
+    Raises:
+      ConfigError: it cannot be drawn, or its spaces are others than `spec`.
+    """
+    check_spaces(spec, env)
+    if isinstance(env, Environment):
+        _drawing(env)
+        return
+    host = _built(env, 0)
+    try:
+        _photographed(host, host.reset(), 0)
+    finally:
+        host.close()
+
+
+def _drawing(env):
+    base = _unwrapped(env)
+    if base.name == "brax:fast":
+        raise ConfigError("brax:fast cannot be drawn: it is a stand-in for tests, without bodies")
+    return _BRAX if suffix_of(env) == ".html" else drawing_of(base, env.observation_space)
+
+
+def _checked_path(path, env):
+    path, ending = Path(path), suffix_of(env)
     if path.suffix.lower() != ending:
+        name = _unwrapped(env).name if isinstance(env, Environment) else env.name
         raise ConfigError(f"path={str(path)!r}: {name} is drawn as {ending[1:]}; let the path end in {ending}")
     return path
 
@@ -146,18 +171,23 @@ def _play(algo, actor, env, key, *, spec, view, length, explore):
     return jax.lax.scan(step, ro.begin(algo, env, env_roots, index, spec=spec, num_envs=1), step_keys)[1]
 
 
-def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Image], float]:
-    """The frames of one episode in an environment that draws itself, and how many belong to a second."""
+def _built(env, seed):
+    """One environment that draws itself."""
     if not isinstance(env, RenderedRecipe):
         raise ConfigError(
             f"{env.name} cannot be drawn: its recipe has no build_rendered (jaxrl.core.types.RenderedRecipe)"
         )
     try:
-        host = env.build_rendered(keys.evaluation_seed(seed))
+        return env.build_rendered(keys.evaluation_seed(seed))
     except JaxrlError:
         raise
     except Exception as error:  # whatever an environment says to being asked for pictures
         raise ConfigError(f"{env.name} cannot be drawn: {type(error).__name__}: {error}") from error
+
+
+def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Image], float]:
+    """The frames of one episode in an environment that draws itself, and how many belong to a second."""
+    host = _built(env, seed)
     steps, key = HostSteps(policy.spec, 1, 1, 1, explore), keys.evaluation_key(keys.root_key(seed))
     try:
         # More frames a second than these are not seen.

@@ -38,6 +38,7 @@ from jaxrl.run.loop import Loop, Pace
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Record, Recorder
 from jaxrl.run.result import Result, logging_settings, opened, run_config
+from jaxrl.run.videos import Videos
 
 Topology = Anakin | Sebulba | Offline
 _pace: contextvars.ContextVar[Pace | None] = contextvars.ContextVar("pace", default=None)
@@ -78,6 +79,7 @@ def train(
     keep: int = 3,
     save_replay: bool = True,
     record: Record | str | Path | None = None,
+    video_every: int | None = None,
     loggers: Sequence[Logger] = (),
     progress: bool = True,
 ) -> Result:
@@ -122,6 +124,7 @@ def train(
       save_replay: whether checkpoints include replay buffers. Without, they are smaller, and a resumed run differs from
         an uninterrupted one: it collects `min_size` transitions again before it learns.
       record: where to write the episodes of training as RLDS datasets; a `Record` for some of them.
+      video_every: environment steps between episodes that are written to `run_dir` as videos, as `jaxrl.render` does.
       loggers: further places for metrics; with several processes, those of the first.
       progress: show a progress bar.
 
@@ -151,8 +154,11 @@ def train(
         checkpoint_every=(checkpoint_every, 0),
         callback_every=(callback_every, 1),
         keep=(keep, 1),
+        video_every=(video_every, 1),
         num_envs=(num_envs, 1),
     )
+    if video_every is not None and run_dir is None:
+        problems.append(f"video_every={video_every} needs run_dir=, where the videos are written")
     problems += seed_problems("seed", seed)
     if isinstance(evaluation_episodes, int) and evaluation_episodes > 0:
         problems += episodes_problems("evaluation_episodes", evaluation_episodes, None)
@@ -171,6 +177,7 @@ def train(
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
     others |= {"dataset_fraction": fraction, "async_evaluation": async_evaluation}
+    others |= {"video_every": video_every}
     others |= {"record": None if record is None else record.every}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, fraction)
@@ -196,13 +203,18 @@ def train(
             record.check(program.layout.spec, run_dir, overwrite)
         assert isinstance(program, RecordingProgram)  # the others have no environment
         recorder = Recorder(record, program.recorded(algo, record.every), algo, env, seed, run_dir)
+    played = env if eval_env is None or offline else envs.prepared(eval_env)
+    videos = None if video_every is None else Videos(played, video_every, seed, explore_in_evaluation)
+    if videos is not None:
+        with distributed.collective_errors("looking at what videos would show"):
+            videos.check(program.layout.spec)
     stops = [] if target_return is None else [StopAtReturn(target_return)]
     run = Loop(
         algo=algo,
         env=env,
         program=program,
         total_steps=total_steps,
-        eval_env=env if eval_env is None or offline else envs.prepared(eval_env),
+        eval_env=played,
         evaluation_episodes=evaluation_episodes,
         explore=explore_in_evaluation,
         async_evaluation=async_evaluation,
@@ -216,6 +228,7 @@ def train(
         recorder=recorder,
         step_timeout=topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT,
         initial=initial,
+        videos=videos,
         pace=_pace.get() or Pace(),
     )
     leader = distributed.is_leader()

@@ -1,0 +1,53 @@
+"""Videos of a run while it trains: at their steps, of the policy of that step, and without a change to the run."""
+
+import pytest
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
+from PIL import Image
+
+import jaxrl
+from jaxrl.core.errors import ConfigError
+from jaxrl.run import rendering
+from jaxrl.run.loading import load_run
+
+
+def train(env=ENV, **settings):
+    settings = {"total_steps": 5 * ROWS, "num_envs": NUM_ENVS, "evaluate_every": 0, "seed": 4} | settings
+    return jaxrl.train(PPO, env, evaluation_episodes=2, checkpoint_every=ROWS, keep=9, progress=False, **settings)
+
+
+def frames(path):
+    return Image.open(path).n_frames
+
+
+def test_an_episode_every_so_many_steps(tmp_path):
+    path = tmp_path / "run"
+    filmed = train(run_dir=path, video_every=2 * ROWS)
+    assert_equal(filmed.state, train().state)
+    videos = sorted((path / "videos").iterdir())
+    assert [video.name for video in videos] == [f"{step * ROWS:012d}.gif" for step in (2, 4, 5)]
+    run = load_run(path, step=2 * ROWS)
+    again = rendering.render(run.policy, ENV, tmp_path / "again.gif", seed=4)
+    assert again.read_bytes() == videos[0].read_bytes()
+    assert frames(videos[0]) > 2
+    (path / "videos" / "mine.gif").write_bytes(b"kept")
+    train(run_dir=path, total_steps=ROWS, overwrite=True)
+    assert [video.name for video in (path / "videos").iterdir()] == ["mine.gif"]
+
+
+def test_what_cannot_be_filmed_is_told_before_training(tmp_path):
+    with pytest.raises(ConfigError, match="probe:Discrete cannot be drawn"):
+        train("probe:Constant", run_dir=tmp_path, video_every=ROWS)
+    with pytest.raises(ConfigError) as caught:
+        train(video_every=0)
+    assert [problem.partition(" ")[0] for problem in caught.value.problems] == ["video_every=0", "video_every=0"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_video_that_fails_costs_no_run_its_end(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(rendering, "render", fail)
+    with pytest.warns(RuntimeWarning, match=f"no video at step {ROWS}: the disk is full"):
+        result = train(run_dir=tmp_path, total_steps=ROWS, video_every=ROWS)
+    assert result.stopped == "finished"
