@@ -120,5 +120,41 @@ class Showing(gymnasium.Env):
         return self._shown, 0.0, False, False, {}
 
 
+class Misbehaving(gymnasium.Env):
+    """Does one thing otherwise than Gymnasium asks for: `what`, a key of `STEPS` or of `RESETS`."""
+
+    STEPS = {
+        "four values": lambda seen: (seen, 0.0, False, {}),
+        "nothing": lambda seen: None,
+        "no reward": lambda seen: (seen, None, False, False, {}),
+        "a text as reward": lambda seen: (seen, "1.5", False, False, {}),
+        "a complex reward": lambda seen: (seen, 1j, False, False, {}),
+        "rewards": lambda seen: (seen, np.zeros(2), False, False, {}),
+        "a huge reward": lambda seen: (seen, 1e300, False, False, {}),
+        "no ending": lambda seen: (seen, 0.0, None, False, {}),
+        "a text as ending": lambda seen: (seen, 0.0, False, "no", {}),
+        "endings": lambda seen: (seen, 0.0, np.zeros(2, bool), False, {}),
+        "sys.exit": lambda seen: sys.exit(3),
+    }
+    RESETS = {
+        "no info": lambda seen: seen,
+        "nothing at all": lambda seen: None,
+        "another shape": lambda seen: (np.zeros(3, np.float32), {}),
+        "sys.exit in reset": lambda seen: sys.exit(3),
+    }
+
+    def __init__(self, what=""):
+        self.observation_space, self.action_space = spaces.Box(0, 9, (2,), np.float32), spaces.Discrete(2)
+        self._what = what
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.RESETS.get(self._what, lambda seen: (seen, {}))(np.zeros(2, np.float32))
+
+    def step(self, action):
+        return self.STEPS.get(self._what, lambda seen: (seen, 0.0, False, False, {}))(np.zeros(2, np.float32))
+
+
+gymnasium.register("Misbehaving-v0", entry_point=f"{__name__}:Misbehaving")
 gymnasium.register("Counting-v0", entry_point=f"{__name__}:Counting")
 gymnasium.register("Showing-v0", entry_point=f"{__name__}:Showing")

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+import warnings
 
 import jax
 import numpy as np
@@ -209,6 +210,34 @@ def test_environments_that_are_stepped_in_turn_have_the_time_each(clock):
         watch.look(since)
     watch.look(None)
     watch.look(clock.now)
+
+
+def test_what_has_not_moved_for_long_is_told_once_before_its_time_is_up(clock):
+    """With the default `step_timeout`, within 30 seconds."""
+    assert watchdog.TOLD + watchdog.TURN < 30 < watchdog.STEP_TIMEOUT
+    host = Moving()
+    watch = watchdog.Watch(host, watchdog.STEP_TIMEOUT)
+
+    def told():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            watch.look(100.0)
+        return [str(one.message) for one in caught]
+
+    assert told() == []
+    clock.now += 19.0
+    assert told() == []
+    clock.now += 2.0
+    assert told() == ["environments of moving have been at environment 0 for 21 s; step_timeout is 60 s"]
+    clock.now += 20.0
+    assert told() == []
+    host.doing = "environment 1"
+    assert told() == []
+    clock.now += 25.0
+    assert told() == ["environments of moving have been at environment 1 for 25 s; step_timeout is 60 s"]
+    clock.now += 40.0
+    with pytest.raises(EnvironmentFailedError, match="at environment 1 for 65 s, step_timeout is 60 s"):
+        watch.look(100.0)
 
 
 def test_what_replaces_lost_environments_has_the_time_for_it(clock):

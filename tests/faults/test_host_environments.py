@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 import traceback
 import types
 
+import gymnasium
 import host_probes
 import numpy as np
 import pytest
@@ -469,3 +471,76 @@ def test_observations_of_another_type_that_lose_nothing(options, shown):
     host = jaxrl.make("gymnasium:host_probes:Showing-v0", **options).build(2, 0)
     np.testing.assert_array_equal(host.reset().observation, np.full((2, 2), shown))
     host.close()
+
+
+# --- what is given otherwise than asked for --------------------------------------------------------------------------
+
+SAID = {
+    "four values": "raised ValueError: not enough values",
+    "nothing": "raised TypeError: cannot unpack",
+    "no reward": "raised TypeError: float.. argument",
+    "a text as reward": "raised TypeError: reward must be a number, and it is '1.5'",
+    "a complex reward": "raised TypeError: float.. argument",
+    "rewards": "raised TypeError: only 0-dimensional arrays",
+    "a huge reward": r"raised ValueError: the reward 1e.300 is none that float32 can hold",
+    "no ending": "raised TypeError: terminated must be true or false, and it is None",
+    "a text as ending": "raised TypeError: truncated must be true or false, and it is 'no'",
+    "endings": "raised ValueError: The truth value",
+    "sys.exit": "raised SystemExit: 3",
+    "no info": r"gives an observation of shape \(\), and its space says",
+    "nothing at all": "raised TypeError: 'NoneType' object",
+    "another shape": r"gives an observation of shape \(3,\), and its space says",
+    "sys.exit in reset": "raised SystemExit: 3",
+}
+
+
+def test_everything_that_is_given_otherwise_is_tried():
+    assert SAID.keys() == host_probes.Misbehaving.STEPS.keys() | host_probes.Misbehaving.RESETS.keys()
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_what_is_given_otherwise_is_told_with_the_name(what):
+    host = jaxrl.make("gymnasium:host_probes:Misbehaving-v0", what=what).build(2, 0)
+    with pytest.raises((EnvironmentFailedError, EnvironmentContractError)) as caught:
+        host.reset()
+        host.step(np.zeros(2, np.int32))
+    host.close()
+    assert re.search(f"^gymnasium:host_probes:Misbehaving-v0: environment 0 .*{SAID[what]}", str(caught.value))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", SAID)
+def test_so_it_is_in_training_by_sebulba_and_no_worker_is_left(what, monkeypatch):
+    from helpers.programs import PPO
+
+    built, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **named: built.append(popen(*a, **named)) or built[-1])
+    env = jaxrl.make("gymnasium:host_probes:Misbehaving-v0", what=what, workers=2)
+    with pytest.raises((EnvironmentFailedError, EnvironmentContractError)) as caught:
+        jaxrl.train(PPO, env, total_steps=512, num_envs=8, progress=False, evaluate_every=0)
+    said = SAID[what].removeprefix("raised ")
+    assert re.search(f"(?s)^gymnasium:host_probes:Misbehaving-v0: environment [0-7] .*{said}", str(caught.value))
+    assert len(built) == 3 and all(gone(process.pid) for process in built), "one was looked at"
+
+
+# --- what takes long -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["in process", "in a worker"])
+def test_what_is_being_made_for_long_is_named_meanwhile(where, monkeypatch):
+    told, free = [], threading.Event()
+
+    def warn(text, *_, **__):
+        told.append(text)
+        free.set()
+
+    monkeypatch.setattr(watchdog, "TOLD", 0.01)
+    monkeypatch.setattr(watchdog.warnings, "warn", warn)
+    if where == "in process":
+        make = gymnasium.make
+        monkeypatch.setattr(gymnasium, "make", lambda *a, **named: free.wait(60) and make(*a, **named))
+        jaxrl.make(NAME)
+        assert told == [f"{NAME}: making an environment has taken 0.01 s so far, and is waited for"]
+    else:
+        jaxrl.make(NAME, workers=1)  # no process is there in a hundredth of a second
+        assert told[0].startswith(f"{NAME}: making environments in a worker (start_timeout=120) has taken 0.01 s")

@@ -20,7 +20,7 @@ from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host.episodes import Episodes
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, told_if_slow
 from jaxrl.envs.host.workers import InProcess, Workers
 
 START_TIMEOUT = 120.0  # seconds
@@ -329,7 +329,8 @@ def _looked_at(where, spec, options, workers, start_timeout):
             raise RuntimeError(str(error).strip().splitlines()[-1]) from error
         made.close()
         return made.spaces
-    environment = gymnasium.make(spec, disable_env_checker=True, **options)
+    with told_if_slow(where, "making an environment"):
+        environment = gymnasium.make(spec, disable_env_checker=True, **options)
     found = environment.observation_space, environment.action_space
     close_all([environment], where)
     return found

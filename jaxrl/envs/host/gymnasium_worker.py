@@ -60,6 +60,10 @@ def die_with(lifeline: int) -> None:
         sys.exit(1)
 
 
+LARGEST = 3.4028235677973366e38  # from here on a number becomes infinite in float32
+RAISED = (Exception, SystemExit)  # what environments raise; `sys.exit` ends nothing but the environment
+
+
 def prepared(environments, spec, indices):
     """Makes the environments; (None, their spaces), or (the traceback, None) if that fails."""
     try:
@@ -69,7 +73,7 @@ def prepared(environments, spec, indices):
         for index in indices:
             environments[index] = gymnasium.make(spec, disable_env_checker=True, **options), info
         return None, spaces(environments[indices[0]][0])
-    except Exception:
+    except RAISED:
         return traceback.format_exc(), None
 
 
@@ -82,7 +86,7 @@ def answer(environment, info, index, call, argument):
     """(index, None, outcome), or (index, traceback, None) if the environment raised."""
     try:
         return index, None, outcome(environment, info, call, argument)
-    except Exception:
+    except RAISED:
         return index, traceback.format_exc(), None
 
 
@@ -94,7 +98,33 @@ def outcome(environment, names, call, argument):
     if call == "reset":
         return environment.reset(seed=argument)[0], 0.0, False, False, (0.0,) * len(names)
     observation, reward, terminated, truncated, info = environment.step(argument)
-    return observation, float(reward), bool(terminated), bool(truncated), tuple(number(info, name) for name in names)
+    ends = flag(terminated, "terminated"), flag(truncated, "truncated")
+    return observation, real(reward), *ends, tuple(number(info, name) for name in names)
+
+
+def real(reward):
+    """A reward as a number that float32 holds, or that is not finite, of which the run tells.
+
+    Raises:
+      TypeError, ValueError: it is none.
+    """
+    if isinstance(reward, (str, bytes)):
+        raise TypeError(f"reward must be a number, and it is {reward!r:.80}")
+    found = float(reward)
+    if LARGEST < abs(found) < float("inf"):
+        raise ValueError(f"the reward {found:g} is none that float32 can hold")
+    return found
+
+
+def flag(value, name):
+    """Whether an episode ends.
+
+    Raises:
+      TypeError, ValueError: it is neither true nor false.
+    """
+    if value is None or isinstance(value, (str, bytes, dict, list, tuple, set)):
+        raise TypeError(f"{name} must be true or false, and it is {value!r:.80}")
+    return bool(value)
 
 
 def number(info, name):

@@ -4,6 +4,7 @@ Foreign code can block where no signal reaches the thread that called it. So it 
 is left behind if it does not come back.
 """
 
+import contextlib
 import faulthandler
 import functools
 import queue
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from jaxrl.core.types import HostEnvironment, HostRecipe, PyTree, TimeStep
 
 STEP_TIMEOUT = 60.0  # seconds
 TURN = 0.2  # seconds between two looks
+TOLD = 20.0  # seconds after which whoever waits is told for whom, however long it is waited for
 GOODBYE = 3.0  # seconds that threads have to end
 _LAST_STEP = 3.0  # seconds that a step has once the run was asked to end
 
@@ -49,10 +51,10 @@ class Watch:
     def __init__(self, host: Any, step_timeout: float, what: str = "their step"):
         self._host, self._step_timeout, self._what = host, step_timeout, what
         self._seen: tuple[float | None, str] = None, ""
-        self._moved = 0.0
+        self._moved, self._told = 0.0, False
 
     def look(self, since: float | None) -> None:
-        """Sees to it that they have moved.
+        """Sees to it that they have moved. After `TOLD` seconds at the same one warning says so.
 
         Args:
           since: when they were given the word, as `time.monotonic()` counts; None: they do not have it.
@@ -65,22 +67,45 @@ class Watch:
         doing, now = getattr(self._host, "doing", ""), time.monotonic()
         if (since, doing) != self._seen:
             self._moved = now if since == self._seen[0] else since
-            self._seen = since, doing
+            self._seen, self._told = (since, doing), False
         waited, patience = now - self._moved, getattr(self._host, "patience", 0.0)
+        name = getattr(self._host, "name", type(self._host).__name__)
+        at = f"environments of {name} have been at {doing or self._what} for {waited:.0f} s"
         if _asked_to_end is not None and now - max(_asked_to_end, self._moved) > _LAST_STEP:
             limit = f"and the run was asked to end {now - _asked_to_end:.0f} s ago"
         elif waited > self._step_timeout + patience:
             limit = f"step_timeout is {self._step_timeout:g} s"
             limit += f", and what replaces lost environments has {patience:g} s more" if patience else ""
         else:
+            if waited > TOLD and not self._told:
+                self._told = True
+                limit = "" if self._step_timeout == float("inf") else f"; step_timeout is {self._step_timeout:g} s"
+                warnings.warn(f"{at}{limit}", RuntimeWarning, stacklevel=2)
             return
         if sys.__stderr__ is not None:  # as it is in programs without a console
             faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-        name = getattr(self._host, "name", type(self._host).__name__)
         raise EnvironmentFailedError(
-            f"environments of {name} have been at {doing or self._what} for {waited:.0f} s, {limit}; the stacks of all "
-            "threads are on standard error. The thread remains until they return, or this process ends"
+            f"{at}, {limit}; the stacks of all threads are on standard error. The thread remains until they return, or "
+            "this process ends"
         )
+
+
+@contextlib.contextmanager
+def told_if_slow(name: str, what: str) -> Generator[None]:
+    """A warning names what the caller's thread waits for, once it has taken `TOLD` seconds; it goes on.
+
+    Args:
+      name: of the environment.
+      what: is being done.
+    """
+    text = f"{name}: {what} has taken {TOLD:g} s so far, and is waited for"
+    timer = threading.Timer(TOLD, lambda: warnings.warn(text, RuntimeWarning, stacklevel=2))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Stepper:

@@ -22,6 +22,7 @@ import numpy as np
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.envs.host import gymnasium_worker
 from jaxrl.envs.host.episodes import environment_seeds
+from jaxrl.envs.host.watchdog import told_if_slow
 
 Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)
 Outcome = tuple[Any, float, bool, bool, tuple[float, ...]]  # observation, reward, terminated, truncated, info
@@ -60,7 +61,7 @@ class InProcess:
             for _ in range(num_envs):
                 self._environments.append(gymnasium.make(spec, disable_env_checker=True, **options))
             self.spaces = gymnasium_worker.spaces(self._environments[0])
-        except Exception:
+        except BaseException:
             self.close()
             raise
 
@@ -80,7 +81,7 @@ class InProcess:
             self._now = index, command
             try:
                 outcomes.append(gymnasium_worker.outcome(environment, self._info, *command))
-            except Exception as error:
+            except gymnasium_worker.RAISED as error:
                 what = f"raised {type(error).__name__}: {error}"
                 raise _failed(self._name, index + self._first_env, self.seeds[index], command, what) from error
         self._now = None
@@ -253,7 +254,9 @@ class Workers:
     def _started(self, worker: "_Worker") -> Any:
         """Waits until its environments are made, and gives their spaces."""
         try:
-            if worker.connection.poll(self._start_timeout):
+            with told_if_slow(self._name, f"making environments in a worker (start_timeout={self._start_timeout:g})"):
+                ready = worker.connection.poll(self._start_timeout)
+            if ready:
                 failure, spaces = worker.connection.recv()
             else:
                 failure = f"it was not ready after start_timeout={self._start_timeout:g} seconds"

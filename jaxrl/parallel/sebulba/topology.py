@@ -25,7 +25,7 @@ from jaxrl.core.report import Report, summed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, Rollouts, env_spec
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, told_if_slow
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps
@@ -263,9 +263,11 @@ class SebulbaProgram:
     def _collector(self, env, steps, seed, env_offset, device):
         group, ready = Group(steps, keys.root_key(seed), env_offset, device), self.topology.ready
         if ready is None:
-            host = env.build(steps.group, seed, env_offset)
+            with told_if_slow(env.name, "building the environments"):
+                host = env.build(steps.group, seed, env_offset)
             return first_call(lambda: StepCollector(group, host), host, self.topology.step_timeout)
-        host = env.build_async(steps.group, ready, seed, env_offset)
+        with told_if_slow(env.name, "building the environments"):
+            host = env.build_async(steps.group, ready, seed, env_offset)
         return first_call(lambda: ReadyCollector(group, host), host, self.topology.step_timeout)
 
     def _actor_devices(self):
