@@ -1,0 +1,186 @@
+"""docs/systems.md against the code: every row's tests exist, its commands begin, its names are there."""
+
+import ast
+import functools
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.cli import main, multihost, runs, sweep
+from jaxrl.cli.flags import build_parts
+from jaxrl.core.types import Trajectory
+from jaxrl.data import EpisodeCutter, RldsWriter
+from jaxrl.run import follow, loading, replays, training
+from jaxrl.run.directory import RunDirectory
+from jaxrl.run.loop import Loop
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "systems.md").read_text()
+SYSTEMS = {"Acme, Reverb, Launchpad, RLDS": 50, "TorchBeast": 20, "TensorFlow Agents and BatchPPO": 20, "rlpyt": 35}
+ABSENT = re.compile(r"\*\*not (yet|carried over)\*\*(, because )?")
+
+
+def rows(text):
+    """The rows of the tables, as their cells."""
+    lines = [line for line in text.split("\n") if line.startswith("| ") and not line.startswith("| there |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+ROWS = rows(TEXT)
+COMMANDS = sorted({command for row in ROWS for command in re.findall(r"`(jaxrl [a-z][^`]*)`", row[2])})
+
+
+def state(row):
+    """Whether a row holds, or why it does not: "" or "yet" or "carried over"."""
+    found = ABSENT.match(row[1])
+    return found.group(1) if found else ""
+
+
+def test_every_row_holds_or_says_why_not():
+    for title, least in SYSTEMS.items():
+        section = TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        assert len(rows(section)) >= least, title
+    for row in ROWS:
+        assert len(row) == 4, row
+        what, here, how, tests = row
+        if state(row):
+            assert (how, tests) == ("", ""), f"{what}: it is not there, and has a command or a test"
+            assert state(row) == "yet" or ABSENT.match(here).group(2), f"{what}: not carried over, because of what?"
+        else:
+            assert here and re.search(r"`jaxrl[ .]", how) and "`tests/" in tests, f"{what}: no command or no test"
+    named = [row[0] for row in ROWS]
+    assert len({(row[0], row[1]) for row in ROWS}) == len(named), "a row stands there twice"
+
+
+def test_the_page_counts_its_rows():
+    states = [state(row) for row in ROWS]
+    counts = [len(states), *(states.count(kind) for kind in ("", "carried over", "yet"))]
+    told = re.search(r"Of (\d+) rows (\d+) hold, (\d+) are not carried over and (\d+) are not there yet\.", TEXT)
+    assert told and [int(number) for number in told.groups()] == counts, counts
+
+
+@functools.cache
+def defined_in(path):
+    """The names of the functions of a file, without importing it."""
+    return {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_test_that_is_named_exists():
+    named = re.findall(r"`(tests/[^`]*)`", " ".join(row[3] for row in ROWS))
+    assert len(named) > 150
+    for name in named:
+        path, _, test = name.partition("::")
+        assert test.startswith("test_") and test in defined_in(path), name
+
+
+# --- the commands --------------------------------------------------------------------------------------------------
+
+
+class Began(Exception):
+    """Nothing was wrong with the command line."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with what the commands read: two datasets, and the metrics of a run."""
+    for name, width, action in (("cartpole", 4, np.int32(1)), ("pendulum", 3, np.float32([0.5]))):
+        steps, last = 6, np.arange(6)[:, None] == 5
+        episode = Trajectory(
+            observation=np.zeros((steps, 1, width), np.float32),
+            action=np.broadcast_to(action, (steps, 1, *action.shape)),
+            reward=np.ones((steps, 1), np.float32),
+            terminated=np.arange(steps)[:, None] == 4,
+            truncated=np.zeros((steps, 1), bool),
+            first=np.arange(steps)[:, None] == 0,
+            weight=~last,
+        )
+        with RldsWriter(tmp_path / "data" / name, name) as writer:
+            for _ in range(60):
+                for _, one in EpisodeCutter(num_envs=1).add(episode):
+                    writer.write(one, {})
+            writer.close()
+    with RunDirectory(tmp_path / "runs" / "cartpole", {"seed": 0}) as run:
+        run.metrics_jsonl.write_text('{"step": 1, "train/return_mean": 1.0}\n{"step": 2, "train/return_mean": 2.0}\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def begun(folder, monkeypatch):
+    """Runs a command until a run would begin or be read; whether it came as far, or ended well by itself."""
+
+    def begin(*_, **__):
+        raise Began
+
+    monkeypatch.setattr(Loop, "train", begin)  # after all that is checked before the first compile
+    monkeypatch.setattr("jaxrl.sweeps.sweep._train_many", begin)
+    monkeypatch.setattr(sweep, "launch", begin)
+    for module in (loading, replays):
+        monkeypatch.setattr(module, "load_run", begin)
+    monkeypatch.setattr(follow, "follow", begin)
+    join = multihost.join
+    monkeypatch.setattr(multihost, "join", lambda run: begin() if run["distributed"] else join(run))
+    assert training.Loop is Loop
+
+    def run(words):
+        try:
+            return main.main(words) == 0
+        except Began:
+            return True
+
+    return run
+
+
+def test_every_command_is_read():
+    assert len(COMMANDS) > 80
+    for line in COMMANDS:
+        _, command, *words = shlex.split(line)
+        assert command in main.COMMANDS, line
+        if command in ("train", "sweep"):
+            given = runs.read(command, words)  # raises what is wrong
+            assert build_parts(given.groups, given.values)[1] == [], line
+
+
+@pytest.mark.long  # makes the environments and checks all that is checked before anything is compiled
+def test_every_command_begins(begun, capsys):
+    wrong = []
+    for number, command in enumerate(COMMANDS):
+        words = shlex.split(command)[1:]
+        words = [f"runs/{number}" if before == "--run-dir" else word for before, word in pairwise(["", *words])]
+        began = begun(words)
+        said = capsys.readouterr().err
+        wrong += [] if began else [f"{command}: {said}"]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 10 --lagg 1", "jaxrl train ppo --env gymnax:CartPole-v1"],
+)
+def test_a_wrong_command_does_not(begun, wrong):
+    assert not begun(shlex.split(wrong)[1:])
+
+
+@pytest.mark.long
+def test_a_run_tells_of_its_replay_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    algo = jaxrl.DQN(min_size=32, batch_size=16, replay_ratio=0.25)
+    result = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=256, num_envs=4, evaluation_episodes=4, progress=False)
+    found = [row for row in result.metrics if row.get("train/updates")]
+    made = 0.0
+    for row in found:  # each of the means over its updates, of which there is one for the four steps of an iteration
+        updates = row["train/updates"]
+        made, middle = made + updates, (updates - 1) / 2
+        told = {name.removeprefix("update/replay_"): value for name, value in row.items() if "/replay_" in name}
+        assert told["inserted"] == row["step"] - 4 * middle and told["sampled"] == 16 * (made - middle)
+        assert told["items"] < told["inserted"], "the last observation of an episode begins no transition"
+        assert 0 < told["samples_per_insert"] <= told["sampled"] / told["inserted"] + 0.1
+        assert 1 <= told["times_sampled"] <= told["sampled"]
+        assert 0 <= told["age_steps"] <= 64 and 0 <= told["age_updates"] <= 57 and row["steps_per_second"] > 0
+    assert made == (256 - 32) / 4 + 1 and len(found) > 1
+    assert list(tmp_path.iterdir()) == []
