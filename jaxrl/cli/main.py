@@ -1,7 +1,7 @@
 """The command line: `jaxrl train`, `eval`, `export-rlds`, `plot` and the other `COMMANDS`.
 
-Exit codes: 0; 1 where a run failed; 2 for bad input, told before anything is compiled; 130 and 143 after Ctrl-C and
-SIGTERM. What is heavy is imported by the command that needs it.
+Exit codes: 0; 1 where a run failed; 2 for bad input, told before anything is compiled; 130, 143 and 129 after Ctrl-C,
+SIGTERM and a terminal that was closed. What is heavy is imported by the command that needs it.
 """
 
 import atexit
@@ -95,7 +95,8 @@ def _plain_warnings():
     """Warnings as one line each, without the source line."""
 
     def show(message, category, filename, lineno, file=None, line=None):
-        print(f"warning: {message}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal was closed, say, and the run is to save
+            print(f"warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # ty: ignore[invalid-assignment]  # as its documentation says to replace it

@@ -8,7 +8,6 @@ With several processes each runs this loop, and whatever it depends on is agreed
 """
 
 import dataclasses
-import signal
 import warnings
 from collections.abc import Sequence
 
@@ -194,8 +193,8 @@ class Loop:
                 except _Stop as ended:
                     stop = ended
                 result = self._finish(self.state, self.done, stop)
-                if signal.SIGTERM in (signals.agreed, signals.asked):
-                    raise SystemExit(143)
+                if signals.exit_code is not None:
+                    raise SystemExit(signals.exit_code)
                 return result
         finally:
             self.evaluator.close()

@@ -47,6 +47,7 @@ class ProgressBar:
         self._speeds: collections.deque[float] = collections.deque(maxlen=5)
         self._shown_step = -1
         self._shown_at = -math.inf
+        self._gone = False  # what it is drawn on: a terminal that was closed, a disk that is full
 
     def start(self, total: int, initial: int = 0, *, began: float | None = None, timed: bool = False) -> None:
         """Begins.
@@ -81,11 +82,11 @@ class ProgressBar:
             self._speeds.append(speed)
         self._metrics.update({k: v for k, v in (metrics or {}).items() if v is not None and math.isfinite(v)})
         self._recent.append((self._clock(), step))
-        self._show(last=False)
+        self._try(lambda: self._show(last=False))
 
     def note(self, text: str) -> None:
         """Prints a line of text, above the bar where there is one."""
-        self._console.print(text, markup=False, highlight=False)
+        self._try(lambda: self._console.print(text, markup=False, highlight=False))
 
     def close(self) -> None:
         """Shows the last state and leaves the terminal as it was. May be called twice."""
@@ -93,10 +94,10 @@ class ProgressBar:
             return
         self._open = False
         try:
-            self._show(last=True)
+            self._try(lambda: self._show(last=True))
         finally:
             if self._bar is not None:
-                self._bar.stop()
+                self._try(self._bar.stop)
                 atexit.unregister(self.close)
 
     def __enter__(self) -> "ProgressBar":
@@ -112,6 +113,14 @@ class ProgressBar:
             return sum(self._speeds) / len(self._speeds) if self._speeds else math.nan
         (then, start), (now, step) = self._recent[0], self._recent[-1]
         return (step - start) / (now - then) if now > then else math.nan
+
+    def _try(self, draw: Callable[[], object]) -> None:
+        """Draws, unless there is nothing to draw on any more: no run ends for that."""
+        if not self._gone:
+            try:
+                draw()
+            except OSError:
+                self._gone = True
 
     def _show(self, last: bool) -> None:
         if self._bar is not None:

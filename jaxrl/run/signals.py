@@ -9,7 +9,7 @@ from jaxrl.parallel.multihost import distributed
 
 
 class Signals:
-    """Ctrl-C and SIGTERM ask for an end after the running chunk; a second Ctrl-C ends at once.
+    """Ctrl-C, SIGTERM and a terminal that closes ask for an end after the running chunk; a second Ctrl-C ends at once.
 
     A step of host environments that does not return within seconds then ends the run with its error.
 
@@ -25,7 +25,9 @@ class Signals:
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # by nohup, say
                 self._before[number] = signal.signal(number, self._ask)
         return self
 
@@ -34,6 +36,12 @@ class Signals:
             raise KeyboardInterrupt
         self.asked = number
         ask_to_end(True)
+
+    @property
+    def exit_code(self) -> int | None:
+        """With which the process ends once all is saved; None where a result is returned."""
+        ended = {self.agreed, self.asked} & {signal.SIGTERM, signal.SIGHUP}
+        return 128 + max(ended) if ended else None
 
     def agree(self, *, with_leader: Any = None) -> Any:
         """Brings `agreed` up to date on all processes alike; gives what the first process has `with_leader`."""

@@ -93,7 +93,7 @@ class Progress:
                 where = self._checkpointer.directory.parent.parent
                 text = f"saved at step {step} of each run in {where}; the same call goes on there"
                 warnings.warn(text, RuntimeWarning, stacklevel=5)
-            raise SystemExit(143) if asked == signal.SIGTERM else KeyboardInterrupt
+            raise KeyboardInterrupt if asked == signal.SIGINT else SystemExit(128 + asked)
 
     def _room(self, report):
         """For a report of every point; of the same shapes however many there are."""

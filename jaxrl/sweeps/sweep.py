@@ -162,7 +162,7 @@ def sweep(
     Raises:
       ConfigError: all invalid settings.
       RunDirectoryError: `run_dir` is in use, or holds another sweep.
-      KeyboardInterrupt, SystemExit: Ctrl-C and SIGTERM, once what there is was saved in `run_dir`.
+      KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
     """
     keep_compiled_programs()
     if devices is None:

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -84,6 +86,40 @@ def test_told_to_end_a_run_saves_and_leaves_no_worker(number, code, tmp_path):
         assert "Traceback" not in said() and "replaced" not in said()
     record = json.loads((run / "result.json").read_text())
     assert record["stopped"] == "interrupted" and 0 < record["total_steps"] < 100_000_000
+    assert checkpoint.read_manifest(run / "checkpoints").step == record["total_steps"]
+
+
+@pytest.mark.long
+def test_a_run_whose_terminal_is_closed_saves(tmp_path):
+    """The system tells its processes so, and what they still write there fails."""
+    run = tmp_path / "run"
+    words = ["-m", "jaxrl", "train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "1000000000"]
+    words += ["--num-envs", "4", "--rollout-length", "8", "--evaluate-every", "0", "--checkpoint-every", "0"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore", "TERM": "xterm"}
+    terminal, theirs = pty.openpty()
+    # Who leads a session and opens a terminal has it from then on.
+    lead = (
+        "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    words = [sys.executable, "-c", lead, *words, "--run-dir", str(run)]
+    given = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    process = subprocess.Popen(words, env=env, start_new_session=True, **given)
+    os.close(theirs)
+    said, until = b"", time.monotonic() + PATIENCE
+    try:
+        rows = run / "metrics.jsonl"
+        while not (rows.exists() and read_metrics(rows)):
+            assert process.poll() is None and time.monotonic() < until, said.decode(errors="replace")
+            if select.select([terminal], [], [], 0.05)[0]:
+                said += os.read(terminal, 65536)
+        os.close(terminal)
+        status = process.wait(SOON)
+    finally:
+        process.kill()
+        process.wait()
+    assert status == 129
+    record = json.loads((run / "result.json").read_text())
+    assert record["stopped"] == "interrupted" and 0 < record["total_steps"]
     assert checkpoint.read_manifest(run / "checkpoints").step == record["total_steps"]
 
 

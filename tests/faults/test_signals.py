@@ -109,6 +109,19 @@ def test_sigterm_saves_and_exits_143(tmp_path, handlers):
     assert_equal(train(tmp_path / "run").state, train().state)
 
 
+def test_a_closed_terminal_saves_and_exits_129(tmp_path, handlers):
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            train(tmp_path / "run", Raising(signal.SIGHUP))
+        assert caught.value.code == 129 and handlers() and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step in (4 * ROWS, 5 * ROWS)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
+        assert train(tmp_path / "run", Raising(signal.SIGHUP)).stopped == "finished"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_sigterm_then_ctrl_c_leaves_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", Raising(signal.SIGTERM, signal.SIGINT))
