@@ -58,7 +58,10 @@ def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
 def test_what_does_not_fit_is_told_before_anything_is_launched(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "connect", lambda address: pytest.fail("launched"))
     for settings, words in (
-        ({"cpus_per_run": -1.0, "restarts": -1}, "restarts=-1 must be at least 0\ncpus_per_run=-1.0 must be at least 0"),
+        (
+            {"cpus_per_run": -1.0, "restarts": -1},
+            "restarts=-1 must be at least 0\ncpus_per_run=-1.0 must be at least 0",
+        ),
         ({"minibatches": [2, 5]}, "minibatches"),
         ({"seeds": []}, "seeds: at least one"),
         ({"clip": []}, "clip has no values"),
