@@ -40,8 +40,10 @@ class Signals:
     @property
     def exit_code(self) -> int | None:
         """With which the process ends once all is saved; None where a result is returned."""
-        ended = {self.agreed, self.asked} & {signal.SIGTERM, signal.SIGHUP}
-        return 128 + max(ended) if ended else None
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if number in (self.agreed, self.asked):
+                return 128 + number
+        return None
 
     def agree(self, *, with_leader: Any = None) -> Any:
         """Brings `agreed` up to date on all processes alike; gives what the first process has `with_leader`."""
