@@ -76,6 +76,40 @@ def test_quickstart_shows_what_it_says(quickstart):
     assert "the best possible is 0.97" in own
 
 
+# What a notebook prints, by its name.
+PRINTED = {
+    "own_environment": r"\[0, 1\] are the actions|\[1, 0\] are|\[0, 0\] are|\[1, 1\] are",
+    "own_network": r"linen Policy\(PPO on gymnax:CartPole-v1\)",
+    "sweep": r"best: ",
+    "recurrent": r"size of its memory: \[\(32,\)",
+    "offline": r"online: return \d+\.\d after \d+ steps",
+    "host_environments": r"one episode: \d+",
+    "watching": r"\['000000002048.gif', '000000004096.gif'\]",
+}
+
+
+def test_every_notebook_is_executed_by_a_test():
+    assert {path.stem for path in NOTEBOOKS} == {*PRINTED, "quickstart", "datasets"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_says_how_to_install(path):
+    assert "pip install" in read(path).cells[0].source
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_notebook_runs_and_prints_what_it_found(name, tmp_path):
+    if name == "offline":
+        pytest.importorskip("tensorflow_datasets")
+    notebook = executed(name, tmp_path)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    text = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+    assert re.search(PRINTED[name], text), text
+    if name == "watching":
+        assert sum("image/gif" in output.get("data", {}) for output in outputs) == 3
+
+
 @pytest.mark.long
 def test_datasets_go_out_and_in_and_are_learnt_from(tmp_path):
     pytest.importorskip("tensorflow_datasets")
