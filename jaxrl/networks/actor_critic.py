@@ -33,7 +33,8 @@ class ActorCritic:
       core: recurrent core after the torso, or None.
       shared: whether policy and value share torso and core; None: where observations are images.
       previous_action, previous_reward: append it to the features.
-      continuous: over boxes, "gaussian" (unbounded) or "tanh" (squashed into the bounds).
+      continuous: over boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
+        mean alone is).
       initial_log_std: logarithm of the Gaussian's standard deviation at the start.
       state_dependent_std: the standard deviation is an output of the network, not a parameter for each dimension.
       policy_gain, value_gain: gain of this head's orthogonal initialization.

@@ -59,7 +59,8 @@ class ForeignNetwork:
       library: how to make and call the module.
       outputs: what it gives, "actor_critic" or "q".
       carry: for recurrent modules, a function of no arguments that gives the initial carry, no batch axis; or None.
-      continuous: over boxes, "gaussian" (unbounded) or "tanh" (squashed into the bounds).
+      continuous: over boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
+        mean alone is).
     """
 
     library: Library

@@ -10,7 +10,7 @@ from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical, TanhGaussian
 from jaxrl.networks.layers import dense
 
-CONTINUOUS = ("gaussian", "tanh")
+CONTINUOUS = ("gaussian", "tanh", "tanh_mean")
 _LOG_STD_RANGE = (-20.0, 2.0)  # of standard deviations that depend on the state, as in Haarnoja et al.'s code
 
 
@@ -22,7 +22,7 @@ def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
 
     Args:
       space: of actions.
-      continuous: "gaussian" or "tanh", for boxes.
+      continuous: "gaussian", "tanh" or "tanh_mean", for boxes.
 
     Raises:
       ConfigError: if there is no such distribution over `space`.
@@ -38,8 +38,10 @@ def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
             f"no policy for the action space {space}; allowed are Discrete, MultiDiscrete, and Box of floats of shape "
             "(n,): flatten it with a wrapper"
         )
-    if continuous == "tanh" and not (space.bounded and np.all(space.low < space.high)):
-        raise ConfigError(f"continuous='tanh' needs bounds with low < high, not {space}; use continuous='gaussian'")
+    if continuous != "gaussian" and not (space.bounded and np.all(space.low < space.high)):
+        raise ConfigError(
+            f"continuous={continuous!r} needs bounds with low < high, not {space}; use continuous='gaussian'"
+        )
     return space.shape[0]
 
 
@@ -57,7 +59,8 @@ def to_distribution(
       location: logits or means, `[..., action_size(space)]`.
       log_std: `[..., n]` or `[n]`, for boxes.
       mask: bool, True where allowed, `[..., action_size(space)]`, or None; for integers.
-      continuous: "gaussian" (unbounded) or "tanh" (squashed into the bounds), for boxes.
+      continuous: for boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
+        mean is squashed into the bounds; samples may lie beyond them).
     """
     if isinstance(space, spaces.Discrete):
         return Categorical.masked(location, mask)
@@ -70,6 +73,10 @@ def to_distribution(
     if continuous == "tanh":
         box = spaces.expect(space, spaces.Box)
         return TanhGaussian(location, log_std, tuple(box.low.tolist()), tuple(box.high.tolist()))
+    if continuous == "tanh_mean":
+        box = spaces.expect(space, spaces.Box)
+        low, high = (jnp.expand_dims(jnp.asarray(x), range(location.ndim - 1)) for x in (box.low, box.high))
+        location = low + (high - low) * (0.5 * (jnp.tanh(location) + 1.0))
     return DiagonalGaussian(location, log_std)
 
 

@@ -344,6 +344,36 @@ def test_recurrent_q_network_is_its_single_steps():
     close(carry, after)
 
 
+def test_a_gaussian_may_have_its_mean_within_the_bounds():
+    """BatchPPO's: the mean is squashed, the deviation is in the units of the action, and samples may lie beyond."""
+    low, high = np.float32([-2, 1]), np.float32([2, 4])
+    spec = EnvSpec("box", VECTOR, spaces.Box(low, high, (2,)))
+    plain, bounded = (ActorCritic(SMALL, continuous=kind, initial_log_std=0.5) for kind in ("gaussian", "tanh_mean"))
+    params = random_params(plain, spec)
+    params["policy"]["head"]["output"]["kernel"] *= 9.0
+    given = inputs(spec)
+    free, within = (
+        network.apply(params, given, (), spec=spec, model_state=(), train=False)[0].distribution
+        for network in (plain, bounded)
+    )
+    assert type(within) is DiagonalGaussian
+    location = np.asarray(free.mean, np.float64)
+    assert (location < low).any() and (location > high).any(), "some means should need it"
+    np.testing.assert_allclose(
+        within.mean, (low + high) / 2 + (high - low) / 2 * np.tanh(location), rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_array_equal(within.log_std, free.log_std)
+    noise = free.sample(keys := jax.random.split(jax.random.key(0), (T, B))) - free.mean
+    np.testing.assert_allclose(within.sample(keys) - within.mean, noise, rtol=1e-5, atol=1e-5)
+    best = np.asarray(within.mode())
+    assert (best >= low).all() and (best <= high).all()
+    action = np.asarray(within.sample(keys), np.float64)
+    assert (action > high).any() or (action < low).any()
+    std = np.exp(np.asarray(within.log_std, np.float64))
+    density = -0.5 * ((action - np.asarray(within.mean)) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(within.log_prob(jnp.asarray(action, jnp.float32)), density.sum(-1), rtol=1e-4, atol=1e-4)
+
+
 # --- errors and fields ---------------------------------------------------------------------------------------------
 
 
@@ -354,6 +384,11 @@ def test_recurrent_q_network_is_its_single_steps():
         (ActorCritic(continuous="tahn"), BOX, ["tahn", "'tanh'"]),
         (
             ActorCritic(continuous="tanh"),
+            EnvSpec("e", VECTOR, spaces.Box(-np.inf, np.inf, (2,))),
+            ["bounds", "gaussian"],
+        ),
+        (
+            ActorCritic(continuous="tanh_mean"),
             EnvSpec("e", VECTOR, spaces.Box(-np.inf, np.inf, (2,))),
             ["bounds", "gaussian"],
         ),
@@ -390,7 +425,7 @@ def test_what_does_not_fit_is_said_before_anything_is_compiled(network, spec, wo
                 "shared": True,
                 "previous_action": True,
                 "previous_reward": True,
-                "continuous": "tanh",
+                "continuous": ["tanh", "tanh_mean"],
                 "initial_log_std": -1.0,
                 "state_dependent_std": True,
                 "policy_gain": 0.1,

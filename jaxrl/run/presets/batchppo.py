@@ -49,8 +49,9 @@ def _batchppo(gamma: float, value_learning_rate: float | None, policy_factor: fl
 
 
 _BATCHPPO = (
-    "{what} Like that code it clips actions to their bounds. Differences: no tanh on the mean action; orthogonal "
-    "initialization, whose output gain of sqrt({factor}) gives the deviation of its variance_scaling({factor}); "
+    "{what} Like that code it clips actions to their bounds. Differences: no tanh on the mean action "
+    "(--network.continuous tanh_mean has it); orthogonal initialization, whose output gain of "
+    "sqrt({factor}) gives the deviation of its variance_scaling({factor}); "
     "rewards are divided by the deviation of the discounted return, there by their own; the hinge of the KL penalty is "
     "of the batch's mean, there of each episode's; means leave out the padding after an episode's end, which there "
     "dilutes them."
