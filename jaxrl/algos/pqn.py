@@ -49,7 +49,7 @@ class PQNState(struct.PyTreeNode):
 class PQN:
     """Parallelized Q-networks: Q(lambda) on rollouts, with layer normalization and no replay or target network."""
 
-    learning_rate: Scalar = number(Linear(5e-4, 0.0), above=0, help="learning rate")
+    learning_rate: Scalar = number(Linear(4e-4, 0.0), above=0, help="learning rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     return_lambda: Scalar = number(0.65, low=0, high=1, help="lambda of Q(lambda); 0 gives one-step targets")
     epsilon: Scalar = number(Linear(1.0, 0.05, 0.5), low=0, high=1, help="probability of a random action")
