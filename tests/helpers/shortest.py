@@ -98,7 +98,19 @@ PRESETS = [
     Row("zoo-ppo-acrobot", "--preset zoo-ppo-acrobot --seeds 5", "-73.5 (RL Zoo)", mean=-100.0),
     Row("zoo-sac-pendulum", "--preset zoo-sac-pendulum --seeds 5", "-157 (RL Zoo)", mean=-200.0),
     Row("zoo-td3-pendulum", "--preset zoo-td3-pendulum --seeds 5", "-152 (RL Zoo)", mean=-200.0),
-    Row("zoo-dqn-cartpole", "--preset zoo-dqn-cartpole --seeds 10", "500 (RL Zoo)", mean=SOLVED),
+    Row(
+        "zoo-dqn-cartpole",
+        "--preset zoo-dqn-cartpole --seeds 10",
+        "500 (RL Zoo)",
+        mean=SOLVED,
+        missed="264 on average, 16 to 500",
+    ),
     Row("zoo-dqn-mountaincar", "--preset zoo-dqn-mountaincar --seeds 5", "-100.8 (RL Zoo)", mean=-130.0),
-    Row("zoo-dqn-acrobot", "--preset zoo-dqn-acrobot --seeds 5", "-76.6 (RL Zoo)", mean=-100.0),
+    Row(
+        "zoo-dqn-acrobot",
+        "--preset zoo-dqn-acrobot --seeds 5",
+        "-76.6 (RL Zoo)",
+        mean=-100.0,
+        missed="four seeds at -69 to -78, one at -260",
+    ),
 ]
