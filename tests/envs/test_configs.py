@@ -162,6 +162,8 @@ GOOD = to_config(jaxrl.make("gymnax:CartPole-v1"))
         ({"suite": "gymnasium", "name": ".os:X", "parameters": {}, "wrappers": []}, "may not"),
         ({"suite": "gymnasium", "parameters": {"workers": "many"}, "wrappers": []}, "cannot have workers='many'"),
         ({"suite": "envpool", "parameters": {"base_path": "/tmp"}, "wrappers": []}, "base_path is not for"),
+        ({"suite": "envpool", "parameters": {"vzd_path": "/tmp/x"}, "wrappers": []}, "vzd_path, which a file may not"),
+        ({"suite": "envpool", "parameters": {"game_args": "+quit"}, "wrappers": []}, "game_args, which a file may not"),
         ({"suite": "os", "name": "system"}, "unknown environment 'os:system'"),
         ({"suite": "user", "name": "X"}, "unknown class or function 'X'"),
         ({"suite": 3}, "no environment"),

@@ -65,6 +65,8 @@ _GIVEN = {
     "gym_reset_return_info": "the adapter needs it as it is",
     "base_path": "EnvPool knows where its files are",
 }
+# Options of ViZDoom that a file may not set: the program that is run and what it is told, and files that it opens.
+_BY_HAND = ("cfg_path", "game_args", "iwad_path", "lmp_save_dir", "map_id", "vzd_path", "wad_path")
 _PIXELS = ("from_pixels", "render_width", "render_height", "render_camera_id")  # options besides the task's own
 
 
@@ -105,12 +107,17 @@ class EnvPoolRecipe:
         """The recipe of what was recorded; EnvPool is not asked before it is built.
 
         Raises:
-          ConfigError: an option that is not for `make`, or a value of the wrong type.
+          ConfigError: an option that is not for `make`, one that names programs or files, or a value of the wrong type.
         """
         own = ("lives", "games", "info")
         options = {key: value for key, value in parameters.items() if key not in own}
         if strange := sorted(options.keys() & _GIVEN.keys()):
             raise ConfigError([f"{key} is not for envpool:{name}: {_GIVEN[key]}" for key in strange])
+        if by_hand := sorted(options.keys() & set(_BY_HAND)):
+            raise ConfigError(
+                f"envpool:{name} is to be made with {', '.join(by_hand)}, which a file may not ask for; what is "
+                "run or opened is named by hand: env=jaxrl.make(...)"
+            )
         given = {key: parameters[key] for key in own if key in parameters}
         given |= {"observation_space": observation_space, "action_space": action_space}
         return decode_fields(cls, {}, task=name, options=options, **given)
