@@ -83,7 +83,7 @@ def _claim(path: Path) -> tuple[Path, int]:
     """An empty directory that no other process writes to; the lock on it is gone with the process."""
     while True:
         path.mkdir(exist_ok=True)
-        lock = os.open(path, os.O_RDONLY)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # what a link leads to would be emptied
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from jaxrl.core.errors import DatasetError, JaxrlError, RunDirectoryError
 from jaxrl.data import MinariWriter, bounds, features, load_dataset, tables, tfrecord
+from jaxrl.data.staging import Staging
 from jaxrl.data.tfrecord import TfRecordWriter, masked_crc32c
 from jaxrl.parallel import memory
 from jaxrl.run.loggers import WandbLogger
@@ -289,6 +290,15 @@ def test_tables_with_bytes_changed(table):
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_lies_where_a_dataset_is_staged_is_not_emptied_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_text("precious")
+    (tmp_path / ".data.partial").symlink_to("elsewhere")
+    with pytest.raises(OSError):
+        Staging(tmp_path / "data")
+    assert (tmp_path / "elsewhere" / "precious").read_text() == "precious"
 
 
 def test_weights_and_biases_do_not_write_through_a_link(tmp_path, monkeypatch):
