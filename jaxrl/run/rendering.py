@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from jaxrl import envs
-from jaxrl.core import keys
+from jaxrl.core import files, keys
 from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
 from jaxrl.envs.drawings import Drawing, drawing_of
@@ -75,7 +75,8 @@ def render(
     views, returns = _episode(policy, env, drawing, seed, max_steps, explore)
     path.parent.mkdir(parents=True, exist_ok=True)
     if drawing is _BRAX:
-        path.write_text(_brax_page(base, views))
+        with files.replacing(path) as file:
+            file.write(_brax_page(base, views))
     else:
         frames = [_captioned(drawing.draw(v), n, returns[n]) for n, v in enumerate(views)]
         _write_gif(path, frames, drawing.frames_per_second)
@@ -235,7 +236,8 @@ def _write_gif(path: Path, frames: list[Image.Image], per_second: float) -> None
     hundredths = max(2, round(100 / per_second))
     durations = [10 * hundredths] * (len(frames) - 1) + [1000]  # it rests at the end
     first, *others = (frame.quantize(64, dither=Image.Dither.NONE) for frame in frames)
-    first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
+    with files.replacing(path, "wb") as file:  # in a run directory a link may lie there
+        first.save(file, "GIF", save_all=True, append_images=others, duration=durations, loop=0)
 
 
 _BRAX = Drawing(lambda env, state, time_step: state.brax.pipeline_state, lambda view: view)

@@ -49,6 +49,14 @@ def gif(path):
     return frames
 
 
+def test_a_picture_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "a.gif").symlink_to("precious")
+    rendering._write_gif(tmp_path / "a.gif", [Image.new("RGB", (2, 2))] * 2, 50.0)
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "a.gif").is_symlink() and len(gif(tmp_path / "a.gif")) >= 1
+
+
 def test_a_gif_shows_one_episode_from_first_to_last_moment(cart_pole, tmp_path):
     policy, env = cart_pole
     path = rendering.render(policy, env, tmp_path / "new" / "a.gif", seed=3, max_steps=60)
