@@ -159,6 +159,9 @@ def check_hdf5(path: Path, episodes: Iterable[int], pictures: bool = False) -> N
                 return
             if found.external or found.is_virtual:
                 raise ValueError(f"{name!r:.80} lies in another file")
+            most -= found.nbytes  # first: what was never written takes no room in the file, and days to go through
+            if most < 0:
+                raise ValueError(f"{name!r:.80} has {found.nbytes:,} bytes, more than the file could hold")
             if found.dtype.kind == "O":  # of any length: many may be the same bytes of the file
                 needed = 0
                 for item in found if found.shape else [found[()]]:
@@ -166,9 +169,6 @@ def check_hdf5(path: Path, episodes: Iterable[int], pictures: bool = False) -> N
                     bounds.check_memory(needed, f"{name!r:.80}")
                 if pictures and h5py.check_vlen_dtype(found.dtype) == np.uint8:
                     bounds.check_pictures(bytes(item) for item in found)
-            most -= found.nbytes
-            if most < 0:
-                raise ValueError(f"{name!r:.80} has {found.nbytes:,} bytes, more than the file could hold")
 
         for episode in episodes:
             if f"episode_{episode}" in file:  # else Minari tells of it

@@ -14,6 +14,7 @@ from PIL import Image
 
 from jaxrl.core.errors import DatasetError, JaxrlError, RunDirectoryError
 from jaxrl.data import MinariWriter, bounds, features, load_dataset, tables, tfrecord
+from jaxrl.data.minari_reader import check_hdf5
 from jaxrl.data.staging import Staging
 from jaxrl.data.tfrecord import TfRecordWriter, masked_crc32c
 from jaxrl.parallel import memory
@@ -287,6 +288,16 @@ def test_tables_with_bytes_changed(table):
             assert watch.found == []
     finally:
         table[2].write_bytes(kept)
+
+
+@pytest.mark.parametrize("shape", [(10**12,), (1, 10**12)], ids=str)
+def test_texts_without_end_are_refused_at_once(shape, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "file", "w") as file:
+        chunks = (1,) * (len(shape) - 1) + (1000,)
+        file.create_dataset("episode_0/infos/text", shape=shape, chunks=chunks, dtype=h5py.string_dtype())
+    with hostile.bounded(5), pytest.raises(ValueError, match="more than the file could hold"):
+        check_hdf5(tmp_path / "file", [0])
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
