@@ -37,9 +37,12 @@ def check_regular(directory: str | os.PathLike) -> None:
     """Whether all files below a directory are regular ones: a library that reads them would wait for a pipe for ever.
 
     Raises:
-      OSError: one is a pipe, a device, or a link to one.
+      OSError: one is a pipe, a device, or a link to one; or a folder is a link, behind which nobody has looked.
     """
-    for folder, _, names in os.walk(directory):
+    for folder, folders, names in os.walk(directory):
+        for path in (os.path.join(folder, name) for name in folders):
+            if os.path.islink(path):
+                raise OSError(errno.EINVAL, "it is a link to a folder; move the folder to its place", path)
         for path in (os.path.join(folder, name) for name in names):
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise OSError(errno.EINVAL, "it is no regular file", path)

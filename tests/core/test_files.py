@@ -44,6 +44,18 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path, make):
         files.open_to_append(tmp_path / "file")
 
 
+def test_nothing_is_passed_over_behind_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data" / "folder").mkdir(parents=True)
+    (tmp_path / "data" / "file").write_text("")
+    files.check_regular(tmp_path / "data")
+    (tmp_path / "whole").symlink_to("data")
+    files.check_regular(tmp_path / "whole")
+    (tmp_path / "data" / "folder" / "link").symlink_to("../../elsewhere")
+    with pytest.raises(OSError, match="a link to a folder"):
+        files.check_regular(tmp_path / "data")
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300])
 def test_nesting_is_bounded(tmp_path, text):
     with pytest.raises(ValueError, match="nested too deeply"):
