@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.ring import Ring
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.sources import FrameStack, Replay
 from jaxrl.core.types import Counter, EnvSpec, Trajectory
 from jaxrl.data.episodes import Episode
@@ -148,8 +148,14 @@ def _saved(directory: Path, step: int, spec: EnvSpec) -> tuple[dict[str, ReplayS
 
     def shaped(path, _):
         leaf = leaves[jax.tree_util.keystr(path, simple=True, separator="/")]
-        return np.broadcast_to(np.zeros((), jnp.dtype(leaf.dtype)), leaf.shape)  # as large as that, and no memory
+        dtype = jnp.dtype(leaf.dtype)
+        if dtype.itemsize > 8:
+            raise ValueError(f"it has numbers of type {leaf.dtype!r:.80}")
+        return np.broadcast_to(np.zeros((), dtype), leaf.shape)  # as large as that, and no memory
 
-    template = jax.tree_util.tree_map_with_path(shaped, template)
+    try:
+        template = jax.tree_util.tree_map_with_path(shaped, template)
+    except (KeyError, TypeError, ValueError) as error:  # of a manifest that jaxrl did not write
+        raise CheckpointError(f"checkpoint {step} in {directory} holds no replay as jaxrl saves it: {error}") from error
     saved, _, _ = checkpoint.restore(directory, template, step, partial=True)
     return saved["buffers"], saved["empty_at"]

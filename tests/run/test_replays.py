@@ -13,11 +13,12 @@ import jaxrl
 from jaxrl.buffers import replay
 from jaxrl.cli import main
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.sources import FrameStack, Replay, Rollouts
 from jaxrl.core.types import Counter, EnvSpec, Trajectory
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.run import manifest, replays
 
 pytest.importorskip("tensorflow_datasets")
 ENVS, ROLLOUT, FRAMES = 3, 4, 3
@@ -152,3 +153,13 @@ def test_what_is_not_there_is_told(trained, tmp_path):
     with pytest.raises(ConfigError, match="no complete episode in the 12 time steps"):
         jaxrl.export_replay(short, tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("none", ()), ("U400000000", ()), ("int32", (-1,))], ids=str)
+def test_a_manifest_with_another_replay_than_jaxrl_saves(dtype, shape, tmp_path):
+    (tmp_path / "000000000064").mkdir()
+    leaves = [manifest.Leaf(f"buffers/replay/ring/{name}", dtype, shape, "int32", ()) for name in ("filled", "cursor")]
+    manifest.write(tmp_path / "000000000064" / "manifest.json", manifest.Manifest(64, {}, leaves))
+    spec = EnvSpec("made", spaces.Box(0, 1, (2,)), spaces.Discrete(2))
+    with pytest.raises(CheckpointError, match="holds no replay as jaxrl saves it"):
+        replays._saved(tmp_path, 64, spec)
