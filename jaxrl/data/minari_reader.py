@@ -87,6 +87,8 @@ class MinariReader:
             self._first = self._first[0], action_space.low
         self._hdf5 = self.path / "data" / "main_data.hdf5" if data_format == "hdf5" else None
         self._format, self._pictures = data_format, bool(described.get("jpeg_encoding", True))  # as Minari takes it
+        both = {"observations": self._dataset.observation_space, "actions": action_space}
+        self._spaces = both if self._pictures else {}
         # Of files that are not HDF5 it takes an episode of many rows for several, and those that follow for others.
         self._at_once = _AT_ONCE if data_format == "hdf5" else 1
 
@@ -100,7 +102,7 @@ class MinariReader:
             together = places[done : done + self._at_once]
             try:
                 if self._hdf5 is not None:
-                    check_hdf5(self._hdf5, together, self._pictures)
+                    check_hdf5(self._hdf5, together, self._spaces)
                 else:
                     tables.check_episode(self.path / "data" / str(together[0]), self._format, self._pictures)
                 for found in zip(storage.get_episodes(together), storage.get_episode_metadata(together), strict=True):
@@ -131,13 +133,13 @@ class MinariReader:
         return self.episode(record, where).summary
 
 
-def check_hdf5(path: Path, episodes: Iterable[int], pictures: bool = False) -> None:
+def check_hdf5(path: Path, episodes: Iterable[int], spaces: Mapping[str, Any] | None = None) -> None:
     """Whether what the file holds of these episodes lies in it, and is no larger than it could have been packed.
 
     Args:
       path: of the file.
       episodes: their numbers.
-      pictures: what is of any length may be pictures.
+      spaces: of the parts of an episode in which pictures are decoded.
 
     Raises:
       ValueError: it does not.
@@ -167,12 +169,32 @@ def check_hdf5(path: Path, episodes: Iterable[int], pictures: bool = False) -> N
                 for item in found if found.shape else [found[()]]:
                     needed += len(item)
                     bounds.check_memory(needed, f"{name!r:.80}")
-                if pictures and h5py.check_vlen_dtype(found.dtype) == np.uint8:
-                    bounds.check_pictures(bytes(item) for item in found)
 
         for episode in episodes:
             if f"episode_{episode}" in file:  # else Minari tells of it
                 visit(file, f"episode_{episode}", 0)
+                for name, space in (spaces or {}).items():
+                    for found in _pictures(file[f"episode_{episode}"].get(name), space):
+                        # Pillow would take the bytes of others too, in every format that it knows.
+                        if np.uint8 not in (found.dtype, h5py.check_vlen_dtype(found.dtype)):
+                            raise ValueError(f"{name!r:.80} holds pictures as {found.dtype}, and not as Minari does")
+                        bounds.check_pictures(bytes(item) for item in found)
+
+
+def _pictures(found: Any, space: Any) -> Iterator[Any]:
+    """The arrays of a file's group that Minari would decode as pictures, since they are of such a space."""
+    import gymnasium
+    import h5py
+    from minari.dataset.minari_storage import is_image_space
+
+    if isinstance(found, h5py.Dataset):
+        yield from (found,) if is_image_space(space) else ()
+    elif isinstance(found, h5py.Group) and isinstance(space, gymnasium.spaces.Dict):
+        for name in found:
+            yield from _pictures(found[name], space.spaces.get(name))
+    elif isinstance(found, h5py.Group) and isinstance(space, gymnasium.spaces.Tuple):
+        for number, child in enumerate(space.spaces):
+            yield from _pictures(found.get(f"_index_{number}"), child)
 
 
 def _as_episode(stored, metadata, where, first_observation, first_action):

@@ -300,6 +300,28 @@ def test_texts_without_end_are_refused_at_once(shape, tmp_path):
         check_hdf5(tmp_path / "file", [0])
 
 
+@pytest.mark.parametrize("how", ["rows of bytes", "texts", "numbers of any length"])
+def test_pictures_of_minaris_are_looked_at_however_they_are_stored(how, tmp_path):
+    """Or Pillow would be handed them unseen, and hand PostScript to Ghostscript."""
+    gymnasium, h5py = pytest.importorskip("gymnasium"), pytest.importorskip("h5py")
+    pytest.importorskip("minari")
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\n"
+    space = gymnasium.spaces.Dict({"camera": gymnasium.spaces.Box(0, 255, (40, 40, 3), np.uint8)})
+    with h5py.File(tmp_path / "file", "w") as file:
+        group = file.create_group("episode_0/observations")
+        if how == "rows of bytes":
+            group["camera"] = np.frombuffer(postscript, np.uint8)[None]
+        elif how == "texts":
+            group.create_dataset("camera", data=[postscript], dtype=h5py.string_dtype())
+        else:
+            group.create_dataset("camera", (1,), h5py.vlen_dtype(np.int8))[0] = np.frombuffer(postscript, np.int8)
+    # Rows of bytes are what Minari writes where all pictures are of one length.
+    said = "it is no picture" if how == "rows of bytes" else "holds pictures as .*, and not as Minari does"
+    with pytest.raises(ValueError, match=said):
+        check_hdf5(tmp_path / "file", [0], {"observations": space})
+    check_hdf5(tmp_path / "file", [0], {"observations": gymnasium.spaces.Dict({})})
+
+
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
