@@ -192,7 +192,8 @@ class Callbacks:
           CheckpointError: what was kept does not fit.
         """
         states, set_by_callback = kept.get("states", {}), kept.get("env")
-        if not isinstance(states, dict) or not isinstance(set_by_callback, list | None):
+        fits = isinstance(states, dict) and isinstance(kept.get("stopped", []), list)
+        if not fits or not isinstance(set_by_callback, list | None):
             raise CheckpointError("the manifest of the checkpoint keeps nothing of callbacks that could be read")
         for callback in self._callbacks:
             if callback.name in states:

@@ -10,7 +10,7 @@ from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, assert_equal
 from helpers.tiers import one_quick
 
 import jaxrl
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run.callbacks import Callbacks, Decision, FunctionCallback, Moment, StopAtReturn
 from jaxrl.run.checkpoint import read_manifest
@@ -187,6 +187,9 @@ def test_what_does_not_fit_is_told():
 
     with pytest.raises(ConfigError, match="state of callback seen is not of JSON values"):
         Callbacks([Odd()]).keep()
+    for kept in ({"states": []}, {"stopped": 3}, {"env": "x"}):  # of a manifest that jaxrl did not write
+        with pytest.raises(CheckpointError, match="keeps nothing of callbacks that could be read"):
+            Callbacks([Seen()]).restore(kept, None)
 
 
 @pytest.mark.long
