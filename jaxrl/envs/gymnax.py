@@ -24,6 +24,7 @@ gymnax: Any = import_gymnax()
 gymnax_spaces: Any = gymnax.environments.spaces
 
 NEEDS_DOWNLOAD = ("MNISTBandit-bsuite",)
+_LARGEST = 2_048  # that a file may choose for an argument of a constructor; DeepSea makes arrays of its square
 
 
 class GymnaxEnvironment(struct.PyTreeNode):
@@ -52,8 +53,19 @@ class GymnaxEnvironment(struct.PyTreeNode):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> "GymnaxEnvironment":
-        """The environment of these `parameters`; its spaces follow from them."""
+        """The environment of these `parameters`; its spaces follow from them.
+
+        Raises:
+          ConfigError: as `make`; or an argument of the constructor is a number so large that arrays of that size, or of
+            its square, would fill the memory as they are made.
+        """
         del observation_space, action_space
+        sizes = {k: parameters[k] for k in constructor_arguments(name) if k in parameters} if name in names() else {}
+        if large := [f"{k}={v!r:.80}" for k, v in sizes.items() if _is_large(v) and not k.endswith("seed")]:
+            raise ConfigError(
+                f"gymnax:{name} is to be made with {', '.join(large)}; a file may choose at most {_LARGEST}: hand the "
+                "environment in: env=jaxrl.make(...)"
+            )
         return make(name, **parameters)
 
     @property
@@ -122,6 +134,10 @@ def make(name: str, **parameters: Any) -> GymnaxEnvironment:
         raise ConfigError(problems)
     observation_space, action_space = _spaces(name, blueprint, blueprint.params.replace(**concrete))
     return GymnaxEnvironment(blueprint.params.replace(**leaves), key, observation_space, action_space)
+
+
+def _is_large(value):
+    return isinstance(value, int | float) and not abs(value) <= _LARGEST
 
 
 def names() -> tuple[str, ...]:

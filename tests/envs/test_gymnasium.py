@@ -11,7 +11,7 @@ from helpers.programs import DQN, NUM_ENVS, ROWS, all_finite
 
 import jaxrl
 from jaxrl.core import config, spaces
-from jaxrl.core.errors import ConfigError, EnvironmentContractError
+from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.core.types import WatchedEnvironment
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host import gymnasium as adapter
@@ -286,3 +286,13 @@ def test_training():
     assert result.evaluation.episodes == 4
     last = [row for row in result.metrics if "train/episodes" in row][-1]
     assert 0 < last["train/transitions"] <= 6 * ROWS
+
+
+@pytest.mark.parametrize("workers", [0, 1], ids=["in process", "workers"])
+def test_options_of_a_file_that_the_environment_does_not_know(workers):
+    made = jaxrl.make("gymnasium:CartPole-v1", workers=workers)
+    recipe = adapter.GymnasiumRecipe.restore(
+        "CartPole-v1", {"nonsense": 1, "workers": workers}, made.observation_space, made.action_space
+    )
+    with pytest.raises(EnvironmentFailedError, match=r"(?s)gymnasium:CartPole-v1.*nonsense"):
+        recipe.build(1, 0)

@@ -22,6 +22,7 @@ from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host.episodes import Episodes, environment_seeds
+from jaxrl.envs.host.options import check_recorded
 
 # Atari as in the two usual protocols. What is given to `make` beside `preset` comes before it.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -118,6 +119,7 @@ class EnvPoolRecipe:
                 f"envpool:{name} is to be made with {', '.join(by_hand)}, which a file may not ask for; what is "
                 "run or opened is named by hand: env=jaxrl.make(...)"
             )
+        check_recorded(f"envpool:{name}", options)
         given = {key: parameters[key] for key in own if key in parameters}
         given |= {"observation_space": observation_space, "action_space": action_space}
         return decode_fields(cls, {}, task=name, options=options, **given)

@@ -20,6 +20,7 @@ from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import conversion
 from jaxrl.envs.host.episodes import Episodes
+from jaxrl.envs.host.options import check_recorded
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, told_if_slow
 from jaxrl.envs.host.workers import InProcess, Workers
 
@@ -86,12 +87,14 @@ class GymnasiumRecipe:
         """The recipe of what was recorded; nothing is made or imported until it is built.
 
         Raises:
-          ConfigError: `name` asks for the import of a module or other libraries, or a value is of the wrong type.
+          ConfigError: `name` asks for the import of a module or other libraries, an option is more than a number or a
+            plain word, or a value is of the wrong type.
         """
         if ":" in name:
             raise ConfigError(_module_asked(name))
         own = ("workers", "step_timeout", "start_timeout", "restarts", "info")
         options = {key: value for key, value in parameters.items() if key not in own}
+        check_recorded(f"gymnasium:{name}", options)
         given = {key: parameters[key] for key in own if key in parameters}
         given |= {"observation_space": observation_space, "action_space": action_space}
         return decode_fields(cls, {}, id=name, options=options, **given)

@@ -61,8 +61,10 @@ class InProcess:
             for _ in range(num_envs):
                 self._environments.append(gymnasium.make(spec, disable_env_checker=True, **options))
             self.spaces = gymnasium_worker.spaces(self._environments[0])
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, TypeError):  # of options that the environment does not know, as a file may have them
+                raise EnvironmentFailedError(f"{name} could not be made: {error}") from error
             raise
 
     @property
