@@ -23,6 +23,7 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.run import training
+from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.evaluation import Evaluation
 from jaxrl.run.loggers import WandbLogger
 from jaxrl.run.presets import preset
@@ -101,6 +102,7 @@ def prepare(command: str, given: Given) -> Asked:
         use_cpu_devices(split)  # before anything else, the environment first of all, asks JAX for its devices
     if run.get("backend") == "ray":
         jax.config.update("jax_platforms", "cpu")  # the accelerators are for the experiments, if this machine has any
+    keep_compiled_programs()  # making an environment compiles too: brax's ant 345 programs
     env = None
     try:
         env = None if run["env"] is None else make_environment(run["env"], run["env_params"])

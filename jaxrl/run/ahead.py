@@ -28,7 +28,7 @@ from jaxrl.run.result import Result
 from jaxrl.run.training import at_pace, train
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_MISSED = "/jax/compilation_cache/cache_misses"
+_HIT = "/jax/compilation_cache/cache_hits"
 # More than one iteration, because reports of a chunk are added up; few steps, because a policy of no training may play
 # on for long. Host environments play eight steps at once, and what follows those is compiled for arrays of its own.
 _PACE = Pace(iterations=2, evaluation_steps=24)
@@ -117,17 +117,17 @@ class _Events:
     """What JAX tells while it compiles: names and seconds, in the threads that compile."""
 
     found: list[tuple[str, float, bool]] = dataclasses.field(default_factory=list)
-    missed: threading.local = dataclasses.field(default_factory=threading.local)
+    hit: threading.local = dataclasses.field(default_factory=threading.local)
 
     def happened(self, event: str, **_: Any) -> None:
-        if event == _MISSED:
-            self.missed.now = True
+        if event == _HIT:  # misses are told of only where an entry is written
+            self.hit.now = True
 
     def took(self, event: str, duration_secs: float, **about: Any) -> None:
         if event == _COMPILED:
             function = re.sub(r"^\w+\((.*)\)$", r"\1", str(about.get("fun_name", "?")))
-            self.found.append((function, duration_secs, getattr(self.missed, "now", False)))
-            self.missed.now = False
+            self.found.append((function, duration_secs, not getattr(self.hit, "now", False)))
+            self.hit.now = False
 
 
 @contextlib.contextmanager

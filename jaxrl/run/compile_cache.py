@@ -51,14 +51,14 @@ def keep_compiled_programs() -> Path | None:
     by_user = jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache
     if asked.lower() in _OFF or by_user or any(name in os.environ for name in _JAX_VARIABLES):
         return None
-    root = Path(asked).expanduser() if asked else _user_cache() / "jaxrl"
-    folder = root / _processor()
+    folder = Path(asked or "the user's cache folder")  # for the warning
     try:
+        folder = (Path(asked).expanduser() if asked else _user_cache() / "jaxrl") / _processor()
         _make_private(folder)
         _discard_damaged(folder)
         if (free := shutil.disk_usage(folder).free) < _LEAST_FREE_BYTES:
             raise OSError(f"only {free // 2**20} MB are free there")
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         warnings.warn(
             f"compiled programs are not kept for the next start: {folder}: {error}; set {VARIABLE} to another folder, "
             "or to off",
@@ -82,8 +82,9 @@ def kept_in() -> str | None:
 
 
 def _user_cache() -> Path:
-    if "XDG_CACHE_HOME" in os.environ:
-        return Path(os.environ["XDG_CACHE_HOME"])
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if given.is_absolute():  # as its specification asks; an empty one is none
+        return given
     if platform.system() == "Darwin":
         return Path.home() / "Library" / "Caches"
     return Path.home() / ".cache"

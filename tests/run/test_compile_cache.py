@@ -155,7 +155,17 @@ def that_fails(folder, monkeypatch):
     monkeypatch.setattr(compile_cache.tempfile, "TemporaryFile", refuse)
 
 
-@pytest.mark.parametrize("spoil", [unwritable, full, open_to_others, that_fails])
+def of_nobody(folder, monkeypatch):
+    monkeypatch.delenv("JAXRL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")  # which is none, and not the working directory
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(compile_cache.Path, "home", home)
+
+
+@pytest.mark.parametrize("spoil", [unwritable, full, open_to_others, that_fails, of_nobody])
 def test_a_folder_that_cannot_be_used_costs_one_warning(fresh, spoil, monkeypatch):
     spoil(fresh, monkeypatch)
     with pytest.warns(RuntimeWarning, match="not kept for the next start.*JAXRL_CACHE") as found:
