@@ -145,6 +145,10 @@ def reported(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite: d
 
 
 @jax.jit
-def summed(total: Report | None, report: Report, number: jax.Array) -> Report:
-    """`total`, None at first, with iteration `number`'s report added."""
-    return (Report.zeros_like(report) if total is None else total).add(report, number)
+def summed(total: Report, report: Report, number: jax.Array) -> Report:
+    """`total` with iteration `number`'s report added; of iteration 0 the sum begins, whatever `total` holds.
+
+    So one program serves a chunk's first iteration and all others.
+    """
+    nothing = Report.zeros_like(report)
+    return jax.tree.map(lambda old, none: jnp.where(number == 0, none, old), total, nothing).add(report, number)

@@ -157,7 +157,9 @@ def unroll(
       version: of `actor`.
     """
     initial = acting.carry
-    storage = steps.storage(algo, actor, acting.shown, acting.carry, acting.previous_action, acting.roots)
+    (device,) = acting.roots.devices()
+    with jax.default_device(device):  # else it would be made on the first device, and moved
+        storage = steps.storage(algo, actor, acting.shown, acting.carry, acting.previous_action, acting.roots)
     for number in range(steps.length):
         storage, acting.previous_action, acting.carry = steps.act(
             algo,

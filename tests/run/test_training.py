@@ -1,6 +1,5 @@
 """The loop: what it writes, what it compiles, when it stops, and how it goes on."""
 
-import contextlib
 import csv
 import json
 import math
@@ -172,39 +171,55 @@ def test_host_environments_take_the_same_loop(finished):
 # --- nothing compiles and nothing moves --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_no_compile_and_no_implicit_transfer_after_the_first_round(devices, tmp_path):
-    compiled = []
+@pytest.fixture
+def guarded():
+    """A function from whose call on no thread moves anything of this kind that it was not told to."""
+    kinds = ("jax_transfer_guard", "jax_transfer_guard_device_to_device")
+    before = {kind: getattr(jax.config, kind) for kind in kinds}
+    yield lambda kind: jax.config.update(kind, "disallow")
+    for kind, value in before.items():
+        jax.config.update(kind, value)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param({"topology": anakin(1), "evaluation_episodes": 6}, id="anakin"),
+        pytest.param({"topology": anakin(2), "evaluation_episodes": 7}, id="two devices", marks=pytest.mark.long),
+        pytest.param(
+            {"env": ServedFromHost(ENV), "topology": jaxrl.Sebulba(NUM_ENVS, shards=4), "evaluation_episodes": 5},
+            id="sebulba",
+        ),
+    ],
+)
+def test_no_compile_and_no_implicit_transfer_after_the_first_round(where, tmp_path, guarded):
+    """Of host environments what they show is numpy, which goes to the device as an argument of the step that acts."""
+    kind = "jax_transfer_guard_device_to_device" if "env" in where else "jax_transfer_guard"
+    compiled = []  # other numbers of episodes are programs that no other test has compiled
 
     def listen(name, seconds, **_):
         if "backend_compile" in name:
-            compiled.append(name)
+            compiled.append(_.get("fun_name"))
 
-    counted, guard = [], contextlib.ExitStack()
+    counted = []
 
     def count(number, step, metrics):
         if "evaluation/return_mean" in metrics:
             counted.append(len(compiled))
             if len(counted) == 1:
                 # From here on: the first save, chunks of other lengths, evaluations, saves, the end.
-                guard.enter_context(jax.transfer_guard("disallow"))
+                guarded(kind)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        with guard:
-            result = train(
-                tmp_path / "run",
-                topology=anakin(devices),
-                evaluate_every=2 * ROWS,
-                checkpoint_every=2 * ROWS,
-                evaluation_episodes=5 + devices,  # a program that no other test has compiled
-                loggers=[Rows(count)],
-            )
+        result = train(
+            tmp_path / "run", evaluate_every=2 * ROWS, checkpoint_every=2 * ROWS, loggers=[Rows(count)], **where
+        )
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert result.stopped == "finished" and len(counted) == ITERATIONS // 2
     assert counted[0] > 0, "the count counts nothing"
-    assert counted[1:] == counted[:1] * (len(counted) - 1), counted
+    assert counted[1:] == counted[:1] * (len(counted) - 1), compiled[counted[0] :]
 
 
 def test_the_transfer_guard_would_have_seen_one():

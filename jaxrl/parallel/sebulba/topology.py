@@ -337,11 +337,11 @@ class SebulbaProgram:
         """`keep` is handed the rollouts of every iteration, and the version that acted."""
         threads = self._running(algo, state)
         total, lags, since = None, [], time.monotonic()
-        before = threads.metrics()
+        before, horizon = threads.metrics(), self.layout.place(np.float32(total_steps_per_env))
         # What crosses processes is begun in this thread alone: from two it could come in another order elsewhere.
         with jax.thread_guard(self._processes > 1):
             for number in range(length):
-                resolved, actor = self._learning.prepare(algo, state, np.float32(total_steps_per_env))
+                resolved, actor = self._learning.prepare(algo, state, horizon)
                 published = Published(*meshes.local((resolved, actor)), np.int32(self._updates))
                 threads.publish(self._updates, published)
                 rollouts, version = threads.rollouts(self._updates, _under_way(state))
@@ -352,7 +352,7 @@ class SebulbaProgram:
                     resolved, state.replace(buffers={}), state.buffers, rollouts, dataset
                 )
                 self._updates += 1
-                total = summed(total, report, np.int32(number))
+                total = summed(report if total is None else total, report, self.layout.place(np.int32(number)))
         assert total is not None  # length is at least 1
         now = threads.metrics()
         figures = {name: value - before[name] for name, value in now.items()}
