@@ -105,14 +105,13 @@ def _fits(old, value):
     if not all(isinstance(leaf, int | float | np.ndarray | np.generic | jax.Array) for leaf in jax.tree.leaves(value)):
         return False
 
-    def one(before, now):
+    def leaf_fits(before, now):
+        if jnp.ndim(before) and jnp.shape(now)[-jnp.ndim(before) :] != jnp.shape(before):
+            return False
         whole = jnp.issubdtype(jnp.result_type(before), jnp.integer)
-        return jnp.shape(now)[-jnp.ndim(before) :] == jnp.shape(before) or not jnp.ndim(before), whole, now
+        return not (whole and isinstance(now, float) and not now.is_integer())
 
-    checks = [one(a, b) for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(value), strict=True)]
-    return all(
-        shape and not (whole and isinstance(now, float) and not now.is_integer()) for shape, whole, now in checks
-    )
+    return all(map(leaf_fits, jax.tree.leaves(old), jax.tree.leaves(value)))
 
 
 def _unknown(env, name, paths):

@@ -27,12 +27,16 @@ def default_device_count() -> int:
 
 
 @lru_cache
-def data_mesh(devices: int) -> jax.sharding.Mesh:
+def data_mesh(devices: int, processes: int | None = None) -> jax.sharding.Mesh:
     """`devices` devices as one axis named "data": the first of this process, or the same number of every process.
 
     Those of a process lie side by side, in the order of processes.
+
+    Args:
+      devices: of all these processes together.
+      processes: 1: this one alone, as of a run of a sweep; None: all there are.
     """
-    auto, processes = (jax.sharding.AxisType.Auto,), jax.process_count()
+    auto, processes = (jax.sharding.AxisType.Auto,), processes or jax.process_count()
     if processes == 1:
         return jax.make_mesh((devices,), ("data",), axis_types=auto, devices=jax.local_devices()[:devices])
     by_process = [jax.local_devices(process_index=number)[: devices // processes] for number in range(processes)]
@@ -142,8 +146,7 @@ def checked_layout(
         raise ConfigError(problems + algo.validate(spec, num_envs, shards or 1))
     length = ro.rollout_length(algo)
     if isinstance(length, int) and length > 0:  # else the algorithm tells of it
-        alone = processes < jax.process_count()  # a run of a sweep, on this process's devices
-        of_all = jax.local_devices()[:devices] if alone else list(data_mesh(devices).devices.flat)
+        of_all = list(data_mesh(devices, processes).devices.flat)
         if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all):
             raise ConfigError(problems)
 

@@ -240,9 +240,8 @@ class Checkpointer:
                     orbax.save(building / "state", args=ocp.args.PyTreeSave(stored))
             if leader:
                 assert self._folder is not None  # until it is closed
-                if not os.path.samestat(
-                    os.stat(self.directory), os.fstat(self._folder)
-                ):  # Orbax makes anew what was deleted
+                # Orbax makes anew what was deleted.
+                if not os.path.samestat(os.stat(self.directory), os.fstat(self._folder)):
                     raise FileNotFoundError(errno.ENOENT, "the folder was deleted or moved", str(self.directory))
                 manifests.write(building / manifests.FILE, record)
                 _move_into_place(building, self.directory / _folder(record.step))

@@ -6,6 +6,7 @@ import shutil
 import warnings
 
 import pytest
+from helpers.disks import At
 from helpers.events import read_events
 from helpers.programs import ENV, PPO, ROWS, anakin
 
@@ -15,21 +16,6 @@ from jaxrl.run import checkpoint, loop
 from jaxrl.run.loggers import read_metrics
 
 pytestmark = pytest.mark.faults
-
-
-class At:
-    """A logger that does something once, at a step."""
-
-    def __init__(self, step, then):
-        self.step, self.then = step, then
-
-    def write(self, step, metrics):
-        if self.step is not None and step >= self.step:
-            self.step = None
-            self.then()
-
-    def close(self):
-        pass
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers.disks import Disk, nothing_fits, refuse
+from helpers.disks import At, Disk, nothing_fits, refuse
 from helpers.events import read_events
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 from helpers.tiers import one_quick
@@ -43,21 +43,6 @@ KINDS = {
 # What happens once, when a run begins; only events come later, after the first row.
 AT_THE_START = [("configuration", "made"), ("configuration", "written"), ("metrics", "made"), ("events", "made")]
 ERRORS = {"disk full": errno.ENOSPC, "quota": errno.EDQUOT, "read-only": errno.EROFS}
-
-
-class At:
-    """A logger that does something once, at a step."""
-
-    def __init__(self, step, then):
-        self.step, self.then = step, then
-
-    def write(self, step, metrics):
-        if self.step is not None and step >= self.step:
-            self.step = None
-            self.then()
-
-    def close(self):
-        pass
 
 
 @pytest.fixture(autouse=True)
