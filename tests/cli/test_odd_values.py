@@ -1,9 +1,14 @@
 """Odd values of every flag of every command: refused with exit code 2 and without a traceback, or taken."""
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 
-import numpy as np
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from jaxrl.cli import main, table
 from jaxrl.parallel.program import CompiledProgram
@@ -13,6 +18,7 @@ from jaxrl.run.directory import RunDirectory
 ENV = ["--env", "gymnax:CartPole-v1"]
 RUN = [*ENV, "--total-steps", "1000"]
 HUGE = str(2**70)
+EXAMPLES = 30  # of each command
 
 
 class Began(Exception):
@@ -137,6 +143,11 @@ COMMANDS = {
 NOT_TRIED = ("--run-dir", "--record", "--wandb", "--distributed", "--devices", "--backend", "--out", "--dataset")
 
 
+# As a shell would pass them on: no NUL, and whatever else bytes can be.
+TEXTS = st.text(st.characters(exclude_characters="\x00"), max_size=30)
+VALUES = st.sampled_from(ODD) | st.integers().map(str) | st.floats().map(str) | TEXTS
+
+
 def flags_of(said, capsys, words):
     """Its flags, by its own help."""
     with contextlib.suppress(SystemExit):
@@ -151,17 +162,93 @@ def test_odd_values_of_any_flag(said, capsys, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = COMMANDS[command]
     flags = flags_of(said, capsys, words) or [""]
-    rng, wrong = np.random.default_rng(len(command)), []
-    for _ in range(30):
-        flag, value = flags[rng.integers(len(flags))], ODD[rng.integers(len(ODD))]
-        given = [*words, *([flag] if flag else []), value]
+    allowed = (1, 2) if command == "dataset" else (0, 2, "began")  # there is none, which is no fault of a flag
+    tried = []
+
+    @hypothesis.settings(
+        max_examples=EXAMPLES,
+        phases=(hypothesis.Phase.generate,),
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(st.lists(st.tuples(st.sampled_from(flags), VALUES, st.booleans()), min_size=1, max_size=3))
+    def each(drawn):
+        given = list(words)
+        for flag, value, joined in drawn:
+            given += [f"{flag}={value}"] if joined and flag else [flag, value] if flag else [value]
+        code, text = said(*given)
+        assert code in allowed and "Traceback" not in text and (code != 2 or text), (given, code, text[-300:])
+        tried.append(given)
+
+    each()
+    assert len(tried) >= EXAMPLES and len(COMMANDS) * EXAMPLES >= 300
+    assert set(table.algorithms()) >= {"ppo", "dqn", "sac"}
+
+
+AT_ONCE = r"""
+import contextlib, io, json, os, re, sys
+
+import hypothesis
+from hypothesis import strategies as st
+
+from jaxrl.cli import main
+
+COMMANDS = [
+    ["train", "ppo"], ["train", "dqn"], ["train", "sac"], ["train", "r2d2"], ["train", "cql"], ["train", "mpo"],
+    ["sweep", "impala"], ["sweep", "td3"], ["compile", "pqn"], ["eval"], ["export-rlds"], ["export-minari"],
+    ["export-replay"],
+]
+os.environ["COLUMNS"] = "500"
+tried, wrong = [], []
+
+
+def said(words):
+    told, code = io.StringIO(), 0
+    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
         try:
-            code, text = said(*given)
-        except Exception as error:
-            wrong.append(f"{given}: {type(error).__name__}: {error}")
-            continue
-        allowed = (1, 2) if command == "dataset" else (0, 2, "began")  # there is none, which is no fault of a flag
-        if code not in allowed or "Traceback" in text or (code == 2 and not text):
-            wrong.append(f"{given}: {code} {text[-300:]}")
-    assert wrong == []
-    assert len(COMMANDS) * 30 >= 300 and set(table.algorithms()) >= {"ppo", "dqn", "sac"}
+            code = main.main(words)
+        except SystemExit as stopped:
+            code = stopped.code
+    return code, told.getvalue()
+
+
+def numbers(words):
+    text = said([*words, "--help-all" if len(words) > 1 else "--help"])[1]
+    return sorted(set(re.findall(r"(--[a-z][\w.-]*) N(?:UMBER)?[ |]", text)))
+
+
+FLAGS = {" ".join(words): numbers(words) for words in COMMANDS}
+assert all(len(flags) >= (1 if name.startswith("export-replay") else 2) for name, flags in FLAGS.items()), FLAGS
+# No number, schedule or None, whatever comes before.
+NONE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12).map(lambda x: x + "!")
+
+
+@hypothesis.settings(
+    max_examples=int(sys.argv[1]), derandomize=True, database=None, deadline=None,
+    phases=(hypothesis.Phase.generate,), suppress_health_check=list(hypothesis.HealthCheck),
+)
+@hypothesis.given(st.data())
+def each(data):
+    words = data.draw(st.sampled_from(COMMANDS))
+    flags = data.draw(st.lists(st.sampled_from(FLAGS[" ".join(words)]), min_size=1, max_size=4, unique=True))
+    given = [*words, *(f"{flag}={data.draw(NONE)}" for flag in flags)]
+    code, told = said(given)
+    tried.append(given)
+    missing = [flag for flag in flags if f"{flag}: " not in told]
+    if code != 2 or missing or "Traceback" in told or "jax" in sys.modules:
+        wrong.append([given, code, missing, "jax" in sys.modules, told[-500:]])
+
+
+each()
+print(json.dumps({"tried": len(tried), "wrong": wrong[:5]}))
+"""
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(320, marks=pytest.mark.long)])
+def test_all_wrong_values_are_told_at_once_before_jax_is_imported(count, tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    env |= {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
+    words = [sys.executable, "-c", AT_ONCE, str(count)]
+    ended = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found["wrong"] == [] and found["tried"] >= count

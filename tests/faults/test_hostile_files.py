@@ -1,6 +1,5 @@
 """Whatever lies in a file: it is read right or refused in jaxrl's own words, and nothing of it is ever executed."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -11,21 +10,9 @@ import warnings
 import numpy as np
 import pytest
 from helpers import hostile
-from helpers.programs import ENV, PPO, ROWS, anakin
-from helpers.recorded import episode, spaces_of
+from helpers.readers import READERS, load_run, made, newest, outcome
 
-import jaxrl
-from jaxrl.cli import ended
 from jaxrl.core.errors import JaxrlError
-from jaxrl.core.types import env_spec
-from jaxrl.data import MinariWriter, RldsWriter, load_dataset
-from jaxrl.plots.curves import TRAINING
-from jaxrl.run import checkpoint, ending, loop
-from jaxrl.run.directory import read_config, with_new_fields
-from jaxrl.run.loading import load_run
-from jaxrl.run.loggers import JSONLLogger, read_metrics
-from jaxrl.run.plotting import read_run
-from jaxrl.run.recorder import Record
 
 # Orbax's event loop complains after an error that is expected here.
 pytestmark = [
@@ -36,92 +23,12 @@ pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("minari")
 pytest.importorskip("h5py")
 
-SETTINGS = {"topology": anakin(), "evaluate_every": ROWS, "checkpoint_every": ROWS, "evaluation_episodes": 2}
-
 
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory):
     """One of everything that can be read, in a folder beside which the evil module and precious files lie."""
-    root = tmp_path_factory.mktemp("hostile")
-    mark = root / "outside" / "was-here"
-    (root / "outside" / "precious").mkdir(parents=True)
-    (root / "outside" / "precious" / "file").write_text("precious")
-    (root / "outside" / f"{hostile.EVIL}.py").write_text(f"open({os.fspath(mark)!r}, 'w').close()\n")
-    whole = root / "valid"
-    one = episode(0, 3, dtypes=["float32", "uint8"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_CHUNK_SECONDS", 0.0)
-        jaxrl.train(
-            PPO,
-            ENV,
-            total_steps=2 * ROWS,
-            run_dir=whole / "run",
-            record=whole / "recording",
-            progress=False,
-            **SETTINGS,
-        )
-    with RldsWriter(whole / "rlds", "made", file_format="tfrecord") as writer:
-        writer.write(one)
-        writer.close()
-    with MinariWriter("made-v0", *spaces_of(one), data_dir=whole) as writer:
-        writer.write(one)
-        writer.close()
-    sys.path.insert(0, os.fspath(root / "outside"))
-    yield root
-    sys.path.remove(os.fspath(root / "outside"))
-
-
-# --- who reads -------------------------------------------------------------------------------------------------------
-
-
-def _resume(path):
-    """What `train` reads of a run before it goes on, but for the arrays."""
-    with_new_fields(read_config(path))
-    logger = JSONLLogger(path / "metrics.jsonl")
-    logger.truncate_after(ROWS)
-    logger.close()
-
-
-def _list(path):
-    checkpoint.complete_steps(path / "checkpoints")
-    for read in (checkpoint.best_step, checkpoint.read_manifest):
-        with contextlib.suppress(JaxrlError):
-            read(path / "checkpoints")
-
-
-def _report(source):
-    dataset = load_dataset(source)
-    assert len(dataset) < 100
-    dataset.report()
-
-
-READERS = {
-    "config": [load_run, _resume, read_run],
-    "metrics": [
-        _resume,
-        lambda path: read_run(path).curve(TRAINING),
-        lambda path: read_metrics(path / "metrics.jsonl"),
-    ],
-    "result": [ending.read_result, lambda path: ended.answer(given(path))],
-    "manifest": [_list, load_run],
-    "rlds": [lambda path: _report(f"rlds:{path}")],
-    "minari": [lambda path: _report(f"minari:{path}")],
-    "recording": [
-        lambda path: _report(f"rlds:{path}"),
-        lambda path: Record(path).check(env_spec(ENV), path.parent / "run", False),
-    ],
-}
-
-
-def given(path):
-    """The command line that the run of this directory could be of."""
-    from jaxrl.cli import runs
-
-    return runs.read("train", ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "128", "--run-dir", str(path)])
-
-
-def newest(run):
-    return max((run / "checkpoints").glob("0*"))
+    with made(tmp_path_factory.mktemp("hostile")) as root:
+        yield root
 
 
 # By kind of file: where it is, who reads it, and its mutations.
@@ -156,22 +63,6 @@ def _corpus(whole):
         data, reader = file.read_bytes(), READERS["minari" if name == "hdf5" else "rlds"]
         found = ((f"bytes {i}", hostile.spoiled(data, np.random.default_rng([9, i]))) for i in range(12))
         yield name, folder, file, reader, found
-
-
-def outcome(read, path):
-    """None where it was read, or refused in jaxrl's own words; else what went wrong."""
-    try:
-        with hostile.bounded(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            read(path)
-    except JaxrlError as error:
-        if len(str(error)) > 4000:
-            return f"{len(str(error))} characters: {str(error)[:200]}"
-    except hostile.Overdue:
-        return f"took more than {hostile.LONGEST} s"
-    except BaseException as error:
-        return f"{type(error).__name__}: {str(error)[:300]}"
-    return None
 
 
 @pytest.mark.long  # those found by trying, below, stand for it

@@ -43,10 +43,10 @@ VALUES = [
 def changed(value, rng):
     """A copy of a JSON value with one part replaced, taken away, or doubled under another name."""
     value = copy.deepcopy(value)
-    places = list(_places(value))
-    if not places:
+    held = list(places(value))
+    if not held:
         return VALUES[rng.integers(len(VALUES))]
-    holder, key = places[rng.integers(len(places))]
+    holder, key = held[rng.integers(len(held))]
     how = rng.integers(10)
     if how < 7:
         holder[key] = VALUES[rng.integers(len(VALUES))]
@@ -115,14 +115,14 @@ def checksummed(body):
     return json.dumps(body)
 
 
-def _places(value):
+def places(value):
     """(what holds it, its key) of every part."""
     if not isinstance(value, dict | list):
         return
     for key, child in list(value.items() if isinstance(value, dict) else enumerate(value)):
         yield value, key
         if isinstance(child, dict | list):
-            yield from _places(child)
+            yield from places(child)
 
 
 # --- watching --------------------------------------------------------------------------------------------------------
