@@ -57,7 +57,7 @@ class Checkpointer:
       directory: where the steps go; made if missing. What a killed save left there is removed.
       config: the resolved configuration, JSON values only; each manifest holds it.
       keep: how many of the newest steps stay; the one of the best score stays as well.
-      max_failures: so many failed saves in a row raise; fewer warn.
+      max_failures: so many failed saves in a row raise; the first one warns.
 
     Raises:
       CheckpointError: the directory cannot be made or written to.
@@ -74,6 +74,7 @@ class Checkpointer:
         self.failures = 0  # failed saves since the start
         self._failures_in_a_row = 0
         self._failure: str | None = None  # of the last save
+        self.told = False  # that saves fail, since the last one that did not
         self._config = json.loads(json.dumps(config))  # as it will be read back; a value that is no JSON fails here
         self._keep = keep
         self._max_failures = max_failures
@@ -109,7 +110,7 @@ class Checkpointer:
           callbacks: what callbacks keep with it, JSON values only; in its manifest.
 
         Raises:
-          CheckpointError: a leaf is no array, or `max_failures` saves failed in a row. Fewer failures warn, once each.
+          CheckpointError: a leaf is no array, or `max_failures` saves failed in a row. The first of fewer warns.
         """
         self.wait()
         leaves = manifests.named_leaves(state)
@@ -173,7 +174,7 @@ class Checkpointer:
         error = future.exception()
         self._pending = None
         if error is None:
-            self._failures_in_a_row, self._failure = 0, None
+            self._failures_in_a_row, self._failure, self.told = 0, None, False
             return True
         self.failures += 1
         self._failures_in_a_row += 1
@@ -185,7 +186,9 @@ class Checkpointer:
             raise CheckpointError(
                 f"{message}; {self._failures_in_a_row} saves in a row failed, so continuing would risk losing the run"
             ) from error
-        warnings.warn(f"{message}; training continues, and the next save tries again", RuntimeWarning, stacklevel=2)
+        if not self.told:
+            warnings.warn(f"{message}; training continues, and the next save tries again", RuntimeWarning, stacklevel=2)
+        self.told = True
         return False
 
     def steps(self) -> list[int]:

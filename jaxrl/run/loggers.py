@@ -230,6 +230,14 @@ class Loggers:
         for outlet in self._outlets:
             outlet.write(step, metrics)
 
+    def drop(self, loggers: Sequence[Logger]) -> None:
+        """Nothing more is written to these, whose place is gone: what they did not take is not told."""
+        for outlet in self._outlets:
+            if any(outlet.logger is one for one in loggers):
+                with contextlib.suppress(Exception):
+                    outlet.logger.close()
+        self._outlets = [one for one in self._outlets if not any(one.logger is other for other in loggers)]
+
     def close(self) -> None:
         """Closes them; may be called twice."""
         outlets, self._outlets = self._outlets, []
@@ -241,7 +249,7 @@ class _Outlet:
     """A logger, and the rows that it has not taken yet."""
 
     def __init__(self, logger: Logger):
-        self._logger = logger
+        self.logger = logger
         self._waiting: collections.deque[tuple[int, Mapping[str, float]]] = collections.deque()
         self._lost = self._failures = self._pause = 0
         self._told = False
@@ -258,7 +266,7 @@ class _Outlet:
     def close(self):
         self._failures = _MOST_REFUSALS  # this attempt is the last
         self._attempt(self._empty)
-        self._attempt(self._logger.close)
+        self._attempt(self.logger.close)
         if lost := self._lost + len(self._waiting):
             self._warn(f"did not take {lost} rows of metrics, which are lost there")
 
@@ -267,7 +275,7 @@ class _Outlet:
             most = min(len(self._waiting), _MOST_REFUSALS if self._failures >= _MOST_REFUSALS else 1)
             for refused in range(most):
                 try:
-                    self._logger.write(*self._waiting[refused])
+                    self.logger.write(*self._waiting[refused])
                     break
                 except Exception as error:
                     # A full disk takes a short row where it refused a long one, and that one later.
@@ -289,7 +297,7 @@ class _Outlet:
             self._told = True
 
     def _warn(self, what):
-        warnings.warn(f"{type(self._logger).__name__} {what}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"{type(self.logger).__name__} {what}", RuntimeWarning, stacklevel=5)
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:

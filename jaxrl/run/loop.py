@@ -141,9 +141,19 @@ class Loop:
         """The loop, from the newest checkpoint if there is one."""
         try:
             return self._train(loggers, display, directory, checkpointer)
+        except KeyboardInterrupt:
+            self.background.clear()  # what compiles there is nobody's any more, and not waited for
+            raise
         finally:
             for under_way in self.background.values():
                 under_way.wait()
+
+    def _say_when_it_stops(self):
+        """At the first Ctrl-C; XLA cannot be interrupted."""
+        first = self.untimed_iterations == 0
+        what = "its first chunk is compiled, which can take minutes, and" if first else "the chunk under way"
+        kept = "" if self.directory is None else ", and is saved"
+        self._note(f"the run stops when {what} has ended{kept}; Ctrl-C again leaves at once")
 
     def _seconds(self):
         """Of the run so far, in all sessions."""
@@ -170,7 +180,7 @@ class Loop:
         if self.recorder is not None:
             self.recorder.begin(done * self.rows)
         files = [] if directory is None else self._open_files(directory, done)
-        self.loggers = Loggers([*files, *loggers])
+        self.files, self.loggers = files, Loggers([*files, *loggers])
         if display is not None:
             display.start(self.iterations * self.rows, done * self.rows, began=self.laps.began, timed=True)
         self.first_step = done * self.rows
@@ -179,7 +189,7 @@ class Loop:
         self.state, self.done = state, done
         del state
         try:
-            with Signals() as signals:
+            with Signals(self._say_when_it_stops) as signals:
                 try:
                     if done and (stop_again := self._stopped_before(self.state, done, kept)):
                         raise _Stop(stop_again)
@@ -370,6 +380,7 @@ class Loop:
                 self.state = self.program.emptied(self.algo_there, self.env_there, chunk.after, self.dataset)
                 self.done = chunk.first + chunk.length
             self.directory = None
+            self.loggers.drop(self.files)
             self._end_unsaved(error)
 
     def _end_unsaved(self, error):
@@ -564,7 +575,9 @@ class Loop:
         if self.checkpointer is not None:
             stop = self._saved_at_last(state, done, stop)
         if stop.reason == "unsaved":
-            message = f"{stop.problem}; what was learned until step {done * self.rows} is in the result, whose `save` "
+            told = self.directory is not None and self.checkpointer is not None and self.checkpointer.told
+            problem = "saving failed to the end" if told else stop.problem  # each failure is told once
+            message = f"{problem}; what was learned until step {done * self.rows} is in the result, whose `save` "
             message += "writes it elsewhere"
             if self.directory is not None:
                 message += ", and the same call goes on from the last checkpoint"
