@@ -94,6 +94,12 @@ class Record:
                 f"path={str(folder)!r} holds the recording of a run whose directory {run_dir} is gone; use another, or "
                 "move it away"
             ]
+        links = sorted(path.name for path in folder.iterdir() if path.is_symlink())
+        if links:
+            return [
+                f"path={str(folder)!r} holds the link {links[0]}, and a recording lies in its own directory only: move "
+                "what it leads to to its place, or use another path"
+            ]
         return []
 
 
@@ -135,8 +141,18 @@ class Recorder:
         self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="recorder")
 
     def begin(self, step: int) -> None:
-        """The run begins or goes on at `step`: what was recorded from there on goes."""
+        """The run begins or goes on at `step`: what was recorded from there on goes.
+
+        Raises:
+          RecordingError: it could not be written or deleted.
+        """
         self._begun_at = step
+        try:
+            self._clear(step)
+        except OSError as error:
+            raise RecordingError(f"the recording in {self._folder} cannot be written: {error}") from error
+
+    def _clear(self, step):
         self._folder.mkdir(parents=True, exist_ok=True)
         files.write_json(self._folder / _OWNER, {"run": self._run_dir and _relative(self._run_dir, self._folder)})
         for path in self._folder.glob(f"{_PART}*"):

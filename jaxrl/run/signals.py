@@ -1,7 +1,9 @@
 """Signals that ask a run to end."""
 
+import contextlib
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from jaxrl.envs.host.watchdog import ask_to_end
@@ -13,12 +15,16 @@ class Signals:
 
     A step of host environments that does not return within seconds then ends the run with its error.
 
+    Args:
+      told: called at the first Ctrl-C, in the signal's handler.
+
     Attributes:
       asked: the signal that this process got.
       agreed: the one that some process got, as of the last moment at which they spoke of it.
     """
 
-    def __init__(self):
+    def __init__(self, told: Callable[[], None] = lambda: None):
+        self._told = told
         self.asked: int | None = None
         self.agreed: int | None = None
         self._before: dict[int, Any] = {}
@@ -36,6 +42,9 @@ class Signals:
             raise KeyboardInterrupt
         self.asked = number
         ask_to_end(True)
+        if number == signal.SIGINT:
+            with contextlib.suppress(RuntimeError):  # it came in the middle of another line
+                self._told()
 
     @property
     def exit_code(self) -> int | None:

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 import jaxrl
 from jaxrl.parallel.program import CompiledProgram
 from jaxrl.run import checkpoint, loop
+from jaxrl.run.signals import Signals
 
 TOTAL = 12 * ROWS
 
@@ -97,6 +100,37 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path, handlers):
         train(tmp_path / "run", logger)
     assert logger.steps[-1] == 3 * ROWS and handlers()
     assert train(tmp_path / "run").stopped == "finished", "the lock was not given back"
+
+
+def test_ctrl_c_while_compiling_says_when_it_stops_and_twice_leaves_at_once(tmp_path, handlers, monkeypatch, capsys):
+    """XLA cannot be interrupted: who compiles in the background is left there."""
+    compiled, asked = threading.Event(), []
+
+    def compile_for_ever(*_):
+        for _ in range(2):
+            while not isinstance(owner := getattr(signal.getsignal(signal.SIGINT), "__self__", None), Signals):
+                time.sleep(0.01)
+            while len(asked) and owner.asked is None:
+                time.sleep(0.01)
+            asked.append(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        compiled.wait(60)
+
+    monkeypatch.setattr(CompiledProgram, "compile_chunk", compile_for_ever)
+    with pytest.raises(KeyboardInterrupt):
+        jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=tmp_path / "run")
+    assert not compiled.is_set() and len(asked) == 2 and handlers()
+    compiled.set()
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.count("the run stops when its first chunk is compiled") == 1 and "again leaves at once" in told
+    monkeypatch.undo()
+    assert train(tmp_path / "run").stopped == "finished", "the lock was not given back"
+
+
+def test_ctrl_c_says_when_the_run_stops(tmp_path, handlers, capsys):
+    jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), loggers=[Raising(signal.SIGINT)], evaluate_every=0)
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.count("the run stops when the chunk under way has ended; Ctrl-C again leaves at once") == 1
 
 
 def test_sigterm_saves_and_exits_143(tmp_path, handlers):

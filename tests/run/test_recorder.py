@@ -298,6 +298,24 @@ def test_paths_that_cannot_be_had_are_refused_before_anything_runs(whole, tmp_pa
     assert "another number of processes" in problems[0]
 
 
+@pytest.mark.parametrize("name", [f"part-{0:012d}", f".part-{0:012d}.partial"])
+def test_a_link_in_a_recording_is_refused_and_its_target_left_alone(name, whole, tmp_path, monkeypatch):
+    shutil.copytree(whole[1], tmp_path / "here")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("mine")
+    recording = tmp_path / "here" / "recording"
+    shutil.rmtree(recording / name, ignore_errors=True)
+    (recording / name).symlink_to(tmp_path / "precious")
+    monkeypatch.setattr(CompiledProgram, "start", lambda *_, **__: pytest.fail("it began"))
+    with pytest.raises(ConfigError, match=f"holds the link {name}, and a recording lies in its own directory only"):
+        train(recording, run_dir=tmp_path / "here" / "run")
+    # In a folder of hidden files alone, which counts as empty, and whatever else the system refuses.
+    (recording / "recording.json").unlink()
+    with pytest.raises(RecordingError, match="the recording in .* cannot be written: "):
+        recorder.Recorder(Record(recording), Recorded(NUM_ENVS, (0,), 1), PPO, ENV, 0, None).begin(0)
+    assert (tmp_path / "precious" / "file").read_text() == "mine"
+
+
 def test_arrays_that_would_not_come_back_are_named():
     space = spaces.Dict({"good": spaces.Box(0, 1, (2,)), "bad": spaces.Box(0, 1, (2,), np.dtype("complex64"))})
     with pytest.raises(ConfigError, match="record: steps/observation/bad has dtype complex64"):
