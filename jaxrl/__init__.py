@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SAC,
         TD3,
         TD3BC,
+        VMPO,
         make_algorithm,
     )
     from jaxrl.core import schedules, spaces
@@ -72,6 +73,7 @@ _PUBLIC = {
     "SAC": "algos",
     "TD3": "algos",
     "TD3BC": "algos",
+    "VMPO": "algos",
     "Anakin": "parallel.anakin",
     "Dataset": "data",
     "Evaluation": "run.evaluation",
@@ -127,6 +129,7 @@ __all__ = [
     "SAC",
     "TD3",
     "TD3BC",
+    "VMPO",
     "Anakin",
     "Dataset",
     "Evaluation",

@@ -17,6 +17,7 @@ from jaxrl.algos.r2d2 import R2D2
 from jaxrl.algos.sac import SAC
 from jaxrl.algos.td3 import TD3
 from jaxrl.algos.td3_bc import TD3BC
+from jaxrl.algos.vmpo import VMPO
 
 __all__ = [
     "A2C",
@@ -36,5 +37,6 @@ __all__ = [
     "SAC",
     "TD3",
     "TD3BC",
+    "VMPO",
     "make_algorithm",
 ]

@@ -152,15 +152,7 @@ class IMPALA:
         return loss, (metrics, model_state)
 
     def _vtrace(self, network, values, log_rho, carry, rollout, spec):
-        rows = rollout.rows
-        segment = returns.Segment(
-            rewards=on_policy.rewards(self, rollout),
-            values=values,
-            bootstrap_value=on_policy.bootstrap_value(self, network, rollout, carry, spec),
-            terminated=rows.terminated if self.bootstrap_truncated else rows.terminated | rows.truncated,
-            truncated=rows.truncated,
-            weight=rows.weight,
-        )
+        segment = on_policy.segment(self, network, rollout, values, carry, spec)
         return returns.vtrace(
             segment,
             jnp.exp(log_rho),

@@ -15,6 +15,7 @@ from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.kl_limits import before_softplus, bounded, decoupled_kl, held
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -35,8 +36,6 @@ from jaxrl.core.types import (
 )
 from jaxrl.networks import Actor, Critic, from_unit, resolve_network
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, TanhGaussian
-
-LEAST_DUAL = -18.0  # before the softplus, which makes 1.5e-8 of it
 
 
 class MPOState(struct.PyTreeNode):
@@ -222,8 +221,7 @@ class MPO:
             state.policy, gradients[0], self._policy_optimizer(), replicas, model_state
         )
         dual_optimizer = self.optimizer(self.dual_learning_rate)
-        duals, _ = train_state.apply_gradients(state.duals, gradients[1], dual_optimizer, replicas)
-        duals = duals.replace(params=jax.tree.map(lambda x: jnp.maximum(x, LEAST_DUAL), duals.params))
+        duals = held(train_state.apply_gradients(state.duals, gradients[1], dual_optimizer, replicas)[0])
 
         used = {name: jnp.mean(jax.nn.softplus(x)) for name, x in state.duals.params.items()}
         metrics |= {"temperature": used.pop("temperature")} | {f"alpha_{name}": x for name, x in used.items()}
@@ -259,12 +257,6 @@ class MPO:
 # --- the equations ---------------------------------------------------------------------------------------------------
 
 
-def before_softplus(x: Scalar) -> jax.Array:
-    """The number whose softplus, log(1 + exp), is x > 0; float32."""
-    x = jnp.asarray(x, jnp.float32)
-    return x + jnp.log(-jnp.expm1(-x))
-
-
 def improved(values: jax.Array, log_prior: jax.Array, temperature: Scalar) -> jax.Array:
     """q proportional to pi exp(Q / eta): the policy that is best within a divergence of pi (section 4.1).
 
@@ -295,18 +287,3 @@ def temperature_loss(values: jax.Array, log_prior: jax.Array, temperature: Scala
 def divergence(weights: jax.Array, log_prior: jax.Array) -> jax.Array:
     """KL(q || pi) [batch] in nats, of weights q and log pi [batch, K]."""
     return jnp.sum(jax.scipy.special.xlogy(weights, weights) - weights * log_prior, axis=-1)
-
-
-def decoupled_kl(old: DiagonalGaussian, new: DiagonalGaussian) -> tuple[jax.Array, jax.Array]:
-    """KL(old || new) in nats of each dimension, [batch, n]: if the mean alone were new, and the deviation alone."""
-    mean, std, new_mean, new_std = (x[..., None] for x in (old.mean, old.log_std, new.mean, new.log_std))
-    before = DiagonalGaussian(mean, std)
-    return before.kl(DiagonalGaussian(new_mean, std)), before.kl(DiagonalGaussian(mean, new_std))
-
-
-def bounded(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
-    """The Lagrangian of kl <= epsilon: alpha kl for the policy, alpha (epsilon - kl) for alpha; kl and alpha [k].
-
-    Going down its gradient, the policy lowers what it pays for, and alpha rises where kl is more than epsilon.
-    """
-    return jax.lax.stop_gradient(alpha) * kl + alpha * (epsilon - jax.lax.stop_gradient(kl))

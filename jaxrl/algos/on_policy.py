@@ -112,9 +112,11 @@ def resolved(algo: OnPolicyFields, spec: EnvSpec) -> dict[str, Any]:
     return found | {"network": resolve_network(algo.network, spec)}
 
 
-def init(algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, penalty: PyTree = ()) -> PolicyState:
+def init(
+    algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, penalty: PyTree = (), *, target: bool = False
+) -> PolicyState:
     """A new learner state."""
-    network = train_state.create(*algo.network.init(key, spec), transformation(algo))
+    network = train_state.create(*algo.network.init(key, spec), transformation(algo), target=target)
     statistics = Statistics(
         observation=normalization.init(spec.observation_space) if algo.normalize_observation else (),
         reward=normalization.init(spaces.Box(-jnp.inf, jnp.inf, ())) if algo.normalize_reward else (),
@@ -226,16 +228,24 @@ def advantages(
     rows, carry = batch.rows, batch.carry.network
     if algo.network.recurrent:  # the carry that these parameters come to: the actors' may be of older ones
         _, carry, _ = unroll(algo, network, batch_inputs(algo, batch), carry, spec, train=False)
-    segment = returns.Segment(
+    values = segment(algo, network, batch, rows.extras["value"], carry, spec)
+    estimates = returns.gae(values, algo.gamma, gae_lambda)
+    return estimates, estimates + rows.extras["value"]
+
+
+def segment(
+    algo: OnPolicyFields, network: Variables, batch: Rollout, values: jax.Array, carry: Carry, spec: EnvSpec
+) -> returns.Segment:
+    """What returns are computed from: the rows with their values [T, B]; the network's carry after the last row."""
+    rows = batch.rows
+    return returns.Segment(
         rewards=rewards(algo, batch),
-        values=rows.extras["value"],
+        values=values,
         bootstrap_value=bootstrap_value(algo, network, batch, carry, spec),
         terminated=rows.terminated if algo.bootstrap_truncated else rows.terminated | rows.truncated,
         truncated=rows.truncated,
         weight=rows.weight,
     )
-    estimates = returns.gae(segment, algo.gamma, gae_lambda)
-    return estimates, estimates + rows.extras["value"]
 
 
 def unroll(

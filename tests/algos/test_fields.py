@@ -25,6 +25,7 @@ BASES = {
     "ppo-kl": jaxrl.PPO(**PLAIN, objective="kl"),
     "a2c": jaxrl.A2C(**PLAIN, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
     "impala": jaxrl.IMPALA(**PLAIN, normalize_observation=True, normalize_reward=True),
+    "vmpo": jaxrl.VMPO(**PLAIN, normalize_observation=True, normalize_reward=True),
     "dqn": DQN,
     "dqn-categorical": DQN.replace(
         network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritized=True, ladder=True
@@ -61,6 +62,10 @@ STATIC = {
 }
 
 
+# Values at the start, which the next test looks for in the initial state.
+INITIAL = {"initial_penalty", "temperature", "alpha_mean", "alpha_std"}
+
+
 def fields(name):
     algo = BASES[name]
     traced = [f.name for f in dataclasses.fields(algo) if f.metadata.get("pytree_node", True)]
@@ -70,7 +75,8 @@ def fields(name):
 
 def program(algo):
     """The traced program of one iteration, and its inputs that come from the algorithm."""
-    env = jaxrl.make("gymnax:CartPole-v1")
+    continuous = isinstance(algo, jaxrl.VMPO)  # which has fields for these alone
+    env = jaxrl.make("gymnax:Pendulum-v1" if continuous else "gymnax:CartPole-v1")
     bound = jaxrl.Anakin(4, devices=1, shards=1).bind(algo, env)
     state = jax.eval_shape(bound.init, algo, env, jax.random.key(0))
     # Numbers are inputs of the program, so that a field shows up as one that is used or not.
@@ -102,8 +108,7 @@ def test_every_number_reaches_the_program(name, traced_programs):
     # Exactly what says so of itself: a field without effect must not be used, one with an effect must be.
     idle = {field for field in fields(name)[0] if not has_effect(algo, field) and getattr(algo, field) is not None}
     unused = {leaf.split(".")[1] for leaf in unused}  # a schedule has several leaves
-    # The penalty's initial value is made elsewhere.
-    assert unused - {"initial_penalty"} == idle - {"initial_penalty"}
+    assert unused - INITIAL == idle - INITIAL
 
 
 def test_the_initial_penalty_is_in_the_initial_state():
@@ -116,8 +121,15 @@ def test_the_initial_penalty_is_in_the_initial_state():
         assert state.penalty == penalty
 
 
+@pytest.mark.parametrize("name", ["temperature", "alpha_mean", "alpha_std"])
+def test_the_initial_multipliers_are_in_the_initial_state(name):
+    spec = jaxrl.Anakin(4, devices=1).bind(BASES["vmpo"], jaxrl.make("gymnax:Pendulum-v1")).layout.spec
+    state = resolve_schedules(BASES["vmpo"].replace(**{name: 3.0}), jnp.float32(0)).init(jax.random.key(0), spec)
+    assert jax.nn.softplus(state.duals.params[name.removeprefix("alpha_")]) == pytest.approx(3.0)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "dqn", "dqn-recurrent", "pqn"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "vmpo", "dqn", "dqn-recurrent", "pqn"])
 def test_every_static_field_changes_the_program(name, traced_programs):
     algo = BASES[name]
     same = []
@@ -139,7 +151,7 @@ def test_every_static_field_changes_the_program(name, traced_programs):
     assert same == []
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "dqn", "pqn"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "vmpo", "dqn", "pqn"])
 def test_the_optimizer_changes_the_program(name, traced_programs):
     other = RMSProp() if isinstance(BASES[name].optimizer, Adam) else Adam()
     assert str(program(BASES[name].replace(optimizer=other))) != str(traced_programs[name])

@@ -18,7 +18,7 @@ from helpers.continuous import (
 )
 from scipy import optimize
 
-from jaxrl.algos import mpo, off_policy, q_learning
+from jaxrl.algos import kl_limits, mpo, off_policy, q_learning
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
@@ -87,7 +87,7 @@ def test_the_divergence_is_split_by_mean_and_deviation():
     mean, new_mean, std, new_std = map(np.asarray, (mean, new_mean, std, new_std))
     old = DiagonalGaussian(*as_jax(mean, np.log(std)))
     new = DiagonalGaussian(*as_jax(new_mean, np.log(new_std)))
-    by_mean, by_std = mpo.decoupled_kl(old, new)
+    by_mean, by_std = kl_limits.decoupled_kl(old, new)
     np.testing.assert_allclose(by_mean, (new_mean - mean) ** 2 / (2 * std**2), rtol=1e-4)
     np.testing.assert_allclose(by_std, np.log(new_std / std) + std**2 / (2 * new_std**2) - 0.5, rtol=1e-4, atol=1e-6)
     # Either alone is the whole divergence where nothing but it is new.
@@ -97,15 +97,15 @@ def test_the_divergence_is_split_by_mean_and_deviation():
 
 def test_a_multiplier_rises_where_its_limit_is_passed():
     kl, alpha, epsilon = jnp.float32([0.3, 0.05]), jnp.float32([2.0, 3.0]), jnp.float32(0.1)
-    np.testing.assert_allclose(mpo.bounded(kl, alpha, epsilon), [0.2, 0.3], rtol=1e-6)
-    by_kl, by_alpha = jax.grad(lambda *x: jnp.sum(mpo.bounded(*x, epsilon)), argnums=(0, 1))(kl, alpha)
+    np.testing.assert_allclose(kl_limits.bounded(kl, alpha, epsilon), [0.2, 0.3], rtol=1e-6)
+    by_kl, by_alpha = jax.grad(lambda *x: jnp.sum(kl_limits.bounded(*x, epsilon)), argnums=(0, 1))(kl, alpha)
     np.testing.assert_allclose(by_kl, alpha, rtol=1e-6)
     np.testing.assert_allclose(by_alpha, [-0.2, 0.05], rtol=1e-5)
 
 
 @pytest.mark.parametrize("x", [1e-6, 1e-2, 1.0, 30.0, 1e4])
 def test_the_softplus_is_undone(x):
-    assert float(jax.nn.softplus(mpo.before_softplus(x))) == pytest.approx(x, rel=1e-5)
+    assert float(jax.nn.softplus(kl_limits.before_softplus(x))) == pytest.approx(x, rel=1e-5)
 
 
 # --- the update ------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_duals_stay_above_their_least():
     algo = MPO.replace(dual_learning_rate=1e3, epsilon=100.0, epsilon_mean=100.0, epsilon_std=100.0)
     new = updated(algo, initial(algo), transitions(), KEY)[0]
     for x in jax.tree.leaves(new.duals.params):
-        np.testing.assert_array_equal(x, mpo.LEAST_DUAL)
+        np.testing.assert_array_equal(x, kl_limits.LEAST_DUAL)
     again, info = updated(algo, new, transitions(), KEY)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((again, info)))
     assert float(info.metrics["temperature"]) > 0

@@ -19,6 +19,7 @@ ALGORITHMS = {
     "ppo": jaxrl.PPO(**PLAIN, epochs=1, minibatches=1, network=SEPARATE, normalize_advantage=False),
     "a2c": jaxrl.A2C(**PLAIN, network=SEPARATE),
     "impala": jaxrl.IMPALA(**PLAIN, network=SEPARATE, reduction="mean"),
+    "vmpo": jaxrl.VMPO(**PLAIN, epochs=1, minibatches=1, network=SEPARATE),
 }
 
 

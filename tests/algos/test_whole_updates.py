@@ -271,6 +271,81 @@ def test_a2c():
     assert_is(new.network.params, info, expected, norms, pieces(params))
 
 
+VMPO = {"categorical": {}, "gaussian": {"network": ActorCritic(MLP((4,)), policy_gain=0.5, initial_log_std=-0.2)}}
+
+
+@pytest.mark.parametrize("name", one_quick(VMPO, "categorical"))
+def test_vmpo(name):
+    spec = BOXED if name == "gaussian" else SPEC
+    fields = FIELDS | WHOLE | {"network": NETWORK, "max_grad_norm": 0.05} | VMPO[name]
+    algo = jaxrl.VMPO(
+        **fields, gae_lambda=LAMBDA, temperature=0.7, alpha_mean=2.0, alpha_std=3.0, epsilon_std=1e-2, target_period=2
+    ).resolve(spec, B)
+    algo = algo.replace(normalize_observation=False, normalize_reward=False)
+    acted, state, rollout = data_and_states(algo, spec)
+    data, params = Data(rollout), as_numpy(state.network.params)
+    old_policy = policy_and_value(as_numpy(acted), data.observation[:-1])[0]
+    values = policy_and_value(params, data.observation)[1]
+    advantages = gae(data, values)
+    targets, weight = advantages + values[:-1], data.counts / data.counts.sum()
+    counted = data.counts.sum()
+    better = np.zeros_like(data.counts)
+    for t, b in np.argwhere(data.counts):
+        better[t, b] = (advantages[t, b] < advantages[data.counts]).sum() < (counted + 1) // 2
+    assert better.sum() == (counted + 1) // 2
+    # Equations 3 and 4; the sums are over all of the better half at once.
+    psi = np.where(better, np.exp(advantages / 0.7), 0.0)
+    psi /= psi.sum()
+
+    def moved(policy):
+        if name == "categorical":
+            return {"mean": (weight * divergence(old_policy, policy)).sum()}
+        (mean, log_std), (new_mean, new_log_std) = old_policy, policy
+        by_mean = (new_mean - mean) ** 2 / (2 * np.exp(2 * log_std))
+        by_std = new_log_std - log_std + np.exp(2 * (log_std - new_log_std)) / 2 - 0.5
+        return {"mean": (weight * by_mean.sum(-1)).sum(), "std": (weight * by_std.sum(-1)).sum()}
+
+    def pieces(params):
+        policy, values = policy_and_value(params, data.observation[:-1])
+        return {
+            "policy_loss": -(psi * log_prob(policy, data.action)).sum(),
+            "value_loss": 0.5 * (weight * (targets - values) ** 2).sum(),
+            **{f"kl_{which}": kl for which, kl in moved(policy).items()},
+        }
+
+    def loss(params):
+        found = pieces(params)
+        paid = 2.0 * found["kl_mean"] + 3.0 * found.get("kl_std", 0.0)
+        return found["policy_loss"] + algo.value_cost * found["value_loss"] + paid
+
+    metrics = pieces(params)
+    expected, norms = stepped(params, loss, PARTS, algo.max_grad_norm)
+    new, info = updated(algo, state, rollout, spec)
+    assert_is(new.network.params, info, expected, norms, metrics)
+
+    def dual(eta):
+        return eta * (algo.epsilon + np.log(np.exp(advantages[better] / eta).mean()))
+
+    slopes = {
+        "temperature": (dual(0.7 + 1e-5) - dual(0.7 - 1e-5)) / 2e-5,
+        "mean": algo.epsilon_mean - metrics["kl_mean"],
+    }
+    if name == "gaussian":
+        slopes["std"] = algo.epsilon_std - metrics["kl_std"]
+    for which, slope in slopes.items():
+        before = float(state.duals.params[which])
+        slope *= 1 / (1 + np.exp(-before))  # of the softplus
+        after = before - algo.dual_learning_rate * slope / (abs(slope) + EPS)
+        assert float(new.duals.params[which]) == pytest.approx(after, abs=1e-5), which
+    for one, other in zip(*map(jax.tree.leaves, (new.network.target_params, state.network.params)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    copied, _ = updated(algo, new, rollout, spec)
+    for one, other in zip(*map(jax.tree.leaves, (copied.network.target_params, copied.network.params)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    acting = jax.tree.leaves(algo.actor(new).params)
+    assert all((a == b).all() for a, b in zip(acting, jax.tree.leaves(new.network.target_params), strict=True))
+
+
 def vtrace(algo, data, values, rhos):
     """Targets and advantages, both as sums over what follows (equation 1)."""
     targets, advantages = values[:-1].copy(), np.zeros((T, B))

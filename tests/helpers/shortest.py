@@ -39,6 +39,7 @@ DEFAULTS = [
     Row("cartpole-a2c", f"a2c {CARTPOLE}", "", worst=SOLVED),
     Row("cartpole-impala", f"impala {CARTPOLE}", "", worst=SOLVED),
     Row("cartpole-impala-300k", f"impala {CARTPOLE.replace('500000', '300000')}", "", worst=SOLVED),
+    Row("cartpole-vmpo", f"vmpo {CARTPOLE}", "", worst=SOLVED),
     Row("cartpole-pqn", f"pqn {CARTPOLE}", "495.13 ± 6.89 (CleanRL)", worst=SOLVED),
     Row("cartpole-dqn", f"dqn {CARTPOLE}", "498.38 ± 2.29 (CleanRL)", worst=SOLVED),
     Row(
@@ -74,6 +75,7 @@ DEFAULTS = [
         missed="-169 on average, some seeds at -200",
     ),
     Row("pendulum-ppo", f"ppo {PENDULUM} 500000", "-172 (RL Zoo, 100k steps)", worst=-200.0),
+    Row("pendulum-vmpo", f"vmpo {PENDULUM} 500000", "", worst=-200.0),
     Row("pendulum-sac", f"sac {PENDULUM} 20000", "-157 (RL Zoo)", worst=-200.0),
     Row("pendulum-td3", f"td3 {PENDULUM} 20000", "-152 (RL Zoo)", worst=-200.0),
     Row("pendulum-ddpg", f"ddpg {PENDULUM} 20000", "-152 (RL Zoo)", worst=-200.0),

@@ -37,6 +37,7 @@ ALGORITHMS = {
     "a2c": (A2C.replace(network=networks.ActorCritic(torso=SMALL)), 800),
     "recurrent_a2c": (A2C.replace(network=networks.ActorCritic(torso=SMALL, core=networks.GRU(16), shared=True)), 600),
     "impala": (IMPALA.replace(network=networks.ActorCritic(torso=SMALL)), 800),
+    "vmpo": (jaxrl.VMPO(**ON_POLICY, target_period=2, network=networks.ActorCritic(torso=SMALL)), 800),
     "dqn": (
         jaxrl.DQN(
             gamma=GAMMA,

@@ -8,7 +8,7 @@ from helpers.programs import NUM_ENVS, actor_threads, all_finite, anakin, assert
 
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.networks import GRU, MLP, QNetwork
+from jaxrl.networks import GRU, MLP, ActorCritic, QNetwork
 
 SMALL = {"capacity": 256, "min_size": 32, "batch_size": 16, "rollout_length": 4, "replay_ratio": 1 / 32}
 DISCRETE = jaxrl.make("probe:Truncated", max_steps=3)
@@ -19,6 +19,10 @@ RUNS = {
     "mpo": (MPO.replace(**SMALL), BOX),
     "sac-discrete": (jaxrl.SAC(**NETWORKS, **SMALL), DISCRETE),
     "pqn": (jaxrl.PQN(rollout_length=4, epochs=2, minibatches=2, network=QNetwork(MLP((8,)))), DISCRETE),
+    "vmpo": (
+        jaxrl.VMPO(rollout_length=4, epochs=2, minibatches=2, target_period=2, network=ActorCritic(MLP((8,)))),
+        BOX,
+    ),
     "r2d2": (
         jaxrl.R2D2(
             **SMALL,
@@ -37,7 +41,7 @@ UPDATES = 6
 def run(topology, algo, env):
     """The parameters at first, the state after some updates, and the report of all of them."""
     program = topology.bind(algo, env)
-    iterations = UPDATES if isinstance(algo, jaxrl.PQN) else 12
+    iterations = UPDATES if isinstance(algo, jaxrl.PQN | jaxrl.VMPO) else 12
     try:
         state = program.start(algo, env, 3)
         before = plain(state.learner)

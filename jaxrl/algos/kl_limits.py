@@ -1,0 +1,36 @@
+"""Limits on how far a policy moves: Lagrange multipliers that are learned, as MPO and V-MPO have them."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.algos.train_state import TrainState
+from jaxrl.core.schedules import Scalar
+from jaxrl.networks.distributions import DiagonalGaussian
+
+LEAST_DUAL = -18.0  # before the softplus, which makes 1.5e-8 of it
+
+
+def before_softplus(x: Scalar) -> jax.Array:
+    """The number whose softplus, log(1 + exp), is x > 0; float32."""
+    x = jnp.asarray(x, jnp.float32)
+    return x + jnp.log(-jnp.expm1(-x))
+
+
+def decoupled_kl(old: DiagonalGaussian, new: DiagonalGaussian) -> tuple[jax.Array, jax.Array]:
+    """KL(old || new) in nats of each dimension, [..., n]: if the mean alone were new, and the deviation alone."""
+    mean, std, new_mean, new_std = (x[..., None] for x in (old.mean, old.log_std, new.mean, new.log_std))
+    before = DiagonalGaussian(mean, std)
+    return before.kl(DiagonalGaussian(new_mean, std)), before.kl(DiagonalGaussian(mean, new_std))
+
+
+def bounded(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
+    """The Lagrangian of kl <= epsilon: alpha kl for the policy, alpha (epsilon - kl) for alpha; kl and alpha [k].
+
+    Going down its gradient, the policy lowers what it pays for, and alpha rises where kl is more than epsilon.
+    """
+    return jax.lax.stop_gradient(alpha) * kl + alpha * (epsilon - jax.lax.stop_gradient(kl))
+
+
+def held(duals: TrainState) -> TrainState:
+    """Multipliers whose softplus stays more than 0."""
+    return duals.replace(params=jax.tree.map(lambda x: jnp.maximum(x, LEAST_DUAL), duals.params))

@@ -1,0 +1,263 @@
+"""On-policy maximum a posteriori policy optimization, V-MPO (Song et al., 2020, arXiv:1909.12238)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.algos import on_policy, returns, train_state
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.kl_limits import before_softplus, bounded, decoupled_kl, held
+from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
+from jaxrl.algos.on_policy import PolicyCarry, Statistics
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Linear, Scalar
+from jaxrl.core.types import (
+    SEQUENCE_INPUTS,
+    ActorOutput,
+    ActorState,
+    EnvSpec,
+    Replicas,
+    Rollout,
+    Source,
+    TimeStep,
+    UpdateInfo,
+    ValueNetwork,
+)
+from jaxrl.networks import ActorCritic, Distribution
+from jaxrl.networks.distributions import DiagonalGaussian, TanhGaussian
+
+
+class VMPOState(struct.PyTreeNode):
+    """All that the learner is."""
+
+    network: TrainState  # its target acts
+    duals: TrainState  # float32 scalars: "temperature", "mean" and for boxes "std", before the softplus
+    statistics: Statistics
+    updates: jax.Array  # int32, batches
+
+
+@algorithm
+class VMPO:
+    """On-policy MPO: regression on the better half of actions, with KL limits; recurrent when its network is."""
+
+    learning_rate: Scalar = number(
+        Linear(1e-3, 0.0), above=0, help="learning rate (of the policy, if value_learning_rate is set)"
+    )
+    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
+    dual_learning_rate: Scalar = number(1e-2, above=0, help="learning rate of the temperature and the KL multipliers")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 gives n-step returns")
+    target_period: int = static(1, low=1, help="batches between copies of the network to the policy that acts")
+    epsilon: Scalar = number(0.1, above=0, help="KL limit of the advantage weights, in nats")
+    epsilon_mean: Scalar = number(1e-2, above=0, help="KL limit of the mean, or of discrete actions, in nats")
+    epsilon_std: Scalar = number(1e-3, above=0, help="continuous actions: KL limit of the standard deviation, in nats")
+    temperature: Scalar = number(1.0, above=0, help="initial temperature of the advantage weights")
+    alpha_mean: Scalar = number(1.0, above=0, help="initial weight of the KL of the mean")
+    alpha_std: Scalar = number(1.0, above=0, help="continuous actions: initial weight of the standard deviation's KL")
+    value_cost: Scalar = number(1.0, low=0, help="weight of the value loss")
+    entropy_cost: Scalar | None = number(0.0, low=0, help="weight of an entropy bonus")
+    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
+    observation_clip: Scalar = number(
+        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
+    )
+    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
+    rollout_length: int = static(64, low=1, help="steps per environment and batch; whole_episodes: longest episode")
+    normalize_observation: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="normalize observations by running mean and standard deviation; None: for continuous actions",
+    )
+    normalize_reward: bool | None = static(
+        None,
+        choices=(None, True, False),
+        help="divide by the running standard deviation of the discounted return; None: for continuous actions",
+    )
+    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
+    joint_grad_norm: bool = static(
+        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
+    )
+    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
+    epochs: int = static(4, low=1, help="passes over each batch")
+    minibatches: int = static(4, low=1, help="gradient steps per pass; each takes the better half of its own rows")
+    optimizer: Optimizer = number(Adam(eps=1e-5))
+    network: ValueNetwork = static(ActorCritic())
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return dataclasses.replace(self, **on_policy.resolved(self, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        problems = field_problems(self) + network_problems("VMPO.network", self.network, spec, SEQUENCE_INPUTS)
+        by = on_policy.minibatch_unit(self.network)
+        return problems + minibatch_problems(
+            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
+        )
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        # The limits are to the policy that acted, which is up to `target_period` batches old anyway.
+        return {"rollout": on_policy.source(self, max_policy_lag=1)}
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> VMPOState:
+        duals = {"temperature": self.temperature, "mean": self.alpha_mean}
+        if isinstance(spec.action_space, spaces.Box):
+            duals["std"] = self.alpha_std
+        duals = {name: before_softplus(value) for name, value in duals.items()}
+        learner = on_policy.init(self, key, spec, target=True)
+        return VMPOState(
+            network=learner.network,
+            duals=train_state.create(duals, (), self.optimizer(self.dual_learning_rate)),
+            statistics=learner.statistics,
+            updates=learner.updates,
+        )
+
+    def actor(self, state: VMPOState) -> ActorState:
+        policy = state.network.target_variables
+        return ActorState(params=policy.params, statistics=state.statistics, model_state=policy.model_state)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
+        return on_policy.initial_carry(self, spec)
+
+    def act(
+        self,
+        actor: ActorState,
+        timestep: TimeStep,
+        carry: PolicyCarry,
+        key: jax.Array,
+        *,
+        spec: EnvSpec,
+        explore: bool,
+    ) -> ActorOutput:
+        return on_policy.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
+
+    def update(
+        self, state: VMPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[VMPOState, UpdateInfo]:
+        rollout: Rollout = batch["rollout"]
+        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        rows, inputs, network = rollout.rows, on_policy.batch_inputs(self, rollout), state.network.variables
+        # The learner's own values, where those recorded are the target's.
+        output, carry, _ = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=False)
+        segment = on_policy.segment(self, network, rollout, output.value, carry, spec)
+        advantages = returns.gae(segment, self.gamma, self.gae_lambda)
+        data = {
+            "inputs": inputs,
+            "action": rows.action,
+            "old": rows.extras["distribution"],
+            "advantage": advantages,
+            "target": advantages + output.value,
+            "weight": rows.weight,
+        }
+        by = on_policy.minibatch_unit(self.network)
+        divided = on_policy.split_into_minibatches(
+            data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
+        )
+        dual_optimizer = self.optimizer(self.dual_learning_rate)
+
+        def step(learned, indices):
+            network, duals = learned
+            minibatch, carry = divided.take(indices)
+            gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
+                (network.params, duals.params), network.model_state, minibatch, carry, spec, replicas
+            )
+            network, sizes = on_policy.apply_gradients(self, network, gradients[0], replicas, model_state)
+            duals = held(train_state.apply_gradients(duals, gradients[1], dual_optimizer, replicas)[0])
+            return (network, duals), metrics | sizes
+
+        (learned, duals), metrics = steps_over_minibatches(step, (state.network, state.duals), divided.indices)
+        updates = state.updates + 1
+        learned = train_state.polyak_update(learned, jnp.where(updates % self.target_period == 0, 1.0, 0.0))
+        metrics = replicas.mean(metrics) | {
+            "learning_rate": jnp.asarray(self.learning_rate),
+            "explained_variance": on_policy.explained_variance(data["target"], output.value, rows.weight, replicas),
+        }
+        return VMPOState(learned, duals, statistics, updates), UpdateInfo(metrics)
+
+    def _loss(self, learned, model_state, minibatch, carry, spec, replicas):
+        duals = jax.tree.map(jax.nn.softplus, learned[1])
+        network = Variables(learned[0], model_state)
+        output, _, model_state = on_policy.unroll(self, network, minibatch["inputs"], carry, spec, train=True)
+        weight = minibatch["weight"]
+
+        def mean(x):
+            return weighted_mean(x, weight, replicas)
+
+        chosen = better_half(minibatch["advantage"], weight, replicas)
+        fixed = jax.lax.stop_gradient(duals["temperature"])
+        weights, divergence = advantage_weights(minibatch["advantage"], chosen, fixed, replicas)
+        policy_loss = weighted_mean(-output.distribution.log_prob(minibatch["action"]), weights, replicas)
+        temperature = duals["temperature"] * (self.epsilon - divergence)  # of the slope of equation 4
+        limits = {"mean": self.epsilon_mean, "std": self.epsilon_std}
+        moved = {name: mean(x) for name, x in divergences(minibatch["old"], output.distribution).items()}
+        bounds = sum(bounded(x, duals[name], limits[name]) for name, x in moved.items())
+        value_loss = mean(0.5 * jnp.square(minibatch["target"] - output.value))
+        entropy = mean(output.distribution.entropy())
+        loss = on_policy.whole_loss(self, policy_loss, value_loss, entropy) + bounds + temperature
+        metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        metrics |= {"kl_weights": divergence, "temperature": fixed} | {f"kl_{name}": x for name, x in moved.items()}
+        return loss, (metrics | {f"alpha_{name}": duals[name] for name in moved}, model_state)
+
+
+def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
+    """Which rows have the larger half of advantages, over all devices (section 4.1); bool, the same shape.
+
+    Those at least as large as the median: of an odd number the smaller half is left, and of equals none is.
+
+    Args:
+      advantages: float32, any shape.
+      weight: bool, the same shape: the rows that count.
+      replicas: as handed to `update`.
+    """
+    bits = jax.lax.bitcast_convert_type(advantages, jnp.uint32)
+    order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # as the numbers are ordered
+    wanted = (replicas.sum(jnp.sum(weight, dtype=jnp.int32)) + 1) // 2
+    digits, median = jnp.arange(16, dtype=jnp.uint32), jnp.uint32(0)
+    for shift in range(28, -1, -4):  # the largest number that as many reach as are wanted, digit by digit
+        tried = median + (digits << shift)
+        reach = (order.reshape(1, -1) >= tried[:, None]) & weight.reshape(1, -1)
+        enough = replicas.sum(jnp.sum(reach, axis=1, dtype=jnp.int32)) >= wanted
+        median = jnp.max(jnp.where(enough, tried, median))
+    return weight & (order >= median)
+
+
+def advantage_weights(
+    advantages: jax.Array, chosen: jax.Array, temperature: jax.Array, replicas: Replicas
+) -> tuple[jax.Array, jax.Array]:
+    """psi proportional to exp(A / eta) over the chosen rows of all devices, its largest 1 (equation 3).
+
+    Args:
+      advantages: [...].
+      chosen: bool [...].
+      temperature: eta, a scalar more than 0.
+      replicas: as handed to `update`.
+
+    Returns:
+      The weights [...], 0 where not chosen, and KL(psi || uniform over the chosen), a scalar. The slope of equation 4,
+      eta epsilon + eta log mean exp(A / eta), is epsilon less this.
+    """
+    scaled = jnp.where(chosen, advantages / temperature, -jnp.inf)
+    largest = replicas.max(jnp.max(scaled))
+    scaled = jnp.where(chosen, scaled - largest, 0.0)
+    weights = jnp.where(chosen, jnp.exp(scaled), 0.0)
+    count, total, product = replicas.sum(
+        jnp.stack([jnp.sum(chosen, dtype=weights.dtype), jnp.sum(weights), jnp.sum(weights * scaled)])
+    )
+    total = jnp.maximum(total, 1e-8)
+    return weights, product / total + jnp.log(jnp.maximum(count, 1.0) / total)
+
+
+def divergences(old: Distribution, new: Any) -> dict[str, jax.Array]:
+    """KL(old || new) [...] by the name of what is limited; of Gaussians mean and deviation apart (section 4.2).
+
+    Both are of one kind.
+    """
+    if isinstance(old, DiagonalGaussian | TanhGaussian):
+        before, now = (x.base if isinstance(x, TanhGaussian) else x for x in (old, new))
+        mean, std = decoupled_kl(before, now)
+        return {"mean": jnp.sum(mean, axis=-1), "std": jnp.sum(std, axis=-1)}
+    return {"mean": old.kl(new)}

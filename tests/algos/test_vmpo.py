@@ -1,0 +1,101 @@
+"""V-MPO's equations: which half of the rows is learned from, its weights, and the same over all devices.
+
+A whole update against numpy is in `test_whole_updates.py`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.on_policy import SPEC, T, collect, learner, moments, updated
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxrl
+from jaxrl.algos import vmpo
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import NetworkInputs
+from jaxrl.networks import GRU, MLP, ActorCritic
+from jaxrl.parallel.replicas import SingleReplica
+
+ONE = SingleReplica()
+ALGO = jaxrl.VMPO(rollout_length=T, network=ActorCritic(MLP((8,))), epochs=1, minibatches=1)
+FLOATS = st.floats(-1e6, 1e6, width=32)
+
+
+@given(st.lists(st.tuples(FLOATS, st.booleans()), min_size=8, max_size=8))
+def test_the_better_half_is_that_from_the_median_on(rows):
+    advantages, weight = (np.array(x) for x in zip(*rows, strict=True))
+    advantages = advantages.astype(np.float32) + np.float32(0.0)  # no negative zero, which sorts before zero
+    found = np.asarray(jax.jit(vmpo.better_half, static_argnums=2)(jnp.asarray(advantages), jnp.asarray(weight), ONE))
+    counted = np.sort(advantages[weight])[::-1]
+    wanted = (len(counted) + 1) // 2
+    least = counted[wanted - 1] if wanted else np.inf
+    np.testing.assert_array_equal(found, weight & (advantages >= least))
+
+
+@given(st.lists(FLOATS, min_size=8, max_size=8), st.floats(1e-2, 1e3))
+def test_the_temperatures_slope_is_that_of_its_dual(advantages, temperature):
+    x = np.array(advantages, np.float32)
+    x, chosen = x / np.maximum(np.abs(x).max(), 1e-3), np.arange(8) % 2 == 0
+    weights, kl = vmpo.advantage_weights(jnp.asarray(x), jnp.asarray(chosen), jnp.float32(temperature), ONE)
+    exact = np.where(chosen, np.exp((x.astype(np.float64) - x[chosen].max()) / temperature), 0.0)
+    np.testing.assert_allclose(weights, exact, rtol=1e-3, atol=1e-6)
+    psi = exact / exact.sum()
+    assert float(kl) == pytest.approx(np.sum(psi[psi > 0] * np.log(4 * psi[psi > 0])), abs=1e-4)
+
+
+def test_nothing_that_counts_is_no_nan():
+    weights, kl = vmpo.advantage_weights(jnp.ones(4), jnp.zeros(4, bool), jnp.float32(1.0), ONE)
+    assert not weights.any() and np.isfinite(float(kl))
+
+
+def made(algo, scale=1.0, seed=0):
+    state, timesteps = learner(algo, seed), moments()
+    actor = resolve_schedules(algo, jnp.float32(0)).actor(state)
+    timesteps = timesteps.replace(reward=timesteps.reward * scale)
+    return state, collect(algo, actor, timesteps, jax.random.key(3))
+
+
+def test_the_multiplier_rises_where_the_limit_is_broken_and_falls_where_it_is_kept():
+    state, rollout = made(ALGO)
+    for epsilon, sign in ((1e-9, 1), (10.0, -1)):
+        algo = ALGO.replace(epsilon_mean=epsilon, learning_rate=1e-2, target_period=100)
+        now = state
+        for _ in range(3):
+            now, info = updated(algo, now, rollout)
+        change = float(now.duals.params["mean"] - state.duals.params["mean"])
+        assert np.sign(change) == sign and float(info.metrics["kl_mean"]) > 1e-9
+
+
+def test_a_worse_row_adds_nothing_to_the_policys_loss():
+    """The advantages of the worse half may be anything below the median."""
+    algo = ALGO.replace(gamma=0.0, max_grad_norm=None)
+    state, rollout = made(algo)
+    rows = rollout.rows
+    inputs = NetworkInputs.of_timesteps(rollout.timesteps[:-1])
+    output = algo.network.apply(state.network.params, inputs, (), spec=SPEC, model_state=(), train=False)[0]
+    advantages = np.where(rows.weight, np.asarray(rows.reward - output.value), np.inf)
+    worst = np.unravel_index(advantages.argmin(), advantages.shape)
+    reward = rollout.timesteps.reward.at[worst[0] + 1, worst[1]].add(-50.0)
+    worse = rollout.replace(timesteps=rollout.timesteps.replace(reward=reward))
+    (one, _), (other, info) = (updated(algo, state, x) for x in (rollout, worse))
+    for a, b in zip(*(jax.tree.leaves(x.network.params["policy"]) for x in (one, other)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert float(info.metrics["value_loss"]) > 10.0
+
+
+@pytest.mark.long
+def test_recurrent_networks_learn_by_environments():
+    algo = ALGO.replace(network=ActorCritic(MLP((8,)), core=GRU(4), shared=True), minibatches=2, epochs=2)
+    state, rollout = made(algo)
+    new, info = updated(algo, state, rollout)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((new, info)))
+    assert float(info.metrics["policy_loss"]) > 0.0
+
+
+def test_what_does_not_fit_is_said():
+    wrong = ALGO.replace(epsilon=0.0, temperature=-1.0, target_period=0, minibatches=7)
+    found = wrong.validate(SPEC, 4, 4)
+    for name in ("epsilon=0.0", "temperature=-1.0", "target_period=0", "7"):
+        assert any(name in line for line in found), name
