@@ -205,7 +205,12 @@ def _sweep_flags():
         Flag("devices", optional(INT), None, documented(sweep)["devices"]),
         Flag("backend", TEXT, "jax", _BACKEND, choices=("jax", "ray")),
         *(Flag(name, optional(kind), None, f"{help_[name]}; with --backend ray") for name, kind in kinds.items()),
-        Flag("out", optional(PATH), None, "a file for the table, or for all results if it ends in .npz"),
+        Flag(
+            "out",
+            optional(PATH),
+            None,
+            "a file for the table; curves if it ends in .png, .svg or .pdf, all results if in .npz",
+        ),
     ]
 
 

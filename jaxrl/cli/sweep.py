@@ -17,6 +17,7 @@ from jaxrl.sweeps.sweep import sweep as run_sweep
 # What only experiments have; None: as `launch` has it. And what only sweeps in one program have.
 _RAY = ("cpus_per_run", "gpus_per_run", "restarts", "address")
 _IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
+_PICTURES = (".png", ".svg", ".pdf")  # what --out ends in for curves
 
 
 def sweep(given: Given) -> int:
@@ -87,6 +88,8 @@ def _save_sweep(result, out):
         curves = {f"metrics/{name}": curve for name, curve in result.metrics.items()}
         settings = [str(setting) for setting in result.configurations]
         np.savez(out, configurations=settings, seeds=result.seeds, steps=result.steps, returns=result.returns, **curves)
+    elif out.suffix in _PICTURES:
+        result.plot(out)
     else:
         out.write_text(result.table() + "\n")
     print(f"written to {out}")

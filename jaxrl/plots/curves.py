@@ -122,6 +122,48 @@ def plot_runs(
     return _saved(figure, out)
 
 
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """The curves of one configuration: its label, steps `[points]`, and values `[seeds, points]`, NaN where unknown."""
+
+    label: str
+    steps: np.ndarray
+    values: np.ndarray
+
+
+def plot_sweep(
+    curves: Sequence[Curves], out: str | os.PathLike | None = None, *, title: str = "", metric: str = TRAINING
+) -> "Chart":
+    """Draws the mean over seeds of each configuration, and the band between its quartiles.
+
+    Args:
+      curves: one a configuration.
+      out: where the picture goes, if anywhere; its suffix gives the format.
+      title: over the picture.
+      metric: what the values are of.
+
+    Returns:
+      The picture.
+
+    Raises:
+      ConfigError: there is no configuration, or pictures have no such format.
+    """
+    if not curves:
+        raise ConfigError("no curves to plot; a sweep has at least one configuration")
+    figure, axes = _figure(title, metric)
+    for index, one in enumerate(curves):
+        color, values = _COLORS[index % len(_COLORS)], np.asarray(one.values, float)
+        known = np.isfinite(values).any(axis=0)  # else no episode had ended yet
+        steps, values = np.asarray(one.steps)[known], np.where(np.isfinite(values), values, np.nan)[:, known]
+        style = ("-", "--", ":", "-.")[index // len(_COLORS) % 4]
+        axes.plot(steps, np.nanmean(values, axis=0), style, color=color, label=_plain(one.label))
+        if len(values) > 1:
+            low, high = np.nanpercentile(values, [25, 75], axis=0)
+            axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.legend(frameon=False, fontsize="small", ncols=1 + len(curves) // 16)
+    return _saved(figure, out)
+
+
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """The mean of the middle half over the first axis: a quarter, rounded down, is cut from each end."""
     from scipy import stats  # half a second to import, and only curves of several runs need it

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import keys
 from jaxrl.core.config import encode
-from jaxrl.core.errors import ConfigError, NonFiniteError
+from jaxrl.core.errors import ConfigError, NonFiniteError, unknown
 from jaxrl.core.limits import count_problems
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
@@ -22,7 +22,7 @@ from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.multihost import distributed
-from jaxrl.plots.curves import interquartile_mean
+from jaxrl.plots.curves import TRAINING, Curves, interquartile_mean, plot_sweep
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings
@@ -31,6 +31,9 @@ from jaxrl.sweeps.kept import Progress, opened_all
 from jaxrl.sweeps.make_train import bound
 from jaxrl.sweeps.search import checked_seeds, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns
+
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Chart
 
 
 @dataclasses.dataclass
@@ -91,6 +94,26 @@ class SweepResult:
         if not np.isfinite(self.scores).any():
             raise NonFiniteError("no configuration is the best: every run met NaN or Inf, or finished no episode")
         return self.configurations[int(np.nanargmax(self.interquartile_means))]
+
+    def plot(self, path: str | Path | None = None, *, metric: str = TRAINING) -> "Chart":
+        """Draws the mean over seeds of each configuration, and the band between its quartiles.
+
+        Args:
+          path: where the picture goes, if anywhere; its suffix gives the format.
+          metric: one of `metrics`; the return while training.
+
+        Raises:
+          ConfigError: there is no such metric, or pictures have no such format.
+        """
+        if metric not in self.metrics:
+            raise unknown("metric", metric, self.metrics, "those of this sweep")
+        labels = [", ".join(f"{k}={_short(v)}" for k, v in one.items()) for one in self.configurations]
+        plural = f"{len(self.seeds)} seeds" if len(self.seeds) > 1 else "1 seed"
+        found = [
+            Curves(label or plural, steps, values)
+            for label, steps, values in zip(labels, self.steps, self.metrics[metric], strict=True)
+        ]
+        return plot_sweep(found, path, title=f"mean and quartiles of {plural}", metric=metric)
 
     def table(self) -> str:
         """A text table with one line per configuration, the best first."""

@@ -204,6 +204,10 @@ def test_sweep(said, tmp_path):
     assert {row.split()[0] for row in rows[:2]} == {"0.001", "0.01"}
     saved = np.load(out)
     assert saved["returns"].shape == (2, 2, 2) and saved["seeds"].tolist() == [0, 1]
+    again = ["sweep", "ppo", "--env", "gymnax:CartPole-v1", *SMALL, "--total-steps", "32", "--devices", "1"]
+    said(*again, "--seeds", "2", "--grid", "learning_rate=1e-3,1e-2", "--out", str(tmp_path / "curves.svg"))
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert drawn.startswith("<?xml") and "</svg>" in drawn
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.plots import curves
-from jaxrl.plots.curves import Run, bootstrap_interval, interquartile_mean, plot_run, plot_runs
+from jaxrl.plots.curves import Curves, Run, bootstrap_interval, interquartile_mean, plot_run, plot_runs, plot_sweep
 from jaxrl.run import plotting
 
 FLOATS = st.floats(-1e6, 1e6)
@@ -145,3 +145,19 @@ def test_bad_input_is_told(tmp_path):
         plot_runs([run()], tmp_path / "x.png", metric="loss")
     with pytest.raises(ConfigError, match="no metrics"):
         plot_runs([Run("empty", {}, [])], tmp_path / "x.png")
+
+
+def test_a_sweep_is_drawn_by_configuration_with_the_band_between_its_quartiles(tmp_path):
+    nan, steps = np.nan, np.array([10, 20, 30])
+    one = Curves("rate=0.1", steps, np.array([[nan, 0.0, 4.0], [nan, 1.0, 8.0], [nan, 2.0, nan], [nan, 5.0, 0.0]]))
+    alone = Curves("rate=$2$", steps, np.array([[1.0, 2.0, np.inf]]))
+    figure = plot_sweep([one, alone], tmp_path / "x.png", title="a sweep")
+    (axes,) = figure.axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert lines == {"rate=0.1": [[20, 2], [30, 4]], r"rate=\$2\$": [[10, 1], [20, 2]]}
+    (band,) = axes.collections  # one seed has none
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
+    assert corners == {(20, 0.75), (20, 2.75), (30, 2), (30, 6)}
+    assert matplotlib.image.imread(tmp_path / "x.png").shape[2] == 4
+    with pytest.raises(ConfigError, match="no curves to plot"):
+        plot_sweep([])

@@ -174,6 +174,21 @@ def test_labels():
     assert result.wall_seconds > 0 and result.steps_per_second > 0
 
 
+def test_plot_draws_every_configuration(tmp_path):
+    result = swept("in_turn", 1)
+    (axes,) = result.plot(tmp_path / "sweep.png").axes
+    found = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    assert list(found) == [
+        ", ".join(f"learning_rate={value:.4g}" for value in one.values()) for one in result.configurations
+    ]
+    curve = result.metrics["train/return_mean"][0]
+    known = np.isfinite(curve).any(axis=0)
+    np.testing.assert_allclose(next(iter(found.values())), np.nanmean(curve[:, known], axis=0), rtol=1e-6)
+    assert (tmp_path / "sweep.png").stat().st_size > 1000
+    with pytest.raises(ConfigError, match="unknown metric 'train/returns_mean'; did you mean 'train/return_mean'"):
+        result.plot(metric="train/returns_mean")
+
+
 def test_table_has_the_best_first():
     lines = swept("in_turn", 1).table().splitlines()
     assert lines[0].split() == ["learning_rate", "IQM", "mean", "std", "min", "max", "failed"] and len(lines) == 4
