@@ -196,5 +196,7 @@ class CRR:
             return jnp.max(values, axis=-1) if reduction == "max" else off_policy.expected_value(distribution, values)
         keys = jax.vmap(lambda k: jax.random.split(k, samples), out_axes=1)(key)
         actions = jax.vmap(distribution.sample)(keys)
-        values = off_policy.sampled_values(self.critic, critic, observation, actions, spec)
+        # Mapped over the actions alone, so that an observation is encoded once.
+        each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, observation, x, spec))
+        values = jnp.min(each(actions), axis=1)[..., 0]
         return jnp.max(values, axis=0) if reduction == "max" else jnp.mean(values, axis=0)

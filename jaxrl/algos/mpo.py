@@ -18,6 +18,7 @@ from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.kl_limits import before_softplus, bounded, decoupled_kl, held
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -32,10 +33,12 @@ from jaxrl.core.types import (
     Replicas,
     Source,
     TimeStep,
+    TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic, from_unit, resolve_network
+from jaxrl.networks import Actor, CategoricalValues, Critic, from_unit, resolve_network
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, TanhGaussian
+from jaxrl.networks.q_heads import CategoricalReturns
 
 
 class MPOState(struct.PyTreeNode):
@@ -53,6 +56,7 @@ class AllActions(struct.PyTreeNode):
 
     distribution: Categorical  # the policy's
     values: jax.Array  # [batch, K]
+    returns: jax.Array | tuple[()]  # [batch, K, atoms] probabilities of a support's atoms; () of expected values
     log_prior: jax.Array  # [batch, K] what the policy thinks of them: sums to 1
 
     def fit(self, new: Categorical, weights: jax.Array) -> jax.Array:
@@ -70,6 +74,7 @@ class SampledActions(struct.PyTreeNode):
     distribution: TanhGaussian  # the policy's
     points: jax.Array  # [K, batch, n] sampled from it, before the tanh
     values: jax.Array  # [batch, K]
+    returns: jax.Array | tuple[()]  # as of `AllActions`
     log_prior: jax.Array  # [batch, K] the share of each: sums to 1
 
     def fit(self, new: TanhGaussian, weights: jax.Array) -> jax.Array:
@@ -110,6 +115,8 @@ class MPO:
     temperature: Scalar = number(1.0, above=0, help="initial temperature of the improved policy")
     alpha_mean: Scalar = number(1.0, above=0, help="initial weight of the KL of the mean")
     alpha_std: Scalar = number(10.0, above=0, help="initial weight of the KL of the standard deviation")
+    v_min: Scalar = number(-150.0, only_with="critic.head=categoricalvalues", help="lower end of the support")
+    v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
     per_dimension: bool = static(True, help="continuous actions: limit the KL of each action dimension, not their sum")
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
@@ -139,8 +146,11 @@ class MPO:
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("MPO", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        return field_problems(self) + networks
+        kinds = {"stochastic": True, "discrete": True, "categorical": True}
+        problems = field_problems(self) + off_policy.problems("MPO", self.policy, self.critic, spec, **kinds)
+        if isinstance(self.critic.head, CategoricalValues):
+            problems += q_learning.support_problems("MPO", self.v_min, self.v_max)
+        return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -185,11 +195,10 @@ class MPO:
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
 
         following = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)
-        value = jnp.sum(jnp.exp(following.log_prior) * following.values, axis=-1)
-        target = off_policy.expected_target(replay, value, self.gamma)
-        critic_optimizer = self.optimizer(self.learning_rate)
+        target = self._target(following, replay)
+        critic_optimizer, support = self.optimizer(self.learning_rate), {"v_min": self.v_min, "v_max": self.v_max}
         critic, fit = off_policy.critic_step(
-            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas, **support
         )
 
         old = self._candidates(state, replay.observation, replay.action_mask, key, spec)
@@ -243,15 +252,47 @@ class MPO:
         policy, critic = state.policy.target_variables, state.critic.target_variables
         distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
         if isinstance(spec.action_space, spaces.Discrete):
-            values = jnp.min(off_policy.evaluate_critic(self.critic, critic, observation, None, spec, mask), axis=0)
+            output = off_policy.evaluate_critic(self.critic, critic, observation, None, spec, mask)
+            values, returns = least(output, self.v_min, self.v_max)
             # A forbidden action has probability 0, and the most negative finite number for a value.
             allowed = values if mask is None else jnp.where(mask, values, 0.0)
-            return AllActions(distribution, allowed, distribution.log_probs())
+            return AllActions(distribution, allowed, returns, distribution.log_probs())
         keys = jax.vmap(lambda k: jax.random.split(k, self.samples), out_axes=1)(key)
         points = jax.vmap(distribution.base.sample)(keys)
         actions = from_unit(jnp.tanh(points), spaces.expect(spec.action_space, spaces.Box))
-        values = off_policy.sampled_values(self.critic, critic, observation, actions, spec).T
-        return SampledActions(distribution, points, values, jnp.full_like(values, -jnp.log(self.samples)))
+        # Mapped over the actions alone, so that an observation is encoded once.
+        each = jax.vmap(lambda x: off_policy.evaluate_critic(self.critic, critic, observation, x, spec), out_axes=2)
+        output = jax.tree.map(lambda x: x[:, :, :, 0], each(actions))
+        values, returns = least(output, self.v_min, self.v_max)
+        return SampledActions(distribution, points, values, returns, jnp.full_like(values, -jnp.log(self.samples)))
+
+    def _target(self, following: AllActions | SampledActions, batch: TransitionBatch) -> Returns:
+        """What the critics should say of transitions [batch], if what may follow has the policy's shares."""
+        share = jnp.exp(following.log_prior)
+        if isinstance(following.returns, tuple):
+            return off_policy.expected_target(batch, jnp.sum(share * following.values, axis=-1), self.gamma)
+        mixed = jnp.sum(share[..., None] * following.returns, axis=1)
+        atoms = q_learning.support(self.v_min, self.v_max, mixed.shape[-1])
+        after = Returns(jnp.broadcast_to(atoms[None], mixed.shape), mixed)
+        return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, after, self.gamma)
+
+
+def least(output: Any, v_min: Scalar, v_max: Scalar) -> tuple[jax.Array, jax.Array | tuple[()]]:
+    """What the critic that expects least has for each action.
+
+    Args:
+      output: the critics', [ensemble, batch, K] or `CategoricalReturns` of it.
+      v_min, v_max: the ends of the support of the second.
+
+    Returns:
+      Expected returns [batch, K], and probabilities [batch, K, atoms] of the support's atoms, () where it has none.
+    """
+    values = q_learning.action_values(output, v_min, v_max)
+    if not isinstance(output, CategoricalReturns):
+        return jnp.min(values, axis=0), ()
+    which = jnp.argmin(values, axis=0)[None, :, :, None]
+    logits = jnp.take_along_axis(output.logits, which, axis=0)[0]
+    return jnp.min(values, axis=0), jax.nn.softmax(logits, axis=-1)
 
 
 # --- the equations ---------------------------------------------------------------------------------------------------

@@ -108,8 +108,9 @@ def problems(
         found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
     if head.noisy:
         found.append(f"{name}.critic: noisy heads are unsupported here ({head!r}); set noisy=False")
-    if stochastic and not isinstance(head, ActionValues):
-        found.append(f"{name}'s targets are expected returns, not {head!r}; use ActionValues(), or D4PG")
+    if stochastic and not isinstance(head, (ActionValues, CategoricalValues) if categorical else ActionValues):
+        allowed = "ActionValues() or CategoricalValues()" if categorical else "ActionValues(), or D4PG or MPO"
+        found.append(f"{name}'s targets are no {head!r}; use {allowed}")
     if isinstance(head, CategoricalValues) and not categorical:
         found.append(f"{name} has no ends of a support for {head!r}; use QuantileValues(), or D4PG")
     return found
@@ -225,15 +226,6 @@ def train_critic(
     return jax.tree.map(lambda x: x[:, 0], output), model_state
 
 
-def sampled_values(
-    network: Critic, critic: Variables, observation: PyTree, actions: jax.Array, spec: EnvSpec
-) -> jax.Array:
-    """The smallest critic's values [K, batch] of K actions of a box for each observation, [K, batch, n]."""
-    # Mapped over the actions alone, so that an observation is encoded once.
-    each = jax.vmap(lambda x: jnp.min(evaluate_critic(network, critic, observation, x, spec), axis=0))
-    return each(actions)[..., 0]
-
-
 def expected_value(distribution: Categorical, values: jax.Array) -> jax.Array:
     """The mean [batch] of values [batch, n] of all actions, over a policy that chooses among them."""
     probability = jnp.exp(distribution.log_probs())
@@ -343,11 +335,15 @@ def critic_step(
     target: Returns,
     spec: EnvSpec,
     replicas: Replicas,
+    *,
+    v_min: Number = 0.0,
+    v_max: Number = 0.0,
 ) -> tuple[TrainState, CriticLoss]:
     """One step of every member of the ensemble towards the targets; the arguments of `critic_loss`."""
 
     def loss(params):
-        return critic_loss(network, critic.variables.replace(params=params), batch, target, spec, replicas)
+        variables = critic.variables.replace(params=params)
+        return critic_loss(network, variables, batch, target, spec, replicas, v_min=v_min, v_max=v_max)
 
     gradients, told = jax.grad(loss, has_aux=True)(critic.params)
     critic, _ = train_state.apply_gradients(critic, gradients, transformation, replicas, told.model_state)

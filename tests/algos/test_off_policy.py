@@ -61,6 +61,9 @@ def test_every_number_reaches_the_program(name):
     variants = [(algo, starts | {".target_entropy_fraction", ".quantile_huber"})]
     if name == "sac":
         variants.append((algo.replace(learn_temperature=False), {".target_entropy", ".target_entropy_fraction"}))
+    if name == "mpo":
+        distribution = Critic(widths=(8,), ensemble=1, head=CategoricalValues(5))
+        variants = [(algo, starts | {".v_min", ".v_max"}), (algo.replace(critic=distribution), starts)]
     if name == "d4pg":
         quantiles = Critic(widths=(8,), ensemble=1, head=QuantileValues(5))
         support = {"v_min": jaxrl.D4PG().v_min, "v_max": jaxrl.D4PG().v_max}  # others would be refused: they do nothing

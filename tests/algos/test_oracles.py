@@ -24,7 +24,7 @@ from jaxrl.algos.optimizers import Adam
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
-from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, QuantileValues
+from jaxrl.networks import MLP, ActionValues, CategoricalValues, Critic, QNetwork, QuantileValues
 from jaxrl.parallel.replicas import SingleReplica
 
 KEY = jax.random.key(7)
@@ -314,6 +314,43 @@ def test_sac_and_cql(name):
     missing = mean(drawn(old, observation, now)[1]) - 2.0  # the target is -1 for each dimension
     wanted = stepped(np.log(0.3), -missing, RATE)
     assert float(new.log_temperature.params) == pytest.approx(float(wanted), abs=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ensemble", [1, 2])
+def test_distributional_mpo(ensemble):
+    """The critics' target is the mixture of what each sampled action may bring; the policy's values are its means."""
+    network = Critic(widths=(8,), ensemble=ensemble, head=CategoricalValues(11))
+    algo = continuous.MPO.replace(
+        **ACTOR_CRITIC, target_period=1, temperature=2.0, critic=network, v_min=-5.0, v_max=5.0
+    )
+    b, state, support = batch(), start(algo), np.linspace(-5.0, 5.0, 11)
+    new, info = updated(algo, state, b, SPEC)
+    observation, following = exact(b.observation), exact(b.next_observation)
+    slow, slow_critic = exact(state.policy.target_params), exact(state.critic.target_params)
+    next_keys, keys = (q_learning.transition_keys(k, BATCH, ONE) for k in jax.random.split(KEY))
+
+    def least(observation, action):
+        """Of the critic that expects least, by transition: probabilities [batch, atoms]."""
+        members = softmax(critics(slow_critic, observation, action), axis=-1)
+        return members[(members @ support).argmin(axis=0), np.arange(BATCH)]
+
+    mixture = np.mean([least(following, drawn(slow, following, one)[0]) for one in noises(next_keys, 6)], axis=0)
+    total, reach = rewards_and_reach(b)
+    wanted = projected(total[:, None] + reach[:, None] * support[None], mixture, support)
+
+    def critic_loss(params):
+        each = log_softmax(critics(params, observation, exact(b.action)), axis=-1)
+        return np.sum(mean(-np.sum(wanted * each, axis=-1)))
+
+    assert float(info.metrics["critic_loss"]) == pytest.approx(critic_loss(exact(state.critic.params)), rel=1e-5)
+    close(new.critic.params, descended(critic_loss, state.critic.params, RATE))
+
+    old_mean, old_std = gaussian(slow, observation)
+    points = old_mean + old_std * noises(keys, 6)
+    weights = softmax(np.stack([least(observation, boxed(np.tanh(x))) @ support for x in points]) / 2.0, axis=0)
+    improved = mean(np.sum(weights * np.log(6 * weights), axis=0))
+    assert float(info.metrics["kl_improved"]) == pytest.approx(improved, rel=1e-4)
 
 
 @pytest.mark.long

@@ -58,8 +58,8 @@ def critic_values(algo, params, observation, action, spec):
 
 
 def support(algo):
-    """The ends of the support of D4PG's categorical head; the others have none."""
-    return (algo.v_min, algo.v_max) if isinstance(algo, jaxrl.D4PG) else (0.0, 0.0)
+    """The ends of the support of a categorical head; those without one have none."""
+    return (algo.v_min, algo.v_max) if isinstance(algo.critic.head, CategoricalValues) else (0.0, 0.0)
 
 
 def counted(x):

@@ -81,6 +81,12 @@ DEFAULTS = [
     Row("pendulum-ddpg", f"ddpg {PENDULUM} 20000", "-152 (RL Zoo)", worst=-200.0),
     Row("pendulum-d4pg", f"d4pg {PENDULUM} 20000 --v-min -2000 --v-max 0", "", worst=-200.0),
     Row("pendulum-mpo", f"mpo {PENDULUM} 20000", "", worst=-200.0),
+    Row(
+        "pendulum-dmpo",
+        f"mpo {PENDULUM} 20000 --critic.head categoricalvalues --v-min -2000 --v-max 0",
+        "",
+        worst=-200.0,
+    ),
     Row("mountaincarcontinuous-sac", f"sac {CONTINUOUS} 50000", "94.68 (RL Zoo, with gSDE)", worst=90.0),
     Row("mountaincarcontinuous-td3", f"td3 {CONTINUOUS} 300000", "93.48 (RL Zoo)", worst=90.0),
     Row("inverted-pendulum-ppo", "ppo --env brax:inverted_pendulum --total-steps 2000000 --seeds 5", "", worst=950.0),
