@@ -1,6 +1,7 @@
 """Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with a learned or a fixed temperature.
 
-Where actions are discrete, expectations over them are exact (Christodoulou, 2019, arXiv:1910.07207).
+Where actions are discrete, expectations over them are exact (Christodoulou, 2019, arXiv:1910.07207). From
+demonstrations without rewards it is SQIL (Reddy et al., 2019, arXiv:1905.11108).
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos import imitation, off_policy, q_learning, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Number, Optimizer
@@ -76,6 +77,9 @@ class SAC:
     observation_clip: Scalar | None = number(
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
     )
+    imitate: bool = static(
+        False, help="SQIL: a dataset's demonstrations are half of each batch, with reward 1, and others 0"
+    )
     n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
@@ -105,7 +109,8 @@ class SAC:
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
+        replay = off_policy.replay(self)
+        return imitation.sources(replay) if self.imitate else {"replay": replay}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
         policy_key, critic_key = jax.random.split(key)
@@ -137,7 +142,8 @@ class SAC:
         self, state: SACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[SACState, UpdateInfo]:
         clip = self.observation_clip
-        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        transitions = imitation.rewarded(batch, replicas) if self.imitate else batch["replay"]
+        statistics, replay = off_policy.normalize_batch(state.statistics, transitions, clip, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
         temperature = jnp.exp(state.log_temperature.params) if self.learn_temperature else self.temperature
 

@@ -305,6 +305,12 @@ def of_dataset(name: str) -> str:
     return f"{name}_dataset"
 
 
+def keeps_apart(algo: Algorithm) -> bool:
+    """Whether an algorithm learns from demonstrations and from its own experience, each with a source of its own."""
+    sources = algo.experience.values()
+    return any(isinstance(x, Dataset) for x in sources) and any(isinstance(x, Replay) for x in sources)
+
+
 def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *, dataset: bool) -> list[str]:
     """Why `algo` cannot learn with or without a dataset; one line each."""
     kind, sources = type(algo).__name__, algo.experience.values()
@@ -316,6 +322,10 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
         found.append(f"dataset_fraction={dataset_fraction} must be between 0 and 1")
     if not all(isinstance(source, Replay | Dataset) for source in sources):
         return [*found, f"{kind} is on-policy and cannot learn from a dataset; use an algorithm with a replay buffer"]
+    if dataset_fraction == 1.0 and keeps_apart(algo):
+        found.append(
+            f"{kind} with these settings learns from its own experience beside the dataset; pass env= to train"
+        )
     if 0.0 < dataset_fraction < 1.0 and not any(isinstance(source, Replay) for source in sources):
         found.append(f"{kind} learns from a dataset alone; pass eval_env= to train, and no environment")
     if spec.masked:

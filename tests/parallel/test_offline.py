@@ -18,6 +18,7 @@ from jaxrl.data import rings as data_rings
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.envs.configs import full_name
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.networks import Actor, Critic
 from jaxrl.parallel import memory, streamed
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import of_dataset
@@ -25,6 +26,16 @@ from jaxrl.run import recording
 
 DQN = ALGORITHMS["dqn"]
 SHARDS = 4
+SQIL = jaxrl.SAC(
+    imitate=True,
+    capacity=256,
+    min_size=32,
+    batch_size=16,
+    rollout_length=4,
+    replay_ratio=1 / 16,
+    policy=Actor(widths=(8,)),
+    critic=Critic(widths=(8,)),
+)
 
 
 class Episodes(list):
@@ -58,13 +69,13 @@ def rings(program, algo):
     return meshes.sharded(made, program.layout.mesh, fixed.partition(made, "data"))
 
 
-def run(topology, env=ENV, fraction=1.0, chunks=(12,)):
-    program = topology.bind(DQN, env, fraction)
-    dataset = rings(program, DQN)
-    state = program.start(DQN, env, 3, dataset=dataset)
+def run(topology, env=ENV, fraction=1.0, chunks=(12,), algo=DQN):
+    program = topology.bind(algo, env, fraction)
+    dataset = rings(program, algo)
+    state = program.start(algo, env, 3, dataset=dataset)
     try:
         for length in chunks:
-            state, report = program.chunk(DQN, env, state, length, 100, dataset)
+            state, report = program.chunk(algo, env, state, length, 100, dataset)
         return plain((state, report))
     finally:
         program.close()
@@ -98,6 +109,37 @@ def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
     lockstep = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=SHARDS, lockstep=True)
     on_host, _ = run(lockstep, env=ServedFromHost(ENV), fraction=0.1)
     assert_equal(one.replace(env_state=()), on_host, 1e-5)
+
+
+@pytest.mark.long
+def test_imitating_two_devices_are_one_and_the_host_is_no_other():
+    one, report = run(anakin(), fraction=0.0, algo=SQIL)
+    metrics = report.metrics()
+    assert report.failed_at == -1 and metrics["update/demonstrations_dataset_sampled"] > 0
+    assert metrics["update/demonstrations_dataset_sampled"] == metrics["update/replay_sampled"]
+    two, _ = run(anakin(devices=2), fraction=0.0, algo=SQIL)
+    assert_equal(one, two, 1e-5)
+    lockstep = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=SHARDS, lockstep=True)
+    on_host, _ = run(lockstep, env=ServedFromHost(ENV), fraction=0.0, algo=SQIL)
+    assert_equal(one.replace(env_state=()), on_host, 1e-5)
+
+
+@pytest.mark.long
+def test_imitating_goes_on_bit_for_bit_and_needs_an_environment(tmp_path):
+    """Whatever the fraction: the replay is the run's own, and so it is what the demonstrations are beside."""
+    arguments = {"dataset": written(tmp_path / "data"), "evaluation_episodes": 4, "seed": 2, "progress": False}
+    arguments |= {"topology": anakin(), "checkpoint_every": 256, "evaluate_every": 256, "total_steps": 512}
+    whole = jaxrl.train(SQIL, ENV, run_dir=tmp_path / "whole", **arguments)
+    assert int(whole.state.learner.updates) > 4
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert config["dataset"]["dataset_fraction"] == 0.0
+    first = jaxrl.train(SQIL, ENV, run_dir=tmp_path / "halves", target_return=-1e9, **arguments)
+    assert first.total_steps < 512
+    second = jaxrl.train(SQIL, ENV, run_dir=tmp_path / "halves", **arguments)
+    assert_equal(whole.state, second.state)
+    for missing, said in (({"dataset": None}, "learns from a dataset"), ({"env": None, "eval_env": ENV}, "pass env=")):
+        with pytest.raises(ConfigError, match=said):
+            jaxrl.train(SQIL, **({"env": ENV} | arguments | missing | {"topology": None}))
 
 
 @pytest.mark.long

@@ -1,0 +1,33 @@
+"""Learning from demonstrations without rewards: what a dataset holds beside what a run lives through."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.core.sources import Dataset, Replay, Source
+from jaxrl.core.types import Replicas, TransitionBatch
+
+
+def sources(replay: Replay) -> dict[str, Source]:
+    """The run's own replay, and demonstrations for half of each batch."""
+    half = replay.batch_size // 2
+    own = dataclasses.replace(replay, batch_size=replay.batch_size - half)
+    return {"replay": own, "demonstrations": Dataset(half, n_step=replay.n_step)}
+
+
+def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
+    """Both parts as one batch, in which a demonstration's step has reward 1 and another 0 (SQIL, algorithm 1)."""
+    own, shown = batch["replay"], batch["demonstrations"]
+    taken = jnp.arange(shown.rewards.shape[1], dtype=jnp.int32)[None] < shown.steps[:, None]
+    own = own.replace(rewards=jnp.zeros_like(own.rewards))
+    shown = shown.replace(rewards=taken.astype(shown.rewards.dtype))
+
+    def joined(*parts):  # each logical shard's side by side, so that devices make no difference
+        parts = [x.reshape(replicas.shards, -1, *x.shape[1:]) for x in parts]
+        return jnp.concatenate(parts, axis=1).reshape(-1, *parts[0].shape[2:])
+
+    # What was told of the draws is the replays' own.
+    return jax.tree.map(joined, own.replace(sample_info=None), shown.replace(sample_info=None))

@@ -1,0 +1,96 @@
+"""Learning from 20 episodes of an expert on Pendulum: without rewards (SQIL), and with them, beside its own experience.
+
+A score of 0 is random, of 1 the expert.
+"""
+
+import _record
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.networks import Actor, Critic
+from jaxrl.run.policy import Policy
+
+ENV, SEEDS, EPISODES, STEPS = "gymnax:Pendulum-v1", 5, 20, 10_000
+SAC = jaxrl.SAC(
+    learning_rate=1e-3,
+    batch_size=128,
+    capacity=20_000,
+    policy=Actor(widths=(64, 64)),
+    critic=Critic(widths=(64, 64)),
+)
+MARK, MOST = -200.0, 20_000  # a return, and the steps after which a run that has not reached it counts as it is
+
+
+@pytest.fixture(scope="module")
+def expert(tmp_path_factory):
+    """The demonstrations, and the returns that are a score of 0 and of 1."""
+    folder = tmp_path_factory.mktemp("data")
+    result = jaxrl.train(SAC, ENV, total_steps=15_000, num_envs=1, evaluate_every=0, progress=False)
+    untrained = resolve_schedules(SAC, jnp.float32(0))  # and so it acts at random where it explores
+    random = Policy(untrained, untrained.actor(untrained.init(jax.random.key(0), result.spec)), result.spec)
+    worst = jaxrl.evaluate(random.algo, random.actor, jaxrl.make(ENV), random.spec, episodes=128, explore=True)
+    jaxrl.export_rlds(result.policy, ENV, folder, episodes=EPISODES, seed=1, progress=False)
+    return jaxrl.load_dataset(f"rlds:{folder}"), worst.return_mean, result.evaluation.return_mean
+
+
+@pytest.mark.learning
+def test_sqil_is_nearly_the_expert(expert):
+    dataset, worst, best = expert
+    returns = [
+        jaxrl.train(
+            SAC.replace(imitate=True),
+            ENV,
+            total_steps=STEPS,
+            num_envs=1,
+            dataset=dataset,
+            seed=seed,
+            evaluate_every=0,
+            progress=False,
+        ).evaluation.return_mean
+        for seed in range(SEEDS)
+    ]
+    scores = (np.asarray(returns) - worst) / (best - worst)
+    row = {"scores": [round(float(x), 3) for x in scores], "mean": round(float(scores.mean()), 3)}
+    print(row)
+    _record.save(
+        "learning-sqil-pendulum",
+        [row],
+        seeds=list(range(SEEDS)),
+        steps=STEPS,
+        episodes=EPISODES,
+        random_return=round(float(worst), 1),
+        expert_return=round(float(best), 1),
+        settings="tests/learning/test_imitation.py",
+        reference={"score": 0.9, "source": "issue 18"},
+    )
+    assert scores.mean() >= 0.9
+
+
+@pytest.mark.learning
+def test_demonstrations_save_steps(expert):
+    """Half of each batch from the expert, rewards and all, against none of it."""
+    dataset, _, _ = expert
+    arguments = {"total_steps": MOST, "num_envs": 1, "target_return": MARK, "evaluate_every": 500}
+    arguments |= {"evaluation_episodes": 32, "progress": False}
+    steps = {
+        name: [jaxrl.train(SAC, ENV, seed=seed, **arguments, **more).total_steps for seed in range(SEEDS)]
+        for name, more in (("without", {}), ("with", {"dataset": dataset, "dataset_fraction": 0.5}))
+    }
+    share = np.mean(steps["with"]) / np.mean(steps["without"])
+    rows = [{"demonstrations": name, "steps": found, "mean": float(np.mean(found))} for name, found in steps.items()]
+    print(rows, share)
+    _record.save(
+        "learning-demonstrations-pendulum",
+        rows,
+        seeds=list(range(SEEDS)),
+        share_of_steps=round(float(share), 3),
+        mark=MARK,
+        episodes=EPISODES,
+        settings="tests/learning/test_imitation.py",
+        reference={"score": 0.6, "source": "issue 18: at most this share of the steps"},
+    )
+    assert share <= 0.6
