@@ -488,7 +488,10 @@ class Loop:
     def _film(self, state, done):
         acting = self._acting(state, done)
         if self.videos is not None and self.directory is not None:  # of the first process
-            self.videos.write(self.directory.path, done * self.rows, Policy(*acting, self.program.layout.spec))
+            policy = Policy(*acting, self.program.layout.spec)
+            video = self.videos.write(self.directory.path, done * self.rows, policy)
+            if video is not None and video.suffix == ".gif":  # pages are for browsers
+                self.loggers.show(done * self.rows, video)
 
     def _play(self, algo, actor):
         return evaluate(
@@ -555,7 +558,9 @@ class Loop:
         return [
             truth,
             CSVLogger(directory.metrics_csv, directory.metrics_jsonl),
-            TensorBoardLogger(directory.tensorboard, resumed_at=done * self.rows if done else None),
+            TensorBoardLogger(
+                directory.tensorboard, resumed_at=done * self.rows if done else None, config=directory.config
+            ),
         ]
 
     def _finish(self, state, done, stop):
