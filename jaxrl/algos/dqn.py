@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import q_learning, q_views, train_state
+from jaxrl.algos import off_policy, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
 from jaxrl.algos.q_learning import QCarry, Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack, Prioritized, Sequence, Uniform, steps_per_update
+from jaxrl.core.sources import FrameStack, Prioritized, Remover, Sampler, Sequence, by_priority, steps_per_update
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -26,7 +26,6 @@ from jaxrl.core.types import (
     Network,
     NetworkInputs,
     PyTree,
-    Replay,
     Replicas,
     Source,
     TimeStep,
@@ -114,9 +113,12 @@ class DQN:
         help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
     )
     replay_ratio: float = static(0.1, above=0, help="gradient updates per environment step")
-    storage: Literal["ring", "flashbax"] = static(
-        "ring", choices=("ring", "flashbax"), help="replay implementation: ring (jaxrl), or flashbax (one-step only)"
+    storage: Literal["ring", "table", "flashbax"] = static(
+        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
     )
+    sampler: Sampler | None = static(None, help="which item is drawn; None: by prioritized")
+    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
+    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     frame_stack: FrameStack | None = static(None, help="how observations stack frames; each frame is stored once")
     network: Network = static(QNetwork())
@@ -139,6 +141,7 @@ class DQN:
         else:
             known = SEQUENCE_INPUTS if self.network.recurrent else TRANSITION_INPUTS
             problems += network_problems(f"{name}.network", self.network, spec, known)
+        problems += off_policy.replay_problems(self, prioritized=self.prioritized)
         return problems + self._head_problems()
 
     def _head_problems(self) -> list[str]:
@@ -163,17 +166,11 @@ class DQN:
         length = 1 if self.rollout_length is None else self.rollout_length
         sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
         return {
-            "replay": Replay(
-                capacity=self.capacity,
-                batch_size=self.batch_size,
-                min_size=self.min_size,
-                rollout_length=length,
-                replay_ratio=self.replay_ratio,
-                n_step=self.n_step,
+            "replay": off_policy.replay(
+                self,
+                prioritized if self.prioritized else None,
                 sequence=sequence if self.network.recurrent else None,
-                sampler=prioritized if self.prioritized else Uniform(),
                 frame_stack=self.frame_stack,
-                storage=self.storage,
             )
         }
 
@@ -219,7 +216,7 @@ class DQN:
             losses, error = q_learning.td_loss(
                 current, view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
             )
-            if self.prioritized:
+            if self._by_priority:
                 losses = losses * view.importance
             loss = view.loss(losses, self.time_reduction, replicas)
             values = q_learning.action_values(current, self.v_min, self.v_max)
@@ -241,9 +238,13 @@ class DQN:
         network = train_state.polyak_update(network, share)
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "epsilon": jnp.asarray(self.epsilon)}
         priorities = {}
-        if self.prioritized:
+        if self._by_priority:
             priorities["replay"] = view.priorities(error, self.priority_eta) + q_learning.LEAST_PRIORITY
         return DQNState(network, updates), UpdateInfo(metrics, priorities)
+
+    @property
+    def _by_priority(self) -> bool:
+        return self.prioritized or by_priority(self.sampler, self.remover)
 
     def _transformation(self) -> optax.GradientTransformation:
         return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)

@@ -1,5 +1,6 @@
 """What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
 
+import typing
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -15,7 +16,16 @@ from jaxrl.algos.optimizers import Number, Optimizer
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
-from jaxrl.core.sources import Sampler, Uniform, steps_per_update
+from jaxrl.core.sources import (
+    Fifo,
+    FrameStack,
+    Remover,
+    Sampler,
+    Sequence,
+    Uniform,
+    by_priority,
+    steps_per_update,
+)
 from jaxrl.core.types import (
     TRANSITION_INPUTS,
     ActorState,
@@ -51,11 +61,30 @@ class ReplayFields(Protocol):
     @property
     def n_step(self) -> int: ...
     @property
-    def storage(self) -> Literal["ring", "flashbax"]: ...
+    def storage(self) -> Literal["ring", "table", "flashbax"]: ...
+    @property
+    def sampler(self) -> Sampler | None: ...
+    @property
+    def remover(self) -> Remover | None: ...
+    @property
+    def max_times_sampled(self) -> int: ...
 
 
-def replay(fields: ReplayFields, sampler: Sampler | None = None) -> Replay:
-    """The source that these fields describe; no sampler: drawn from uniformly."""
+def replay(
+    fields: ReplayFields,
+    sampler: Sampler | None = None,
+    *,
+    sequence: Sequence | None = None,
+    frame_stack: FrameStack | None = None,
+) -> Replay:
+    """The source that these fields describe.
+
+    Args:
+      fields: of an algorithm.
+      sampler: where `fields.sampler` is None; None: drawn from uniformly.
+      sequence: items are sequences instead of transitions.
+      frame_stack: how observations stack frames.
+    """
     return Replay(
         capacity=fields.capacity,
         batch_size=fields.batch_size,
@@ -63,9 +92,39 @@ def replay(fields: ReplayFields, sampler: Sampler | None = None) -> Replay:
         rollout_length=1 if fields.rollout_length is None else fields.rollout_length,
         replay_ratio=fields.replay_ratio,
         n_step=fields.n_step,
+        sequence=sequence,
+        frame_stack=frame_stack,
         storage=fields.storage,
-        sampler=Uniform() if sampler is None else sampler,
+        sampler=fields.sampler or sampler or Uniform(),
+        remover=fields.remover or Fifo(),
+        max_times_sampled=fields.max_times_sampled,
     )
+
+
+def replay_problems(fields: ReplayFields, *, prioritized: bool | None = None) -> list[str]:
+    """Why the fields of a replay do not go together, one line each; empty if they do.
+
+    Args:
+      fields: of an algorithm.
+      prioritized: its field of this name; None: it has none, because its updates give no priorities.
+    """
+    name, found = type(fields).__name__, []
+    for field, known in (("sampler", Sampler), ("remover", Remover)):
+        rule = getattr(fields, field)
+        if rule is not None and not isinstance(rule, known):
+            names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
+            found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
+        elif by_priority(rule) and prioritized is None:
+            found.append(
+                f"{name}.{field}={rule!r} goes by priorities, which {name} does not give; use Uniform, Fifo or Lifo, "
+                "or another algorithm: DQN, R2D2 or D4PG"
+            )
+    if prioritized and fields.sampler is not None:
+        found.append(
+            f"{name}.prioritized=True draws by priority, and sampler={fields.sampler!r} is given too; set "
+            "prioritized=False, or sampler=None"
+        )
+    return found
 
 
 def rollout_length(fields: ReplayFields, num_envs: int) -> int:

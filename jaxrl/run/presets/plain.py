@@ -41,6 +41,8 @@ DQN: dict[str, Any] = {
     "huber": None,
     "frame_stack": None,
     "storage": "ring",
+    "sampler": None,
+    "max_times_sampled": 0,
 }
 # Of SAC and TD3: an update of 256 transitions each step, and two critics.
 _OFF_POLICY: dict[str, Any] = {
@@ -53,6 +55,8 @@ _OFF_POLICY: dict[str, Any] = {
     "replay_ratio": 1.0,
     "normalize_observation": False,
     "storage": "ring",
+    "sampler": None,
+    "max_times_sampled": 0,
     "optimizer": ADAM,
 }
 
