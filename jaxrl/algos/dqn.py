@@ -16,7 +16,7 @@ from jaxrl.algos.q_learning import QCarry, Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack, Prioritized, Remover, Sampler, Sequence, by_priority, steps_per_update
+from jaxrl.core.sources import FrameStack, Prioritized, Remover, Sampler, Sequence, by_priority
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -112,7 +112,10 @@ class DQN:
         whole=True,
         help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
     )
-    replay_ratio: float = static(0.1, above=0, help="gradient updates per environment step")
+    replay_ratio: float | None = static(0.1, above=0, help="gradient updates per environment step")
+    samples_per_insert: float | None = static(
+        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
+    )
     storage: Literal["ring", "table", "flashbax"] = static(
         "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
     )
@@ -128,7 +131,7 @@ class DQN:
         if length is None and self.network.recurrent:
             length = max(self.sequence_length // 4, 1)  # sequences begin at every rollout
         elif length is None:
-            length = steps_per_update(self.replay_ratio, num_envs)
+            length = off_policy.rollout_length(self, num_envs)
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu"))
         return dataclasses.replace(self, network=network, rollout_length=length)
 

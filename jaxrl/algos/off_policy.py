@@ -1,8 +1,9 @@
 """What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
 
+import dataclasses
 import typing
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,8 @@ Statistics = RunningStatistics | tuple[()]  # of observations; () where they are
 class ReplayFields(Protocol):
     """The fields that say how an algorithm fills its replay and draws from it."""
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
     @property
     def capacity(self) -> int: ...
     @property
@@ -57,7 +60,9 @@ class ReplayFields(Protocol):
     @property
     def rollout_length(self) -> int | None: ...
     @property
-    def replay_ratio(self) -> float: ...
+    def replay_ratio(self) -> float | None: ...
+    @property
+    def samples_per_insert(self) -> float | None: ...
     @property
     def n_step(self) -> int: ...
     @property
@@ -90,7 +95,7 @@ def replay(
         batch_size=fields.batch_size,
         min_size=fields.min_size,
         rollout_length=1 if fields.rollout_length is None else fields.rollout_length,
-        replay_ratio=fields.replay_ratio,
+        replay_ratio=updates_per_step(fields, 1 if sequence is None else sequence.length - 1),
         n_step=fields.n_step,
         sequence=sequence,
         frame_stack=frame_stack,
@@ -99,6 +104,13 @@ def replay(
         remover=fields.remover or Fifo(),
         max_times_sampled=fields.max_times_sampled,
     )
+
+
+def updates_per_step(fields: ReplayFields, transitions: int = 1) -> float:
+    """Gradient updates per environment step, as `replay_ratio` says, or `samples_per_insert` of so many an item."""
+    if fields.samples_per_insert is not None:
+        return fields.samples_per_insert / (max(fields.batch_size, 1) * transitions)
+    return 1.0 if fields.replay_ratio is None else fields.replay_ratio  # None of both is refused
 
 
 def replay_problems(fields: ReplayFields, *, prioritized: bool | None = None) -> list[str]:
@@ -119,6 +131,15 @@ def replay_problems(fields: ReplayFields, *, prioritized: bool | None = None) ->
                 f"{name}.{field}={rule!r} goes by priorities, which {name} does not give; use Uniform, Fifo or Lifo, "
                 "or another algorithm: DQN, R2D2 or D4PG"
             )
+    ratio, samples = fields.replay_ratio, fields.samples_per_insert
+    default = type(fields).__dataclass_fields__["replay_ratio"].default
+    if samples is not None and ratio not in (None, default):
+        found.append(
+            f"{name}.replay_ratio={ratio} and samples_per_insert={samples} say the same in two ways; set one of them, "
+            "and the other to None"
+        )
+    if samples is None and ratio is None:
+        found.append(f"{name}.replay_ratio=None and samples_per_insert=None; set one of them")
     if prioritized and fields.sampler is not None:
         found.append(
             f"{name}.prioritized=True draws by priority, and sampler={fields.sampler!r} is given too; set "
@@ -130,7 +151,7 @@ def replay_problems(fields: ReplayFields, *, prioritized: bool | None = None) ->
 def rollout_length(fields: ReplayFields, num_envs: int) -> int:
     """Steps of every environment between updates: as given, or as many as make one update."""
     given = fields.rollout_length
-    return steps_per_update(fields.replay_ratio, num_envs) if given is None else given
+    return steps_per_update(updates_per_step(fields), num_envs) if given is None else given
 
 
 def problems(

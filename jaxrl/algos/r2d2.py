@@ -36,7 +36,7 @@ class R2D2(DQN):
     rollout_length: int | None = static(
         40, low=1, whole=True, help="steps of each environment per iteration; None: a quarter of a sequence"
     )
-    replay_ratio: float = static(0.003125, above=0, help="gradient updates per environment step")
+    replay_ratio: float | None = static(0.003125, above=0, help="gradient updates per environment step")
     optimizer: Optimizer = number(Adam(eps=1e-3))
     network: Network = static(
         QNetwork(

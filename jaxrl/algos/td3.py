@@ -63,7 +63,10 @@ class TD3:
     rollout_length: int | None = static(
         None, low=1, whole=True, help="steps of each environment per iteration; None: as many as make one update"
     )
-    replay_ratio: float = static(1.0, above=0, help="gradient updates per environment step")
+    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
+    samples_per_insert: float | None = static(
+        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
+    )
     storage: Literal["ring", "table", "flashbax"] = static(
         "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
     )

@@ -329,7 +329,7 @@ class ReplayBuffer:
             figures = {"chance_ratio": self._chance_ratio(state)}
         return figures | {
             "items": replicas.sum(jnp.sum(idx.drawable)).astype(jnp.float32),
-            **drawn_statistics(idx, info, replicas),
+            **drawn_statistics(idx, info, self.source, replicas),
             "refused_priorities": replicas.sum(jnp.sum(idx.refused)).astype(jnp.float32),
         }
 
@@ -440,7 +440,7 @@ class Counted(Protocol):
     def sampled(self) -> Counter: ...
 
 
-def drawn_statistics(idx: Counted, info: SampleInfo, replicas: Replicas) -> Metrics:
+def drawn_statistics(idx: Counted, info: SampleInfo, source: Replay, replicas: Replicas) -> Metrics:
     """What went in and out so far, and means over what was drawn last: float32 scalars, over all devices."""
     inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
     drawn = (info.probability > 0.0).astype(jnp.float32)
@@ -452,7 +452,7 @@ def drawn_statistics(idx: Counted, info: SampleInfo, replicas: Replicas) -> Metr
     return {
         "inserted": inserted,
         "sampled": sampled,
-        "samples_per_insert": sampled / jnp.maximum(inserted, 1.0),
+        "samples_per_insert": sampled * source.transitions / jnp.maximum(inserted, 1.0),
         "age_steps": mean(info.age_steps),
         "age_updates": mean(info.age_updates),
         "times_sampled": mean(info.times_sampled),

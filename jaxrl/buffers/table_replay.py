@@ -204,7 +204,7 @@ class TableReplay:
         """As of `ReplayBuffer`."""
         idx, replicas = state.index, self.rules.replicas
         counts = {"items": jnp.sum(idx.tables.limiter.size), "refused_priorities": jnp.sum(idx.refused)}
-        return replay.drawn_statistics(idx, info, replicas) | {
+        return replay.drawn_statistics(idx, info, self.source, replicas) | {
             name: replicas.sum(count).astype(jnp.float32) for name, count in counts.items()
         }
 

@@ -207,6 +207,11 @@ class Replay:
     storage: Literal["ring", "table", "flashbax"] = "ring"
     remover: Remover = Fifo()
 
+    @property
+    def transitions(self) -> int:
+        """That an item has, to learn from."""
+        return 1 if self.sequence is None else max(self.sequence.length - 1, 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:

@@ -149,6 +149,12 @@ class Experience:
             return Fraction(1)
         return replay_ratio.updates_per_iteration(max(ratios), self.num_envs, rollout_length(self.algo))
 
+    @property
+    def samples_per_update(self) -> int:
+        """Transitions that an update draws from what the run lived through, over all devices."""
+        sources = [source for source in self.algo.experience.values() if isinstance(source, Replay)]
+        return sum((source.batch_size - self.items_of_dataset(source)) * source.transitions for source in sources)
+
     def updates_now(self, steps_per_env: Counter) -> int | jax.Array:
         """Updates of the iteration that brought every environment to `steps_per_env` steps."""
         return replay_ratio.updates_now(self.updates_per_iteration, steps_per_env, rollout_length(self.algo))

@@ -110,6 +110,7 @@ class Loop:
         self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
         self.evaluator = Evaluator(self._play, self._evaluated, in_thread=async_evaluation)
         self.rows = program.steps_per_iteration(algo)
+        self.samples_per_update = program.layout.samples_per_update(algo)
         self.iterations = -(-total_steps // self.rows)
         self.total_steps_per_env = self.iterations * self.rows // program.layout.num_envs
         self.evaluate_each = self._iterations(evaluate_every)
@@ -333,6 +334,9 @@ class Loop:
             row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
         if compiled:
             row["steps_per_second"] = chunk.length * self.rows / max(seconds, 1e-9)
+            if self.samples_per_update:
+                row["inserts_per_second"] = row["steps_per_second"]
+                row["samples_per_second"] = row["train/updates"] * self.samples_per_update / max(seconds, 1e-9)
         self._write(row)
         if 2 * (chunk.first + chunk.length) >= self.iterations:  # before, metrics are of what has not learned yet
             self._advise(row)

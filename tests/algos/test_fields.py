@@ -54,6 +54,7 @@ STATIC = {
     "min_size": 64,
     "batch_size": 8,
     "replay_ratio": 0.5,
+    "samples_per_insert": 24,
     "storage": "flashbax",
     "sampler": Lifo(),
     "max_times_sampled": 3,

@@ -33,7 +33,15 @@ from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, Quant
 from jaxrl.parallel.replicas import SingleReplica
 
 ENV = jaxrl.make("probe:ActionReward", continuous=True)
-STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "replay_ratio": 0.5}
+STATIC = {
+    "n_step": 3,
+    "capacity": 512,
+    "min_size": 64,
+    "batch_size": 8,
+    "rollout_length": 4,
+    "replay_ratio": 0.5,
+    "samples_per_insert": 24,
+}
 STATIC |= {"storage": "flashbax", "sampler": Lifo(), "max_times_sampled": 3}
 STATIC |= {"target_period": 3, "samples": 5, "per_dimension": False}
 STATIC |= {"policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp(), "normalize_observation": True}

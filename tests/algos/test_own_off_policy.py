@@ -57,7 +57,8 @@ class CrossQ:
     min_size: int = static(256, low=1, help="transitions before the first update")
     batch_size: int = static(64, low=1, help="transitions an update")
     rollout_length: int = static(1, low=1, help="steps of every environment between two rounds of updates")
-    replay_ratio: float = static(0.25, above=0, help="updates per environment step")
+    replay_ratio: float | None = static(0.25, above=0, help="updates per environment step")
+    samples_per_insert: float | None = static(None, above=0, help="transitions drawn per transition stored")
     storage: Literal["ring", "table", "flashbax"] = static(
         "ring", choices=("ring", "table", "flashbax"), help="what keeps the replay"
     )
