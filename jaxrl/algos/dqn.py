@@ -27,6 +27,7 @@ from jaxrl.core.types import (
     NetworkInputs,
     PyTree,
     Replicas,
+    Rollout,
     Source,
     TimeStep,
     UpdateInfo,
@@ -61,6 +62,12 @@ class DQN:
         high=1,
         only_with="prioritized and network.recurrent",
         help="weight of the largest error in a sequence's priority; the rest is the mean",
+    )
+    initial_priorities: Literal["max", "td_error"] = static(
+        "max",
+        choices=("max", "td_error"),
+        only_with="prioritized",
+        help="of new items: the largest so far, or by the actor's own TD errors",
     )
     v_min: Scalar = number(-10.0, only_with="network.head=categoricalvalues", help="lower end of the support")
     v_max: Scalar = number(10.0, only_with="network.head=categoricalvalues", help="upper end of the support")
@@ -164,7 +171,12 @@ class DQN:
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
+        prioritized = Prioritized(
+            exponent=self.priority_exponent,
+            beta=self.importance_exponent,
+            insertion="priority" if self.initial_priorities == "td_error" else None,
+            eta=self.priority_eta,
+        )
         end = "continue" if self.cross_episodes else "truncate"
         length = 1 if self.rollout_length is None else self.rollout_length
         sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
@@ -202,6 +214,20 @@ class DQN:
             action = q_learning.explore(actor, action, timestep.action_mask, carry, key, actions)
         return ActorOutput(action, carry.replace(network=network))
 
+    def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
+        """What every row is stored with: its TD error, by what acted, within the rollout (R2D2, section 2.3)."""
+        if not self.prioritized or self.initial_priorities == "max":
+            return {}
+        view = q_views.of_rollout(rollout, self.network, spec, self.n_step)
+        acted = Variables(actor.params, actor.model_state)
+        output, _ = view.output(acted, None, train=False)
+        target = self._target(view, acted, acted, output, [None] * 4)
+        error = q_learning.td_loss(
+            view.current(output), view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
+        )[1]
+        error = error.reshape(rollout.timesteps.first.shape)[:-1]
+        return {"priority": error + q_learning.LEAST_PRIORITY}
+
     def update(
         self, state: DQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DQNState, UpdateInfo]:
@@ -214,7 +240,9 @@ class DQN:
         def loss(params):
             online = Variables(params, state.network.model_state)
             output, model_state = view.output(online, noise[0], train=True)
-            target = jax.lax.stop_gradient(self._target(view, state.network, output, noise))
+            target = jax.lax.stop_gradient(
+                self._target(view, state.network.variables, state.network.target_variables, output, noise)
+            )
             current = view.current(output)
             losses, error = q_learning.td_loss(
                 current, view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
@@ -255,14 +283,15 @@ class DQN:
     def _target(
         self,
         view: q_views.Transitions | q_views.Sequences,
-        network: TrainState,
+        online: Variables,
+        slow: Variables,
         output: PyTree,
-        noise: list[jax.Array],
+        noise: list[jax.Array] | list[None],
     ) -> Returns:
-        """The distribution of returns that each transition should have; `output` is the learning network's."""
+        """The distribution of returns that each transition should have; `output` is the online network's."""
         low, high, rewards = self.v_min, self.v_max, view.rewards
-        target_output, _ = view.output(network.target_variables, noise[1], train=False)
-        next_output = view.next(target_output, network.target_variables, noise[2])
+        target_output, _ = view.output(slow, noise[1], train=False)
+        next_output = view.next(target_output, slow, noise[2])
         next_values = q_learning.action_values(next_output, low, high)
         if self.munchausen:
             temperature = self.munchausen_temperature
@@ -274,7 +303,7 @@ class DQN:
             next_returns = q_learning.soft_returns(next_output, next_values, temperature)
         else:
             if self.double:
-                online_output = view.next(output, network.variables, noise[3])
+                online_output = view.next(output, online, noise[3])
                 next_values = q_learning.action_values(online_output, low, high)
             next_returns = q_learning.returns_of(next_output, jnp.argmax(next_values, axis=-1), low, high)
         if not self.value_rescaling:

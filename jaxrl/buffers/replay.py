@@ -364,8 +364,8 @@ class ReplayBuffer:
             inside = jnp.full(begun.shape, sequence.rows, jnp.int32)
             if sequence.end != "continue":
                 inside = sequences.lengths(rows.take_all(rows.rows.first, slot), sequence.rows)
-            per_row = rows.take_all(rows.rows.extras[insertion], slot)
-            priority = sequences.mixed_priority(per_row, inside, sequence.rows, _eta(self.source))
+            per_row, counts = (rows.take_all(x, slot) for x in (rows.rows.extras[insertion], rows.rows.weight))
+            priority = sequences.mixed_priority(per_row, counts, inside, sequence, _eta(self.source))
         return begun, priority
 
     def _expiring(self, idx: Index, before: Ring) -> jax.Array:

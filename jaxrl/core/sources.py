@@ -74,7 +74,7 @@ class Prioritized:
     beta: float | Any = 0.4
     normalize: Literal["batch", "none"] = "batch"
     insertion: str | None = None
-    eta: float = 0.9
+    eta: float | Any = 0.9
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,8 +27,11 @@ TABLE = [
 class Interrupt:
     """A logger that ends the run as a key press would, once it has made half of its iterations."""
 
+    done = False
+
     def write(self, step, metrics):
-        if step >= ITERATIONS // 2 * ROWS:
+        if step >= ITERATIONS // 2 * ROWS and not self.done:
+            self.done = True  # a second one would not wait for the end of the chunk
             signal.raise_signal(signal.SIGINT)
 
     def close(self):

@@ -53,7 +53,7 @@ class HostRollouts:
         action = ro.no_action(spec, num_envs)
         actor, shown = algo.actor(state.learner), state.timestep.replace(previous_action=None)
         storage = steps.storage(algo, actor, shown, state.carry, action, roots)
-        return steps.finish(storage, shown, action, state.carry, state.carry, (), jnp.int32(0)).rows
+        return steps.finish(algo, actor, storage, shown, action, state.carry, state.carry, jnp.int32(0)).rows
 
 
 @dataclasses.dataclass(frozen=True)
