@@ -35,6 +35,7 @@ DQN: dict[str, Any] = {
     "double": False,
     "n_step": 1,
     "prioritized": False,
+    "initial_priorities": "max",
     "value_rescaling": False,
     "munchausen": False,
     "ladder": False,
