@@ -20,6 +20,7 @@ from jaxrl.core import spaces
 from jaxrl.core.sources import (
     Fifo,
     FrameStack,
+    Prioritized,
     Remover,
     Sampler,
     Sequence,
@@ -131,6 +132,12 @@ def replay_problems(fields: ReplayFields, *, prioritized: bool | None = None) ->
                 f"{name}.{field}={rule!r} goes by priorities, which {name} does not give; use Uniform, Fifo or Lifo, "
                 "or another algorithm: DQN, R2D2 or D4PG"
             )
+    numbers = (fields.sampler.exponent, fields.sampler.beta) if isinstance(fields.sampler, Prioritized) else ()
+    if not all(isinstance(x, int | float) and x >= 0 for x in numbers):
+        found.append(
+            f"{name}.sampler={fields.sampler!r:.120}: exponent and beta must be numbers of at least 0; only "
+            "prioritized=True takes schedules (priority_exponent, importance_exponent)"
+        )
     ratio, samples = fields.replay_ratio, fields.samples_per_insert
     default = type(fields).__dataclass_fields__["replay_ratio"].default
     if samples is not None and ratio not in (None, default):

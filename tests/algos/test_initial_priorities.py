@@ -16,7 +16,11 @@ from jaxrl.parallel import rollout as ro
 
 SPEC = env_spec(ENV)
 LENGTH = 16
-ALGORITHMS = {"r2d2": programs.R2D2, "dqn": programs.DQN.replace(initial_priorities="td_error")}
+# At random, so that episodes end in both ways.
+ALGORITHMS = {
+    "r2d2": programs.R2D2.replace(epsilon=1.0),
+    "dqn": programs.DQN.replace(epsilon=1.0, initial_priorities="td_error"),
+}
 
 
 def collected(algo, steps=LENGTH, seed=0):

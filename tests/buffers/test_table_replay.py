@@ -15,7 +15,7 @@ import jaxrl
 from jaxrl.buffers import checks, replay
 from jaxrl.buffers.table_replay import TableReplay
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Replay, Sequence, Uniform
+from jaxrl.core.sources import Fifo, FrameStack, Lifo, MaxHeap, MinHeap, Prioritized, Replay, Sequence, Uniform
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 
 ROWS = rows_of([[5, 3, 8], [16], [2, 14], [4, 4, 4, 4]], ("terminated", "truncated"))
@@ -125,6 +125,27 @@ def test_sequences_are_those_of_the_ring():
         assert not rows.weight[0], "the burn-in"
 
 
+def test_stacks_of_frames_are_whole_though_only_frames_are_kept_of_rows():
+    began = np.maximum.accumulate(np.where(ROWS.first, np.arange(16)[:, None], 0), axis=0)
+    back = np.maximum(np.arange(16)[:, None, None] - np.arange(2, -1, -1), began[..., None])
+    stacks = (back + 1000 * np.arange(4)[None, :, None]).astype(np.float32)
+    stacked = ROWS.replace(observation=stacks)
+    source = dataclasses.replace(SOURCE, frame_stack=FrameStack(3), capacity=64, sampler=Fifo(), max_times_sampled=1)
+    buffer = bound(source, SingleReplica(1), 1)
+    add, sample, _ = compiled(buffer)
+    state, found = buffer.init(stacked, ()), 0
+    assert state.ring.recent.rows.observation.shape[2:] == (1,)
+    for start in range(0, 16, 4):
+        state = add(state, jax.tree.map(lambda x: jnp.asarray(x[start : start + 4]), stacked), ())  # noqa: B023
+        state, batch = sample(state, jax.random.key(start))
+        for i in np.flatnonzero(np.asarray(batch.weight)):
+            tick, column = int(batch.action[i]) % 1000, int(batch.action[i]) // 1000
+            np.testing.assert_array_equal(batch.observation[i], stacks[tick, column])
+            np.testing.assert_array_equal(batch.next_observation[i], stacks[tick + int(batch.steps[i]), column])
+            found += 1
+    assert found > 16
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("source", [dataclasses.replace(SOURCE, sampler=Prioritized(0.6)), STRETCHES])
 def test_two_devices_draw_what_one_does(source):
@@ -187,5 +208,8 @@ def test_an_algorithm_tells_all_at_once_before_anything_is_compiled():
     assert "SAC.sampler=MaxHeap() goes by priorities, which SAC does not give" in told
     assert "SAC.remover=MinHeap() goes by priorities" in told
     assert "SAC.max_times_sampled=-1 must be at least 0" in told
+    sampler = Prioritized(beta=jaxrl.schedules.Linear(0.4, 1.0))
+    with pytest.raises(ConfigError, match="exponent and beta must be numbers of at least 0"):
+        anakin().bind(DQN.replace(sampler=sampler, prioritized=False), ENV)
     with pytest.raises(ConfigError, match=r"DQN.sampler='lifo' is not one of Uniform\(\), Prioritized\(\)"):
         anakin().bind(DQN.replace(sampler="lifo", prioritized=False), ENV)

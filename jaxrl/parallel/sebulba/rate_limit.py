@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Callable
 from enum import Enum
 
-from jaxrl.buffers import limiter as limiters
-from jaxrl.buffers.limiter import HostLimiter
+from jaxrl.buffers.limiter import HostLimiter, Limits
 from jaxrl.buffers.replay import ReplayState, least_size
 from jaxrl.core.sources import Replay
 from jaxrl.parallel.experience import Experience
+
+_ROUNDING = 1e-6  # updates
 
 
 class Move(Enum):
@@ -48,10 +49,10 @@ class RateLimit:
 
     def limiter(self, inserted: int, updates: int) -> HostLimiter:
         """That of a replay which has seen so many environment steps and updates."""
-        ratio = self.replay_ratio
-        limiter = HostLimiter(limiters.sample_to_insert_ratio(ratio, self.min_size, self.tolerance))
-        counters = {"inserted": inserted, "sampled": updates, "deleted": 0, "samples_per_insert": ratio}
-        limiter.restore(counters)
+        ratio, apart = self.replay_ratio, self.tolerance + _ROUNDING
+        middle = ratio * self.min_size
+        limiter = HostLimiter(Limits(ratio, self.min_size, middle - apart, middle + apart))
+        limiter.restore({"inserted": inserted, "sampled": updates, "deleted": 0, "samples_per_insert": ratio})
         return limiter
 
     def next_move(self, limiter: HostLimiter, is_round_ready: Callable[[], bool]) -> Move:
