@@ -153,7 +153,7 @@ def as_users_have_it(tmp_path, monkeypatch):
         assert isinstance(seeds, int)
         lists = [name for name in options if name not in inspect.signature(real["sweep"]).parameters]
         algos.make_algorithm("ppo", **{name: options[name][0] for name in lists})
-        return SimpleNamespace(table=lambda: "", best={})
+        return SimpleNamespace(table=lambda: "", best={}, plot=lambda path: path)  # tests/sweeps/test_sweep.py
 
     monkeypatch.setattr(jaxrl, "train", train)
     monkeypatch.setattr(jaxrl, "make_train", make_train)

@@ -172,7 +172,7 @@ def test_a_run_tells_of_its_replay_and_leaves_nothing_behind(tmp_path, monkeypat
     algo = jaxrl.DQN(min_size=32, batch_size=16, replay_ratio=0.25)
     result = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=256, num_envs=4, evaluation_episodes=4, progress=False)
     found = [row for row in result.metrics if row.get("train/updates")]
-    made = 0.0
+    made, steps_at = 0.0, [0, *(row["step"] for row in result.metrics if "train/updates" in row)]
     for row in found:  # each of the means over its updates, of which there is one for the four steps of an iteration
         updates = row["train/updates"]
         made, middle = made + updates, (updates - 1) / 2
@@ -182,5 +182,8 @@ def test_a_run_tells_of_its_replay_and_leaves_nothing_behind(tmp_path, monkeypat
         assert 0 < told["samples_per_insert"] <= told["sampled"] / told["inserted"] + 0.1
         assert 1 <= told["times_sampled"] <= told["sampled"]
         assert 0 <= told["age_steps"] <= 64 and 0 <= told["age_updates"] <= 57 and row["steps_per_second"] > 0
+        assert row["inserts_per_second"] == row["steps_per_second"]
+        steps = row["step"] - max(step for step in steps_at if step < row["step"])
+        assert row["samples_per_second"] == pytest.approx(16 * updates * row["steps_per_second"] / steps)
     assert made == (256 - 32) / 4 + 1 and len(found) > 1
     assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
+from jaxrl.core.sources import Remover, Sampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -70,10 +71,16 @@ class CRR:
     rollout_length: int | None = static(
         None, low=1, whole=True, help="steps of each environment per iteration; None: as many as make one update"
     )
-    replay_ratio: float = static(1.0, above=0, help="gradient updates per environment step")
-    storage: Literal["ring", "flashbax"] = static(
-        "ring", choices=("ring", "flashbax"), help="replay implementation: ring (jaxrl), or flashbax (one-step only)"
+    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
+    samples_per_insert: float | None = static(
+        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
     )
+    storage: Literal["ring", "table", "flashbax"] = static(
+        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
+    )
+    sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
+    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
+    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor())
     critic: Critic = static(Critic(ensemble=1))
@@ -88,7 +95,7 @@ class CRR:
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("CRR", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        return field_problems(self) + networks
+        return field_problems(self) + off_policy.replay_problems(self) + networks
 
     @property
     def experience(self) -> Mapping[str, Source]:

@@ -15,7 +15,7 @@ from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import Prioritized, Uniform
+from jaxrl.core.sources import Prioritized, Remover, Sampler, by_priority
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -69,10 +69,16 @@ class D4PG:
     rollout_length: int | None = static(
         None, low=1, whole=True, help="steps of each environment per iteration; None: as many as make one update"
     )
-    replay_ratio: float = static(1.0, above=0, help="gradient updates per environment step")
-    storage: Literal["ring", "flashbax"] = static(
-        "ring", choices=("ring", "flashbax"), help="replay implementation: ring (jaxrl), or flashbax (one-step only)"
+    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
+    samples_per_insert: float | None = static(
+        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
     )
+    storage: Literal["ring", "table", "flashbax"] = static(
+        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
+    )
+    sampler: Sampler | None = static(None, help="which item is drawn; None: by prioritized")
+    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
+    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor(stochastic=False))
     critic: Critic = static(Critic(ensemble=1, head=CategoricalValues(51)))
@@ -88,6 +94,7 @@ class D4PG:
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, categorical=True)
         problems = field_problems(self) + networks
+        problems += off_policy.replay_problems(self, prioritized=self.prioritized)
         if isinstance(self.critic.head, CategoricalValues):
             problems += q_learning.support_problems("D4PG", self.v_min, self.v_max)
         return problems
@@ -95,7 +102,7 @@ class D4PG:
     @property
     def experience(self) -> Mapping[str, Source]:
         prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
-        return {"replay": off_policy.replay(self, prioritized if self.prioritized else Uniform())}
+        return {"replay": off_policy.replay(self, prioritized if self.prioritized else None)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> D4PGState:
         policy_key, critic_key = jax.random.split(key)
@@ -131,7 +138,7 @@ class D4PG:
         )
         slow = state.critic.target_variables
         target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec, **support)
-        importance = replay.importance if self.prioritized else None
+        importance = replay.importance if self._by_priority else None
 
         def critic_loss(params):
             variables, huber = state.critic.variables.replace(params=params), self.quantile_huber
@@ -155,9 +162,13 @@ class D4PG:
             self.policy, state.policy, self._policy_optimizer(), self.critic, critic, replay, spec, replicas, **support
         )
         policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
-        priorities = {"replay": fit.error + q_learning.LEAST_PRIORITY} if self.prioritized else {}
+        priorities = {"replay": fit.error + q_learning.LEAST_PRIORITY} if self._by_priority else {}
         metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
         return D4PGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics, priorities)
+
+    @property
+    def _by_priority(self) -> bool:
+        return self.prioritized or by_priority(self.sampler, self.remover)
 
     def _policy_optimizer(self) -> optax.GradientTransformation:
         return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)

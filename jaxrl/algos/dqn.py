@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import q_learning, q_views, train_state
+from jaxrl.algos import off_policy, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
 from jaxrl.algos.q_learning import QCarry, Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack, Prioritized, Sequence, Uniform, steps_per_update
+from jaxrl.core.sources import FrameStack, Prioritized, Remover, Sampler, Sequence, by_priority
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -26,8 +26,8 @@ from jaxrl.core.types import (
     Network,
     NetworkInputs,
     PyTree,
-    Replay,
     Replicas,
+    Rollout,
     Source,
     TimeStep,
     UpdateInfo,
@@ -62,6 +62,12 @@ class DQN:
         high=1,
         only_with="prioritized and network.recurrent",
         help="weight of the largest error in a sequence's priority; the rest is the mean",
+    )
+    initial_priorities: Literal["max", "td_error"] = static(
+        "max",
+        choices=("max", "td_error"),
+        only_with="prioritized",
+        help="of new items: the largest so far, or by the actor's own TD errors",
     )
     v_min: Scalar = number(-10.0, only_with="network.head=categoricalvalues", help="lower end of the support")
     v_max: Scalar = number(10.0, only_with="network.head=categoricalvalues", help="upper end of the support")
@@ -113,10 +119,16 @@ class DQN:
         whole=True,
         help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
     )
-    replay_ratio: float = static(0.1, above=0, help="gradient updates per environment step")
-    storage: Literal["ring", "flashbax"] = static(
-        "ring", choices=("ring", "flashbax"), help="replay implementation: ring (jaxrl), or flashbax (one-step only)"
+    replay_ratio: float | None = static(0.1, above=0, help="gradient updates per environment step")
+    samples_per_insert: float | None = static(
+        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
     )
+    storage: Literal["ring", "table", "flashbax"] = static(
+        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
+    )
+    sampler: Sampler | None = static(None, help="which item is drawn; None: by prioritized")
+    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
+    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     frame_stack: FrameStack | None = static(None, help="how observations stack frames; each frame is stored once")
     network: Network = static(QNetwork())
@@ -126,7 +138,7 @@ class DQN:
         if length is None and self.network.recurrent:
             length = max(self.sequence_length // 4, 1)  # sequences begin at every rollout
         elif length is None:
-            length = steps_per_update(self.replay_ratio, num_envs)
+            length = off_policy.rollout_length(self, num_envs)
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu"))
         return dataclasses.replace(self, network=network, rollout_length=length)
 
@@ -139,6 +151,7 @@ class DQN:
         else:
             known = SEQUENCE_INPUTS if self.network.recurrent else TRANSITION_INPUTS
             problems += network_problems(f"{name}.network", self.network, spec, known)
+        problems += off_policy.replay_problems(self, prioritized=self.prioritized)
         return problems + self._head_problems()
 
     def _head_problems(self) -> list[str]:
@@ -158,22 +171,21 @@ class DQN:
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
+        prioritized = Prioritized(
+            exponent=self.priority_exponent,
+            beta=self.importance_exponent,
+            insertion="priority" if self.initial_priorities == "td_error" else None,
+            eta=self.priority_eta,
+        )
         end = "continue" if self.cross_episodes else "truncate"
         length = 1 if self.rollout_length is None else self.rollout_length
         sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
         return {
-            "replay": Replay(
-                capacity=self.capacity,
-                batch_size=self.batch_size,
-                min_size=self.min_size,
-                rollout_length=length,
-                replay_ratio=self.replay_ratio,
-                n_step=self.n_step,
+            "replay": off_policy.replay(
+                self,
+                prioritized if self.prioritized else None,
                 sequence=sequence if self.network.recurrent else None,
-                sampler=prioritized if self.prioritized else Uniform(),
                 frame_stack=self.frame_stack,
-                storage=self.storage,
             )
         }
 
@@ -202,6 +214,20 @@ class DQN:
             action = q_learning.explore(actor, action, timestep.action_mask, carry, key, actions)
         return ActorOutput(action, carry.replace(network=network))
 
+    def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
+        """What every row is stored with: its TD error, by what acted, within the rollout (R2D2, section 2.3)."""
+        if not self.prioritized or self.initial_priorities == "max":
+            return {}
+        view = q_views.of_rollout(rollout, self.network, spec, self.n_step)
+        acted = Variables(actor.params, actor.model_state)
+        output, _ = view.output(acted, None, train=False)
+        target = self._target(view, acted, acted, output, [None] * 4)
+        error = q_learning.td_loss(
+            view.current(output), view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
+        )[1]
+        error = error.reshape(rollout.timesteps.first.shape)[:-1]
+        return {"priority": error + q_learning.LEAST_PRIORITY}
+
     def update(
         self, state: DQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DQNState, UpdateInfo]:
@@ -214,12 +240,14 @@ class DQN:
         def loss(params):
             online = Variables(params, state.network.model_state)
             output, model_state = view.output(online, noise[0], train=True)
-            target = jax.lax.stop_gradient(self._target(view, state.network, output, noise))
+            target = jax.lax.stop_gradient(
+                self._target(view, state.network.variables, state.network.target_variables, output, noise)
+            )
             current = view.current(output)
             losses, error = q_learning.td_loss(
                 current, view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
             )
-            if self.prioritized:
+            if self._by_priority:
                 losses = losses * view.importance
             loss = view.loss(losses, self.time_reduction, replicas)
             values = q_learning.action_values(current, self.v_min, self.v_max)
@@ -241,9 +269,13 @@ class DQN:
         network = train_state.polyak_update(network, share)
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "epsilon": jnp.asarray(self.epsilon)}
         priorities = {}
-        if self.prioritized:
+        if self._by_priority:
             priorities["replay"] = view.priorities(error, self.priority_eta) + q_learning.LEAST_PRIORITY
         return DQNState(network, updates), UpdateInfo(metrics, priorities)
+
+    @property
+    def _by_priority(self) -> bool:
+        return self.prioritized or by_priority(self.sampler, self.remover)
 
     def _transformation(self) -> optax.GradientTransformation:
         return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)
@@ -251,14 +283,15 @@ class DQN:
     def _target(
         self,
         view: q_views.Transitions | q_views.Sequences,
-        network: TrainState,
+        online: Variables,
+        slow: Variables,
         output: PyTree,
-        noise: list[jax.Array],
+        noise: list[jax.Array] | list[None],
     ) -> Returns:
-        """The distribution of returns that each transition should have; `output` is the learning network's."""
+        """The distribution of returns that each transition should have; `output` is the online network's."""
         low, high, rewards = self.v_min, self.v_max, view.rewards
-        target_output, _ = view.output(network.target_variables, noise[1], train=False)
-        next_output = view.next(target_output, network.target_variables, noise[2])
+        target_output, _ = view.output(slow, noise[1], train=False)
+        next_output = view.next(target_output, slow, noise[2])
         next_values = q_learning.action_values(next_output, low, high)
         if self.munchausen:
             temperature = self.munchausen_temperature
@@ -270,7 +303,7 @@ class DQN:
             next_returns = q_learning.soft_returns(next_output, next_values, temperature)
         else:
             if self.double:
-                online_output = view.next(output, network.variables, noise[3])
+                online_output = view.next(output, online, noise[3])
                 next_values = q_learning.action_values(online_output, low, high)
             next_returns = q_learning.returns_of(next_output, jnp.argmax(next_values, axis=-1), low, high)
         if not self.value_rescaling:

@@ -1,7 +1,9 @@
 """What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
 
+import dataclasses
+import typing
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,17 @@ from jaxrl.algos.optimizers import Number, Optimizer
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
-from jaxrl.core.sources import Sampler, Uniform, steps_per_update
+from jaxrl.core.sources import (
+    Fifo,
+    FrameStack,
+    Prioritized,
+    Remover,
+    Sampler,
+    Sequence,
+    Uniform,
+    by_priority,
+    steps_per_update,
+)
 from jaxrl.core.types import (
     TRANSITION_INPUTS,
     ActorState,
@@ -38,6 +50,8 @@ Statistics = RunningStatistics | tuple[()]  # of observations; () where they are
 class ReplayFields(Protocol):
     """The fields that say how an algorithm fills its replay and draws from it."""
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
     @property
     def capacity(self) -> int: ...
     @property
@@ -47,31 +61,104 @@ class ReplayFields(Protocol):
     @property
     def rollout_length(self) -> int | None: ...
     @property
-    def replay_ratio(self) -> float: ...
+    def replay_ratio(self) -> float | None: ...
+    @property
+    def samples_per_insert(self) -> float | None: ...
     @property
     def n_step(self) -> int: ...
     @property
-    def storage(self) -> Literal["ring", "flashbax"]: ...
+    def storage(self) -> Literal["ring", "table", "flashbax"]: ...
+    @property
+    def sampler(self) -> Sampler | None: ...
+    @property
+    def remover(self) -> Remover | None: ...
+    @property
+    def max_times_sampled(self) -> int: ...
 
 
-def replay(fields: ReplayFields, sampler: Sampler | None = None) -> Replay:
-    """The source that these fields describe; no sampler: drawn from uniformly."""
+def replay(
+    fields: ReplayFields,
+    sampler: Sampler | None = None,
+    *,
+    sequence: Sequence | None = None,
+    frame_stack: FrameStack | None = None,
+) -> Replay:
+    """The source that these fields describe.
+
+    Args:
+      fields: of an algorithm.
+      sampler: where `fields.sampler` is None; None: drawn from uniformly.
+      sequence: items are sequences instead of transitions.
+      frame_stack: how observations stack frames.
+    """
     return Replay(
         capacity=fields.capacity,
         batch_size=fields.batch_size,
         min_size=fields.min_size,
         rollout_length=1 if fields.rollout_length is None else fields.rollout_length,
-        replay_ratio=fields.replay_ratio,
+        replay_ratio=updates_per_step(fields, 1 if sequence is None else sequence.length - 1),
         n_step=fields.n_step,
+        sequence=sequence,
+        frame_stack=frame_stack,
         storage=fields.storage,
-        sampler=Uniform() if sampler is None else sampler,
+        sampler=fields.sampler or sampler or Uniform(),
+        remover=fields.remover or Fifo(),
+        max_times_sampled=fields.max_times_sampled,
     )
+
+
+def updates_per_step(fields: ReplayFields, transitions: int = 1) -> float:
+    """Gradient updates per environment step, as `replay_ratio` says, or `samples_per_insert` of so many an item."""
+    if fields.samples_per_insert is not None:
+        return fields.samples_per_insert / (max(fields.batch_size, 1) * transitions)
+    return 1.0 if fields.replay_ratio is None else fields.replay_ratio  # None of both is refused
+
+
+def replay_problems(fields: ReplayFields, *, prioritized: bool | None = None) -> list[str]:
+    """Why the fields of a replay do not go together, one line each; empty if they do.
+
+    Args:
+      fields: of an algorithm.
+      prioritized: its field of this name; None: it has none, because its updates give no priorities.
+    """
+    name, found = type(fields).__name__, []
+    for field, known in (("sampler", Sampler), ("remover", Remover)):
+        rule = getattr(fields, field)
+        if rule is not None and not isinstance(rule, known):
+            names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
+            found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
+        elif by_priority(rule) and prioritized is None:
+            found.append(
+                f"{name}.{field}={rule!r} goes by priorities, which {name} does not give; use Uniform, Fifo or Lifo, "
+                "or another algorithm: DQN, R2D2 or D4PG"
+            )
+    numbers = (fields.sampler.exponent, fields.sampler.beta) if isinstance(fields.sampler, Prioritized) else ()
+    if not all(isinstance(x, int | float) and x >= 0 for x in numbers):
+        found.append(
+            f"{name}.sampler={fields.sampler!r:.120}: exponent and beta must be numbers of at least 0; only "
+            "prioritized=True takes schedules (priority_exponent, importance_exponent)"
+        )
+    ratio, samples = fields.replay_ratio, fields.samples_per_insert
+    default = type(fields).__dataclass_fields__["replay_ratio"].default
+    if samples is not None and ratio not in (None, default):
+        found.append(
+            f"{name}.replay_ratio={ratio} and samples_per_insert={samples} say the same in two ways; set one of them, "
+            "and the other to None"
+        )
+    if samples is None and ratio is None:
+        found.append(f"{name}.replay_ratio=None and samples_per_insert=None; set one of them")
+    if prioritized and fields.sampler is not None:
+        found.append(
+            f"{name}.prioritized=True draws by priority, and sampler={fields.sampler!r} is given too; set "
+            "prioritized=False, or sampler=None"
+        )
+    return found
 
 
 def rollout_length(fields: ReplayFields, num_envs: int) -> int:
     """Steps of every environment between updates: as given, or as many as make one update."""
     given = fields.rollout_length
-    return steps_per_update(fields.replay_ratio, num_envs) if given is None else given
+    return steps_per_update(updates_per_step(fields), num_envs) if given is None else given
 
 
 def problems(

@@ -18,6 +18,7 @@ from jaxrl.core.types import (
     NetworkInputs,
     PyTree,
     Replicas,
+    Rollout,
     SequenceBatch,
     TransitionBatch,
 )
@@ -165,6 +166,15 @@ def view(
     if isinstance(batch, SequenceBatch):
         return Sequences.of(batch, network, spec, n_step)
     return Transitions.of(batch, network, spec, n_step)
+
+
+def of_rollout(rollout: Rollout, network: Network, spec: EnvSpec, n_step: int) -> Sequences:
+    """The view of a rollout of T rows as sequences of T + 1, the last of which only bootstraps."""
+    rows = rollout.rows.replace(observation=(), extras={})
+    rows = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros_like(x[:1])]), rows)
+    timesteps = rollout.timesteps.replace(episode=None, info=None)
+    mask = jnp.ones(rows.weight.shape, bool)
+    return Sequences.of(SequenceBatch(rows, timesteps, mask, rollout.carry, None), network, spec, n_step)
 
 
 def _ahead(x: jax.Array, k: int) -> jax.Array:

@@ -20,6 +20,12 @@ class R2D2(DQN):
     max_grad_norm: Scalar | None = number(80.0, above=0, help="clip gradients to this global norm; None: no clipping")
     priority_exponent: Scalar = number(0.9, low=0, only_with="prioritized", help="exponent of the priorities (alpha)")
     importance_exponent: Scalar = number(0.6, low=0, high=1, only_with="prioritized", help="importance exponent (beta)")
+    initial_priorities: Literal["max", "td_error"] = static(
+        "td_error",
+        choices=("max", "td_error"),
+        only_with="prioritized",
+        help="of new items: the largest so far, or by the actor's own TD errors",
+    )
     target_period: int = static(2500, low=1, help="updates between target updates")
     n_step: int = static(5, low=1, help="number of rewards summed before bootstrapping")
     prioritized: bool = static(True, help="prioritized replay: sample by the last error")
@@ -36,7 +42,7 @@ class R2D2(DQN):
     rollout_length: int | None = static(
         40, low=1, whole=True, help="steps of each environment per iteration; None: a quarter of a sequence"
     )
-    replay_ratio: float = static(0.003125, above=0, help="gradient updates per environment step")
+    replay_ratio: float | None = static(0.003125, above=0, help="gradient updates per environment step")
     optimizer: Optimizer = number(Adam(eps=1e-3))
     network: Network = static(
         QNetwork(

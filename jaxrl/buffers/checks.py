@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from jaxrl.buffers import flashbax, replay, ring
-from jaxrl.core.sources import Prioritized, Replay
+from jaxrl.buffers import flashbax, replay, ring, table_replay
+from jaxrl.core.sources import Fifo, Prioritized, Replay
 
 _FILLS = ("repeat", "zeros")
 _ENDS = ("write", "truncate", "zero_pad", "continue")
@@ -50,18 +50,29 @@ def _problems(sources, name, num_envs, rollout, shards):
         return found
     if stored.capacity < source.min_size:
         found.append(f"capacity={stored.capacity} is less than min_size={source.min_size}; raise it")
+    if source.storage == "table":
+        return found + _batch_problems(source, shards) + table_replay.problems(sources, name, shards)
+    if source.remover != Fifo():
+        found.append(
+            f"remover={source.remover!r} needs storage='table'; with storage={source.storage!r} the oldest rows go"
+        )
     # A write must leave the rows of one item before and after it, in whole rollouts.
     rows = replay.lookahead(source) + replay.lookback(source, stored) + 1 + rollout
     least = -(-rows // rollout) * rollout * num_envs
     if num_envs * ring.slots(stored.capacity, num_envs, rollout) < least:
         found.append(f"capacity={stored.capacity} cannot hold items of {num_envs} environments; use {least} at least")
-    if source.batch_size % shards:
-        found.append(f"batch_size={source.batch_size} does not divide over {shards} shards; use a multiple of it")
+    found += _batch_problems(source, shards)
     if source.storage == "flashbax":
         found += flashbax.problems(source, num_envs, rollout, shards)
     elif source.storage != "ring":
-        found.append(f"storage={source.storage!r} must be 'ring' or 'flashbax'")
+        found.append(f"storage={source.storage!r} must be 'ring', 'table' or 'flashbax'")
     return found
+
+
+def _batch_problems(source, shards):
+    if source.batch_size % shards:
+        return [f"batch_size={source.batch_size} does not divide over {shards} shards; use a multiple of it"]
+    return []
 
 
 def _sequence_problems(sequence, rollout):

@@ -11,7 +11,7 @@ from jaxrl.buffers.index import Index
 from jaxrl.buffers.replay import ReplayBuffer
 from jaxrl.buffers.ring import Parts, Ring
 from jaxrl.buffers.ring import partition as ring_specs
-from jaxrl.core.sources import Dataset, Prioritized, Replay
+from jaxrl.core.sources import Dataset, Fifo, Prioritized, Replay
 from jaxrl.core.types import Counter, PyTree, Trajectory
 
 Rings = Mapping[str, Ring]
@@ -37,6 +37,7 @@ def source_of(asked: Replay | Dataset) -> Replay:
         sequence=sequence,
         max_times_sampled=0,
         storage="ring",
+        remover=Fifo(),
     )
 
 
@@ -87,7 +88,7 @@ def index_of(buffer: ReplayBuffer, ring: Ring) -> Index:
         drawable = (parts.offset + parts.total) // shards
         return empty.replace(drawable=drawable, inserted=Counter.zero().add(parts.total))
     ahead = buffer.lookahead
-    begun, priority = buffer.beginnings(empty, ring, jnp.int32(0), ring.slots - ahead)
+    begun, priority = buffer.beginnings(empty.largest, ring, jnp.int32(0), ring.slots - ahead)
     slot = jnp.arange(ring.slots - ahead, dtype=jnp.int32)[:, None]
     inside = (slot >= parts.own[None, :, 0]) & (slot < parts.own[None, :, 1])
     priority = jnp.where(begun & inside, priority, samplers.ABSENT)

@@ -12,7 +12,7 @@ from flax import struct
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import samplers, sum_tree, uniform
-from jaxrl.core.sources import Replay, Uniform
+from jaxrl.core.sources import Replay, Uniform, by_priority
 from jaxrl.core.types import Counter, PyTree, Replicas
 
 _BELOW_ONE = 1.0 - 2.0**-24
@@ -55,7 +55,7 @@ def init(source: Replay, shards: int, slots: int, columns: int) -> Index:
     positions = slots * columns
     every = lambda x: jnp.broadcast_to(x[None], (shards, *x.shape)).copy()  # noqa: E731
     levels = sum_tree.zeros(positions) if samplers.by_chance(source.sampler) and not dense(source) else ()
-    heap = samplers.by_priority(source.sampler) and not samplers.by_chance(source.sampler)
+    heap = by_priority(source.sampler) and not samplers.by_chance(source.sampler)
     return Index(
         priority=None if dense(source) else jnp.full((shards, positions), samplers.ABSENT, jnp.float32),
         levels=tuple(every(level) for level in levels),

@@ -19,7 +19,7 @@ from jaxrl.buffers.index import Index
 from jaxrl.buffers.ring import Ring
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import FrameStack, Prioritized, Replay, Uniform
-from jaxrl.core.types import Metrics, PyTree, Replicas, SampleInfo, SequenceBatch, Trajectory, TransitionBatch
+from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, SequenceBatch, Trajectory, TransitionBatch
 
 Sources = Mapping[str, Replay]
 Batch = TransitionBatch | SequenceBatch
@@ -324,24 +324,12 @@ class ReplayBuffer:
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
         """Figures of the replay and of the last batch, over all devices: float32 scalars."""
         idx, replicas = state.index, self.replicas
-        inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
-        drawn = (info.probability > 0.0).astype(jnp.float32)
-        count = jnp.maximum(replicas.sum(jnp.sum(drawn)), 1.0)
-
-        def mean(x):
-            return replicas.sum(jnp.sum(x.astype(jnp.float32) * drawn)) / count
-
         figures = {}
         if isinstance(self.source.sampler, Uniform):
             figures = {"chance_ratio": self._chance_ratio(state)}
         return figures | {
             "items": replicas.sum(jnp.sum(idx.drawable)).astype(jnp.float32),
-            "inserted": inserted,
-            "sampled": sampled,
-            "samples_per_insert": sampled / jnp.maximum(inserted, 1.0),
-            "age_steps": mean(info.age_steps),
-            "age_updates": mean(info.age_updates),
-            "times_sampled": mean(info.times_sampled),
+            **drawn_statistics(idx, info, self.source, replicas),
             "refused_priorities": replicas.sum(jnp.sum(idx.refused)).astype(jnp.float32),
         }
 
@@ -356,10 +344,13 @@ class ReplayBuffer:
         least = -replicas.max(-jnp.min(jnp.where(items > 0, items, jnp.iinfo(jnp.int32).max)))
         return replicas.max(jnp.max(items)).astype(jnp.float32) / least.astype(jnp.float32)
 
-    def beginnings(self, idx: Index, rows: Ring, start: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
-        """Which of `length` rows from slot `start` begin an item [length, B], and with what priority."""
+    def beginnings(self, largest: jax.Array, rows: Ring, start: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
+        """Which of `length` rows from slot `start` begin an item [length, B], and with what priority.
+
+        Where nothing else is said it is the largest of their shard so far, [shards].
+        """
         sequence, insertion = self.source.sequence, _insertion(self.source)
-        largest = jnp.repeat(idx.largest, rows.columns // idx.drawable.shape[0])[None]
+        largest = jnp.repeat(largest, rows.columns // largest.shape[0])[None]
         if sequence is None:
             begun = _transitions_begun(rows, start, length)
             slot = (start + jnp.arange(length, dtype=jnp.int32)) % rows.slots
@@ -373,8 +364,8 @@ class ReplayBuffer:
             inside = jnp.full(begun.shape, sequence.rows, jnp.int32)
             if sequence.end != "continue":
                 inside = sequences.lengths(rows.take_all(rows.rows.first, slot), sequence.rows)
-            per_row = rows.take_all(rows.rows.extras[insertion], slot)
-            priority = sequences.mixed_priority(per_row, inside, sequence.rows, _eta(self.source))
+            per_row, counts = (rows.take_all(x, slot) for x in (rows.rows.extras[insertion], rows.rows.weight))
+            priority = sequences.mixed_priority(per_row, counts, inside, sequence, _eta(self.source))
         return begun, priority
 
     def _expiring(self, idx: Index, before: Ring) -> jax.Array:
@@ -410,7 +401,7 @@ class ReplayBuffer:
         if index.dense(self.source):
             begun = _transitions_begun(after, start, length) & exists
             return fresh.replace(drawable=idx.drawable + _per_shard(begun, shards) - expired)
-        begun, priority = self.beginnings(idx, after, start, length)
+        begun, priority = self.beginnings(idx.largest, after, start, length)
         # Nothing begins at the newest rows yet, nor at the oldest, whose past the next write takes.
         blank = jnp.full((ahead + back, after.columns), samplers.ABSENT, jnp.float32)
         priority = jnp.where(begun & exists, priority, samplers.ABSENT)
@@ -438,6 +429,34 @@ class ReplayBuffer:
             found += [f"{label} extras{line}" for line in signature.problems(expected, given)]
         if found:
             raise ConfigError(found)
+
+
+class Counted(Protocol):
+    """What every index counts."""
+
+    @property
+    def inserted(self) -> Counter: ...
+    @property
+    def sampled(self) -> Counter: ...
+
+
+def drawn_statistics(idx: Counted, info: SampleInfo, source: Replay, replicas: Replicas) -> Metrics:
+    """What went in and out so far, and means over what was drawn last: float32 scalars, over all devices."""
+    inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
+    drawn = (info.probability > 0.0).astype(jnp.float32)
+    count = jnp.maximum(replicas.sum(jnp.sum(drawn)), 1.0)
+
+    def mean(x):
+        return replicas.sum(jnp.sum(x.astype(jnp.float32) * drawn)) / count
+
+    return {
+        "inserted": inserted,
+        "sampled": sampled,
+        "samples_per_insert": sampled * source.transitions / jnp.maximum(inserted, 1.0),
+        "age_steps": mean(info.age_steps),
+        "age_updates": mean(info.age_updates),
+        "times_sampled": mean(info.times_sampled),
+    }
 
 
 # --- all replays of an algorithm -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers import sum_tree
-from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Sampler, Uniform
+from jaxrl.core.sources import Fifo, Lifo, MinHeap, Prioritized, Sampler, Uniform
 
 ABSENT = -1.0  # the priority of a position that holds no item
 _LARGEST_WEIGHT = 1e30  # so that the sum over a hundred million items stays finite
@@ -19,11 +19,6 @@ _LARGEST_WEIGHT = 1e30  # so that the sum over a hundred million items stays fin
 def by_chance(sampler: Sampler) -> bool:
     """Whether the sampler draws at random, and so needs sums over weights."""
     return isinstance(sampler, Uniform | Prioritized)
-
-
-def by_priority(sampler: Sampler) -> bool:
-    """Whether priorities change what is drawn."""
-    return isinstance(sampler, Prioritized | MinHeap | MaxHeap)
 
 
 def weight(sampler: Sampler, priority: jax.Array) -> jax.Array:

@@ -69,13 +69,28 @@ def eligible(ring: Ring, slot: jax.Array, sequence: Sequence, rollout: int) -> j
     return found
 
 
-def mixed_priority(per_row: jax.Array, length: jax.Array, longest: int, eta: float) -> jax.Array:
-    """eta * max + (1 - eta) * mean of the rows' priorities [T, B] over each stretch, float32 [T - longest + 1, B]."""
-    starts = per_row.shape[0] - longest + 1
-    offset = jnp.arange(starts, dtype=jnp.int32)[:, None] + jnp.arange(longest, dtype=jnp.int32)[None]
-    inside = jnp.arange(longest, dtype=jnp.int32)[None, :, None] < length[:, None]
+def mixed_priority(
+    per_row: jax.Array, weight: jax.Array, length: jax.Array, sequence: Sequence, eta: float
+) -> jax.Array:
+    """eta * max + (1 - eta) * mean of the rows' priorities over each stretch (Kapturowski et al., 2019, section 2.3).
+
+    Of the rows that are learned from: those that count, after the burn-in and before the last, which only bootstraps.
+
+    Args:
+      per_row: float32 [T, B], of consecutive rows.
+      weight: bool [T, B], whether they count.
+      length: int32 [T - rows + 1, B], how many rows of each stretch belong to it.
+      sequence: the rules.
+      eta: the weight of the largest.
+
+    Returns:
+      float32 [T - rows + 1, B].
+    """
+    learned = jnp.arange(sequence.burn_in, max(sequence.rows - 1, sequence.burn_in + 1), dtype=jnp.int32)
+    offset = jnp.arange(length.shape[0], dtype=jnp.int32)[:, None] + learned[None]
+    inside = weight[offset] & (learned[None, :, None] < length[:, None])
     values = jnp.where(inside, per_row[offset], 0.0)
-    mean = jnp.sum(values, axis=1) / length.astype(jnp.float32)
+    mean = jnp.sum(values, axis=1) / jnp.maximum(jnp.sum(inside.astype(jnp.float32), axis=1), 1.0)
     return eta * jnp.max(values, axis=1) + (1.0 - eta) * mean
 
 

@@ -128,7 +128,7 @@ class Table:
                 limiter=state.limiter.inserted(accepted.astype(jnp.int32)),
             )
             state = self._put(state, where, priority)
-            full = jnp.sum((state.priority >= 0.0).astype(jnp.int32)) > self.capacity
+            full = state.limiter.size > self.capacity
             gone, _ = self._choose(self.remover, state, None)
             state = self._remove(state, jnp.where(full, gone, sum_tree.NOWHERE), full)
             return state, Key(position, jnp.where(accepted, clock, 0))
@@ -139,13 +139,13 @@ class Table:
         """Draws `count` items in turn; one that reaches `max_times_sampled` is gone for the next."""
 
         def one(state, key):
-            size = jnp.sum((state.priority >= 0.0).astype(jnp.int32))
+            size = state.limiter.size
             position, chance = self._choose(self.sampler, state, key)
             held = size > 0
             where = jnp.where(held, position, sum_tree.NOWHERE)
             times = state.times_sampled.at[where].add(1, mode="drop")
             drawn = TableSample(
-                items=jax.tree.map(lambda all: all[position], state.items),
+                items=(),  # no draw changes them
                 key=Key(position, jnp.where(held, state.generation[position], 0)),
                 held=held,
                 probability=chance,
@@ -159,7 +159,9 @@ class Table:
                 state = self._remove(state, jnp.where(worn, position, sum_tree.NOWHERE), worn)
             return state, drawn
 
-        return jax.lax.scan(one, state, jax.random.split(key, count))
+        after, drawn = jax.lax.scan(one, state.replace(items=()), jax.random.split(key, count))
+        items = jax.tree.map(lambda all: all[drawn.key.position], state.items)
+        return after.replace(items=state.items), drawn.replace(items=items)
 
     def update_priorities(self, state: TableState, keys: Key, priorities: jax.Array) -> TableState:
         """Gives items new priorities in turn; dropped where the item is gone or the priority unacceptable."""

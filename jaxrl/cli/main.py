@@ -53,15 +53,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # jaxrl envs | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError) as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+            if (problem := _without_device()) is None:
+                raise
+            print(f"error: {problem}", file=sys.stderr)
+            return 2
         advice = "use fewer --num-envs, a smaller network or, for replay, a smaller --capacity"
         print(f"error: the device is out of memory; {advice} ({str(error).splitlines()[0]})", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _without_device():
+    """Why JAX has no device, if that is what went wrong."""
+    if "jax" not in sys.modules:
+        return None
+    from jaxrl.core.devices import why_none
+
+    return why_none()
 
 
 def _run(argv):

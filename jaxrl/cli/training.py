@@ -38,7 +38,7 @@ def train(given: Given) -> int:
     asked, arguments = call_of(given)
     project = given.values["run"]["wandb"]
     leader = distributed.is_leader()
-    loggers = [_wandb(project, arguments["run_dir"], asked)] if project is not None and leader else []
+    loggers = [_wandb(project, arguments, asked)] if project is not None and leader else []
     result = training.train(asked.algo, asked.env, loggers=loggers, **arguments)
     if leader:
         _report(result)
@@ -155,6 +155,7 @@ def _report(result: training.Result) -> None:
         print(f"interrupted; {saved}")
 
 
-def _wandb(project, run_dir, asked):
-    config = {"algorithm": encode(asked.algo), "environment": asked.env.name}
-    return WandbLogger(project, config=config, directory=run_dir, name=None if run_dir is None else Path(run_dir).name)
+def _wandb(project, arguments, asked):
+    config, run_dir = {"algorithm": encode(asked.algo), "environment": asked.env.name}, arguments["run_dir"]
+    name = None if run_dir is None else Path(run_dir).name
+    return WandbLogger(project, config=config, directory=run_dir, name=name, resume=not arguments["overwrite"])

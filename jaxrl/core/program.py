@@ -35,6 +35,10 @@ class RunLayout(Protocol):
         """The devices that learn."""
         ...
 
+    def samples_per_update(self, algo: Algorithm) -> int:
+        """Transitions that an update draws from what the run lived through; 0 where there is no replay of it."""
+        ...
+
     def place[T: PyTree](self, tree: T) -> T:
         """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
         ...

@@ -95,6 +95,14 @@ class Report(struct.PyTreeNode):
             failed_at=jnp.where(new, jnp.asarray(number, jnp.int32), self.failed_at),
         )
 
+    def beside(self, updates: "Report", last: int) -> "Report":
+        """A report of rollouts that were stored, `last` the number of the last, with that of updates in between."""
+        return updates.replace(
+            episodes=self.episodes,
+            finite=self.finite | updates.finite,
+            failed_at=jnp.where(self.failed_at >= 0, self.failed_at, jnp.minimum(updates.failed_at, last)),
+        )
+
     def over(self, replicas: Replicas) -> "Report":
         """The same for all devices together; updates are reduced already."""
         return self.replace(

@@ -70,11 +70,11 @@ class Prioritized:
         (Kapturowski et al., 2019).
     """
 
-    exponent: Any = 0.6
-    beta: Any = 0.4
+    exponent: float | Any = 0.6
+    beta: float | Any = 0.4
     normalize: Literal["batch", "none"] = "batch"
     insertion: str | None = None
-    eta: float = 0.9
+    eta: float | Any = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +98,13 @@ class MaxHeap:
 
 
 Sampler = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
+Remover = Fifo | Lifo | MinHeap | MaxHeap
+
+
+def by_priority(*rules: Sampler | None) -> bool:
+    """Whether priorities change what any of these rules chooses."""
+    return any(isinstance(rule, Prioritized | MinHeap | MaxHeap) for rule in rules)
+
 
 # --- replay ------------------------------------------------------------------------------------------------------
 
@@ -163,10 +170,10 @@ def steps_per_update(replay_ratio: float, num_envs: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """An off-policy source: items drawn from a ring of raw rows; transitions, or sequences where `sequence` is given.
+    """An off-policy source: items drawn from stored experience; transitions, or sequences where `sequence` is given.
 
     Args:
-      capacity: rows over all environments.
+      capacity: rows over all environments; with `storage="table"` items.
       batch_size: items of one update, over all devices.
       min_size: rows before the first update, which also waits until every environment has those of one item.
       rollout_length: steps of every environment between two rounds of updates.
@@ -179,8 +186,10 @@ class Replay:
       frame_stack: store each frame once.
       over: the name of another replay source: draw from its rows, and store none. Its `capacity`, `extras` and
         `frame_stack` count then, not this one's.
-      storage: "ring": rows as they are, which everything above works with; "flashbax": flashbax's flat buffers, for
+      storage: "ring": rows as they are, which everything above works with; "table": whole items, each stored by
+        itself, as Reverb's tables have them: slower, and takes a `remover`; "flashbax": flashbax's flat buffers, for
         one-step transitions drawn uniformly or by priority.
+      remover: which item leaves a full table. A ring's oldest rows are overwritten.
     """
 
     capacity: int
@@ -195,7 +204,13 @@ class Replay:
     extras: tuple[str, ...] = ()
     frame_stack: FrameStack | None = None
     over: str | None = None
-    storage: Literal["ring", "flashbax"] = "ring"
+    storage: Literal["ring", "table", "flashbax"] = "ring"
+    remover: Remover = Fifo()
+
+    @property
+    def transitions(self) -> int:
+        """That an item has, to learn from."""
+        return 1 if self.sequence is None else max(self.sequence.length - 1, 1)
 
 
 @dataclasses.dataclass(frozen=True)

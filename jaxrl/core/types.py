@@ -555,6 +555,21 @@ class Algorithm(Protocol):
     ) -> tuple[PyTree, UpdateInfo]: ...
 
 
+@runtime_checkable
+class RolloutExtras(Protocol):
+    """An algorithm that adds to rollouts what is known only once they are complete, as priorities at insertion are."""
+
+    def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
+        """More entries `[T, B]` of the rows' `extras`, beside those of `act`; pure, and alike in every topology.
+
+        Args:
+          actor: what the rollout was acted with.
+          rollout: of training, with the time step after its last row to bootstrap from.
+          spec: of the environment.
+        """
+        ...
+
+
 # --- exact counters ----------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxrl.core import registry, suites
+from jaxrl.core.devices import why_none
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.registry import SUITES
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
@@ -76,7 +77,12 @@ def _factory(name: str) -> EnvironmentFactory:
     if found is None:
         return registry.registered("environment")[name]
     suite, rest = found
-    module = importlib.import_module(SUITES[suite])
+    try:
+        module = importlib.import_module(SUITES[suite])
+    except (AssertionError, RuntimeError):  # some make arrays when they are imported
+        if (problem := why_none()) is None:
+            raise
+        raise ConfigError(problem) from None
     return lambda **parameters: module.make(rest, **parameters)
 
 

@@ -17,6 +17,7 @@ from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.flashbax import FlashbaxReplay
 from jaxrl.buffers.replay import Batch, Buffer, ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
+from jaxrl.buffers.table_replay import TableReplay
 from jaxrl.core.sources import Dataset, Replay
 from jaxrl.core.types import Algorithm, Counter, EnvSpec, Metrics, PyTree, Replicas, SampleInfo, Trajectory
 from jaxrl.parallel import replay_ratio
@@ -96,7 +97,7 @@ class Experience:
     def online(self) -> dict[str, Buffer]:
         """The replays of what the run lives through, by source."""
         length = rollout_length(self.algo)
-        rings = {name: source for name, source in self.online_sources.items() if source.storage == "ring"}
+        rings = {name: source for name, source in self.online_sources.items() if source.storage != "flashbax"}
         others = {
             name: FlashbaxReplay(name, source, self.num_envs, length, self.shards, self.replicas)
             for name, source in self.online_sources.items()
@@ -107,7 +108,9 @@ class Experience:
             for name, source in self.algo.experience.items()
             if isinstance(source, Replay)
         }
-        return {**self._bound(rings, length, items), **others}
+        bound = self._bound(rings, length, items)
+        tables = {name: TableReplay(buffer) for name, buffer in bound.items() if buffer.source.storage == "table"}
+        return {**bound, **tables, **others}
 
     @cached_property
     def dataset(self) -> dict[str, ReplayBuffer]:
@@ -146,6 +149,12 @@ class Experience:
             return Fraction(1)
         return replay_ratio.updates_per_iteration(max(ratios), self.num_envs, rollout_length(self.algo))
 
+    @property
+    def samples_per_update(self) -> int:
+        """Transitions that an update draws from what the run lived through, over all devices."""
+        sources = [source for source in self.algo.experience.values() if isinstance(source, Replay)]
+        return sum((source.batch_size - self.items_of_dataset(source)) * source.transitions for source in sources)
+
     def updates_now(self, steps_per_env: Counter) -> int | jax.Array:
         """Updates of the iteration that brought every environment to `steps_per_env` steps."""
         return replay_ratio.updates_now(self.updates_per_iteration, steps_per_env, rollout_length(self.algo))
@@ -170,10 +179,11 @@ class Experience:
                 found.append(
                     f"source {name!r}: batch_size={source.batch_size} does not divide over {self.shards} shards"
                 )
-            elif source.storage == "flashbax" and self.items_of_dataset(source) % self.shards:
+            elif source.storage != "ring" and self.items_of_dataset(source) % self.shards:
                 found.append(
-                    f"source {name!r}: with storage='flashbax' every one of {self.shards} shards gives the dataset the "
-                    f"same number of items; dataset_fraction={self.dataset_fraction} of {source.batch_size} is not one"
+                    f"source {name!r}: with storage={source.storage!r} every one of {self.shards} shards gives the "
+                    f"dataset the same number of items; dataset_fraction={self.dataset_fraction} of "
+                    f"{source.batch_size} is not one"
                 )
         return [f"{type(self.algo).__name__} {line}" for line in found]
 

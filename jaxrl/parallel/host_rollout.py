@@ -121,19 +121,20 @@ class HostSteps:
         )
         return storage, action, carry, executed
 
-    @partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def finish(self, storage, shown, action, initial, carry, statistics, version) -> Rollout:
+    @partial(jax.jit, static_argnums=0, donate_argnums=3)
+    def finish(self, algo, actor, storage, shown, action, initial, carry, version) -> Rollout:
         """The rollout, from its storage and the time step after the last."""
         timesteps, actions, extras = storage
-        return Rollout(
+        rollout = Rollout(
             timesteps=ro.write(timesteps, ro.with_previous_action(shown, action), self.length),
             action=actions,
             extras=extras,
             carry=initial,
             final_carry=carry,
-            statistics=statistics,
+            statistics=actor.statistics,
             version=version,
         )
+        return ro.with_extras(algo, actor, rollout, spec=self.spec, explore=self.explore)
 
 
 def unroll(
@@ -176,7 +177,7 @@ def unroll(
         yield
         acting.shown = wait()
     acting.steps_per_env += steps.length
-    return steps.finish(storage, acting.shown, acting.previous_action, initial, acting.carry, actor.statistics, version)
+    return steps.finish(algo, actor, storage, acting.shown, acting.previous_action, initial, acting.carry, version)
 
 
 def complete[T](unrolling: Generator[None, None, T]) -> T:

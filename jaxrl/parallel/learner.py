@@ -66,9 +66,7 @@ def store_and_update(
     """
     rollouts, finite = {}, {}
     if collected is not None:
-        rows = collected.rows
-        state = state.replace(buffers=experience.store(state.buffers, rows, collected.carry))
-        finite = _finite(rows)
+        state, finite = store(experience, state, collected)
         # What the environments count is no part of what is learned from.
         learned = collected.replace(timesteps=collected.timesteps.replace(episode=None, info=None))
         sources = experience.algo.experience.items()
@@ -91,6 +89,12 @@ def store_and_update(
     return state, reported(episodes, metrics, made, finite)
 
 
+def store(experience: Experience, state: RunState, collected: Rollout) -> tuple[RunState, dict[str, jax.Array]]:
+    """Stores this device's rows in the replays, and says of rewards and observations whether they are finite. Pure."""
+    rows = collected.rows
+    return state.replace(buffers=experience.store(state.buffers, rows, collected.carry)), _finite(rows)
+
+
 def _finite(rows):
     """Whether rewards and observations are."""
     finite = {"reward": jnp.all(jnp.isfinite(rows.reward))}
@@ -108,6 +112,7 @@ def run_updates(
     *,
     updates: int | jax.Array = 1,
     tick: jax.Array,
+    first: int | jax.Array = 0,
     dataset: Rings | None = None,
 ) -> tuple[RunState, Metrics, jax.Array]:
     """One round of updates of the learner. Pure.
@@ -119,6 +124,7 @@ def run_updates(
       enough: whether there is enough to learn from; else nothing changes.
       updates: how many, int32 where iterations differ; one for all runs of a mapped batch.
       tick: names the keys of this round, uint32.
+      first: the number of the first of these updates in this round, int32, where it is made in parts.
       dataset: its rings, by name.
 
     Returns:
@@ -140,7 +146,7 @@ def run_updates(
         return (learner, indices), jax.tree.map(jnp.float32, metrics)
 
     def all_updates(carried):
-        carried, metrics = jax.lax.scan(update, carried, jnp.arange(updates, dtype=jnp.int32))
+        carried, metrics = jax.lax.scan(update, carried, first + jnp.arange(updates, dtype=jnp.int32))
         return carried, jax.tree.map(jnp.mean, metrics)
 
     def one_more(number, carried):

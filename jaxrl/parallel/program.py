@@ -64,6 +64,10 @@ class Layout:
         """What `algo` learns from."""
         return Experience(algo, self.spec, self.num_envs, self.shards, self.dataset_fraction, self.replicas)
 
+    def samples_per_update(self, algo: Algorithm) -> int:
+        """As of `RunLayout`."""
+        return self.experience(algo).samples_per_update
+
     def place[T: PyTree](self, tree: T) -> T:
         """As of `RunLayout`."""
         return meshes.everywhere(tree, self.mesh)

@@ -20,6 +20,7 @@ from jaxrl.core.types import (
     PyTree,
     Replay,
     Rollout,
+    RolloutExtras,
     Rollouts,
     TimeStep,
     Trajectory,
@@ -199,7 +200,14 @@ def unroll(
         statistics=actor.statistics,
         whole_episodes=whole_episodes,
     )
-    return Acting(env_state, final, carry), rollout
+    return Acting(env_state, final, carry), with_extras(algo, actor, rollout, spec=spec, explore=explore)
+
+
+def with_extras(algo: Algorithm, actor: ActorState, rollout: Rollout, *, spec: EnvSpec, explore: bool) -> Rollout:
+    """The rollout of training with what its algorithm adds to complete ones (`types.RolloutExtras`)."""
+    if not explore or not isinstance(algo, RolloutExtras):
+        return rollout
+    return rollout.replace(extras={**rollout.extras, **algo.rollout_extras(actor, rollout, spec=spec)})
 
 
 def episode_sums(rollout: Rollout) -> EpisodeSums:

@@ -22,6 +22,7 @@ MAY_CHANGE = ("total_steps", "logging")  # fields, or groups of them, that a res
 FORMAT = 1  # of config.json; a change that earlier files do not survive takes the next number
 
 _FILES = ("config.json", "metrics.jsonl", "metrics.csv", "learning_curve.png", "result.json")
+_WANDB_ID = "wandb_run.json"  # of jaxrl.run.loggers, which knows no directories
 _FOLDERS = ("checkpoints", "tensorboard", "videos")
 _ABSENT = object()
 
@@ -287,6 +288,7 @@ def _delete_run(path: Path) -> None:
         return  # no run of ours; what is in the way is named by the comparison
     for name in _FILES[1:]:
         (path / name).unlink(missing_ok=True)
+    (path / _WANDB_ID).unlink(missing_ok=True)
     for step in _steps(path):
         shutil.rmtree(step)
     for events in (path / "tensorboard").glob("events.out.tfevents.*"):

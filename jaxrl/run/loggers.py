@@ -7,7 +7,10 @@ import errno
 import json
 import math
 import os
+import re
+import secrets
 import socket
+import struct
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
 from jaxrl.core import files
+from jaxrl.core.config import flatten
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
 from jaxrl.data.tfrecord import TfRecordWriter
 from jaxrl.run.ending import is_number
@@ -24,6 +28,7 @@ _LONGEST_PAUSE = 64  # rows between two attempts
 _MOST_REFUSALS = 5  # attempts in a row that fail; from then on, rows that are tried in one attempt
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST_LINE = 1 << 20  # bytes
+WANDB_ID = "wandb_run.json"  # of a run directory
 
 
 @runtime_checkable
@@ -32,6 +37,13 @@ class Logger(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class VideoLogger(Logger, Protocol):
+    """A logger that also takes the videos of `video_every`."""
+
+    def show(self, step: int, video: Path) -> None: ...
 
 
 class JSONLLogger:
@@ -118,21 +130,36 @@ class TensorBoardLogger:
     Args:
       directory: where the event files go.
       resumed_at: the step that a resumed run starts from; what an earlier run wrote later than that is hidden.
+      config: of the run; its numbers and words are the hyperparameters that the viewer compares runs by.
     """
 
-    def __init__(self, directory: str | os.PathLike, *, resumed_at: int | None = None):
-        self._directory = Path(directory)
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        *,
+        resumed_at: int | None = None,
+        config: Mapping[str, Any] | None = None,
+    ):
+        self._directory, self._config = Path(directory), config
         self._purge = None if resumed_at is None else resumed_at + 1
         self._file: TfRecordWriter | None = None  # opened by the first row, and anew after a failure
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         from tensorboardX import summary  # before the first row, its import has time
-        from tensorboardX.proto.event_pb2 import Event  # ty: ignore[missing-module-member]  # made at run time
-        from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]  # likewise
 
         finite = {name: float(x) for name, x in metrics.items() if x is not None and math.isfinite(x)}
-        values = [value for name, x in finite.items() for value in summary.scalar(name, x).value]
-        row = Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString()
+        self._write(_event(step, [value for name, x in finite.items() for value in summary.scalar(name, x).value]))
+
+    def show(self, step: int, video: Path) -> None:
+        """Writes a GIF as an image, which the viewer plays."""
+        from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]  # made at run time
+
+        data = video.read_bytes()
+        width, height = struct.unpack("<HH", data[6:10])
+        image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=data)
+        self._write(_event(step, [Summary.Value(tag="video", image=image)]))
+
+    def _write(self, row):
         if self._file is None:
             self._file = self._opened(row)
             self._purge = None  # it would hide what has been written since
@@ -163,6 +190,9 @@ class TensorBoardLogger:
         if self._purge is not None:
             started = SessionLog(status=SessionLog.START)
             file.write(Event(step=self._purge, wall_time=now, session_log=started).SerializeToString())
+        if self._config is not None and not earlier:
+            for summary in _hyperparameters(self._config):
+                file.write(_event(0, summary.value))
         file.write(row)
         try:
             file.flush()
@@ -173,8 +203,31 @@ class TensorBoardLogger:
         return file
 
 
+def _event(step: int, values: Sequence[Any]) -> bytes:
+    from tensorboardX.proto.event_pb2 import Event  # ty: ignore[missing-module-member]  # made at run time
+    from tensorboardX.proto.summary_pb2 import Summary  # ty: ignore[missing-module-member]  # likewise
+
+    return Event(step=step, wall_time=time.time(), summary=Summary(value=values)).SerializeToString()
+
+
+def _hyperparameters(config: Mapping[str, Any]) -> Sequence[Any]:
+    """What TensorBoard's page of hyperparameters needs to know of a run: its settings, and what to compare."""
+    from tensorboardX import summary
+
+    flat = {name: value for name, value in flatten(config).items() if isinstance(value, bool | int | float | str)}
+    compared = {"evaluation/return_mean": 0.0, "train/return_mean": 0.0}
+    experiment, begins, _ = summary.hparams(flat, compared)
+    return experiment, begins
+
+
 class WandbLogger:
     """Weights & Biases. A resumed run continues the one of the same `run_id`.
+
+    Args:
+      project, config, name: as of `wandb.init`.
+      directory: the run directory, where wandb keeps its files, and jaxrl the run's id if none is given.
+      run_id: of the run that is continued if there is one; None: the one kept in `directory`.
+      resume: whether one that is kept there is continued.
 
     Raises:
       MissingExtraError: wandb is not installed.
@@ -189,6 +242,7 @@ class WandbLogger:
         directory: str | os.PathLike | None = None,
         name: str | None = None,
         run_id: str | None = None,
+        resume: bool = True,
     ):
         try:
             import wandb
@@ -199,6 +253,11 @@ class WandbLogger:
                 f"{Path(directory) / 'wandb'} is a link, and a run writes to its own directory only: move the folder "
                 "to the place of the link, or use another --run-dir"
             )
+        self._to_keep: Path | None = None
+        if directory is not None and run_id is None:
+            self._to_keep = Path(directory) / WANDB_ID
+            run_id = (_kept_id(self._to_keep) if resume else None) or secrets.token_hex(8)
+        self._id = run_id
         self._run = wandb.init(
             project=project,
             config=dict(config or {}),
@@ -210,10 +269,32 @@ class WandbLogger:
         self._run.define_metric("*", step_metric="step")  # the service's own counter must not go back
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._keep_id()
         self._run.log({"step": step} | dict(metrics))
+
+    def show(self, step: int, video: Path) -> None:
+        import wandb
+
+        self._run.log({"step": step, "video": wandb.Video(str(video), format="gif")})
+
+    def _keep_id(self):
+        """Once the run has begun, and its directory is a run's."""
+        if self._to_keep is not None:
+            files.write_json(self._to_keep, {"id": self._id})
+            self._to_keep = None
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _kept_id(path: Path) -> str | None:
+    """None where there is none, or something else."""
+    try:
+        kept = files.read_json(path)
+    except (OSError, ValueError):
+        return None
+    found = kept.get("id") if isinstance(kept, dict) else None
+    return found if isinstance(found, str) and re.fullmatch(r"[\w-]{1,64}", found, re.ASCII) else None
 
 
 class Loggers:
@@ -229,6 +310,12 @@ class Loggers:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for outlet in self._outlets:
             outlet.write(step, metrics)
+
+    def show(self, step: int, video: Path) -> None:
+        """A video that was written; to those that take videos."""
+        for outlet in self._outlets:
+            if isinstance(outlet.logger, VideoLogger):
+                outlet.show(outlet.logger, step, video)
 
     def drop(self, loggers: Sequence[Logger]) -> None:
         """Nothing more is written to these, whose place is gone: what they did not take is not told."""
@@ -262,6 +349,9 @@ class _Outlet:
         self._pause -= 1
         if self._pause <= 0:
             self._attempt(self._empty)
+
+    def show(self, logger, step, video):
+        self._attempt(lambda: logger.show(step, video))
 
     def close(self):
         self._failures = _MOST_REFUSALS  # this attempt is the last

@@ -110,6 +110,7 @@ class Loop:
         self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
         self.evaluator = Evaluator(self._play, self._evaluated, in_thread=async_evaluation)
         self.rows = program.steps_per_iteration(algo)
+        self.samples_per_update = program.layout.samples_per_update(algo)
         self.iterations = -(-total_steps // self.rows)
         self.total_steps_per_env = self.iterations * self.rows // program.layout.num_envs
         self.evaluate_each = self._iterations(evaluate_every)
@@ -333,6 +334,9 @@ class Loop:
             row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
         if compiled:
             row["steps_per_second"] = chunk.length * self.rows / max(seconds, 1e-9)
+            if self.samples_per_update:
+                row["inserts_per_second"] = row["steps_per_second"]
+                row["samples_per_second"] = row["train/updates"] * self.samples_per_update / max(seconds, 1e-9)
         self._write(row)
         if 2 * (chunk.first + chunk.length) >= self.iterations:  # before, metrics are of what has not learned yet
             self._advise(row)
@@ -488,7 +492,10 @@ class Loop:
     def _film(self, state, done):
         acting = self._acting(state, done)
         if self.videos is not None and self.directory is not None:  # of the first process
-            self.videos.write(self.directory.path, done * self.rows, Policy(*acting, self.program.layout.spec))
+            policy = Policy(*acting, self.program.layout.spec)
+            video = self.videos.write(self.directory.path, done * self.rows, policy)
+            if video is not None and video.suffix == ".gif":  # pages are for browsers
+                self.loggers.show(done * self.rows, video)
 
     def _play(self, algo, actor):
         return evaluate(
@@ -555,7 +562,9 @@ class Loop:
         return [
             truth,
             CSVLogger(directory.metrics_csv, directory.metrics_jsonl),
-            TensorBoardLogger(directory.tensorboard, resumed_at=done * self.rows if done else None),
+            TensorBoardLogger(
+                directory.tensorboard, resumed_at=done * self.rows if done else None, config=directory.config
+            ),
         ]
 
     def _finish(self, state, done, stop):

@@ -97,8 +97,8 @@ def export_replay(
 def _chosen(rings: Mapping[str, Ring], name: str | None, kind: str) -> tuple[str, Ring]:
     if not rings:
         raise ConfigError(
-            f"there is no replay: {kind} keeps none, or keeps it in flashbax, or its checkpoints were saved without "
-            "(save_replay=False)"
+            f"there is no replay of rows: {kind} keeps none, or keeps it in a table or in flashbax, or its checkpoints "
+            "were saved without (save_replay=False)"
         )
     if name is None and len(rings) == 1:
         name = next(iter(rings))

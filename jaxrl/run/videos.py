@@ -40,12 +40,17 @@ class Videos:
 
         rendering.check_drawable(self.env, spec)
 
-    def write(self, run_dir: Path, step: int, policy: Policy) -> None:
-        """Plays and writes the episode of `step`; what goes wrong is warned of, and costs no run its end."""
+    def write(self, run_dir: Path, step: int, policy: Policy) -> Path | None:
+        """Plays and writes the episode of `step`; what goes wrong is warned of, and costs no run its end.
+
+        Returns:
+          The file; None where it went wrong.
+        """
         from jaxrl.run import rendering
 
         path = run_dir / FOLDER / f"{step:012d}{rendering.suffix_of(self.env)}"
         try:
-            rendering.render(policy, self.env, path, seed=self.seed, explore=self.explore)
+            return rendering.render(policy, self.env, path, seed=self.seed, explore=self.explore)
         except (OSError, JaxrlError) as error:
             warnings.warn(f"no video at step {step}: {error}", RuntimeWarning, stacklevel=2)
+            return None

@@ -27,13 +27,22 @@ from jaxrl.algos.optimizers import RMSProp
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.sources import Lifo
 from jaxrl.core.types import EnvSpec, TimeStep
 from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, QuantileValues
 from jaxrl.parallel.replicas import SingleReplica
 
 ENV = jaxrl.make("probe:ActionReward", continuous=True)
-STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "replay_ratio": 0.5}
-STATIC |= {"storage": "flashbax"}
+STATIC = {
+    "n_step": 3,
+    "capacity": 512,
+    "min_size": 64,
+    "batch_size": 8,
+    "rollout_length": 4,
+    "replay_ratio": 0.5,
+    "samples_per_insert": 24,
+}
+STATIC |= {"storage": "flashbax", "sampler": Lifo(), "max_times_sampled": 3}
 STATIC |= {"target_period": 3, "samples": 5, "per_dimension": False}
 STATIC |= {"policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp(), "normalize_observation": True}
 STATIC |= {
@@ -88,6 +97,8 @@ def test_every_other_field_changes_the_program(name):
     for field in dataclasses.fields(algo):
         if field.name == "storage" and algo.n_step > 1:
             continue  # flashbax keeps one-step transitions
+        if field.name == "sampler" and getattr(algo, "prioritized", False):
+            continue  # is one
         if field.name in STATIC:
             other = STATIC[field.name]
         elif field.name == "critic":

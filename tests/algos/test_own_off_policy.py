@@ -21,6 +21,7 @@ from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.sac import value_and_log_prob
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.schedules import Scalar
+from jaxrl.core.sources import Remover, Sampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -56,10 +57,14 @@ class CrossQ:
     min_size: int = static(256, low=1, help="transitions before the first update")
     batch_size: int = static(64, low=1, help="transitions an update")
     rollout_length: int = static(1, low=1, help="steps of every environment between two rounds of updates")
-    replay_ratio: float = static(0.25, above=0, help="updates per environment step")
-    storage: Literal["ring", "flashbax"] = static(
-        "ring", choices=("ring", "flashbax"), help="what keeps the replay: a ring of our own, or flashbax"
+    replay_ratio: float | None = static(0.25, above=0, help="updates per environment step")
+    samples_per_insert: float | None = static(None, above=0, help="transitions drawn per transition stored")
+    storage: Literal["ring", "table", "flashbax"] = static(
+        "ring", choices=("ring", "table", "flashbax"), help="what keeps the replay"
     )
+    sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
+    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
+    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
     optimizer: Optimizer = number(Adam(b1=0.5, eps=1e-8))
     policy: Network = static(Actor(widths=(32,)))
     critic: Critic = static(Critic(widths=(64,), normalization="batch"))

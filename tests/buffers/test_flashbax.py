@@ -96,7 +96,7 @@ def test_two_devices_draw_what_one_does(sampler):
         ({"sampler": Fifo()}, "no sampler Fifo()"),
         ({"extras": ("log_prob",)}, "keeps no extras"),
         ({"capacity": 50}, "capacity=50, use 48"),
-        ({"storage": "elsewhere"}, "must be 'ring' or 'flashbax'"),
+        ({"storage": "elsewhere"}, "must be 'ring', 'table' or 'flashbax'"),
     ],
 )
 def test_what_flashbax_has_not_is_refused(changes, said):

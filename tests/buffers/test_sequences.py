@@ -175,12 +175,15 @@ def test_a_carry_that_is_not_stored_is_the_initial_one():
 
 
 def test_priorities_at_insertion_are_mixed_over_the_rows():
-    rows = ROWS.replace(extras={"error": jnp.abs(ROWS.reward)})
+    rows = ROWS.replace(extras={"error": jnp.abs(ROWS.reward) % 7})
     sampler = Prioritized(insertion="error", eta=0.9)
-    fed = Fed({"replay": source(Sequence(4, 2, "truncate"), sampler=sampler)}, rows, rollout=2).feed(rows)
+    fed = Fed({"replay": source(Sequence(6, 2, "truncate"), sampler=sampler)}, rows, rollout=2).feed(rows)
     batch = fed.sample(0)
-    mask, error = np.asarray(batch.mask), np.abs(np.asarray(batch.rows.reward))
-    expected = 0.9 * error.max(0) + 0.1 * error.sum(0) / mask.sum(0)
+    # Of the rows that are learned from: the last of a stretch only bootstraps.
+    counts = np.asarray(batch.mask & batch.rows.weight) & (np.arange(6) < 5)[:, None]
+    error = np.abs(np.asarray(batch.rows.reward)) % 7 * counts
+    expected = 0.9 * error.max(0) + 0.1 * error.sum(0) / np.maximum(counts.sum(0), 1)
+    assert len(set(counts.sum(0))) > 1
     np.testing.assert_allclose(batch.sample_info.priority, expected, rtol=1e-6)
 
 

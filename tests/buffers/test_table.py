@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tables import Model
 from hypothesis import stateful
 from hypothesis import strategies as st
 from scipy import stats
@@ -28,41 +29,8 @@ def compiled(rules):
     }
 
 
-class Model:
-    """A list of items in the order of insertion, each a dictionary."""
-
-    def __init__(self, rules):
-        self.rules, self.items, self.clock, self.number = rules, [], 0, 0
-        self.inserted = self.sampled = 0
-
-    def pick(self, sampler):
-        """The items that the sampler may choose, with their chances."""
-        if isinstance(sampler, Uniform | Prioritized):
-            weights = np.ones(len(self.items))
-            if isinstance(sampler, Prioritized):
-                raised = [i["priority"] ** sampler.exponent if i["priority"] > 0 else 0.0 for i in self.items]
-                weights = np.array(raised) if sum(raised) > 0 else weights
-            return {i["value"]: w for i, w in zip(self.items, weights / weights.sum(), strict=True) if w > 0}
-        keys = {
-            Fifo: lambda i: i["born"],
-            Lifo: lambda i: -i["born"],
-            MinHeap: lambda i: (i["priority"], i["touched"]),
-            MaxHeap: lambda i: (-i["priority"], i["touched"]),
-        }
-        return {min(self.items, key=keys[type(sampler)])["value"]: 1.0}
-
-    def remove(self, value):
-        self.items = [i for i in self.items if i["value"] != value]
-
-    def find(self, value):
-        return next((i for i in self.items if i["value"] == value), None)
-
-    def insert(self, value, priority):
-        self.clock += 1
-        self.inserted += 1
-        self.items.append({"value": value, "priority": priority, "born": self.clock, "touched": self.clock, "times": 0})
-        if len(self.items) > self.rules.capacity:
-            self.remove(next(iter(self.pick(self.rules.remover))))
+class Limited(Model):
+    """With the limits of these tests."""
 
     def can_insert(self, count):
         if len(self.items) + count <= LIMITS.min_size:
@@ -84,7 +52,7 @@ class Machine(stateful.RuleBasedStateMachine):
         self.rules = table.Table(4, sampler, remover, most, LIMITS)
         self.do = compiled(self.rules)
         self.state = self.rules.init(jnp.int32(0))
-        self.model, self.keys, self.values = Model(self.rules), {}, 0
+        self.model, self.keys, self.values = Limited(self.rules), {}, 0
 
     @stateful.rule(priorities=st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), min_size=COUNT, max_size=COUNT))
     def insert(self, priorities):
@@ -106,14 +74,10 @@ class Machine(stateful.RuleBasedStateMachine):
             value = int(drawn.items[i])
             possible = self.model.pick(self.rules.sampler)
             assert value in possible
-            item = self.model.find(value)
-            item["times"] += 1
-            self.model.sampled += 1
+            item = self.model.draw(value)
             np.testing.assert_allclose(drawn.probability[i], possible[value], rtol=1e-5)
             assert (drawn.times_sampled[i], drawn.priority[i]) == (item["times"], item["priority"])
             assert (int(drawn.key.position[i]), int(drawn.key.generation[i])) == self.keys[value]
-            if self.rules.max_times_sampled and item["times"] >= self.rules.max_times_sampled:
-                self.model.remove(value)
 
     def named(self, picks):
         values = [sorted(self.keys)[pick % len(self.keys)] for pick in picks]
@@ -129,10 +93,8 @@ class Machine(stateful.RuleBasedStateMachine):
         values, keys = self.named(picks)
         self.state = self.do["update_priorities"](self.state, keys, np.array(priorities, np.float32))
         for value, priority in zip(values, priorities, strict=True):
-            item = self.model.find(value)
-            if item and priority >= 0:
-                self.model.clock += 1
-                item |= {"priority": priority, "touched": self.model.clock}
+            if priority >= 0:
+                self.model.update(value, priority)
 
     @stateful.precondition(lambda self: self.keys)
     @stateful.rule(picks=st.lists(st.integers(0, 50), min_size=COUNT, max_size=COUNT))

@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -218,3 +221,25 @@ def test_suite_of_envs(refused):
 def test_a_preset_that_learns_from_data_asks_for_it(refused):
     said = refused("train", "--preset", "mixed-td3bc")
     assert "preset mixed-td3bc learns from a dataset: jaxrl train --dataset PATH" in said
+
+
+NO_DEVICE = """
+import sys, jaxrl
+from jaxrl.cli import main
+try:
+    jaxrl.make("gymnax:CartPole-v1")
+except jaxrl.core.errors.ConfigError as error:
+    print(error)
+sys.exit(main.main(["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "1000"]))
+"""
+
+
+def test_a_platform_that_is_not_there():
+    """JAX raises an AssertionError without a word."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}
+    env |= {"JAX_PLATFORMS": "tpu" if shutil.which("nvidia-smi") else "cuda", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", NO_DEVICE]
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    for said in (ended.stdout, ended.stderr):
+        assert f"JAX has no device of JAX_PLATFORMS={env['JAX_PLATFORMS']}" in said and "jaxrl[cuda13]" in said

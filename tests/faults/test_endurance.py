@@ -17,8 +17,9 @@ pytestmark = pytest.mark.faults
 
 MINUTES = float(os.environ.get("FAULTS_MINUTES") or 120)
 # Of memory: the rows of metrics, which a result has, are 2 KB a second, and allocators differ by some MiB from one
-# moment to the next. Threads of XLA and TensorStore come and go.
-MORE = {"resident memory": lambda before: 1.05 * before + 8 * 2**20, "open files": 4, "threads": 6}
+# moment to the next. Threads of XLA and TensorStore come and go; those that the first evaluation and the first
+# checkpoint start were seven on two cores, and a short run has these after its first tenth.
+MORE = {"resident memory": lambda before: 1.05 * before + 8 * 2**20, "open files": 4, "threads": 10}
 
 
 def test_what_is_flat_is_flat():

@@ -5,9 +5,22 @@ from pathlib import Path
 
 def read_events(directory: Path) -> tuple[list[int], list[int]]:
     """The steps of all files' scalars, and the steps from which on a file hides what was written before it."""
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.proto.event_pb2 import SessionLog
 
     steps, hidden = [], []
+    for events in all_events(directory):
+        steps += [
+            event.step for event in events if any(value.HasField("simple_value") for value in event.summary.value)
+        ]
+        hidden += [event.step for event in events if event.session_log.status == SessionLog.START]
+    return steps, hidden
+
+
+def all_events(directory: Path) -> list[list]:
+    """What each file holds."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = []
     for path in sorted(directory.glob("events.out.tfevents.*")):
         data, at, events = path.read_bytes(), 0, []
         while at < len(data):
@@ -15,6 +28,5 @@ def read_events(directory: Path) -> tuple[list[int], list[int]]:
             events.append(Event.FromString(data[at + 12 : at + 12 + size]))
             at += 16 + size
         assert events and events[0].file_version == "brain.Event:2", f"{path} is empty"
-        steps += [event.step for event in events if event.summary.value]
-        hidden += [event.step for event in events if event.session_log.status == SessionLog.START]
-    return steps, hidden
+        found.append(events)
+    return found

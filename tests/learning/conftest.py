@@ -44,6 +44,17 @@ def record():
 
 
 @pytest.fixture
+def record_rows():
+    """Writes down figures that are held against nothing published."""
+
+    def save(name, rows):
+        print(f"\n{name}: {rows}")
+        assert _record.save(f"learning-{name}", rows).exists()
+
+    return save
+
+
+@pytest.fixture
 def record_command():
     """Writes down what one command line came to: the command, every seed's score, and the published one."""
 

@@ -62,6 +62,26 @@ def test_r2d2_remembers():
 
 
 @pytest.mark.learning
+def test_r2d2_with_and_without_initial_priorities(record_rows):
+    """Half way, where it shows, and at the end. Neither has to win."""
+    rows = []
+    for total_steps in (40_000, 80_000):
+        for initial_priorities in ("td_error", "max"):
+            algo = q_learning(jaxrl.R2D2, GRU(32), sequence_length=25, burn_in=8, initial_priorities=initial_priorities)
+            scores = memory(algo, total_steps)
+            rows.append(
+                {
+                    "initial_priorities": initial_priorities,
+                    "total_steps": total_steps,
+                    "scores": [round(float(score), 3) for score in scores[0]],
+                    "mean": round(float(scores.mean()), 3),
+                }
+            )
+    record_rows("r2d2-initial-priorities", rows)
+    assert min(row["mean"] for row in rows if row["total_steps"] == 80_000) >= 0.9, rows
+
+
+@pytest.mark.learning
 def test_recurrent_dqn_remembers():
     algo = q_learning(jaxrl.DQN, GRU(32), sequence_length=25, n_step=3, epsilon=Linear(1.0, 0.05, 0.5))
     assert memory(algo, 80_000).min() >= 0.9

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import ActorOutput, ActorState, Counter, Replay, UpdateInfo
+from jaxrl.core.types import ActorOutput, ActorState, Counter, Replay, UpdateInfo, env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel import replay_ratio
 
@@ -106,6 +106,49 @@ def test_anakin_with_the_usual_ratios(ratio, num_envs, iterations, expected):
 def test_lockstep_sebulba_makes_exactly_as_many():
     topology = jaxrl.Sebulba(num_envs=2, lockstep=True)
     assert after(counting(0.625, 2), topology, 4, ServedFromHost(ENV)) == (10, 10)
+
+
+ASKED = [{"replay_ratio": ratio} for ratio in (0.25, 1, 2.5)]
+ASKED += [{"replay_ratio": None, "samples_per_insert": samples} for samples in (8, 64, 160)]
+
+
+@pytest.mark.parametrize("host", [False, True], ids=["anakin", "sebulba"])
+@pytest.mark.parametrize("num_envs", [1, 8, 64])
+@pytest.mark.parametrize(
+    "asked", one_quick([pytest.param(x, id="-".join(f"{k}={v}" for k, v in x.items() if v)) for x in ASKED], ASKED[3])
+)
+def test_ratios_and_samples_per_insert_are_exact(asked, num_envs, host):
+    """Of batches of 64 transitions: 8, 64 and 160 samples an insert are an eighth, 1 and 2.5 updates a step."""
+    batch, iterations = 64, 8
+    fields = jaxrl.DQN(batch_size=batch, capacity=8192, min_size=1, rollout_length=1, n_step=1, **asked)
+    assert fields.validate(env_spec(ENV), num_envs, 1) == []
+    topology = jaxrl.Anakin(num_envs, devices=1)
+    if host:
+        topology = jaxrl.Sebulba(num_envs=num_envs, lockstep=True)
+    ratio = asked["replay_ratio"] or asked["samples_per_insert"] / batch
+    # The first iteration has no transition that is complete.
+    steps = num_envs * iterations
+    expected = floor(Fraction(ratio) * steps) - floor(Fraction(ratio) * num_envs)
+    made = after(Counting(fields.experience["replay"]), topology, iterations, ServedFromHost(ENV) if host else ENV)
+    assert made == (expected, expected)
+
+
+def test_sequences_count_the_transitions_that_they_have():
+    source = jaxrl.R2D2(replay_ratio=None, samples_per_insert=16, batch_size=64).experience["replay"]
+    assert source.transitions == 80 and source.replay_ratio == jaxrl.R2D2().replay_ratio
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"replay_ratio": 0.5, "samples_per_insert": 8}, "say the same in two ways; set one of them"),
+        ({"replay_ratio": None}, "replay_ratio=None and samples_per_insert=None; set one of them"),
+        ({"samples_per_insert": 0.0}, "samples_per_insert=0.0 must be more than 0"),
+    ],
+)
+def test_one_of_the_two_is_given(fields, said):
+    with pytest.raises(ConfigError, match=said):
+        jaxrl.Anakin(1, devices=1).bind(jaxrl.DQN(**fields), ENV)
 
 
 def test_before_there_is_enough_there_are_none():

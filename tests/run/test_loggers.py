@@ -9,7 +9,8 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers.events import read_events
+from helpers.events import all_events, read_events
+from PIL import Image
 
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
 from jaxrl.plots.curves import plot_run
@@ -77,6 +78,64 @@ def test_tensorboard_events_are_written_and_a_resumed_run_adds_a_file(tmp_path):
     first, second = sorted(tmp_path.glob("events.out.tfevents.*"))
     assert b"first" in first.read_bytes()
     assert b"second" in second.read_bytes()
+
+
+def test_tensorboard_is_told_hyperparameters_once_and_shows_videos(tmp_path):
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+    config = {"seed": 3, "algorithm": {"type": "algorithm:ppo", "gamma": 0.5, "widths": [64, 64], "shared": True}}
+    gif = tmp_path / "000000000004.gif"
+    frames = [Image.new("P", (5, 3), color) for color in (0, 1)]
+    frames[0].save(gif, "GIF", save_all=True, append_images=frames[1:], duration=20)
+    for step in (4, 8):
+        logger = TensorBoardLogger(tmp_path / "tensorboard", config=config, resumed_at=step - 4 or None)
+        logger.write(step, {"train/return_mean": 1.0})
+        logger.show(step, gif)
+        logger.close()
+    first, second = all_events(tmp_path / "tensorboard")
+    told = [value for event in first for value in event.summary.value if value.metadata.plugin_data.content]
+    experiment, begins = (HParamsPluginData.FromString(value.metadata.plugin_data.content) for value in told)
+    values = dict(begins.session_start_info.hparams.items())
+    assert {name: value.number_value for name, value in values.items() if value.HasField("number_value")} == {
+        "seed": 3.0,
+        "algorithm.gamma": 0.5,
+    }
+    assert values["algorithm.type"].string_value == "algorithm:ppo" and values["algorithm.shared"].bool_value
+    assert {info.name.tag for info in experiment.experiment.metric_infos} >= {"evaluation/return_mean"}
+    assert not any(value.metadata.plugin_data.content for event in second for value in event.summary.value)
+    for events, step in ((first, 4), (second, 8)):
+        (image,) = (
+            value.image
+            for event in events
+            if event.step == step
+            for value in event.summary.value
+            if value.tag == "video"
+        )
+        assert (image.width, image.height, image.encoded_image_string) == (5, 3, gif.read_bytes())
+    assert read_events(tmp_path / "tensorboard")[0] == [4, 8]
+
+
+def test_wandb_goes_on_with_the_run_whose_id_lies_in_the_directory(tmp_path, monkeypatch):
+    asked, logged = [], []
+    run = types.SimpleNamespace(define_metric=lambda *_, **__: None, log=logged.append, finish=lambda: None)
+    video = lambda path, format: (path, format)  # noqa: E731, A002
+    fake = types.SimpleNamespace(init=lambda **settings: asked.append(settings["id"]) or run, Video=video)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for resume in (True, True, False):
+        logger = WandbLogger("project", directory=tmp_path, resume=resume)
+        logger.write(1, {"a": 1.0})
+        logger.close()
+    assert asked[0] == asked[1] != asked[2] and len(asked[0]) == 16
+    for hostile in ("[" * 500_000, '{"id": "../../x"}', '{"id": 3}', "[]"):
+        (tmp_path / "wandb_run.json").write_text(hostile)
+        WandbLogger("project", directory=tmp_path)
+        assert asked[-1] not in asked[:-1]
+    assert not (tmp_path / "elsewhere").exists()
+    WandbLogger("project", directory=tmp_path / "elsewhere")  # nothing is written before the run begins
+    assert not (tmp_path / "elsewhere").exists()
+    loggers = Loggers([logger, JSONLLogger(tmp_path / "metrics.jsonl")])  # which takes no videos
+    loggers.show(2, tmp_path / "x.gif")
+    assert logged[-1] == {"step": 2, "video": (str(tmp_path / "x.gif"), "gif")}
 
 
 def test_wandb_without_the_extra_says_how_to_get_it(monkeypatch):

@@ -1,6 +1,7 @@
 """Videos of a run while it trains: at their steps, of the policy of that step, and without a change to the run."""
 
 import pytest
+from helpers.events import all_events
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
 from PIL import Image
 
@@ -29,6 +30,14 @@ def test_an_episode_every_so_many_steps(tmp_path):
     again = rendering.render(run.policy, ENV, tmp_path / "again.gif", seed=4)
     assert again.read_bytes() == videos[0].read_bytes()
     assert frames(videos[0]) > 2
+    shown = {
+        event.step: value.image.encoded_image_string
+        for events in all_events(path / "tensorboard")
+        for event in events
+        for value in event.summary.value
+        if value.tag == "video"
+    }
+    assert shown == {int(video.stem): video.read_bytes() for video in videos}
     (path / "videos" / "mine.gif").write_bytes(b"kept")
     train(run_dir=path, total_steps=ROWS, overwrite=True)
     assert [video.name for video in (path / "videos").iterdir()] == ["mine.gif"]

@@ -140,6 +140,15 @@ class ActorThreads:
         next_ = [self._next(collector, learning) for collector in self._collectors]
         return next_, self._parameters.version_of(number)
 
+    def is_round_ready(self) -> bool:
+        """Whether the next rollout of every group is there, so that `rollouts` need not wait.
+
+        Raises:
+          as `rollouts`.
+        """
+        self._look()
+        return not any(waiting.empty() for waiting in self._rollouts.values())
+
     def _next(self, collector, learning):
         while True:
             busy, began = learning(), time.monotonic()

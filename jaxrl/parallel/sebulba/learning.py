@@ -10,10 +10,11 @@ from jax.sharding import PartitionSpec
 from jaxrl.buffers import fixed
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.core.report import EpisodeSums
+from jaxrl.core.report import EpisodeSums, reported
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, PyTree, Rollout, TimeStep
+from jaxrl.parallel import learner
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps
@@ -53,7 +54,7 @@ class HostRollouts:
         action = ro.no_action(spec, num_envs)
         actor, shown = algo.actor(state.learner), state.timestep.replace(previous_action=None)
         storage = steps.storage(algo, actor, shown, state.carry, action, roots)
-        return steps.finish(storage, shown, action, state.carry, state.carry, (), jnp.int32(0)).rows
+        return steps.finish(algo, actor, storage, shown, action, state.carry, state.carry, jnp.int32(0)).rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +126,53 @@ class HostLearning:
             episodes = episodes.merged(partial(jax.tree.map, jnp.sum))
         return state, report.replace(episodes=episodes)
 
+    @partial(jax.jit, static_argnums=0, donate_argnums=3)
+    def store(self, algo, state, buffers, rollouts):
+        """Stores what `gathered` gave, and makes no update; for a learner that is not in step with its actors."""
+        collected = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
+        partition, everywhere = self.layout.partition(algo), PartitionSpec()
+        specs = (everywhere, partition, _rollout_specs())
+        state, report = self._everywhere(self._store, specs, algo, state.replace(buffers=buffers), collected.rollout)
+        return state, report.replace(episodes=collected.episodes)
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=3)
+    def update(self, algo, state, buffers, dataset, number):
+        """The update `number` since rows were stored last. `algo` has its schedules resolved."""
+        partition, everywhere = self.layout.partition(algo), PartitionSpec()
+        rings = None if dataset is None else fixed.partition(dataset, "data")
+        specs = (everywhere, partition, rings, everywhere)
+        return self._everywhere(self._update, specs, algo, state.replace(buffers=buffers), dataset, number)
+
+    def _everywhere(self, function, specs, algo, *arguments):
+        """What `function` makes of the state, on all devices, and its report."""
+        if self.layout.devices == 1:
+            return function(algo, *arguments)
+        out_specs = (self.layout.partition(algo), PartitionSpec())
+        return meshes.over_devices(function, self.layout.mesh, specs, out_specs)(algo, *arguments)
+
+    def _store(self, algo, state, rollout):
+        state = self._moved_on(algo, state, rollout)
+        state, finite = learner.store(self.layout.experience(algo), state, rollout)
+        report = reported(EpisodeSums.zero(), {}, jnp.float32(0.0), finite)
+        return state, report.with_state(state, jnp.int32(0)).over(self.layout.replicas)
+
+    def _update(self, algo, state, dataset, number):
+        experience, tick = self.layout.experience(algo), state.steps_per_env.low
+        state, metrics, made = learner.run_updates(
+            experience, state, {}, True, tick=tick, first=number, dataset=dataset
+        )
+        finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
+        report = reported(EpisodeSums.zero(), metrics, made, finite)
+        return state, report.with_state(state, jnp.int32(0)).over(self.layout.replicas)
+
+    def _moved_on(self, algo, state, rollout):
+        """The state where the environments stand after a rollout."""
+        steps_per_env = state.steps_per_env.add(ro.rollout_length(algo))
+        return state.replace(timestep=rollout.final, carry=rollout.final_carry, steps_per_env=steps_per_env)
+
     def _learn(self, algo, state, rollout, dataset):
-        tick, steps_per_env = state.steps_per_env.low, state.steps_per_env.add(ro.rollout_length(algo))
-        state = state.replace(timestep=rollout.final, carry=rollout.final_carry, steps_per_env=steps_per_env)
+        tick = state.steps_per_env.low
+        state = self._moved_on(algo, state, rollout)
         state, report = self.layout.store_and_update(
             algo, state, rollout, EpisodeSums.zero(), tick=tick, dataset=dataset
         )

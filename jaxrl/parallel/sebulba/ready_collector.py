@@ -97,9 +97,7 @@ class ReadyCollector:
         # A copy: the next rollout's time steps are written over these, maybe before the program has read them.
         final = jax.tree.map(np.copy, self._shown)
         return counted(
-            steps.finish(
-                storage, final, acting.previous_action, initial, acting.carry, actor.statistics, published.version
-            )
+            steps.finish(algo, actor, storage, final, acting.previous_action, initial, acting.carry, published.version)
         )
 
     def _receive(self, turns):

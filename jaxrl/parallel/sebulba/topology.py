@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers.fixed import Rings
+from jaxrl.buffers.limiter import HostLimiter
 from jaxrl.core import keys, registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.recorded import Fetch, Recorded
@@ -35,10 +36,11 @@ from jaxrl.parallel.ray.environments import RemoteRecipe
 from jaxrl.parallel.ray.policy import ParameterStore, RemoteCollector
 from jaxrl.parallel.ray.remote import Remote
 from jaxrl.parallel.recorded import from_rollouts
-from jaxrl.parallel.sebulba import ready_collector
+from jaxrl.parallel.sebulba import rate_limit, ready_collector
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Collector, Group, Published, StepCollector
 from jaxrl.parallel.sebulba.learning import HostLearning, HostRollouts
+from jaxrl.parallel.sebulba.rate_limit import Move
 from jaxrl.parallel.sebulba.ready_collector import ReadyCollector
 
 
@@ -65,6 +67,9 @@ class Sebulba:
       queue: rollouts of each group that may wait for the learner.
       ready: number of environments to act for at once: the first of their group that are ready; must divide the group.
         None: the whole group, in step.
+      error_buffer: transitions that draws may be ahead of or behind the samples per insert: the learner then draws from
+        the replay while actors insert, and whichever side is further ahead waits. None: an algorithm with a replay
+        learns from it after every round of rollouts, and keeps its replay ratio exactly.
       step_timeout: seconds for one step or reset; after that the run ends and names the environments. Environments that
         replace failed workers or actors get the time for that in addition.
       remote: Ray actors that hold the environments, for example on other machines; None: this process holds them. With
@@ -81,6 +86,7 @@ class Sebulba:
     lag: int | None = None
     queue: int = 1
     ready: int | None = None
+    error_buffer: float | None = None
     step_timeout: float = STEP_TIMEOUT
     remote: Remote | None = None
 
@@ -143,6 +149,11 @@ class Sebulba:
             problems.append(f"lag={self.lag} must be 0, or 1 with lockstep=True")
         if self.step_timeout <= 0:
             problems.append(f"step_timeout={self.step_timeout} must be more than 0 seconds")
+        if self.error_buffer is not None and self.lockstep:
+            problems.append(
+                f"error_buffer={self.error_buffer} with lockstep: the learner is then in step with its actors; set "
+                "lockstep=False and lag=None, or error_buffer=None"
+            )
         processes = jax.process_count()
         if processes > 1 and not self.lockstep:
             problems.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
@@ -170,7 +181,12 @@ class Sebulba:
         spec = env_spec(env)
         devices = processes if self.devices is None else self.devices
         shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, dataset_fraction)
-        return SebulbaProgram(self, Layout(spec, self.num_envs, devices, shards, dataset_fraction))
+        layout = Layout(spec, self.num_envs, devices, shards, dataset_fraction)
+        if self.error_buffer is not None:
+            steps = self.steps_per_iteration(algo)
+            if problems := rate_limit.problems(layout.experience(algo), self.error_buffer, steps):
+                raise ConfigError(problems)
+        return SebulbaProgram(self, layout)
 
 
 registry.add("topology", Sebulba)
@@ -192,6 +208,10 @@ class SebulbaProgram:
         self._threads: ActorThreads | None = None
         self._failures_told = 0  # of environments, in the reports so far
         self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
+        # Of a learner that is not in step with its actors:
+        self._limiter: HostLimiter | None = None
+        self._published = 0  # versions
+        self._made, self._made_at = 0, {0: 0}  # updates since the actors began: all, and when a version was published
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """As of `Program`."""
@@ -336,8 +356,24 @@ class SebulbaProgram:
     def _chunk(self, algo, state, length, total_steps_per_env, dataset, keep):
         """`keep` is handed the rollouts of every iteration, and the version that acted."""
         threads = self._running(algo, state)
-        total, lags, since = None, [], time.monotonic()
-        before, horizon = threads.metrics(), self.layout.place(np.float32(total_steps_per_env))
+        since, before = time.monotonic(), threads.metrics()
+        horizon = self.layout.place(np.float32(total_steps_per_env))
+        rounds = self._rounds if self.topology.error_buffer is None else self._rounds_in_between
+        state, total, figures = rounds(algo, state, length, horizon, dataset, keep)
+        now = threads.metrics()
+        figures |= {name: value - before[name] for name, value in now.items()}
+        figures |= {"queue_depth": now["queue_depth"]}
+        # Seconds are of this chunk. Failures are not: actors go on between two chunks, and none may be left out.
+        failures = threads.failures
+        figures["failures"], self._failures_told = float(failures - self._failures_told), failures
+        group = self.layout.num_envs // (self._processes * len(self._collectors))
+        figures |= {"inference_batch": float(self.topology.ready or group)}
+        figures["seconds"] = time.monotonic() - since
+        return state, total.replace(actors={name: np.float32(value) for name, value in figures.items()})
+
+    def _rounds(self, algo, state, length, horizon, dataset, keep):
+        """So many rounds of rollouts, each learned from at once."""
+        threads, total, lags = self._running(algo, state), None, []
         # What crosses processes is begun in this thread alone: from two it could come in another order elsewhere.
         with jax.thread_guard(self._processes > 1):
             for number in range(length):
@@ -354,16 +390,57 @@ class SebulbaProgram:
                 self._updates += 1
                 total = summed(report if total is None else total, report, self.layout.place(np.int32(number)))
         assert total is not None  # length is at least 1
-        now = threads.metrics()
-        figures = {name: value - before[name] for name, value in now.items()}
-        figures |= {"queue_depth": now["queue_depth"], "policy_lag": float(np.mean(lags))}
-        # Seconds are of this chunk. Failures are not: actors go on between two chunks, and none may be left out.
-        failures = threads.failures
-        figures["failures"], self._failures_told = float(failures - self._failures_told), failures
-        group = self.layout.num_envs // (self._processes * len(self._collectors))
-        figures |= {"inference_batch": float(self.topology.ready or group)}
-        figures["seconds"] = time.monotonic() - since
-        return state, total.replace(actors={name: np.float32(value) for name, value in figures.items()})
+        return state, total, {"policy_lag": float(np.mean(lags))}
+
+    def _rounds_in_between(self, algo, state, length, horizon, dataset, keep):
+        """So many rounds of rollouts, stored as the rate limit lets them in, and the updates in between."""
+        threads, learning, layout = self._running(algo, state), self._learning, self.layout
+        experience, buffer = layout.experience(algo), self.topology.error_buffer
+        assert buffer is not None
+        limit = rate_limit.rate_limit(experience, buffer, self.steps_per_iteration(algo))
+        if self._limiter is None:
+            self._limiter = limit.limiter(*rate_limit.counted(experience, state.buffers))
+        limiter, stored, updated, lags = self._limiter, None, None, []
+        number, since_stored, pending = 0, 0, []
+        resolved = self._publish(algo, state, horizon)
+        while number < length:
+            move = limit.next_move(limiter, threads.is_round_ready)
+            if move is Move.SAMPLE:
+                state, report = learning.update(
+                    resolved, state.replace(buffers={}), state.buffers, dataset, layout.place(np.int32(since_stored))
+                )
+                # One at a time, and the next one waiting: what is dispatched was decided on already.
+                pending.append(report.made)
+                if len(pending) > 1:
+                    pending.pop(0).block_until_ready()
+                first, updated = updated is None, report if updated is None else updated
+                updated = summed(updated, report, layout.place(np.int32(0 if first else max(number, 1))))
+                since_stored, self._made = since_stored + 1, self._made + 1
+            else:
+                rollouts, version = threads.rollouts(self._updates, _under_way(state))
+                lags.append(self._made - self._made_at[version])
+                keep(rollouts, version)
+                state, report = learning.store(
+                    resolved, state.replace(buffers={}), state.buffers, learning.gathered(rollouts)
+                )
+                stored = summed(report if stored is None else stored, report, layout.place(np.int32(number)))
+                self._made_at = {v: made for v, made in self._made_at.items() if v >= version}
+                number, since_stored, self._updates = number + 1, 0, self._updates + 1
+            resolved = self._publish(algo, state, horizon)
+        counters = limiter.counters()
+        learned_from = max(counters["inserted"] - limit.min_size, 1)
+        figures = {"policy_lag": float(np.mean(lags)), "replay_ratio": counters["sampled"] / learned_from}
+        assert stored is not None  # length is at least 1
+        return state, stored if updated is None else stored.beside(updated, length - 1), figures
+
+    def _publish(self, algo, state, horizon):
+        """What the actors act with from now on; gives the algorithm with its schedules resolved."""
+        resolved, actor = self._learning.prepare(algo, state, horizon)
+        self._published += 1
+        self._made_at[self._published] = self._made
+        published = Published(*meshes.local((resolved, actor)), np.int32(self._published))
+        self._running(algo, state).publish(self._published, published)
+        return resolved
 
     def _running(self, algo, state):
         """The actor threads; they begin with the first chunk, where the run stands by then."""
@@ -374,7 +451,8 @@ class SebulbaProgram:
             for collector in self._collectors:
                 collector.begin_at(int(state.steps_per_env))
             each, topology = self.topology.groups, self.topology
-            self._failures_told = 0
+            self._failures_told, self._limiter = 0, None
+            self._published, self._made, self._made_at = self._updates, 0, {}
             self._threads = ActorThreads(
                 [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
                 self._actor_devices(),

@@ -66,6 +66,7 @@ PRESETS = (
             priority_exponent=0.9,
             importance_exponent=0.6,
             priority_eta=0.9,
+            initial_priorities="td_error",
             sequence_length=81,
             burn_in=40,
             cross_episodes=False,

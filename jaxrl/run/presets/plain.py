@@ -35,12 +35,15 @@ DQN: dict[str, Any] = {
     "double": False,
     "n_step": 1,
     "prioritized": False,
+    "initial_priorities": "max",
     "value_rescaling": False,
     "munchausen": False,
     "ladder": False,
     "huber": None,
     "frame_stack": None,
     "storage": "ring",
+    "sampler": None,
+    "max_times_sampled": 0,
 }
 # Of SAC and TD3: an update of 256 transitions each step, and two critics.
 _OFF_POLICY: dict[str, Any] = {
@@ -53,6 +56,8 @@ _OFF_POLICY: dict[str, Any] = {
     "replay_ratio": 1.0,
     "normalize_observation": False,
     "storage": "ring",
+    "sampler": None,
+    "max_times_sampled": 0,
     "optimizer": ADAM,
 }
 

@@ -98,6 +98,8 @@ def more(folder):
         "dqn": told(train(folder / "dqn", "dqn", updates=12)),
         "unbroken": told(train(folder / "unbroken")),
     }
+    tuning = {"updates": 4, "init_from": folder / "unbroken", "video_every": 2 * ROWS}
+    found["tuned"] = told(train(folder / "tuned", **tuning))
     loop._CHUNK_SECONDS = 0.0  # an iteration a chunk
     if jax.process_index() == 1:
         at_chunk(3, signal.SIGINT)

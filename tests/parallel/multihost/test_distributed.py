@@ -93,6 +93,35 @@ def test_ctrl_c_at_one_ends_both_and_the_resumed_run_is_the_unbroken_one(more):
 
 
 @pytest.mark.long
+def test_two_processes_begin_with_what_a_run_has_learned_and_the_first_films(more, tmp_path):
+    (first, second), folder = more
+    one = jaxrl.train(
+        ALGORITHMS["ppo"],
+        ENV,
+        total_steps=4 * ROWS,
+        topology=anakin(4),
+        init_from=folder / "unbroken",
+        run_dir=tmp_path / "one",
+        video_every=2 * ROWS,
+        evaluation_episodes=8,
+        evaluate_every=5 * ROWS,
+        seed=3,
+        progress=False,
+    )
+    assert_equal(one.state, saved(folder / "tuned", one.state), 1e-5)
+    assert first["tuned"] == second["tuned"] and first["tuned"]["returns"] == one.evaluation.returns.tolist()
+    parents = [
+        json.loads((path / "config.json").read_text())["parent"] for path in (folder / "tuned", tmp_path / "one")
+    ]
+    assert parents[0] == parents[1] and parents[0]["step"] == 10 * ROWS
+    films = [sorted((path / "videos").iterdir()) for path in (folder / "tuned", tmp_path / "one")]
+    assert (
+        [film.name for film in films[0]] == [film.name for film in films[1]] == [f"{n * ROWS:012d}.gif" for n in (2, 4)]
+    )
+    assert [film.read_bytes()[:6] for film in films[0]] == [b"GIF89a"] * 2
+
+
+@pytest.mark.long
 def test_host_environments_of_two_processes_in_lockstep(runs):
     (first, second), folder = runs
     one = in_one_process().state.replace(env_state=())

@@ -1,0 +1,241 @@
+"""A replay of whole items, n-step transitions or sequences, by Reverb's rules of which is drawn and which goes.
+
+Rows of the last rollouts wait in a short ring until what follows them is there; then each begins an item, which is
+stored by itself. So an item does not go with the oldest rows, and the remover says which one does. It costs memory (an
+observation is in as many items as it is part of) and time: items are inserted and drawn one by one. A ring has neither
+cost.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import PartitionSpec
+
+from jaxrl.buffers import index, replay, ring, samplers, sequences, transitions
+from jaxrl.buffers.replay import Batch, ReplayBuffer, ReplayState, importance
+from jaxrl.buffers.ring import Ring
+from jaxrl.buffers.table import Key, Table, TableState
+from jaxrl.core.sources import Prioritized, Replay
+from jaxrl.core.types import Counter, Metrics, PyTree, SampleInfo, Trajectory, TransitionBatch
+
+
+class Item(struct.PyTreeNode):
+    """What the table holds of each, `[items, ...]`."""
+
+    batch: PyTree  # a batch, whose leaves begin with the items; without `sample_info`
+    step: jax.Array  # uint32, of its environment at its first row
+    stamp: jax.Array  # int32: `updates` when it was inserted
+
+
+class TableRows(struct.PyTreeNode):
+    """What sampling only reads."""
+
+    recent: Ring  # the rows that items are made of
+    items: Item  # [shards, positions, ...]
+
+
+class TableIndex(struct.PyTreeNode):
+    """What sampling and new priorities change."""
+
+    tables: TableState  # [shards, ...], without the items
+    largest: jax.Array  # [shards] float32, the largest priority ever given
+    refused: jax.Array  # [shards] int32, priorities that were NaN, infinite or negative
+    updates: jax.Array  # int32, batches drawn so far
+    sampled: Counter  # items drawn so far, over all devices
+    inserted: Counter  # rows stored so far, over all devices
+
+
+@dataclasses.dataclass(frozen=True)
+class TableReplay:
+    """A source's items in a `Table` of each shard; a `jaxrl.buffers.replay.Buffer`.
+
+    Every shard gives an equal part of a batch, whatever its priorities, and holds an equal part of the capacity.
+
+    Args:
+      rules: of the source: what an item is, and where it begins.
+    """
+
+    rules: ReplayBuffer
+
+    @property
+    def name(self) -> str:
+        """Of the source."""
+        return self.rules.name
+
+    @property
+    def source(self) -> Replay:
+        """What is stored, and how it is drawn."""
+        return self.rules.source
+
+    @property
+    def _table(self) -> Table:
+        """Of one shard."""
+        source = self.source
+        return Table(source.capacity // self.rules.shards, source.sampler, source.remover, source.max_times_sampled)
+
+    def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
+        """As of `ReplayBuffer`."""
+        rules, length, shards = self.rules, self.rules.rollout_length, self.rules.shards
+        slots = -(-(rules.lookback + length + rules.lookahead) // length) * length
+        # A ring that holds no more than what the next items are made of.
+        short = dataclasses.replace(rules.storage, capacity=slots * rules.num_envs)
+        recent = dataclasses.replace(rules, storage=short).init(rows, carry).ring
+        item = jax.eval_shape(lambda rows: self._made(rows, jnp.int32(0), jnp.zeros((1, 1), jnp.int32))[0], recent)
+        tables = self._table.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), item))
+        tables = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (shards, *x.shape)).copy(), tables)
+        empty = TableIndex(
+            tables=tables.replace(items=()),
+            largest=jnp.ones(shards, jnp.float32),
+            refused=jnp.zeros(shards, jnp.int32),
+            updates=jnp.int32(0),
+            sampled=Counter.zero(),
+            inserted=Counter.zero(),
+        )
+        return ReplayState(TableRows(recent, tables.items), empty)
+
+    def partition(self, axis: str) -> ReplayState:
+        """As of `ReplayBuffer`."""
+        shards: PyTree = PartitionSpec(axis)
+        everywhere: PyTree = PartitionSpec()
+        rows = TableRows(ring.partition(axis, self.rules.storage.episode_steps), shards)
+        return ReplayState(rows, TableIndex(shards, shards, shards, everywhere, everywhere, everywhere))
+
+    def add(self, state: ReplayState, rows: Trajectory, carry: PyTree) -> ReplayState:
+        """Stores one rollout, rows `[T, B, ...]`, and inserts the items whose last row is there now, oldest first."""
+        rules, idx, shards = self.rules, state.index, self.rules.replicas.shards
+        length, ahead = rules.rollout_length, rules.lookahead
+        recent = ring.add(state.ring.recent, rules.storage.kept(rows), carry if rules.storage.carries else ())
+        start = recent.cursor - length - ahead
+        exists = (length + ahead - jnp.arange(length, dtype=jnp.int32) <= recent.filled)[:, None]
+        begun, priority = rules.beginnings(idx.largest, recent, start, length)
+        priority = index.by_shard(jnp.where(begun & exists, priority, samplers.ABSENT), shards)
+        positions = jnp.broadcast_to(jnp.arange(priority.shape[1], dtype=jnp.int32)[None], priority.shape)
+        item, slot = self._made(recent, start, positions)
+        item = item.replace(step=recent.step_at(slot), stamp=jnp.broadcast_to(idx.updates, slot.shape))
+        tables, _ = jax.vmap(self._table.insert)(idx.tables.replace(items=state.ring.items), item, priority)
+        bad = ~samplers.acceptable(priority) & (priority != samplers.ABSENT)
+        fine = jnp.where(samplers.acceptable(priority), priority, 0.0)
+        idx = idx.replace(
+            tables=tables.replace(items=()),
+            largest=jnp.maximum(idx.largest, jnp.max(fine, axis=1)),
+            refused=idx.refused + jnp.sum(bad.astype(jnp.int32), axis=1),
+            inserted=idx.inserted.add(length * rules.num_envs),
+        )
+        return ReplayState(TableRows(recent, tables.items), idx)
+
+    def _made(self, recent: Ring, start: jax.Array, position: jax.Array) -> tuple[Item, jax.Array]:
+        """The items that begin at positions [shards, n] of the rows from slot `start` on, and their slots.
+
+        A position is that of `index.by_shard`. Steps and stamps are left at 0.
+        """
+        columns = recent.columns // position.shape[0]
+        shard = jnp.arange(position.shape[0], dtype=jnp.int32)[:, None]
+        slot, column = start + position // columns, shard * columns + position % columns
+        where, source, stack = (slot.reshape(-1), column.reshape(-1)), self.source, self.rules.storage.frame_stack
+        if source.sequence is None:
+            batch = transitions.gather(recent, *where, source.n_step, stack)
+        else:
+            count = where[0].shape[0]
+            initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), self.rules.initial_carry)
+            drawn = _told(jnp.ones(count))
+            batch = sequences.gather(recent, *where, drawn, initial, source.sequence, stack).replace(sample_info=None)
+        batch = _by_item(batch, lambda axis: lambda x: jnp.moveaxis(x, axis, 0).reshape(*slot.shape, *_rest(x, axis)))
+        return Item(batch, jnp.zeros(slot.shape, jnp.uint32), jnp.zeros(slot.shape, jnp.int32)), slot
+
+    def sample(self, state: ReplayState, key: jax.Array, used: jax.Array | None = None) -> tuple[ReplayState, Batch]:
+        """Draws this device's share of a batch, an equal part from every shard; uses all."""
+        rules, rows, idx, source = self.rules, state.ring, state.index, self.source
+        shards, count = rules.replicas.shards, source.batch_size // rules.shards
+        shard = rules.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
+        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
+        size = rules.replicas.sum(jnp.sum(idx.tables.limiter.size)).astype(jnp.float32)
+        draw = jax.vmap(lambda table, key: self._table.sample(table, key, count))
+        tables, drawn = draw(idx.tables.replace(items=rows.items), keys)
+        drawn, shard = jax.tree.map(
+            lambda x: x.reshape(-1, *x.shape[2:]), (drawn, jnp.broadcast_to(shard[:, None], drawn.held.shape))
+        )
+        chance = jnp.where(drawn.held, drawn.probability / rules.shards, 0.0)
+        weights = jnp.ones_like(chance)
+        if isinstance(source.sampler, Prioritized):
+            weights = importance(source.sampler, size, chance, rules.replicas)
+        info = SampleInfo(
+            position=shard * (self._table.capacity + 1) + drawn.key.position,
+            step=drawn.key.generation.astype(jnp.uint32),
+            probability=chance,
+            importance=weights,
+            priority=jnp.where(drawn.held, drawn.priority, 0.0),
+            age_steps=(rows.recent.written - 1 - drawn.items.step).astype(jnp.int32),
+            age_updates=idx.updates - drawn.items.stamp,
+            times_sampled=drawn.times_sampled,
+        )
+        batch = _by_item(drawn.items.batch, lambda axis: lambda x: jnp.moveaxis(x, 0, axis))
+        if isinstance(batch, TransitionBatch):
+            batch = batch.replace(weight=batch.weight & drawn.held)
+        else:
+            batch = batch.replace(mask=batch.mask & drawn.held[None])
+            batch = batch.replace(rows=batch.rows.replace(weight=batch.rows.weight & drawn.held[None]))
+        idx = idx.replace(
+            tables=tables.replace(items=()), updates=idx.updates + 1, sampled=idx.sampled.add(source.batch_size)
+        )
+        return ReplayState(rows, idx), batch.replace(sample_info=info)
+
+    def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
+        """Gives the drawn items new priorities [batch]: in turn, so that of an item that comes twice the last counts.
+
+        Those for items that are gone are dropped.
+        """
+        idx, shards = state.index, self.rules.replicas.shards
+        key = Key(info.position % (self._table.capacity + 1), info.step.astype(jnp.int32))
+        key, priority, drawn = jax.tree.map(
+            lambda x: x.reshape(shards, -1), (key, priorities.astype(jnp.float32), info.probability > 0.0)
+        )
+        fine = samplers.acceptable(priority)
+        idx = idx.replace(
+            tables=jax.vmap(self._table.update_priorities)(idx.tables, key, priority),
+            largest=jnp.maximum(idx.largest, jnp.max(jnp.where(fine & drawn, priority, 0.0), axis=1)),
+            refused=idx.refused + jnp.sum((drawn & ~fine).astype(jnp.int32), axis=1),
+        )
+        return state.replace(index=idx)
+
+    def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
+        """As of `ReplayBuffer`."""
+        idx, replicas = state.index, self.rules.replicas
+        counts = {"items": jnp.sum(idx.tables.limiter.size), "refused_priorities": jnp.sum(idx.refused)}
+        return replay.drawn_statistics(idx, info, self.source, replicas) | {
+            name: replicas.sum(count).astype(jnp.float32) for name, count in counts.items()
+        }
+
+
+def problems(sources: Mapping[str, Replay], name: str, shards: int) -> list[str]:
+    """Why a table cannot serve the source `name`, one line each; empty if it can."""
+    source, found = sources[name], []
+    if source.over is not None or any(other.over == name for other in sources.values()):
+        found.append("storage='table' holds items and no rows that several sources could share (over=); use 'ring'")
+    if samplers.by_chance(source.remover):
+        found.append(f"remover={source.remover!r} draws by chance; use Fifo, Lifo, MinHeap or MaxHeap")
+    if source.capacity < 1 or source.capacity % shards:
+        above = max(-(-source.capacity // shards), 1) * shards
+        found.append(f"capacity={source.capacity} does not divide over {shards} shards, each with a table; use {above}")
+    return found
+
+
+def _told(chance: jax.Array) -> SampleInfo:
+    """What a sequence is gathered with: only the chance counts."""
+    none, steps = jnp.zeros(chance.shape, jnp.int32), jnp.zeros(chance.shape, jnp.uint32)
+    return SampleInfo(none, steps, chance, chance, chance, none, none, none)
+
+
+def _by_item(batch: Batch, change: Callable[[int], Callable[[jax.Array], jax.Array]]) -> Batch:
+    """Every leaf changed by `change` of the axis of a batch along which items lie."""
+    if isinstance(batch, TransitionBatch):
+        return jax.tree.map(change(0), batch)
+    over_time = {name: jax.tree.map(change(1), getattr(batch, name)) for name in ("rows", "timesteps", "mask")}
+    return batch.replace(**over_time, carry=jax.tree.map(change(0), batch.carry))
+
+
+def _rest(x: jax.Array, axis: int) -> tuple[int, ...]:
+    """The shape without the axis."""
+    return (*x.shape[:axis], *x.shape[axis + 1 :])

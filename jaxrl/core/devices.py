@@ -1,0 +1,19 @@
+"""Whether JAX has a device at all."""
+
+import os
+
+import jax
+
+
+def why_none() -> str | None:
+    """Why JAX has no device, in a line; None if it has one. Starts JAX if nothing has yet."""
+    try:
+        jax.devices()
+    except Exception as error:  # an AssertionError without a word, where JAX_PLATFORMS names what is not installed
+        asked = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
+        said = " ".join(str(error).split())
+        return (
+            f"JAX has no device of JAX_PLATFORMS={asked!s}{': ' if said else ''}{said:.300}; unset it to use what "
+            "there is, or install what is missing, for NVIDIA GPUs: pip install 'jaxrl[cuda13]'"
+        )
+    return None

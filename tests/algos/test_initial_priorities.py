@@ -1,0 +1,117 @@
+"""Priorities at insertion: the actor's own TD errors, against numpy; and where they lie in the replay."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import programs
+from helpers.programs import ENV, NUM_ENVS
+from helpers.tiers import one_quick
+
+import jaxrl
+from jaxrl.algos.base import field_problems
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import NetworkInputs, env_spec
+from jaxrl.parallel import rollout as ro
+
+SPEC = env_spec(ENV)
+LENGTH = 16
+# At random, so that episodes end in both ways.
+ALGORITHMS = {
+    "r2d2": programs.R2D2.replace(epsilon=1.0),
+    "dqn": programs.DQN.replace(epsilon=1.0, initial_priorities="td_error"),
+}
+
+
+def collected(algo, steps=LENGTH, seed=0):
+    """A rollout in which episodes end, what it was acted with, and the carry before it."""
+    key = jax.random.key(seed)
+    roots = jax.random.split(key, NUM_ENVS)
+    env_index = jnp.arange(NUM_ENVS, dtype=jnp.int32)
+    actor = algo.actor(algo.init(key, SPEC))
+
+    @jax.jit
+    def unroll():
+        acting = ro.begin(algo, ENV, roots, env_index, spec=SPEC, num_envs=NUM_ENVS)
+        keys = jax.random.split(jax.random.fold_in(key, 1), (2, steps, NUM_ENVS))
+        return ro.unroll(algo, actor, ENV, acting, (keys[0], keys[1]), spec=SPEC, explore=True)
+
+    return actor, unroll()[1]
+
+
+def h(x):
+    return np.sign(x) * (np.sqrt(np.abs(x) + 1) - 1) + 1e-3 * x
+
+
+def inverse_h(x):
+    return np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1)
+
+
+def values_of(algo, actor, rollout):
+    """Action values [T + 1, B, A], the network unrolled one time step after another."""
+    carry, found = rollout.carry.network, []
+    apply = jax.jit(
+        lambda inputs, carry: algo.network.apply(
+            actor.params, inputs, carry, spec=SPEC, model_state=actor.model_state, train=False
+        )
+    )
+    for t in range(rollout.timesteps.first.shape[0]):
+        inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x, t=t: x[t : t + 1], rollout.timesteps))
+        values, carry, _ = apply(inputs, carry)
+        found.append(np.asarray(values[0], np.float64))
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS))
+def test_they_are_the_actors_own_td_errors(name):
+    algo = resolve_schedules(ALGORITHMS[name], jnp.float32(0.5))
+    actor, rollout = collected(algo)
+    rows, values = jax.tree.map(np.asarray, rollout.rows), values_of(algo, actor, rollout)
+    assert (rows.terminated.any(), rows.truncated.any(), (~rows.weight).any()) == (True, True, True)
+    unscale, scale = (inverse_h, h) if algo.value_rescaling else (lambda x: x, lambda x: x)
+    expected = np.zeros(rows.reward.shape)
+    for t, env in zip(*np.nonzero(rows.weight), strict=True):
+        total, k, ended = 0.0, 0, False
+        # Up to n steps, the end of the episode, or that of the rollout.
+        while k < algo.n_step and t + k < LENGTH and rows.weight[t + k, env] and not ended:
+            total += algo.gamma**k * rows.reward[t + k, env]
+            ended = rows.terminated[t + k, env] or rows.truncated[t + k, env]
+            k += 1
+        if not rows.terminated[t + k - 1, env]:
+            total += algo.gamma**k * unscale(values[t + k, env].max())
+        expected[t, env] = abs(scale(total) - values[t, env, rows.action[t, env]])
+    found = np.where(rows.weight, rows.extras["priority"], 0.0)
+    np.testing.assert_allclose(found, np.where(rows.weight, expected + 1e-6, 0.0), rtol=1e-4, atol=1e-5)
+    assert len(set(np.round(found[rows.weight], 4))) > 20
+
+
+def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it():
+    """eta max + (1 - eta) mean over the rows that are learned from, as the ring has it after the first rollouts."""
+    algo = resolve_schedules(programs.R2D2, jnp.float32(0.5))
+    program = jaxrl.Anakin(NUM_ENVS, devices=1, shards=1).bind(algo, ENV)
+    state = program.start(algo, ENV, 0)
+    state, _ = program.chunk(algo, ENV, state, 1, 100)
+    held = jax.device_get(state.buffers["replay"])
+    priority, extras = held.index.priority[0].reshape(-1, NUM_ENVS), held.ring.rows.extras["priority"].T
+    weight, found = held.ring.rows.weight.T, 0
+    for slot, env in zip(*np.nonzero(priority >= 0), strict=True):
+        assert slot == 0, "sequences begin with rollouts"
+        learned = slice(slot + algo.burn_in, slot + algo.burn_in + algo.sequence_length - 1)
+        errors = extras[learned, env][weight[learned, env]]
+        expected = algo.priority_eta * errors.max() + (1 - algo.priority_eta) * errors.mean()
+        np.testing.assert_allclose(priority[slot, env], expected, rtol=1e-5)
+        found += 1
+    assert found == NUM_ENVS and len(set(priority[0])) == NUM_ENVS
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_without_them_nothing_is_kept(name):
+    algo = ALGORITHMS[name].replace(initial_priorities="max")
+    _, rollout = collected(resolve_schedules(algo, jnp.float32(0.0)), steps=2)
+    assert rollout.extras == {} and algo.experience["replay"].sampler.insertion is None
+
+
+def test_they_say_when_they_have_no_effect():
+    assert field_problems(programs.R2D2) == []
+    (problem,) = field_problems(jaxrl.DQN(initial_priorities="td_error"))
+    assert "initial_priorities='td_error' has no effect unless prioritized" in problem

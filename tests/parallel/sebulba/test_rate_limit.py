@@ -1,0 +1,147 @@
+"""A learner that draws while actors insert: the balance stays within its tolerance, whatever the sides' schedules."""
+
+from math import ceil, floor
+
+import jax
+import numpy as np
+import pytest
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, all_finite
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import jaxrl
+from jaxrl.core.errors import ConfigError
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.parallel.sebulba import rate_limit
+from jaxrl.parallel.sebulba.actors import ActorThreads
+from jaxrl.parallel.sebulba.rate_limit import Move, RateLimit
+
+HOST = ServedFromHost(ENV)
+ROUND = 8 * NUM_ENVS  # environment steps
+ALGO = DQN.replace(replay_ratio=5 / ROUND, capacity=64 * ROUND)  # 5 updates of 32 transitions a round
+UPDATE = ALGO.batch_size
+
+
+def topology(error_buffer, **fields):
+    return jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, error_buffer=error_buffer, **fields)
+
+
+@pytest.mark.long
+@settings(max_examples=200, deadline=None)
+@given(
+    ratio=st.fractions(min_value="1/64", max_value=3, max_denominator=64),
+    steps=st.integers(1, 64),
+    min_size=st.integers(1, 300),
+    slack=st.floats(0, 8),
+    inserted=st.integers(0, 400),
+    ready=st.lists(st.booleans(), min_size=1, max_size=120),
+)
+def test_the_balance_stays_within_the_tolerance_on_every_schedule(ratio, steps, min_size, slack, inserted, ready):
+    """`ready` says of every decision whether a round of rollouts is there: slow actors, slow learners, and any mix."""
+    ratio = float(ratio)
+    tolerance = max(1.0, ratio * steps) + slack
+    limit = RateLimit(ratio, min_size, steps, tolerance)
+    assert limit.tolerance >= limit.least_tolerance
+    # Begun anew, or gone on with at a balance that such a run may have.
+    inserted = inserted // steps * steps
+    updates = max(0, round(ratio * (inserted - min_size)))
+    assume(abs(ratio * (inserted - min_size) - updates) <= tolerance or inserted <= min_size)
+    limiter, moves = limit.limiter(inserted, updates), []
+    for there in ready:
+        move = limit.next_move(limiter, lambda: there)  # noqa: B023
+        before = inserted
+        moves.append(move)
+        if move is Move.SAMPLE:
+            assert inserted >= min_size, "an update before there is enough"
+            updates += 1
+        else:
+            assert there or move is Move.WAIT
+            inserted += steps
+        balance = ratio * (inserted - min_size) - updates
+        if inserted > min_size:
+            assert -tolerance - 2e-6 <= balance
+        if before >= min_size:
+            assert balance <= tolerance + 2e-6
+        if move is Move.SAMPLE:  # the side that is not ahead goes first, if it can
+            assert not there or ratio * (inserted + steps - min_size) - updates + 1 > tolerance - 2e-6
+    found = limiter.counters()
+    assert (found["inserted"], found["sampled"]) == (inserted, updates)
+    # Both sides always there: after a while the ratio is kept.
+    start = inserted, updates
+    for _ in range(400):
+        if limit.next_move(limiter, lambda: True) is Move.SAMPLE:
+            updates += 1
+        else:
+            inserted += steps
+    if start[0] >= min_size:
+        assert abs(ratio * (inserted - start[0]) - (updates - start[1])) <= 2 * tolerance + 2e-6
+
+
+def after(topology, iterations, algo=ALGO, state=None):
+    """The state after so many rounds, in chunks of three, and the reports; `state` to go on from."""
+    program, reports = topology.bind(algo, HOST), []
+    try:
+        fresh = program.start(algo, HOST, 0)
+        if state is not None:
+            state = state.replace(timestep=fresh.timestep, carry=fresh.carry)
+        state = fresh if state is None else state
+        for _ in range(0, iterations, 3):
+            state, report = program.chunk(algo, HOST, state, 3, 10**6)
+            reports.append(report)
+        return jax.device_get((state, reports))
+    finally:
+        program.close()
+
+
+@pytest.mark.parametrize("actors", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_run_keeps_the_ratio_within_the_tolerance_and_goes_on_where_it_was(actors):
+    buffer = 6 * UPDATE
+    there = topology(buffer, actors=actors)
+    state, reports = after(there, 12)
+    size = rate_limit.rate_limit(there.bind(ALGO, HOST).layout.experience(ALGO), buffer, ROUND).min_size
+
+    def balance(state):
+        index = state.buffers["replay"].index
+        assert int(index.inserted) == int(state.steps_per_env) * NUM_ENVS
+        updates = int(state.learner.updates)
+        assert int(index.sampled) == updates * UPDATE
+        return ALGO.replay_ratio * (int(index.inserted) - size) - updates
+
+    assert int(state.steps_per_env) == 12 * 8 and abs(balance(state)) <= 6
+    metrics = [report.metrics() for report in reports]
+    assert sum(row["train/updates"] for row in metrics) == int(state.learner.updates) > 30
+    assert all(report.failed_at == -1 for report in reports) and all_finite(state.learner)
+    reached = metrics[-1]["actors/replay_ratio"]
+    assert reached == pytest.approx(int(state.learner.updates) / (12 * ROUND - size))
+    assert abs(reached - ALGO.replay_ratio) <= 6 / (12 * ROUND - size)
+    assert metrics[-1]["actors/policy_lag"] >= 0 and np.isfinite(metrics[-1]["update/loss"])
+    assert sum(report.episodes.count for report in reports) > 20
+    # The counters are those of the state: a run that goes on keeps to the balance that it had.
+    state, _ = after(there, 6, state=state)
+    assert int(state.steps_per_env) == 18 * 8 and abs(balance(state)) <= 6
+
+
+@pytest.mark.parametrize("ready", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_whoever_is_ahead_waits(ready, monkeypatch):
+    """Actors that are never there before they are waited for, and actors that always are."""
+    monkeypatch.setattr(ActorThreads, "is_round_ready", lambda self: ready)
+    state, _ = after(topology(8 * UPDATE), 9)
+    updates, inserted = int(state.learner.updates), int(state.steps_per_env) * NUM_ENVS
+    if ready:  # all are stored that the upper bound allows, and no update is made that need not be
+        assert updates == ceil(ALGO.replay_ratio * (inserted - ALGO.min_size) - 8) > 0
+    else:  # before the last round, every update is made that the lower bound allows
+        assert updates == floor(ALGO.replay_ratio * (inserted - ROUND - ALGO.min_size) + 8)
+
+
+@pytest.mark.parametrize(
+    ("algo", "fields", "said"),
+    [
+        (ALGO, {"error_buffer": 3 * UPDATE}, "must be at least the 160 transitions that 5 updates draw"),
+        (ALGO, {"error_buffer": 320.0, "lockstep": True}, "error_buffer=320.0 with lockstep"),
+        (ALGO, {"error_buffer": 320.0, "lag": 1}, "error_buffer=320.0 with lockstep"),
+        (PPO, {"error_buffer": 320.0, "lockstep": False}, "error_buffer=320.0 is of a replay, and PPO has none"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(algo, fields, said):
+    with pytest.raises(ConfigError, match=said):
+        jaxrl.Sebulba(num_envs=NUM_ENVS, **fields).bind(algo, HOST)

@@ -1,0 +1,79 @@
+"""Runs with every sampler and remover: killed and started again they are the run that was not, bit for bit."""
+
+import itertools
+import signal
+
+import jax
+import numpy as np
+import pytest
+from helpers.programs import DQN, ENV, NUM_ENVS, ROWS, all_finite, anakin, assert_equal
+from helpers.tiers import one_quick
+
+import jaxrl
+from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
+from jaxrl.run import loop
+
+ITERATIONS = 6
+SAMPLERS = [Uniform(), Prioritized(0.6), Fifo(), Lifo(), MinHeap(), MaxHeap()]
+REMOVERS = [Fifo(), Lifo(), MinHeap(), MaxHeap()]
+RING = [{"sampler": sampler, "max_times_sampled": 3} for sampler in SAMPLERS]
+# Every sampler and every remover of a table once, and so few items that most were removed.
+TABLE = [
+    {"storage": "table", "capacity": NUM_ENVS * 20, "sampler": sampler, "remover": remover, "max_times_sampled": most}
+    for sampler, remover, most in zip(SAMPLERS, itertools.cycle(REMOVERS), itertools.cycle([0, 4]))  # noqa: B905
+]
+
+
+class Interrupt:
+    """A logger that ends the run as a key press would, once it has made half of its iterations."""
+
+    done = False
+
+    def write(self, step, metrics):
+        if step >= ITERATIONS // 2 * ROWS and not self.done:
+            self.done = True  # a second one would not wait for the end of the chunk
+            signal.raise_signal(signal.SIGINT)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def one_iteration_chunks(monkeypatch):
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+
+
+def name(choices):
+    return "-".join(
+        type(x).__name__.lower() if hasattr(x, "__dataclass_fields__") else str(x) for x in choices.values()
+    )
+
+
+@pytest.mark.parametrize("choices", one_quick([pytest.param(x, id=name(x)) for x in TABLE + RING]))
+def test_killed_and_started_again(choices, tmp_path):
+    algo = DQN.replace(prioritized=False, **choices)
+
+    def train(run_dir=None, loggers=()):
+        return jaxrl.train(
+            algo,
+            ENV,
+            total_steps=ITERATIONS * ROWS,
+            topology=anakin(),
+            run_dir=run_dir,
+            loggers=list(loggers),
+            checkpoint_every=ROWS,
+            evaluation_episodes=NUM_ENVS,
+            progress=False,
+        )
+
+    whole, half = train(), train(tmp_path / "run", [Interrupt()])
+    assert half.stopped == "interrupted" and half.total_steps < whole.total_steps
+    resumed = train(tmp_path / "run")
+    assert resumed.stopped == "finished"
+    assert_equal(whole.state, resumed.state)
+    assert all_finite(whole.state.learner) and int(whole.state.learner.updates) == 2 * (ITERATIONS - 1)
+    index = jax.device_get(whole.state.buffers["replay"].index)
+    assert int(index.sampled) == 32 * 2 * (ITERATIONS - 1)
+    times = index.tables.times_sampled if "storage" in choices else index.times_sampled
+    if most := choices.get("max_times_sampled"):
+        assert np.max(times) <= most
