@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, all_finite
+from helpers.tiers import one_quick
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -93,10 +94,10 @@ def after(topology, iterations, algo=ALGO, state=None):
         program.close()
 
 
-@pytest.mark.parametrize("actors", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_run_keeps_the_ratio_within_the_tolerance_and_goes_on_where_it_was(actors):
+@pytest.mark.parametrize("fields", one_quick([{}, {"actors": 2}, {"devices": 2, "groups": 2}]))
+def test_a_run_keeps_the_ratio_within_the_tolerance_and_goes_on_where_it_was(fields):
     buffer = 6 * UPDATE
-    there = topology(buffer, actors=actors)
+    there = topology(buffer, **fields)
     state, reports = after(there, 12)
     size = rate_limit.rate_limit(there.bind(ALGO, HOST).layout.experience(ALGO), buffer, ROUND).min_size
 
