@@ -1,4 +1,4 @@
-"""Watching a policy: one episode as an animated GIF, or, of brax, as a page that turns it in three dimensions.
+"""Watching a policy: one episode as a GIF or MP4, or, of brax, as a page that turns it in three dimensions.
 
 JAX environments are drawn here, from their states; those on the host draw themselves.
 """
@@ -6,6 +6,7 @@ JAX environments are drawn here, from their states; those on the host draw thems
 import dataclasses
 import math
 import os
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from PIL import Image, ImageDraw
 
 from jaxrl import envs
 from jaxrl.core import files, keys
-from jaxrl.core.errors import ConfigError, JaxrlError
+from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
 from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
 from jaxrl.envs.drawings import Drawing, drawing_of
 from jaxrl.parallel import rollout as ro
@@ -38,7 +39,7 @@ def render(
     max_steps: int = 500,
     explore: bool = False,
 ) -> Path:
-    """Plays one episode and writes it to `path`: a GIF, or for brax an HTML page.
+    """Plays one episode and writes it to `path`: a GIF or MP4, or for brax an HTML page.
 
     Of JAX environments it can draw CartPole, Pendulum, both MountainCars, Acrobot and MinAtar of gymnax, every brax
     environment, all environments with image observations, and those registered with `jaxrl.envs.drawings.register`. A
@@ -49,7 +50,7 @@ def render(
       policy: of a `Result`, or from `jaxrl.load`.
       env: where to play; what `jaxrl.make` returns, or its name. Its spaces must be those that the policy was trained
         on.
-      path: the file to write, ending in ".gif" (brax: ".html"); directories are created.
+      path: the file to write, ending in ".gif", or ".mp4" with `jaxrl[video]` (brax: ".html"); directories are created.
       seed: of the episode; the same as the first of `evaluate(..., seed=seed)`.
       max_steps: longer episodes are shown up to this length.
       explore: sample actions as in training, rather than take the best.
@@ -60,6 +61,7 @@ def render(
     Raises:
       ConfigError: the environment cannot be drawn (the message names those that can), differs from the policy's, or the
         path has another suffix.
+      MissingExtraError: an MP4, and `jaxrl[video]` is not installed.
     """
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
     if max_steps < 1:
@@ -69,7 +71,7 @@ def render(
     if not isinstance(env, Environment):
         frames, per_second = _host_episode(policy, env, seed, max_steps, explore)
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_gif(path, frames, per_second)
+        _write(path, frames, per_second)
         return path
     base, drawing = _unwrapped(env), _drawing(env)
     views, returns = _episode(policy, env, drawing, seed, max_steps, explore)
@@ -79,7 +81,7 @@ def render(
             file.write(_brax_page(base, views))
     else:
         frames = [_captioned(drawing.draw(v), n, returns[n]) for n, v in enumerate(views)]
-        _write_gif(path, frames, drawing.frames_per_second)
+        _write(path, frames, drawing.frames_per_second)
     return path
 
 
@@ -114,9 +116,13 @@ def _drawing(env):
 
 def _checked_path(path, env):
     path, ending = Path(path), suffix_of(env)
+    if ending == ".gif" and path.suffix.lower() == ".mp4":
+        _av()
+        return path
     if path.suffix.lower() != ending:
         name = _unwrapped(env).name if isinstance(env, Environment) else env.name
-        raise ConfigError(f"path={str(path)!r}: {name} is drawn as {ending[1:]}; let the path end in {ending}")
+        other = " or .mp4" if ending == ".gif" else ""
+        raise ConfigError(f"path={str(path)!r}: {name} is drawn as {ending[1:]}; let the path end in {ending}{other}")
     return path
 
 
@@ -229,6 +235,30 @@ def _captioned(frame: np.ndarray, step: int, episode_return: float) -> Image.Ima
     picture.paste(Image.fromarray(np.ascontiguousarray(frame)), (0, 0))
     ImageDraw.Draw(picture).text((3, height + 2), f"step {step}   return {episode_return:.4g}", (60, 60, 60))
     return picture
+
+
+def _write(path: Path, frames: list[Image.Image], per_second: float) -> None:
+    (_write_mp4 if path.suffix.lower() == ".mp4" else _write_gif)(path, frames, per_second)
+
+
+def _av():
+    try:
+        import av
+    except ImportError as error:
+        raise MissingExtraError("MP4", "video") from error
+    return av
+
+
+def _write_mp4(path: Path, frames: list[Image.Image], per_second: float) -> None:
+    width, height = (size - size % 2 for size in frames[0].size)  # of 4:2:0 there are whole blocks only
+    frames = frames + frames[-1:] * round(per_second)  # it rests at the end
+    with files.replacing(path, "wb") as file, _av().open(file, "w", format="mp4") as video:
+        stream = video.add_stream("libx264", rate=Fraction(per_second).limit_denominator(1000))
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for frame in frames:
+            shown = np.ascontiguousarray(np.asarray(frame.convert("RGB"))[:height, :width])
+            video.mux(stream.encode(_av().VideoFrame.from_ndarray(shown, format="rgb24")))
+        video.mux(stream.encode())
 
 
 def _write_gif(path: Path, frames: list[Image.Image], per_second: float) -> None:

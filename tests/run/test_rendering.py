@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import sys
 import zlib
 from functools import partial
 
@@ -16,7 +17,7 @@ from PIL import Image
 
 import jaxrl
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs import drawings
@@ -222,8 +223,8 @@ def test_what_cannot_be_drawn_says_what_can(cart_pole, tmp_path):
     with pytest.raises(ConfigError, match="cannot be drawn.*gymnax:Acrobot-v1.*brax"):
         rendering.render(untrained(probe), probe, tmp_path / "a.gif")
     policy, env = cart_pole
-    with pytest.raises(ConfigError, match=r"'.*a\.mp4'.*end in \.gif"):
-        rendering.render(policy, env, tmp_path / "a.mp4")
+    with pytest.raises(ConfigError, match=r"'.*a\.avi'.*end in \.gif or \.mp4"):
+        rendering.render(policy, env, tmp_path / "a.avi")
     with pytest.raises(ConfigError, match="max_steps=0"):
         rendering.render(policy, env, tmp_path / "a.gif", max_steps=0)
     with pytest.raises(ConfigError, match="observation_space.*trained on"):
@@ -298,3 +299,25 @@ def test_envpool_draws_the_episode_that_is_evaluated(tmp_path):
     count = int(played.lengths[0])
     assert len(gif(path)) == 1 + count // 2 + count % 2  # 30 a second are shown as 15, and the last one always
     assert path.stat().st_size < 2e6
+
+
+def test_an_mp4_shows_the_frames_of_the_gif(cart_pole, tmp_path):
+    av = pytest.importorskip("av")
+    policy, env = cart_pole
+    wanted = gif(rendering.render(policy, env, tmp_path / "it.gif", max_steps=20))
+    path = rendering.render(policy, env, tmp_path / "it.mp4", max_steps=20)
+    with av.open(path) as video:
+        (stream,) = video.streams
+        shown, rate = [frame.to_image() for frame in video.decode(stream)], float(stream.average_rate)
+    assert rate == 1000 / wanted[0][1] and len(shown) == len(wanted) + rate
+    assert path.stat().st_size < 2_000_000
+    for number, (frame, _) in enumerate(wanted):
+        found = np.asarray(shown[number], np.int32)
+        assert np.abs(found - frame.astype(np.int32)[: found.shape[0], : found.shape[1]]).mean() < 3, number
+
+
+def test_an_mp4_without_its_extra_says_how_to_get_it_before_playing(cart_pole, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingExtraError, match=r"MP4 needs .* pip install 'jaxrl\[video\]'"):
+        rendering.render(*cart_pole, tmp_path / "it.mp4")
+    assert list(tmp_path.iterdir()) == []
