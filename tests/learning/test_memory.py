@@ -63,7 +63,7 @@ def test_r2d2_remembers():
 
 @pytest.mark.learning
 def test_r2d2_with_and_without_initial_priorities(record_rows):
-    """Half way, where it shows, and at the end. Neither has to win."""
+    """Half way and at the end. Neither has to win."""
     rows = []
     for total_steps in (40_000, 80_000):
         for initial_priorities in ("td_error", "max"):
