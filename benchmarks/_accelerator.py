@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import traceback
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -526,14 +525,13 @@ def peers(asked: Asked) -> list[Task]:
                 workers[name] = record.Worker(sys.executable, script, more)
             else:
                 found = os.pathsep.join(filter(None, [path, asked.purejaxrl and f"{asked.purejaxrl}/purejaxrl"]))
-                needs = "rejax" if name == "rejax" else "_accelerator; _accelerator.purejaxrl_module()"
+                needs = "rejax" if name == "rejax" else "throughput; throughput.purejaxrl_module('ppo')"
                 there = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": found}
                 check = [python, "-c", f"import sys; sys.path.insert(0, {str(here.parent)!r}); import {needs}"]
                 tried = subprocess.run(check, capture_output=True, text=True, env=there, check=False)
                 if tried.returncode:
                     raise LeftOutError(tried.stderr.strip().splitlines()[-1])
-                script = here.parent / "throughput.py" if name == "rejax" else here
-                workers[name] = record.Worker(python, script, {"PYTHONPATH": found})
+                workers[name] = record.Worker(python, here.parent / "throughput.py", {"PYTHONPATH": found})
         return workers[name]
 
     def measured(name, num_envs, seeds):
@@ -543,8 +541,8 @@ def peers(asked: Asked) -> list[Task]:
         request = {"num_envs": num_envs, "iterations": iterations, "seeds": seeds, "seed": 0}
         theirs, ours = worker(name), worker("jaxrl")
         asks = {
-            "jaxrl (steps/s)": lambda: ours.ask(peer=False, **request),
-            f"{name} (steps/s)": lambda: theirs.ask(peer=True, **request),
+            "jaxrl (steps/s)": lambda: ours.ask(who="jaxrl", **request),
+            f"{name} (steps/s)": lambda: theirs.ask(who=name, **request),
         }
         seconds = record.alternate(asks, asked.repeats)
         row = {what: 128 * num_envs * seeds * iterations / took for what, took in seconds.items()}
@@ -556,45 +554,6 @@ def peers(asked: Asked) -> list[Task]:
             about = {"work": f"PPO CartPole beside {name}", "num_envs": num_envs, "seeds": seeds}
             tasks.append(Task(about, functools.partial(measured, name, num_envs, seeds)))
     return tasks
-
-
-def purejaxrl_module() -> Any:
-    """purejaxrl's `ppo.py`, from the path; what its wrappers import for other environments may be missing."""
-    for name in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix"):
-        try:
-            __import__(name)
-        except ImportError:
-            module = sys.modules[name] = types.ModuleType(name)
-            module.EpisodeWrapper = module.AutoResetWrapper = None  # type: ignore[attr-defined]
-            parent, _, child = name.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], child, module)
-    import ppo
-
-    return ppo
-
-
-class PureJaxRL:
-    """Runs in the peer's environment, with the settings of `throughput.Rejax`."""
-
-    def __init__(self):
-        self.programs = {}
-
-    def __call__(self, *, num_envs: int, iterations: int, seeds: int, seed: int, peer: bool) -> float:
-        import jax
-
-        key = (num_envs, iterations, seeds)
-        if key not in self.programs:
-            config = {"LR": 2.5e-4, "NUM_ENVS": num_envs, "NUM_STEPS": 128, "UPDATE_EPOCHS": 4, "NUM_MINIBATCHES": 4}
-            config |= {"GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.01, "VF_COEF": 0.5}
-            config |= {"MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ENV_NAME": "CartPole-v1", "ANNEAL_LR": True}
-            config["TOTAL_TIMESTEPS"] = 128 * num_envs * iterations
-            train = purejaxrl_module().make_train(config)
-            self.programs[key] = jax.jit(train if seeds == 1 else jax.vmap(train))
-        keys = jax.random.PRNGKey(seed) if seeds == 1 else jax.random.split(jax.random.PRNGKey(seed), seeds)
-        start = time.perf_counter()
-        jax.block_until_ready(self.programs[key](keys))
-        return time.perf_counter() - start
 
 
 # --- one process ---------------------------------------------------------------------------------------------------
@@ -638,4 +597,4 @@ def _raise(error):
 
 
 if __name__ == "__main__":
-    record.serve(PureJaxRL()) if "--serve" in sys.argv else main(*sys.argv[1:])
+    main(*sys.argv[1:])

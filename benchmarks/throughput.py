@@ -1,30 +1,60 @@
-"""PPO on CartPole, steps a second: jaxrl against rejax 0.1.3, one seed and eight, in turn in one run.
+"""Steps a second beside rejax 0.1.3 and purejaxrl, with the same settings, in turn in one run.
 
-    python benchmarks/throughput.py [--repeats 7] [--num-envs 4 64 2048] [--seeds 8] [--no-peer]
+    python benchmarks/throughput.py [--repeats 7] [--only WORK ...] [--no-peer] [--purejaxrl CHECKOUT]
 
     python benchmarks/throughput.py --distributed [--coordinator HOST:PORT --num-processes N --process-id I]
 
-With `--distributed`, the same command on every machine, it is jaxrl alone, one run over all their devices; `--num-envs`
-counts all of them.
+PPO on CartPole (4, 64 and 2048 environments x 128 steps, 4 epochs of 4 minibatches, two networks of 2 x 64 tanh) and on
+MinAtar's Breakout (64 environments, 8 minibatches), a sweep of 8 and of 16 seeds; DQN on CartPole (10 environments, an
+update of 128 transitions each step of all, 120 and 84 units); SAC and TD3 on Pendulum (one environment, an update of
+256 transitions a step, 2 x 64 units). rejax's DQN is of other units, purejaxrl has neither SAC nor TD3, and is on no
+registry: `--purejaxrl` is a checkout of github.com/luchris429/purejaxrl. Both run in an environment of their own
+(gymnax 0.0.9). jaxrl runs as `jaxrl.train` does: truncation, metrics and finite checks on. What is timed is compiled
+and warm, to `block_until_ready`, and begins with a new run; on an accelerator the peers are left out if they have none.
 
-Both train with the same settings (128 steps, 4 epochs of 4 minibatches, two networks of 2 x 64 tanh, Adam), rejax in
-an environment of its own (gymnax 0.0.9). jaxrl runs as `jaxrl.train` does: truncation, metrics and finite checks on.
-What is timed is compiled and warm, to `block_until_ready`. On an accelerator the peer is left out if it has none.
+With `--distributed`, the same command on every machine, it is PPO on CartPole alone, one run over all their devices;
+`--num-envs` counts all of them.
 """
 
 import argparse
 import functools
+import os
 import pathlib
 import sys
 import time
+import types
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import _record as record
 
-PEER = ["rejax==0.1.3", "gymnax==0.0.9", "jax==0.11.2", "jaxlib==0.11.2"]
+PEER = ["rejax==0.1.3", "gymnax==0.0.9", "flashbax==0.1.3", "jax==0.11.2", "jaxlib==0.11.2"]
+# By name: the work, environments, seeds, steps of an iteration in each environment, steps a second as one may expect.
+WORKS: dict[str, tuple[str, int, int, int, int]] = {
+    "PPO CartPole, 4": ("ppo", 4, 1, 128, 250_000),
+    "PPO CartPole, 64": ("ppo", 64, 1, 128, 500_000),
+    "PPO CartPole, 2048": ("ppo", 2048, 1, 128, 500_000),
+    "PPO CartPole, 64, 8 seeds": ("ppo", 64, 8, 128, 500_000),
+    "PPO CartPole, 64, 16 seeds": ("ppo", 64, 16, 128, 500_000),
+    "PPO MinAtar Breakout, 64": ("minatar", 64, 1, 128, 200_000),
+    "DQN CartPole, 10": ("dqn", 10, 1, 1, 60_000),
+    "SAC Pendulum, 1": ("sac", 1, 1, 1, 3_000),
+    "TD3 Pendulum, 1": ("td3", 1, 1, 2, 5_000),
+}
+PEERS = {"rejax": ("ppo", "sac", "td3"), "purejaxrl": ("ppo", "minatar", "dqn")}
 
 
-# --- the two workers -------------------------------------------------------------------------------------------
+# --- the workers ---------------------------------------------------------------------------------------------------
+
+
+def timed(program: Any, seeds: int, seed: int) -> float:
+    """Seconds of a compiled run from a key, or of as many runs as there are seeds."""
+    import jax
+
+    keys = jax.random.PRNGKey(seed) if seeds == 1 else jax.random.split(jax.random.PRNGKey(seed), seeds)
+    start = time.perf_counter()
+    jax.block_until_ready(program(keys))
+    return time.perf_counter() - start
 
 
 class Rejax:
@@ -33,55 +63,104 @@ class Rejax:
     def __init__(self):
         self.programs = {}
 
-    def __call__(self, *, num_envs: int, iterations: int, seeds: int, seed: int) -> float:
+    def __call__(self, *, work: str = "ppo", num_envs: int, iterations: int, seeds: int, seed: int) -> float:
         import jax
+
+        key = (work, num_envs, iterations, seeds)
+        if key not in self.programs:
+            algo = self.made(work, num_envs, iterations)
+            algo = algo.replace(eval_callback=lambda algo, state, key: ())
+            self.programs[key] = jax.jit(algo.train if seeds == 1 else lambda keys: jax.vmap(algo.train)(keys))
+        return timed(self.programs[key], seeds, seed)
+
+    def made(self, work, num_envs, iterations):
         import rejax
 
-        key = (num_envs, iterations, seeds)
+        steps = iterations * num_envs * (128 if work == "ppo" else 1)
+        settings: dict[str, Any] = {"total_timesteps": steps, "eval_freq": steps, "skip_initial_evaluation": True}
+        settings["num_envs"] = num_envs
+        if work == "ppo":
+            network = {"hidden_layer_sizes": (64, 64), "activation": "tanh"}
+            settings |= {"num_steps": 128, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 2.5e-4}
+            return rejax.PPO.create(env="CartPole-v1", max_grad_norm=0.5, agent_kwargs=network, **settings)
+        # An iteration of its TD3 is as many steps and updates as the policy is late.
+        settings |= {"buffer_size": 20_000, "fill_buffer": 256, "batch_size": 256, "learning_rate": 3e-4}
+        settings["polyak"] = 0.995
+        relu = {"activation": "relu"}
+        if work == "sac":  # both have 2 x 64 units
+            return rejax.SAC.create(env="Pendulum-v1", agent_kwargs=relu, **settings)
+        return rejax.TD3.create(env="Pendulum-v1", actor_kwargs=dict(relu), critic_kwargs=relu, **settings)
+
+
+def purejaxrl_module(name: str) -> Any:
+    """One of purejaxrl's files, from the path; what they import for other uses may be missing."""
+    import jax
+
+    for needed in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix", "wandb"):
+        try:
+            __import__(needed)
+        except ImportError:
+            module = sys.modules[needed] = types.ModuleType(needed)
+            module.EpisodeWrapper = module.AutoResetWrapper = None  # type: ignore[attr-defined]
+            parent, _, child = needed.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], child, module)
+    jax.tree_map = jax.tree.map  # gone from JAX since
+    return __import__(name)
+
+
+class PureJaxRL:
+    """Runs in the peer's environment, with the settings of `Rejax`."""
+
+    def __init__(self):
+        self.programs = {}
+
+    def __call__(self, *, work: str = "ppo", num_envs: int, iterations: int, seeds: int, seed: int) -> float:
+        import jax
+
+        key = (work, num_envs, iterations, seeds)
         if key not in self.programs:
-            algo = rejax.PPO.create(
-                env="CartPole-v1",
-                num_envs=num_envs,
-                num_steps=128,
-                num_epochs=4,
-                num_minibatches=4,
-                learning_rate=2.5e-4,
-                max_grad_norm=0.5,
-                total_timesteps=iterations * 128 * num_envs,
-                eval_freq=iterations * 128 * num_envs,
-                skip_initial_evaluation=True,
-                agent_kwargs={"hidden_layer_sizes": (64, 64), "activation": "tanh"},
-            )
-            algo = algo.replace(eval_callback=lambda algo, state, key: ())
-            train = algo.train if seeds == 1 else lambda keys: jax.vmap(algo.train)(keys)
-            self.programs[key] = jax.jit(train)
-        keys = jax.random.PRNGKey(seed) if seeds == 1 else jax.random.split(jax.random.PRNGKey(seed), seeds)
-        start = time.perf_counter()
-        jax.block_until_ready(self.programs[key](keys))
-        return time.perf_counter() - start
+            train = self.made(work, num_envs, iterations)
+            self.programs[key] = jax.jit(train if seeds == 1 else jax.vmap(train))
+        return timed(self.programs[key], seeds, seed)
+
+    def made(self, work, num_envs, iterations):
+        config: dict[str, Any] = {"LR": 2.5e-4, "NUM_ENVS": num_envs, "GAMMA": 0.99, "ENV_NAME": "CartPole-v1"}
+        if work == "dqn":
+            config |= {"BUFFER_SIZE": 10_000, "BUFFER_BATCH_SIZE": 128, "LEARNING_STARTS": 0, "TAU": 1.0}
+            config |= {"EPSILON_START": 1.0, "EPSILON_FINISH": 0.05, "EPSILON_ANNEAL_TIME": 25e4}
+            config |= {"TARGET_UPDATE_INTERVAL": 500, "TRAINING_INTERVAL": 10, "TOTAL_TIMESTEPS": num_envs * iterations}
+            return purejaxrl_module("dqn").make_train(config)
+        config |= {"NUM_STEPS": 128, "UPDATE_EPOCHS": 4, "NUM_MINIBATCHES": 4, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2}
+        config |= {"ENT_COEF": 0.01, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ANNEAL_LR": True}
+        config["TOTAL_TIMESTEPS"] = 128 * num_envs * iterations
+        if work == "minatar":
+            config |= {"ENV_NAME": "Breakout-MinAtar", "NUM_MINIBATCHES": 8}
+        return purejaxrl_module("ppo").make_train(config)
 
 
 class Jaxrl:
     """Runs here; one seed on one device, several as `jaxrl.sweep` spreads them."""
 
     def __init__(self):
-        import os
-
         from jaxrl.parallel.mesh import use_cpu_devices
 
         use_cpu_devices(len(os.sched_getaffinity(0)))
 
-    def __call__(self, *, num_envs: int, iterations: int, seeds: int, seed: int, devices: int = 1) -> float:
+    def __call__(
+        self, *, work: str = "ppo", num_envs: int, iterations: int, seeds: int, seed: int, devices: int = 1
+    ) -> float:
         import jax
 
         import jaxrl
         from jaxrl.core import keys
         from jaxrl.sweeps.vectorized import VectorizedRuns
 
-        env = jaxrl.make("gymnax:CartPole-v1")
-        algo = record.resolved(jaxrl.PPO(), env, num_envs)
+        algo, env = self.made(work)
+        env = jaxrl.make(env)
+        algo = record.resolved(algo, env, num_envs)
         program = jaxrl.Anakin(num_envs, devices=devices).bind(algo, env)
-        steps_per_env = iterations * 128
+        steps_per_env = iterations * algo.rollout_length
         if seeds == 1:
             algo, env = program.layout.place(algo), program.layout.place(env)
             state = jax.block_until_ready(program.start(algo, env, seed))
@@ -97,6 +176,26 @@ class Jaxrl:
         jax.block_until_ready(many.chunk(algos, env, states, iterations, steps_per_env))
         return time.perf_counter() - start
 
+    def made(self, work):
+        import jaxrl
+        from jaxrl.core.schedules import Linear
+        from jaxrl.networks import MLP, Actor, ActorCritic, Critic, QNetwork
+
+        if work == "ppo":
+            return jaxrl.PPO(), "gymnax:CartPole-v1"
+        if work == "minatar":
+            return jaxrl.PPO(minibatches=8, network=ActorCritic(MLP((64, 64)))), "gymnax:Breakout-MinAtar"
+        if work == "dqn":
+            settings: dict[str, Any] = {"capacity": 10_000, "min_size": 128, "batch_size": 128, "learning_rate": 2.5e-4}
+            settings |= {"replay_ratio": 0.1, "rollout_length": 1, "target_period": 500, "double": False}
+            network = QNetwork(MLP((120, 84), activation="relu"))
+            return jaxrl.DQN(network=network, epsilon=Linear(1.0, 0.05, 0.5), **settings), "gymnax:CartPole-v1"
+        settings = {"capacity": 20_000, "min_size": 256, "batch_size": 256, "learning_rate": 3e-4, "replay_ratio": 1}
+        settings |= {"rollout_length": 1 if work == "sac" else 2, "critic": Critic(widths=(64, 64))}
+        if work == "sac":
+            return jaxrl.SAC(policy=Actor(widths=(64, 64)), **settings), "gymnax:Pendulum-v1"
+        return jaxrl.TD3(policy=Actor(widths=(64, 64), stochastic=False), **settings), "gymnax:Pendulum-v1"
+
 
 # --- the comparison --------------------------------------------------------------------------------------------
 
@@ -104,45 +203,56 @@ class Jaxrl:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[4, 64, 2048])
-    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--only", nargs="+", choices=list(WORKS), metavar="WORK", default=list(WORKS))
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[4, 64, 2048], help="with --distributed")
     parser.add_argument("--seconds", type=float, default=1.0, help="of one timed run, roughly")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--purejaxrl", type=pathlib.Path, help="folder of a checkout")
     record.add_process_flags(parser)
     arguments = parser.parse_args()
     if record.join_processes(arguments):
         return in_processes(arguments)
 
     here = pathlib.Path(__file__)
-    ours = record.Worker(sys.executable, here)
-    peer = None if arguments.no_peer else record.Worker(record.peer_python("rejax", PEER), here)
+    workers = {"jaxrl": record.Worker(sys.executable, here)}
+    if not arguments.no_peer:
+        python = record.peer_python("rejax", PEER)
+        workers["rejax"] = record.Worker(python, here)
+        if arguments.purejaxrl is not None:
+            path = {"PYTHONPATH": str(arguments.purejaxrl.absolute() / "purejaxrl")}
+            workers["purejaxrl"] = record.Worker(python, here, path)
     rows = []
     try:
-        for num_envs, seeds in [*((n, 1) for n in arguments.num_envs), (64, arguments.seeds)]:
-            # About 250k steps a second on two cores; the same number of iterations for both.
-            iterations = max(4, int(arguments.seconds * 250_000 / (128 * num_envs * seeds)))
-            request = {"num_envs": num_envs, "iterations": iterations, "seeds": seeds, "seed": 0}
-            asks = {"jaxrl": lambda request=request: ours.ask(peer=False, **request)}
-            if seeds > 1:
-                single = request | {"seeds": 1, "iterations": iterations * seeds}
-                asks["jaxrl, one seed"] = lambda single=single: ours.ask(peer=False, **single)
-            if peer is not None:
-                asks["rejax"] = lambda request=request: peer.ask(peer=True, **request)
-            seconds = record.alternate(asks, arguments.repeats)
-            steps = iterations * 128 * num_envs * seeds
-            row = {"num_envs": num_envs, "seeds": seeds}
-            row |= {f"{name} (steps/s)": steps / value for name, value in seconds.items()}
-            if peer is not None:
-                row["jaxrl / rejax"] = seconds["rejax"] / seconds["jaxrl"]
-            if seeds > 1:
-                row["seeds / one seed"] = seconds["jaxrl, one seed"] / seconds["jaxrl"]
-            rows.append(row)
-            print(record.table([row]), flush=True)
+        for name in arguments.only:
+            rows.append(measured(name, workers, arguments))
+            print(record.table(rows[-1:]), flush=True)
     finally:
-        ours.close()
-        if peer is not None:
-            peer.close()
+        for worker in workers.values():
+            worker.close()
     print(record.save("throughput", rows, repeats=arguments.repeats))
+
+
+def measured(name: str, workers: dict[str, record.Worker], arguments: argparse.Namespace) -> dict[str, Any]:
+    """One row: steps a second of each worker that knows the work, in turn, and jaxrl's against every peer."""
+    work, num_envs, seeds, length, rate = WORKS[name]
+    iterations = max(4, int(arguments.seconds * rate / (length * num_envs * seeds)))
+    request = {"work": work, "num_envs": num_envs, "iterations": iterations, "seeds": seeds, "seed": 0}
+    asks = {
+        peer: functools.partial(worker.ask, who=peer, **request)
+        for peer, worker in workers.items()
+        if peer == "jaxrl" or work in PEERS[peer]
+    }
+    if seeds > 1:
+        single = request | {"seeds": 1, "iterations": iterations * seeds}
+        asks["jaxrl, one seed"] = functools.partial(workers["jaxrl"].ask, who="jaxrl", **single)
+    seconds = record.alternate(asks, arguments.repeats)
+    steps = iterations * length * num_envs * seeds
+    row: dict[str, Any] = {"work": name, "num_envs": num_envs, "seeds": seeds}
+    row |= {f"{who} (steps/s)": steps / value for who, value in seconds.items()}
+    row |= {f"jaxrl / {peer}": seconds[peer] / seconds["jaxrl"] for peer in PEERS if peer in seconds}
+    if seeds > 1:
+        row["seeds / one seed"] = seconds["jaxrl, one seed"] / seconds["jaxrl"]
+    return row
 
 
 def in_processes(arguments: argparse.Namespace) -> None:
@@ -163,12 +273,13 @@ def in_processes(arguments: argparse.Namespace) -> None:
 
 
 def answer_requests() -> None:
+    kinds = {"jaxrl": Jaxrl, "rejax": Rejax, "purejaxrl": PureJaxRL}
     workers = {}
 
-    def answer(*, peer: bool, **request):
-        if peer not in workers:
-            workers[peer] = Rejax() if peer else Jaxrl()
-        return workers[peer](**request)
+    def answer(*, who: str, **request):
+        if who not in workers:
+            workers[who] = kinds[who]()
+        return workers[who](**request)
 
     record.serve(answer)
 
