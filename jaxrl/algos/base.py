@@ -15,6 +15,7 @@ from flax import struct
 
 from jaxrl.algos.optimizers import optimizer_problems
 from jaxrl.core import registry
+from jaxrl.core.config import BEFORE
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.limits import described, hold
 from jaxrl.core.schedules import is_schedule, schedule_problems
@@ -27,11 +28,24 @@ ALGORITHMS = registry.registered("algorithm")  # by lower-case name; `jaxrl.algo
 
 
 def _field(
-    default, traced, *, low=None, above=None, high=None, below=None, choices=None, only_with=None, whole=False, help=""
+    default,
+    traced,
+    *,
+    low=None,
+    above=None,
+    high=None,
+    below=None,
+    choices=None,
+    only_with=None,
+    whole=False,
+    help="",
+    before=dataclasses.MISSING,
 ):
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
     limits = {name: limit for name, limit in limits.items() if limit is not None}
     metadata = {"limits": limits, "only_with": only_with, "whole": whole, "help": help}
+    if before is not dataclasses.MISSING:
+        metadata[BEFORE] = before
     return struct.field(pytree_node=traced, default=default, metadata=metadata)
 
 
@@ -42,7 +56,8 @@ def number(default: Any, **limits) -> Any:
       default: a number, a schedule, or None.
       **limits: `low`, `high` (inclusive), `above`, `below` (exclusive), `help`, one line, and `only_with`: the setting
         without which the field does nothing, as "prioritized", "objective=kl" or "network.head=quantilevalues"; several
-        with "and" or "or" between.
+        with "and" or "or" between. `before`: what configurations mean that were written before the field existed, if
+        that is not the default.
     """
     return _field(default, True, **limits)
 

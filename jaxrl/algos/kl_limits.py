@@ -31,6 +31,6 @@ def bounded(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
     return jax.lax.stop_gradient(alpha) * kl + alpha * (epsilon - jax.lax.stop_gradient(kl))
 
 
-def held(duals: TrainState) -> TrainState:
+def clip_duals(duals: TrainState) -> TrainState:
     """Multipliers whose softplus stays more than 0."""
     return duals.replace(params=jax.tree.map(lambda x: jnp.maximum(x, LEAST_DUAL), duals.params))

@@ -15,7 +15,7 @@ from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
-from jaxrl.algos.kl_limits import before_softplus, bounded, decoupled_kl, held
+from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.q_learning import Returns
@@ -238,7 +238,7 @@ class MPO:
             state.policy, gradients[0], self._policy_optimizer(), replicas, model_state
         )
         dual_optimizer = self.optimizer(self.dual_learning_rate)
-        duals = held(train_state.apply_gradients(state.duals, gradients[1], dual_optimizer, replicas)[0])
+        duals = clip_duals(train_state.apply_gradients(state.duals, gradients[1], dual_optimizer, replicas)[0])
 
         used = {name: jnp.mean(jax.nn.softplus(x)) for name, x in state.duals.params.items()}
         metrics |= {"temperature": used.pop("temperature")} | {f"alpha_{name}": x for name, x in used.items()}

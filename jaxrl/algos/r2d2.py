@@ -25,6 +25,7 @@ class R2D2(DQN):
         choices=("max", "td_error"),
         only_with="prioritized",
         help="of new items: the largest so far, or by the actor's own TD errors",
+        before="max",
     )
     target_period: int = static(2500, low=1, help="updates between target updates")
     n_step: int = static(5, low=1, help="number of rewards summed before bootstrapping")

@@ -10,7 +10,7 @@ from flax import struct
 
 from jaxrl.algos import on_policy, returns, train_state
 from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
-from jaxrl.algos.kl_limits import before_softplus, bounded, decoupled_kl, held
+from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
@@ -166,7 +166,7 @@ class VMPO:
                 (network.params, duals.params), network.model_state, minibatch, carry, spec, replicas
             )
             network, sizes = on_policy.apply_gradients(self, network, gradients[0], replicas, model_state)
-            duals = held(train_state.apply_gradients(duals, gradients[1], dual_optimizer, replicas)[0])
+            duals = clip_duals(train_state.apply_gradients(duals, gradients[1], dual_optimizer, replicas)[0])
             return (network, duals), metrics | sizes
 
         (learned, duals), metrics = steps_over_minibatches(step, (state.network, state.duals), divided.indices)

@@ -11,7 +11,7 @@ from jaxrl.buffers.index import Index
 from jaxrl.buffers.replay import ReplayBuffer
 from jaxrl.buffers.ring import Parts, Ring
 from jaxrl.buffers.ring import partition as ring_specs
-from jaxrl.core.sources import Dataset, Fifo, Prioritized, Replay
+from jaxrl.core.sources import Dataset, Fifo, Prioritized, Replay, Uniform
 from jaxrl.core.types import Counter, PyTree, Trajectory
 
 Rings = Mapping[str, Ring]
@@ -20,12 +20,15 @@ _ROOM = 2**31 - 1  # rows: what is there is there
 
 
 def source_of(asked: Replay | Dataset) -> Replay:
-    """The same items, of rows that nothing was kept with: no priorities of the time, no recurrent states."""
+    """The same items, of rows that nothing was kept with: no priorities of the time, no recurrent states.
+
+    They are drawn by priority or all alike. In the order in which they came, or by a heap, it would be the same item
+    again and again, as none is ever added or removed.
+    """
     if isinstance(asked, Dataset):
         asked = Replay(_ROOM, asked.batch_size, 1, n_step=asked.n_step, sequence=asked.sequence)
     sampler, sequence = asked.sampler, asked.sequence
-    if isinstance(sampler, Prioritized):
-        sampler = dataclasses.replace(sampler, insertion=None)
+    sampler = dataclasses.replace(sampler, insertion=None) if isinstance(sampler, Prioritized) else Uniform()
     if sequence is not None:
         sequence = dataclasses.replace(sequence, stored_carry=False)
     return dataclasses.replace(

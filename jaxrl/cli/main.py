@@ -71,9 +71,9 @@ def _without_device():
     """Why JAX has no device, if that is what went wrong."""
     if "jax" not in sys.modules:
         return None
-    from jaxrl.core.devices import why_none
+    from jaxrl.core.devices import device_problem
 
-    return why_none()
+    return device_problem()
 
 
 def _run(argv):

@@ -19,6 +19,7 @@ from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import is_bounded_shape
 
+BEFORE = "before"  # in a field's metadata: its value in configurations that were written before it existed
 _MOST_NUMBERS = 1 << 28  # of all arrays and spaces of a configuration
 _NUMBERS = "fiub"  # kinds of dtypes that files may hold
 
@@ -80,7 +81,8 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **given: Any) -> Any:
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be made from a file")
-    return made(cls, {name: decode(item) for name, item in fields.items()} | given)
+    older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
+    return made(cls, older | {name: decode(item) for name, item in fields.items()} | given)
 
 
 def made(cls: Any, values: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@ import os
 import jax
 
 
-def why_none() -> str | None:
+def device_problem() -> str | None:
     """Why JAX has no device, in a line; None if it has one. Starts JAX if nothing has yet."""
     try:
         jax.devices()

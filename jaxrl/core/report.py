@@ -95,7 +95,7 @@ class Report(struct.PyTreeNode):
             failed_at=jnp.where(new, jnp.asarray(number, jnp.int32), self.failed_at),
         )
 
-    def beside(self, updates: "Report", last: int) -> "Report":
+    def with_updates(self, updates: "Report", last: int) -> "Report":
         """A report of rollouts that were stored, `last` the number of the last, with that of updates in between."""
         return updates.replace(
             episodes=self.episodes,

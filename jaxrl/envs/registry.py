@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxrl.core import registry, suites
-from jaxrl.core.devices import why_none
+from jaxrl.core.devices import device_problem
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.registry import SUITES
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
@@ -80,7 +80,7 @@ def _factory(name: str) -> EnvironmentFactory:
     try:
         module = importlib.import_module(SUITES[suite])
     except (AssertionError, RuntimeError):  # some make arrays when they are imported
-        if (problem := why_none()) is None:
+        if (problem := device_problem()) is None:
             raise
         raise ConfigError(problem) from None
     return lambda **parameters: module.make(rest, **parameters)

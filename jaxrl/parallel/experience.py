@@ -18,7 +18,7 @@ from jaxrl.buffers.flashbax import FlashbaxReplay
 from jaxrl.buffers.replay import Batch, Buffer, ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
 from jaxrl.buffers.table_replay import TableReplay
-from jaxrl.core.sources import Dataset, Replay
+from jaxrl.core.sources import Dataset, Prioritized, Replay, Uniform
 from jaxrl.core.types import Algorithm, Counter, EnvSpec, Metrics, PyTree, Replicas, SampleInfo, Trajectory
 from jaxrl.parallel import replay_ratio
 from jaxrl.parallel.replicas import SingleReplica
@@ -341,6 +341,17 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
     if spec.masked:
         found.append(f"{spec.name} has action masks, which datasets do not hold")
     for name, source in algo.experience.items():
+        if isinstance(source, Replay) and dataset_fraction == 1.0 and _needs_inserts(source):
+            found.append(
+                f"{kind}'s source {name!r} has a sampler, remover, storage or max_times_sampled of items that come and "
+                "go; a dataset's are all there, so leave these at their defaults"
+            )
         if isinstance(source, Replay) and dataset_fraction > 0.0 and source.extras:
             found.append(f"{kind}'s source {name!r} stores {source.extras} when acting, which a dataset does not hold")
     return found
+
+
+def _needs_inserts(source: Replay) -> bool:
+    """Whether what a replay is asked for means something only where items are added while it learns."""
+    in_turn = not isinstance(source.sampler, Uniform | Prioritized)
+    return in_turn or bool(source.max_times_sampled) or source.storage == "table"

@@ -339,7 +339,7 @@ class _Outlet:
         self.logger = logger
         self._waiting: collections.deque[tuple[int, Mapping[str, float]]] = collections.deque()
         self._lost = self._failures = self._pause = 0
-        self._told = False
+        self._told = self._told_of_videos = False
 
     def write(self, step, metrics):
         self._waiting.append((step, metrics))
@@ -351,7 +351,12 @@ class _Outlet:
             self._attempt(self._empty)
 
     def show(self, logger, step, video):
-        self._attempt(lambda: logger.show(step, video))
+        try:
+            logger.show(step, video)
+        except Exception as error:  # whatever a backend raises; it says nothing of the rows, which go on
+            if not self._told_of_videos:
+                self._warn(f"did not take a video; training continues: {type(error).__name__}: {error}")
+            self._told_of_videos = True
 
     def close(self):
         self._failures = _MOST_REFUSALS  # this attempt is the last

@@ -14,6 +14,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Algorithm, Environment, Metrics, env_spec
 from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.experience import dataset_problems
 from jaxrl.parallel.program import CompiledProgram
 from jaxrl.parallel.rollout import rollout_length
 
@@ -80,5 +81,7 @@ def bound(
         raise ConfigError(f"total_steps={total_steps} must be at least 1")
     topology = dataclasses.replace(topology, devices=1).resolve(algo)
     algo = algo.resolve(env_spec(made), topology.num_envs or 0)
+    if problems := dataset_problems(algo, env_spec(made), 0.0, dataset=False):
+        raise ConfigError(problems)
     program = topology.bind(algo, made, processes=1)
     return algo, made, program, -(-total_steps // program.steps_per_iteration(algo))

@@ -12,7 +12,7 @@ from jaxrl.algos.base import algorithm
 from jaxrl.buffers import fixed
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.sources import Dataset
+from jaxrl.core.sources import Dataset, Fifo, Lifo, MaxHeap, MinHeap, Replay, Uniform
 from jaxrl.data import RldsWriter
 from jaxrl.data import rings as data_rings
 from jaxrl.data.rows import EpisodeCutter
@@ -234,6 +234,8 @@ class FromData(jaxrl.DQN):
             "batch_size=1 cannot be shared with a dataset",
         ),
         ({"topology": jaxrl.Offline(devices=7)}, "devices=7"),
+        ({"algo": DQN.replace(sampler=Lifo(), max_times_sampled=1)}, "sampler, remover, storage or max_times_sampled"),
+        ({"algo": DQN.replace(storage="table")}, "sampler, remover, storage or max_times_sampled"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_is_read(arguments, said):
@@ -244,6 +246,12 @@ def test_what_does_not_fit_is_said_before_anything_is_read(arguments, said):
     arguments = {"algo": DQN, "dataset": Unread(), "eval_env": ENV, "total_steps": 8, "progress": False} | arguments
     with pytest.raises(ConfigError, match=said):
         jaxrl.train(**arguments)
+
+
+@pytest.mark.parametrize("sampler", [Fifo(), Lifo(), MinHeap(), MaxHeap()], ids=repr)
+def test_the_datasets_part_of_a_batch_is_not_the_same_item_again_and_again(sampler):
+    asked = Replay(capacity=100, batch_size=8, min_size=8, sampler=sampler, max_times_sampled=2)
+    assert fixed.source_of(asked).sampler == Uniform()
 
 
 def test_an_algorithm_that_asks_for_a_dataset_gets_it():

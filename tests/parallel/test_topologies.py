@@ -14,7 +14,10 @@ from jaxrl.envs.host.jax_host import ServedFromHost
 
 UPDATES = 10
 A2C = jaxrl.A2C(rollout_length=8, entropy_cost=0.01, learning_rate=1e-2, network=programs.PPO.network)
-ON_HOST = ALGORITHMS | {"a2c": A2C, "r2d2": programs.R2D2}
+VMPO = jaxrl.VMPO(
+    rollout_length=8, epochs=1, minibatches=2, target_period=2, learning_rate=1e-3, network=programs.PPO.network
+)
+ON_HOST = ALGORITHMS | {"a2c": A2C, "vmpo": VMPO, "r2d2": programs.R2D2}
 
 
 @functools.cache
@@ -34,7 +37,7 @@ def run(name, topology, host=False, seed=3):
         program.close()
 
 
-@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "a2c", "r2d2"]))
+@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "a2c", "vmpo", "r2d2"]))
 def test_host_lockstep_is_the_compiled_run(name):
     state, report = run(name, anakin())
     on_host, host_report = run(name, jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), host=True)
@@ -43,7 +46,7 @@ def test_host_lockstep_is_the_compiled_run(name):
     assert_equal(report, host_report.replace(actors={}), 1e-5)
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS))
+@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "vmpo"]))
 def test_four_devices_are_one(name):
     one, one_report = run(name, anakin())
     four, four_report = run(name, anakin(devices=4))

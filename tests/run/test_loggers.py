@@ -138,6 +138,20 @@ def test_wandb_goes_on_with_the_run_whose_id_lies_in_the_directory(tmp_path, mon
     assert logged[-1] == {"step": 2, "video": (str(tmp_path / "x.gif"), "gif")}
 
 
+def test_a_video_that_is_not_taken_holds_no_row_back(tmp_path):
+    class NoVideos(JSONLLogger):
+        def show(self, step, video):
+            raise ValueError("no such codec")
+
+    loggers = Loggers([NoVideos(tmp_path / "metrics.jsonl")])
+    with pytest.warns(RuntimeWarning, match="NoVideos did not take a video; .*no such codec") as told:
+        for step in range(3):
+            loggers.show(step, tmp_path / "x.gif")
+            loggers.write(step, {"a": 1.0})
+    loggers.close()
+    assert len(told) == 1 and len(read_metrics(tmp_path / "metrics.jsonl")) == 3
+
+
 def test_wandb_without_the_extra_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[wandb\]'"):

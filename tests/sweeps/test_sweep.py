@@ -332,6 +332,7 @@ def test_bad_input():
         ({"devices": 1, "num_envs": [8, 16]}, "set num_envs in the topology"),
         ({"devices": 1, "topology": None, "num_envs": [8, 2.5]}, "num_envs=2.5 must be a whole number"),
         ({"devices": 1, "dataset": "rlds:data"}, r"jaxrl.train\(dataset=...\) for each run"),
+        ({"devices": 1, "algo": jaxrl.BC()}, "BC learns from a dataset; pass one to train"),
         ({"devices": 1, "overwrite": True}, "no meaning without run_dir="),
         ({"devices": 1, "run_dir": "runs", "checkpoint_every": 0}, "checkpoint_every=0 must be at least 1"),
     ):

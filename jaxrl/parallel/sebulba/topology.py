@@ -211,7 +211,8 @@ class SebulbaProgram:
         # Of a learner that is not in step with its actors:
         self._limiter: HostLimiter | None = None
         self._published = 0  # versions
-        self._made, self._made_at = 0, {0: 0}  # updates since the actors began: all, and when a version was published
+        self._made = 0  # updates since the actors began
+        self._published_at: dict[int, tuple[int, int]] = {}  # by version: updates made by then, iterations of the run
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """As of `Program`."""
@@ -354,7 +355,7 @@ class SebulbaProgram:
         return state, report, lambda: (from_rollouts(kept), np.repeat(versions, time))
 
     def _chunk(self, algo, state, length, total_steps_per_env, dataset, keep):
-        """`keep` is handed the rollouts of every iteration, and the version that acted."""
+        """`keep` gets the rollouts of every iteration, and from how many the policy that acted had learned."""
         threads = self._running(algo, state)
         since, before = time.monotonic(), threads.metrics()
         horizon = self.layout.place(np.float32(total_steps_per_env))
@@ -418,26 +419,27 @@ class SebulbaProgram:
                 since_stored, self._made = since_stored + 1, self._made + 1
             else:
                 rollouts, version = threads.rollouts(self._updates, _under_way(state))
-                lags.append(self._made - self._made_at[version])
-                keep(rollouts, version)
+                made, iterations = self._published_at[version]
+                lags.append(self._made - made)
+                keep(rollouts, iterations)
                 state, report = learning.store(
                     resolved, state.replace(buffers={}), state.buffers, learning.gathered(rollouts)
                 )
                 stored = summed(report if stored is None else stored, report, layout.place(np.int32(number)))
-                self._made_at = {v: made for v, made in self._made_at.items() if v >= version}
+                self._published_at = {v: at for v, at in self._published_at.items() if v >= version}
                 number, since_stored, self._updates = number + 1, 0, self._updates + 1
             resolved = self._publish(algo, state, horizon)
         counters = limiter.counters()
         learned_from = max(counters["inserted"] - limit.min_size, 1)
         figures = {"policy_lag": float(np.mean(lags)), "replay_ratio": counters["sampled"] / learned_from}
         assert stored is not None  # length is at least 1
-        return state, stored if updated is None else stored.beside(updated, length - 1), figures
+        return state, stored if updated is None else stored.with_updates(updated, length - 1), figures
 
     def _publish(self, algo, state, horizon):
         """What the actors act with from now on; gives the algorithm with its schedules resolved."""
         resolved, actor = self._learning.prepare(algo, state, horizon)
         self._published += 1
-        self._made_at[self._published] = self._made
+        self._published_at[self._published] = self._made, self._updates
         published = Published(*meshes.local((resolved, actor)), np.int32(self._published))
         self._running(algo, state).publish(self._published, published)
         return resolved
@@ -452,7 +454,7 @@ class SebulbaProgram:
                 collector.begin_at(int(state.steps_per_env))
             each, topology = self.topology.groups, self.topology
             self._failures_told, self._limiter = 0, None
-            self._published, self._made, self._made_at = self._updates, 0, {}
+            self._published, self._made, self._published_at = self._updates, 0, {}
             self._threads = ActorThreads(
                 [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
                 self._actor_devices(),

@@ -122,6 +122,20 @@ def test_a_run_keeps_the_ratio_within_the_tolerance_and_goes_on_where_it_was(fie
     assert int(state.steps_per_env) == 18 * 8 and abs(balance(state)) <= 6
 
 
+def test_what_is_recorded_names_the_iterations_behind_the_policy_that_acted():
+    """And not the versions that were published, of which there is one after every update."""
+    program = topology(8 * UPDATE).bind(ALGO, HOST)
+    try:
+        state = program.start(ALGO, HOST, 0)
+        state, report, fetch = program.recorded_chunk(ALGO, HOST, state, 6, 10**6, recorded=program.recorded(ALGO, 1))
+        _, versions = fetch()
+    finally:
+        program.close()
+    of_rounds = np.asarray(versions).reshape(6, 8)
+    assert (of_rounds == of_rounds[:, :1]).all() and report.metrics()["train/updates"] > 6
+    assert (of_rounds[:, 0] <= np.arange(6)).all() and (np.diff(of_rounds[:, 0]) >= 0).all()
+
+
 @pytest.mark.parametrize("ready", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_whoever_is_ahead_waits(ready, monkeypatch):
     """Actors that are never there before they are waited for, and actors that always are."""
