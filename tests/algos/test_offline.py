@@ -13,13 +13,14 @@ from helpers.tiers import one_quick
 from jaxrl.algos.optimizers import RMSProp
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.sources import Lifo
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import Actor, CategoricalValues, Critic
 from jaxrl.parallel.replicas import SingleReplica
 
 KEY = jax.random.key(0)
 STATIC = {"n_step": 3, "capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "replay_ratio": 0.5}
-STATIC |= {"storage": "flashbax"}
+STATIC |= {"samples_per_insert": 24, "sampler": Lifo(), "remover": Lifo(), "max_times_sampled": 3}
 STATIC |= {"target_period": 3, "samples": 5, "policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp()}
 STATIC |= {"temperature_learning_rate": 1e-3}
 STATIC |= {"entropy_in_target": True, "normalize_observation": False, "weighting": "indicator", "baseline": "max"}
