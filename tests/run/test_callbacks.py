@@ -141,6 +141,44 @@ def test_a_killed_curriculum_equals_one_that_was_not(algo, tmp_path):
     assert one == other
 
 
+class Patient:
+    """Stops at the third call, and tells at each how many there were and the highest loss so far."""
+
+    name = "patient"
+
+    def __init__(self):
+        self.calls, self.highest = 0, 0.0
+
+    def __call__(self, moment):
+        self.calls += 1
+        self.highest = max(self.highest, float(moment.metrics["update/value_loss"]))
+        metrics = {"calls": self.calls, "highest": self.highest}
+        return Decision(metrics=metrics, stop="enough" if self.calls == 3 else None)
+
+    def state_dict(self):
+        return {"calls": self.calls, "highest": self.highest}
+
+    def load_state_dict(self, state):
+        self.calls, self.highest = state["calls"], state["highest"]
+
+
+def test_a_killed_run_stops_where_it_would_have_and_tells_the_same_metrics(tmp_path):
+    def killed(moment):
+        if moment.step == 4 * ROWS:
+            raise KeyboardInterrupt
+
+    whole = train(tmp_path / "whole", callbacks=[Patient()])
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "killed", callbacks=[Patient(), FunctionCallback(killed, "killed")])
+    assert read_manifest(tmp_path / "killed" / "checkpoints").callbacks["states"]["patient"]["calls"] == 1
+    resumed = train(tmp_path / "killed", callbacks=[Patient()])
+    assert whole.stopped == resumed.stopped == "enough" and whole.total_steps == resumed.total_steps == 6 * ROWS
+    assert_equal(jax.device_get(resumed.state), jax.device_get(whole.state))
+    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed")]
+    told = [[(r["step"], r["callback/calls"], r["callback/highest"]) for r in x if "callback/calls" in r] for x in rows]
+    assert told[0] == told[1] and [calls for _, calls, _ in told[0]] == [1, 2, 3]
+
+
 def moment(env=ENV):
     return Moment(step=0, total_steps=1, metrics={}, score=None, state=None, env=env)
 
