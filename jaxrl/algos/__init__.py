@@ -8,6 +8,7 @@ from jaxrl.algos.crr import CRR
 from jaxrl.algos.d4pg import D4PG
 from jaxrl.algos.ddpg import DDPG
 from jaxrl.algos.dqn import DQN
+from jaxrl.algos.gail import GAIL
 from jaxrl.algos.impala import IMPALA
 from jaxrl.algos.iql import IQL
 from jaxrl.algos.mpo import MPO
@@ -28,6 +29,7 @@ __all__ = [
     "D4PG",
     "DDPG",
     "DQN",
+    "GAIL",
     "IMPALA",
     "IQL",
     "MPO",

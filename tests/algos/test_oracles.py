@@ -316,6 +316,78 @@ def test_sac_and_cql(name):
     assert float(new.log_temperature.params) == pytest.approx(float(wanted), abs=1e-5)
 
 
+@pytest.mark.parametrize(("reward", "absorbing"), one_quick([("airl", True), ("gail", True), ("gail", False)]))
+def test_gail(reward, absorbing):
+    """Rewards of neither source are read: they are NaN. Pairs that count differ between the sources."""
+    fields = {name: value for name, value in ACTOR_CRITIC.items() if name != "n_step"}
+    algo = continuous.GAIL.replace(
+        **fields, temperature=0.3, discriminator_learning_rate=0.2, reward=reward, absorbing=absorbing
+    )
+    unread, counts = jnp.full((BATCH, 1), jnp.nan), (COUNTED, np.arange(BATCH) % 7 != 2)
+    own = transitions().replace(rewards=unread)
+    shown = transitions(seed=3).replace(rewards=unread, bootstrap=jnp.arange(BATCH) % 3 != 0, weight=counts[1])
+    state = start(algo)
+    new, info = jax.jit(
+        lambda algo, state: resolve_schedules(algo, jnp.float32(0)).update(
+            state, {"replay": own, "demonstrations": shown}, spec=SPEC, key=KEY, replicas=ONE
+        )
+    )(algo, state)
+    key, pair_key = jax.random.split(KEY)
+    share = [jax.random.uniform(k) for k in q_learning.transition_keys(pair_key, BATCH, ONE)]
+    share = np.asarray(share, np.float64)[:, None]
+    sources = [[exact(b.observation), exact(b.action), ~np.asarray(b.bootstrap)] for b in (own, shown)]
+    between = [(1 - share) * one + share * other for one, other in zip(*(x[:2] for x in sources), strict=True)]
+
+    def cross_entropy(params):
+        found = 0.0
+        for sign, counted, (seen, done, ended) in zip((1, -1), counts, sources, strict=True):
+            each = np.logaddexp(0, sign * values(params["network"], seen, done)[0])[counted]
+            after = np.logaddexp(0, sign * params["absorbing"]) * (ended & counted).sum() * absorbing
+            found += (each.sum() + after) / (counted.sum() + (ended & counted).sum() * absorbing)
+        return found
+
+    def penalty(params):
+        """By the chain rule through the one layer of rectifiers."""
+        member = jax.tree.map(lambda leaf: leaf[0], params["network"])
+        layer, output = member["hidden"]["layer_0"], member["head"]["advantage"]["output"]["kernel"]
+        active = affine(layer, np.concatenate([between[0], unit(between[1])], axis=-1)) > 0
+        slope = (active * output[:, 0]) @ layer["kernel"].T
+        return np.mean((np.linalg.norm(slope, axis=-1)[counts[0] & counts[1]] - 1) ** 2)
+
+    before = exact(state.discriminator.params)
+    assert float(info.metrics["discriminator_loss"]) == pytest.approx(cross_entropy(before), rel=1e-5)
+    assert float(info.metrics["gradient_penalty"]) == pytest.approx(penalty(before), rel=1e-5)
+    right = [sign * values(before["network"], *x[:2])[0] < 0 for sign, x in zip((1, -1), sources, strict=True)]
+    accuracy = np.mean([hit[counted].mean() for hit, counted in zip(right, counts, strict=True)])
+    assert float(info.metrics["discriminator_accuracy"]) == pytest.approx(accuracy, rel=1e-5)
+    judge = descended(lambda params: cross_entropy(params) + 10 * penalty(params), before, 0.2)
+    close(new.discriminator.params, judge)
+
+    learned, after = values(judge["network"], *sources[0][:2])[0], judge["absorbing"]
+    if reward == "gail":
+        learned, after = np.logaddexp(0, learned), np.logaddexp(0, after)
+    assert float(info.metrics["learned_reward"]) == pytest.approx(mean(learned), rel=1e-5)
+    next_key, key = jax.random.split(key)
+    old, observation = exact(state.policy.params), sources[0][0]
+    action, log_prob = drawn(old, exact(own.next_observation), noise(next_key))
+    value = values(exact(state.critic.target_params), exact(own.next_observation), action).min(axis=0) - 0.3 * log_prob
+    target = learned + GAMMA * np.where(own.bootstrap, value, after / (1 - GAMMA) * absorbing)
+    loss = squared(own, target)
+    assert float(info.metrics["critic_loss"]) == pytest.approx(loss(exact(state.critic.params)), rel=1e-5)
+    critic = descended(loss, state.critic.params, RATE)
+    close(new.critic.params, critic)
+    close(new.critic.target_params, moved(state.critic.target_params, critic))
+    now = noise(key)
+
+    def policy_loss(params):
+        action, log_prob = drawn(params, observation, now)
+        return mean(0.3 * log_prob - values(critic, observation, action).min(axis=0))
+
+    close(new.policy.params, descended(policy_loss, old, POLICY_RATE))
+    missing = mean(drawn(old, observation, now)[1]) - 2.0
+    assert float(new.log_temperature.params) == pytest.approx(float(stepped(np.log(0.3), -missing, RATE)), abs=1e-5)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("ensemble", [1, 2])
 def test_distributional_mpo(ensemble):

@@ -28,6 +28,7 @@ DETERMINISTIC = NETWORKS | {"policy": Actor(widths=(8,), gain=0.3, stochastic=Fa
 SMALL = {"capacity": 256, "min_size": 32, "batch_size": BATCH}
 SAC = jaxrl.SAC(**NETWORKS, **SMALL)
 MPO = jaxrl.MPO(**(NETWORKS | {"critic": Critic(widths=(8,), ensemble=1)}), **SMALL, samples=6)
+GAIL = jaxrl.GAIL(**NETWORKS, **SMALL, discriminator=Critic(widths=(8,), ensemble=1))
 TD3 = jaxrl.TD3(**DETERMINISTIC, **SMALL)
 DDPG = jaxrl.DDPG(**(DETERMINISTIC | {"critic": Critic(widths=(8,), ensemble=1)}), **SMALL)
 _DISTRIBUTION = Critic(widths=(8,), ensemble=1, head=CategoricalValues(11))

@@ -1,4 +1,4 @@
-"""Learning from 20 episodes of an expert on Pendulum: without rewards (SQIL), and with them, beside its own experience.
+"""Learning from 20 episodes of an expert on Pendulum: without rewards (SQIL, GAIL), and with them, beside its own.
 
 A score of 0 is random, of 1 the expert.
 """
@@ -22,6 +22,16 @@ SAC = jaxrl.SAC(
     policy=Actor(widths=(64, 64)),
     critic=Critic(widths=(64, 64)),
 )
+IMITATING = {
+    "sqil": SAC.replace(imitate=True),
+    "gail": jaxrl.GAIL(
+        learning_rate=1e-3,
+        batch_size=128,
+        capacity=20_000,
+        policy=Actor(widths=(64, 64)),
+        critic=Critic(widths=(64, 64)),
+    ),
+}
 MARK, MOST = -200.0, 20_000  # a return, and the steps after which a run that has not reached it counts as it is
 
 
@@ -38,11 +48,12 @@ def expert(tmp_path_factory):
 
 
 @pytest.mark.learning
-def test_sqil_is_nearly_the_expert(expert):
+@pytest.mark.parametrize("name", IMITATING)
+def test_imitation_is_nearly_the_expert(name, expert):
     dataset, worst, best = expert
     returns = [
         jaxrl.train(
-            SAC.replace(imitate=True),
+            IMITATING[name],
             ENV,
             total_steps=STEPS,
             num_envs=1,
@@ -57,7 +68,7 @@ def test_sqil_is_nearly_the_expert(expert):
     row = {"scores": [round(float(x), 3) for x in scores], "mean": round(float(scores.mean()), 3)}
     print(row)
     _record.save(
-        "learning-sqil-pendulum",
+        f"learning-{name}-pendulum",
         [row],
         seeds=list(range(SEEDS)),
         steps=STEPS,

@@ -26,16 +26,19 @@ from jaxrl.run import recording
 
 DQN = ALGORITHMS["dqn"]
 SHARDS = 4
-SQIL = jaxrl.SAC(
-    imitate=True,
-    capacity=256,
-    min_size=32,
-    batch_size=16,
-    rollout_length=4,
-    replay_ratio=1 / 16,
-    policy=Actor(widths=(8,)),
-    critic=Critic(widths=(8,)),
-)
+SMALL = {
+    "capacity": 256,
+    "min_size": 32,
+    "batch_size": 16,
+    "rollout_length": 4,
+    "replay_ratio": 1 / 16,
+    "policy": Actor(widths=(8,)),
+    "critic": Critic(widths=(8,)),
+}
+IMITATING = {
+    "sqil": jaxrl.SAC(imitate=True, **SMALL),
+    "gail": jaxrl.GAIL(discriminator=Critic(widths=(8,), ensemble=1), **SMALL),
+}
 
 
 class Episodes(list):
@@ -112,34 +115,38 @@ def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
 
 
 @pytest.mark.long
-def test_imitating_two_devices_are_one_and_the_host_is_no_other():
-    one, report = run(anakin(), fraction=0.0, algo=SQIL)
+@pytest.mark.parametrize("name", IMITATING)
+def test_imitating_two_devices_are_one_and_the_host_is_no_other(name):
+    algo = IMITATING[name]
+    one, report = run(anakin(), fraction=0.0, algo=algo)
     metrics = report.metrics()
     assert report.failed_at == -1 and metrics["update/demonstrations_dataset_sampled"] > 0
     assert metrics["update/demonstrations_dataset_sampled"] == metrics["update/replay_sampled"]
-    two, _ = run(anakin(devices=2), fraction=0.0, algo=SQIL)
+    two, _ = run(anakin(devices=2), fraction=0.0, algo=algo)
     assert_equal(one, two, 1e-5)
     lockstep = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=SHARDS, lockstep=True)
-    on_host, _ = run(lockstep, env=ServedFromHost(ENV), fraction=0.0, algo=SQIL)
+    on_host, _ = run(lockstep, env=ServedFromHost(ENV), fraction=0.0, algo=algo)
     assert_equal(one.replace(env_state=()), on_host, 1e-5)
 
 
 @pytest.mark.long
-def test_imitating_goes_on_bit_for_bit_and_needs_an_environment(tmp_path):
+@pytest.mark.parametrize("name", IMITATING)
+def test_imitating_goes_on_bit_for_bit_and_needs_an_environment(name, tmp_path):
     """Whatever the fraction: the replay is the run's own, and so it is what the demonstrations are beside."""
     arguments = {"dataset": written(tmp_path / "data"), "evaluation_episodes": 4, "seed": 2, "progress": False}
     arguments |= {"topology": anakin(), "checkpoint_every": 256, "evaluate_every": 256, "total_steps": 512}
-    whole = jaxrl.train(SQIL, ENV, run_dir=tmp_path / "whole", **arguments)
+    algo = IMITATING[name]
+    whole = jaxrl.train(algo, ENV, run_dir=tmp_path / "whole", **arguments)
     assert int(whole.state.learner.updates) > 4
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert config["dataset"]["dataset_fraction"] == 0.0
-    first = jaxrl.train(SQIL, ENV, run_dir=tmp_path / "halves", target_return=-1e9, **arguments)
+    first = jaxrl.train(algo, ENV, run_dir=tmp_path / "halves", target_return=-1e9, **arguments)
     assert first.total_steps < 512
-    second = jaxrl.train(SQIL, ENV, run_dir=tmp_path / "halves", **arguments)
+    second = jaxrl.train(algo, ENV, run_dir=tmp_path / "halves", **arguments)
     assert_equal(whole.state, second.state)
     for missing, said in (({"dataset": None}, "learns from a dataset"), ({"env": None, "eval_env": ENV}, "pass env=")):
         with pytest.raises(ConfigError, match=said):
-            jaxrl.train(SQIL, **({"env": ENV} | arguments | missing | {"topology": None}))
+            jaxrl.train(algo, **({"env": ENV} | arguments | missing | {"topology": None}))
 
 
 @pytest.mark.long

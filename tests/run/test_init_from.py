@@ -72,6 +72,7 @@ def test_offline_first_and_then_online():
         (jaxrl.TD3BC(**settings, normalize_observation=False), jaxrl.TD3(**settings), []),
         (jaxrl.CQL(**settings), jaxrl.SAC(**settings), []),
         (jaxrl.IQL(**settings), jaxrl.SAC(**settings), ["policy.optimizer_state", "log_temperature"]),
+        (jaxrl.SAC(**settings), jaxrl.GAIL(**settings), ["discriminator"]),
     ):
         _, before = learner(offline)
         algo, after = learner(online)

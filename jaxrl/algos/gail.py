@@ -1,0 +1,270 @@
+"""Generative adversarial imitation (Ho & Ermon, 2016, arXiv:1606.03476), off-policy: SAC on learned rewards.
+
+With a replay, a gradient penalty and absorbing states it is discriminator-actor-critic (Kostrikov et al., 2019,
+arXiv:1809.02925).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.sac import SAC, SACState
+from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.sources import Dataset, Remover, Sampler
+from jaxrl.core.types import (
+    TRANSITION_INPUTS,
+    ActorOutput,
+    ActorState,
+    Carry,
+    EnvSpec,
+    ModelState,
+    Network,
+    PyTree,
+    Replicas,
+    Source,
+    TimeStep,
+    TransitionBatch,
+    UpdateInfo,
+)
+from jaxrl.networks import ActionValues, Actor, Critic, resolve_network
+from jaxrl.networks.torsos import to_float
+
+_LEAST_NORM = 1e-6  # of a gradient: a norm has no slope at 0
+
+
+class GAILState(SACState):
+    """All that the learner is."""
+
+    discriminator: TrainState  # "network", and "absorbing": the logit of what follows a termination
+
+    @classmethod
+    def of(cls, sac: SACState, discriminator: TrainState) -> Self:
+        """Both parts as one."""
+        return cls(sac.policy, sac.critic, sac.log_temperature, sac.statistics, sac.updates, discriminator)
+
+
+@algorithm
+class GAIL:
+    """Generative adversarial imitation: SAC whose rewards a discriminator learns from demonstrations."""
+
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
+    temperature_learning_rate: Scalar | None = number(
+        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: that of the critics"
+    )
+    discriminator_learning_rate: Scalar | None = number(
+        None, above=0, help="learning rate of the discriminator; None: that of the critics"
+    )
+    gradient_penalty: Scalar = number(10.0, low=0, help="weight of the discriminator's gradient penalty")
+    reward: Literal["airl", "gail"] = static(
+        "airl", choices=("airl", "gail"), help="log D - log(1 - D), of either sign, or -log(1 - D), never negative"
+    )
+    absorbing: bool = static(
+        True, help="a termination leads to an absorbing state with a learned reward; False: its value is 0"
+    )
+    gamma: Scalar = number(0.99, low=0, below=1, help="discount factor")
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
+    learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
+    target_entropy: Scalar = number(
+        -1.0,
+        high=0.69,
+        only_with="learn_temperature",
+        help="target entropy per dimension of continuous actions, in nats",
+    )
+    target_entropy_fraction: Scalar = number(
+        0.89,
+        above=0,
+        below=1,
+        only_with="learn_temperature",
+        help="discrete actions: target entropy as a fraction of the maximum",
+    )
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
+    )
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update, and as many demonstrations")
+    rollout_length: int | None = static(
+        None, low=1, whole=True, help="steps of each environment per iteration; None: as many as make one update"
+    )
+    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
+    samples_per_insert: float | None = static(
+        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
+    )
+    storage: Literal["ring", "table", "flashbax"] = static(
+        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax"
+    )
+    sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
+    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
+    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor())
+    critic: Critic = static(Critic())
+    discriminator: Critic = static(Critic(widths=(100, 100), activation="tanh", ensemble=1))
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return dataclasses.replace(
+            self,
+            policy=resolve_network(self.policy, spec),
+            critic=resolve_network(self.critic, spec),
+            discriminator=resolve_network(self.discriminator, spec),
+            rollout_length=off_policy.rollout_length(self, num_envs),
+        )
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        networks = off_policy.problems("GAIL", self.policy, self.critic, spec, stochastic=True, discrete=True)
+        found, judge = field_problems(self) + off_policy.replay_problems(self) + networks, self.discriminator
+        plain = isinstance(judge, Critic) and isinstance(judge.head, ActionValues) and not judge.head.noisy
+        if not (plain and judge.ensemble == 1):
+            found.append(
+                f"GAIL.discriminator={judge!r:.250} must be a Critic(ensemble=1) with ActionValues(noisy=False)"
+            )
+        elif not networks:
+            found += network_problems("GAIL.discriminator", judge, spec, TRANSITION_INPUTS)
+        return found
+
+    @property
+    def n_step(self) -> int:
+        """Of the replay, whose items have the action of their first step alone to judge."""
+        return 1
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return {"replay": off_policy.replay(self), "demonstrations": Dataset(self.batch_size)}
+
+    @property
+    def sac(self) -> SAC:
+        """What learns from the discriminator's rewards: SAC with these settings."""
+        names = {field.name for field in dataclasses.fields(SAC)} - {"imitate", "n_step"}
+        return SAC(**{name: getattr(self, name) for name in names})
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> GAILState:
+        key, discriminator_key = jax.random.split(key)
+        params, model_state = self.discriminator.init(discriminator_key, spec)
+        params = {"network": params, "absorbing": jnp.float32(0.0)}
+        return GAILState.of(self.sac.init(key, spec), train_state.create(params, model_state, self._optimizer()))
+
+    def actor(self, state: GAILState) -> ActorState:
+        return self.sac.actor(state)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
+        return ()
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        return self.sac.act(actor, timestep, carry, key, spec=spec, explore=explore)
+
+    def update(
+        self, state: GAILState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[GAILState, UpdateInfo]:
+        key, pair_key = jax.random.split(key)
+        pair_key = q_learning.transition_keys(pair_key, batch["replay"].weight.shape[0], replicas)
+        clip, shown = self.observation_clip, batch["demonstrations"]
+        statistics, own = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        shown = shown.replace(observation=off_policy.normalize_observation(statistics, shown.observation, clip))
+
+        def loss(params):
+            """Cross-entropy (Ho & Ermon, equation 17), and the penalty."""
+            variables = Variables(params["network"], state.discriminator.model_state)
+            parts = (own.observation, own.action), (shown.observation, shown.action)
+            both = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+            logit, model_state = logits(self.discriminator, variables, *both, spec, train=True)
+            of_own, of_shown = jnp.split(logit, 2)
+
+            def entropy_of(sign, logit, batch):  # each termination is followed by one absorbing state
+                logit = jnp.concatenate([logit, jnp.broadcast_to(params["absorbing"], logit.shape)])
+                ended = batch.weight & ~batch.bootstrap & self.absorbing
+                return weighted_mean(jax.nn.softplus(sign * logit), jnp.concatenate([batch.weight, ended]), replicas)
+
+            entropy = entropy_of(1.0, of_own, own) + entropy_of(-1.0, of_shown, shown)
+            penalty = gradient_penalty(self.discriminator, variables, own, shown, pair_key, spec)
+            penalty = weighted_mean(penalty, own.weight & shown.weight, replicas)
+            accuracy = 0.5 * weighted_mean((of_own < 0.0).astype(jnp.float32), own.weight, replicas)
+            accuracy += 0.5 * weighted_mean((of_shown > 0.0).astype(jnp.float32), shown.weight, replicas)
+            metrics = {"discriminator_loss": entropy, "discriminator_accuracy": accuracy, "gradient_penalty": penalty}
+            return entropy + self.gradient_penalty * penalty, (metrics, model_state)
+
+        gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.discriminator.params)
+        discriminator, _ = train_state.apply_gradients(
+            state.discriminator, gradients, self._optimizer(), replicas, model_state
+        )
+
+        # The environment's rewards are not read, not even those that are overwritten here.
+        variables = Variables(discriminator.params["network"], discriminator.model_state)
+        reward = self._reward(logits(self.discriminator, variables, own.observation, own.action, spec)[0])
+        metrics["learned_reward"] = weighted_mean(reward, own.weight, replicas)
+        if self.absorbing:  # SAC's target ends at a termination, so what follows, the same for ever, is added here
+            endless = self._reward(discriminator.params["absorbing"]) / (1.0 - self.gamma)
+            reward = reward + jnp.where(own.bootstrap, 0.0, self.gamma * endless)
+        replay = batch["replay"].replace(rewards=reward[:, None])
+        learned, info = self.sac.update(state, {"replay": replay}, spec=spec, key=key, replicas=replicas)
+        return GAILState.of(learned, discriminator), UpdateInfo(info.metrics | replicas.mean(metrics))
+
+    def _reward(self, logit: jax.Array) -> jax.Array:
+        """Of logits, log D - log(1 - D), where D is the probability of a demonstration."""
+        return logit if self.reward == "airl" else jax.nn.softplus(logit)
+
+    def _optimizer(self) -> optax.GradientTransformation:
+        return off_policy.policy_optimizer(self.optimizer, self.discriminator_learning_rate, self.learning_rate)
+
+
+def logits(
+    network: Critic, variables: Variables, observation: PyTree, action: jax.Array, spec: EnvSpec, *, train: bool = False
+) -> tuple[jax.Array, ModelState]:
+    """The logits [batch] that actions [batch, ...] at observations are a demonstration's, and the new model state."""
+    discrete = isinstance(spec.action_space, spaces.Discrete)
+    boxed = None if discrete else action
+    output, model_state = off_policy.train_critic(network, variables, observation, boxed, spec, train=train)
+    taken = action if discrete else jnp.zeros(action.shape[:1], jnp.int32)
+    return q_learning.of_action(output[0], taken)[:, 0], model_state
+
+
+def gradient_penalty(
+    network: Critic, variables: Variables, own: TransitionBatch, shown: TransitionBatch, key: jax.Array, spec: EnvSpec
+) -> jax.Array:
+    """(|gradient of the logit| - 1)^2 [batch] at random points between pairs (Gulrajani et al., 2017, equation 3).
+
+    By observations, images in [0, 1], and by continuous actions in units where their box is [-1, 1].
+
+    Args:
+      network, variables: the discriminator.
+      own, shown: the run's own transitions and demonstrations; pairs by their order.
+      key: keys [batch].
+      spec: of the environment.
+    """
+    share = jax.vmap(jax.random.uniform)(key)
+
+    def between(x, y, space):
+        if isinstance(space, spaces.Dict):
+            return {name: between(x[name], y[name], child) for name, child in space.items}
+        if not isinstance(space, spaces.Box):
+            return y  # a name
+        x, y, part = to_float(x, space), to_float(y, space), share.reshape(-1, *[1] * (x.ndim - 1))
+        return (1.0 - part) * x + part * y
+
+    def total(observation, action):
+        if not isinstance(spec.action_space, spaces.Discrete):
+            return jnp.sum(logits(network, variables, observation, action, spec)[0])
+        ends = [logits(network, variables, observation, x.action, spec)[0] for x in (own, shown)]
+        return jnp.sum((1.0 - share) * ends[0] + share * ends[1])
+
+    observation = between(own.observation, shown.observation, spec.observation_space)
+    action = between(own.action, shown.action, spec.action_space)
+    slopes, by_action = jax.grad(total, argnums=(0, 1), allow_int=True)(observation, action)
+    slopes = [x for x in jax.tree.leaves(slopes) if x.dtype != jax.dtypes.float0]
+    if isinstance(spec.action_space, spaces.Box):
+        slopes.append(by_action * jnp.expand_dims(0.5 * (spec.action_space.high - spec.action_space.low), 0))
+    square = sum((jnp.sum(jnp.square(x.reshape(len(share), -1)), axis=-1) for x in slopes), jnp.zeros_like(share))
+    return jnp.square(jnp.sqrt(jnp.maximum(square, _LEAST_NORM**2)) - 1.0)

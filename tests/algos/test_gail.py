@@ -1,0 +1,267 @@
+"""GAIL: every field changes something, terminations, what is refused, and that it does what was shown.
+
+A whole update against numpy: `test_oracles.py`. Topologies and resuming: `tests/parallel/test_offline.py`.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.continuous import BATCH, GAIL, SPEC, transitions
+from helpers.tiers import one_quick
+
+import jaxrl
+from jaxrl.algos import gail
+from jaxrl.algos.optimizers import RMSProp
+from jaxrl.algos.train_state import Variables
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.sources import Dataset, Lifo
+from jaxrl.core.types import EnvSpec, Trajectory
+from jaxrl.data import EpisodeCutter
+from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic
+from jaxrl.parallel.replicas import SingleReplica
+
+KEY = jax.random.key(0)
+CHOICE = EnvSpec("choice", SPEC.observation_space, spaces.Discrete(2))
+STATIC = {"capacity": 512, "min_size": 64, "batch_size": 8, "rollout_length": 4, "replay_ratio": 0.5}
+STATIC |= {"samples_per_insert": 24, "storage": "table", "sampler": Lifo(), "remover": Lifo(), "max_times_sampled": 3}
+STATIC |= {"policy_learning_rate": 1e-3, "temperature_learning_rate": 1e-3, "discriminator_learning_rate": 1e-3}
+STATIC |= {"reward": "gail", "absorbing": False, "learn_temperature": False, "normalize_observation": False}
+STATIC |= {"optimizer": RMSProp(), "policy": Actor(widths=(5,)), "critic": Critic(widths=(5,))}
+STATIC |= {"discriminator": Critic(widths=(5,), ensemble=1)}
+
+
+def batches():
+    return {"replay": transitions(), "demonstrations": transitions(seed=1)}
+
+
+def initial(algo, spec=SPEC):
+    return resolve_schedules(algo, jnp.float32(0)).init(KEY, spec)
+
+
+def program(algo, spec=SPEC):
+    """The traced update, whose inputs begin with the algorithm's numbers."""
+
+    def update(algo, state):
+        algo = resolve_schedules(algo, jnp.float32(0))
+        return algo.update(state, batches(), spec=spec, key=KEY, replicas=SingleReplica())
+
+    return jax.make_jaxpr(update)(algo, jax.eval_shape(lambda algo: initial(algo), algo))
+
+
+def test_every_field_changes_something():
+    from jax.interpreters import partial_eval as pe
+
+    algo = GAIL.replace(normalize_observation=True)
+    closed = program(algo)
+    used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[1]
+    leaves = jax.tree_util.tree_leaves_with_path(algo)
+    unused = {jax.tree_util.keystr(path) for (path, _), hit in zip(leaves, used[: len(leaves)], strict=True) if not hit}
+    assert unused == {".temperature", ".target_entropy_fraction"}, "in the first state, and of discrete actions"
+    same = []
+    for field in dataclasses.fields(algo):
+        if field.name not in STATIC:
+            assert field.metadata.get("pytree_node", True), field.name
+            continue
+        other = STATIC[field.name]
+        assert other != getattr(algo, field.name), field.name
+        changed = algo.replace(**{field.name: other})
+        if changed.experience == algo.experience and str(program(changed)) == str(closed):
+            same.append(field.name)
+    assert same == []
+
+
+def test_what_it_learns_from():
+    sources = GAIL.replace(batch_size=9, capacity=100).experience
+    assert sources["demonstrations"] == Dataset(9)
+    assert sources["replay"].batch_size == 9 and sources["replay"].capacity == 100 and sources["replay"].n_step == 1
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def updated(algo, state, batch, key, spec=SPEC):
+    algo = resolve_schedules(algo, jnp.float32(0))
+    return algo.update(state, batch, spec=spec, key=key, replicas=SingleReplica())
+
+
+def test_transitions_of_no_weight_teach_nothing():
+    state, batch = initial(GAIL), batches()
+    other = {
+        name: part.replace(
+            action=part.action.at[-1].set(1.0),
+            observation=part.observation.at[-1].set(9.0),
+            bootstrap=part.bootstrap.at[-1].set(False),
+        )
+        for name, part in batch.items()
+    }
+    assert not np.array_equal(batch["replay"].bootstrap, other["replay"].bootstrap)
+    for a, b in zip(*(jax.tree.leaves(updated(GAIL, state, x, KEY)) for x in (batch, other)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_penalty_of_discrete_actions_is_of_the_observation():
+    """Against differences of the logit between both, where the pair's actions are drawn by the same share."""
+    algo, rng = GAIL, np.random.default_rng(2)
+    own, shown = (part.replace(action=jnp.asarray(rng.integers(0, 2, BATCH), jnp.int32)) for part in batches().values())
+    params, model_state = algo.discriminator.init(KEY, CHOICE)
+    variables = Variables(params, model_state)
+    keys = jax.random.split(KEY, BATCH)
+    found = gail.gradient_penalty(algo.discriminator, variables, own, shown, keys, CHOICE)
+    share = np.asarray(jax.vmap(jax.random.uniform)(keys))
+
+    def logit(observation):
+        ends = [
+            gail.logits(algo.discriminator, variables, jnp.float32(observation), x.action, CHOICE)[0]
+            for x in (own, shown)
+        ]
+        return (1 - share) * np.asarray(ends[0]) + share * np.asarray(ends[1])
+
+    between = (1 - share)[:, None] * np.asarray(own.observation) + share[:, None] * np.asarray(shown.observation)
+    steps = 1e-2 * np.eye(3)
+    slope = np.stack([(logit(between + step) - logit(between - step)) / 2e-2 for step in steps], axis=-1)
+    close = np.abs(found - (np.linalg.norm(slope, axis=-1) - 1) ** 2) < 1e-3
+    assert close.sum() >= BATCH - 3, "all but where a rectifier's corner lies within the step"
+
+
+VECTOR, PIXELS = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (36, 36, 2), np.uint8)
+SPACES = {"pixels": PIXELS, "name": spaces.Discrete(4), "both": spaces.Dict({"frame": PIXELS, "vector": VECTOR})}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("action", [spaces.Discrete(3), spaces.Box(-2, 2, (1,))], ids=["discrete", "box"])
+def test_every_kind_of_observation_has_a_penalty(kind, action):
+    """A second derivative through the torsos, traced; names have no gradient, and go through as they are."""
+    spec = EnvSpec(kind, SPACES[kind], action)
+    algo = resolve_schedules(jaxrl.GAIL().resolve(spec, 1), jnp.float32(0))
+    assert algo.validate(spec, 1, 1) == []
+
+    def filled(space, shape=(BATCH,)):
+        if isinstance(space, spaces.Dict):
+            return {name: filled(child) for name, child in space.items}
+        return jnp.zeros((*shape, *space.shape), space.dtype)
+
+    observation = filled(SPACES[kind])
+    part = transitions().replace(observation=observation, next_observation=observation, action=filled(action))
+    state = jax.eval_shape(lambda: algo.init(KEY, spec))
+    arguments = {"spec": spec, "key": KEY, "replicas": SingleReplica()}
+    new, info = jax.eval_shape(
+        lambda state: algo.update(state, {"replay": part, "demonstrations": part}, **arguments), state
+    )
+    assert jax.tree.leaves(new) == jax.tree.leaves(state) and info.metrics["gradient_penalty"].shape == ()
+
+
+def test_what_does_not_fit_is_said():
+    assert GAIL.validate(SPEC, 4, 4) == [] and GAIL.validate(CHOICE, 4, 4) == []
+    (problem,) = GAIL.validate(EnvSpec("x", SPEC.observation_space, spaces.Box(-np.inf, np.inf, (2,))), 4, 4)
+    assert "GAIL needs a bounded Box" in problem
+    for wrong in (Critic(ensemble=2), Critic(ensemble=1, head=CategoricalValues(5)), Actor()):
+        (problem,) = GAIL.replace(discriminator=wrong).validate(SPEC, 4, 4)
+        assert "must be a Critic(ensemble=1) with ActionValues(noisy=False)" in problem
+    assert GAIL.replace(discriminator=Critic(ensemble=1, head=ActionValues(noisy=True))).validate(SPEC, 4, 4) != []
+    (problem,) = GAIL.replace(discriminator=Critic(ensemble=1, observation_keys=("x",))).validate(SPEC, 4, 4)
+    assert "GAIL.discriminator: observation_keys" in problem
+    assert "gamma=1.0 must be at least 0 and less than 1" in GAIL.replace(gamma=1.0).validate(SPEC, 4, 4)[0]
+    assert "'airl', 'gail'" in GAIL.replace(reward="fairl").validate(SPEC, 4, 4)[0]
+    assert "gradient_penalty=-1" in GAIL.replace(gradient_penalty=-1.0).validate(SPEC, 4, 4)[0]
+    with pytest.raises(jaxrl.JaxrlError, match="GAIL learns from a dataset"):
+        jaxrl.train(GAIL, "gymnax:Pendulum-v1", total_steps=8, progress=False)
+
+
+# --- terminations ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def preference(reward, absorbing):
+    """Q of ending less Q of going on, where experience and demonstrations are alike, and either choice is as good."""
+    algo = GAIL.replace(reward=reward, absorbing=absorbing, gamma=0.5, learning_rate=1e-2, tau=0.2)
+    algo = algo.replace(learn_temperature=False, temperature=1e-3)
+    action = jnp.arange(BATCH, dtype=jnp.int32) % 2
+    ones = jnp.ones((BATCH, 3))
+    part = transitions().replace(observation=ones, next_observation=ones, action=action, bootstrap=action == 1)
+    part = part.replace(weight=jnp.ones(BATCH, bool))
+
+    @jax.jit
+    def learned(state):
+        def step(state, key):
+            batch = {"replay": part, "demonstrations": part}
+            return resolved.update(state, batch, spec=CHOICE, key=key, replicas=SingleReplica())[0], None
+
+        return jax.lax.scan(step, state, jax.random.split(KEY, 400))[0]
+
+    resolved = resolve_schedules(algo, jnp.float32(0))
+    state = learned(initial(algo, CHOICE))
+    values = gail.off_policy.evaluate_critic(algo.critic, state.critic.variables, ones[:1], None, CHOICE)
+    return float(values.mean(axis=0)[0] @ jnp.asarray([1.0, -1.0]))
+
+
+@pytest.mark.parametrize("reward", one_quick(["gail", "airl"]))
+def test_an_absorbing_state_makes_ending_as_good_as_going_on(reward):
+    """Kostrikov et al., section 4.1: rewards of one sign alone favor long or short episodes, whatever was shown."""
+    assert abs(preference(reward, True)) < 0.05
+
+
+def test_without_one_positive_rewards_favor_survival():
+    assert preference("gail", False) < -0.3
+
+
+# --- imitating -------------------------------------------------------------------------------------------------------
+
+
+class Episodes(list):
+    """A dataset in memory."""
+
+    path = "memory"
+
+    @property
+    def lengths(self):
+        return np.array([episode.length for episode in self])
+
+
+SHOWN = -1.0
+
+
+def demonstrations(number=128):
+    """Episodes of one step in `probe:ActionReward`, whose reward is best at 0.5, of actions about `SHOWN`."""
+    last, rng = np.arange(2)[:, None] == 1, np.random.default_rng(0)
+    found, cutter = Episodes(), EpisodeCutter(num_envs=1)
+    for _ in range(number):
+        rows = Trajectory(
+            observation=last[..., None].astype(np.float32),
+            action=np.where(last[..., None], 0.0, rng.normal(SHOWN, 0.1, (1, 1, 1))).astype(np.float32),
+            reward=np.where(last, 0.0, 9.0).astype(np.float32),
+            terminated=~last,
+            truncated=np.zeros((2, 1), bool),
+            first=~last,
+            weight=~last,
+        )
+        found += [episode for _, episode in cutter.add(rows)]
+    return found
+
+
+@pytest.mark.long
+def test_it_does_what_was_shown_and_not_what_is_rewarded():
+    algo = jaxrl.GAIL(
+        gamma=0.9,
+        learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
+        gradient_penalty=0.1,
+        learn_temperature=False,
+        temperature=0.1,
+        tau=0.05,
+        capacity=32_768,
+        min_size=2_048,
+        batch_size=64,
+        rollout_length=4,
+        replay_ratio=1 / 16,
+        policy=Actor(widths=(32,)),
+        critic=Critic(widths=(32,)),
+        discriminator=Critic(widths=(32,), activation="tanh", ensemble=1),
+    )
+    env = jaxrl.make("probe:ActionReward", continuous=True)
+    result = jaxrl.train(
+        algo, env, dataset=demonstrations(), total_steps=24_000, num_envs=16, evaluate_every=0, progress=False
+    )
+    action, _ = result.policy(np.zeros((1, 1), np.float32))
+    assert float(action[0, 0]) == pytest.approx(SHOWN, abs=0.15)
