@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from jaxrl.core.registry import register
     from jaxrl.data import Dataset, load_dataset
     from jaxrl.envs import check_env, environments, make
+    from jaxrl.envs.host.dm_env import from_dm_env
     from jaxrl.parallel.anakin import Anakin
     from jaxrl.parallel.offline import Offline
     from jaxrl.parallel.ray.remote import Remote
@@ -97,6 +98,7 @@ _PUBLIC = {
     "export_minari": "run.export",
     "export_replay": "run.replays",
     "export_rlds": "run.export",
+    "from_dm_env": "envs.host.dm_env",
     "load": "run.loading",
     "load_dataset": "data",
     "make": "envs",
@@ -154,6 +156,7 @@ __all__ = [
     "export_minari",
     "export_replay",
     "export_rlds",
+    "from_dm_env",
     "load",
     "load_dataset",
     "make",

@@ -33,7 +33,7 @@ from jaxrl.sweeps.sweep import sweep
 _OBSERVATION = Box(-1.0, 1.0, (4,))
 _ACTIONS = {"discrete": Discrete(2), "continuous": Box(-1.0, 1.0, (2,))}
 # The suites whose names are in the table, with the package that they are of, and the names that their modules know
-# and refuse. Gymnasium's names depend on what is installed beside it, and it is quickly asked.
+# and refuse; not those of `jaxrl.core.suites.ASKED`.
 SUITES: dict[str, tuple[str | None, Callable[[], Sequence[str]]]] = {
     "brax": ("brax", brax.refused),
     "envpool": ("envpool", envpool.refused),

@@ -126,7 +126,7 @@ def environment_problems(name: str) -> list[str]:
 def _may_be(suite: str, name: str) -> bool:
     """Whether the suite has this environment, or refuses it for a reason that only its own module knows."""
     if suite != "gymnasium":
-        return name in _names(suite) or name in load()["environments"][suite]["refused"]
+        return name in _names(suite) or name in load()["environments"].get(suite, {"refused": ()})["refused"]
     if ":" in name:
         return True  # the module before the colon registers it
     import gymnasium
@@ -140,8 +140,8 @@ def _may_be(suite: str, name: str) -> bool:
 
 
 def _names(suite: str) -> Iterable[str]:
-    if suite == "gymnasium":
-        return suites.gymnasium_names()
+    if suite in suites.ASKED:
+        return suites.ASKED[suite]()
     module, known = sys.modules.get(SUITES[suite]), load()["environments"][suite]
     if module is None and known["version"] == _version(known["package"]):
         return known["names"]

@@ -42,8 +42,9 @@ class EnvironmentFailedError(JaxrlError):
 class MissingExtraError(JaxrlError, ImportError):
     """An optional dependency is not installed; says which extra brings it."""
 
-    def __init__(self, what: str, extra: str):
-        super().__init__(f"{what} needs an extra that is not installed: pip install 'jaxrl[{extra}]'")
+    def __init__(self, what: str, extra: str, hint: str = ""):
+        how = f"pip install 'jaxrl[{extra}]'" + (f" ({hint})" if hint else "")
+        super().__init__(f"{what} needs an extra that is not installed: {how}")
 
 
 class CheckpointError(JaxrlError):

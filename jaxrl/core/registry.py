@@ -39,6 +39,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 # The module of each suite of environments, imported when it is first asked for; it enters "suite:NAME".
 SUITES = {
     "brax": "jaxrl.envs.brax",
+    "dm_control": "jaxrl.envs.host.dm_env",
     "envpool": "jaxrl.envs.host.envpool",
     "gymnasium": "jaxrl.envs.host.gymnasium",
     "gymnax": "jaxrl.envs.gymnax",

@@ -1,6 +1,7 @@
 """The names of environments, judged by lists of them: the same words whether the suites were imported or not."""
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxrl.core import registry
@@ -8,7 +9,9 @@ from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
 
 _REGISTERED = registry.registered("environment")
 _YOURS = "one of yours is registered first, by jaxrl.register, in a shell by --import MODULE"
-EXTRAS = {"brax": "brax", "envpool": "envpool"}  # suites whose package may be missing, and the extra that brings it
+# Suites whose package may be missing, and the extra that brings it, of the same name.
+EXTRAS = {"brax": "brax", "dm_control": "dm_control", "envpool": "envpool"}
+_HINTS = {"dm_control": "on Python 3.13, for which its labmaze has no wheel, then pip install --no-deps dm-control"}
 
 
 def installed(suite: str) -> bool:
@@ -52,7 +55,7 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
             raise unknown(f"{suite} environment", name, _REGISTERED)
         raise unknown("suite", suite, {*registry.SUITES, *registered}, f"asked for {name!r}; {_YOURS}")
     if not installed(suite):
-        raise MissingExtraError(f"{name}", EXTRAS[suite])
+        raise MissingExtraError(f"{name}", EXTRAS[suite], _HINTS.get(suite, ""))
     return suite, rest
 
 
@@ -73,3 +76,15 @@ def gymnasium_names() -> Sequence[str]:
         if key not in newest or (spec.version or 0) > (newest[key].version or 0):
             newest[key] = spec
     return tuple(spec.id for spec in newest.values())
+
+
+def dm_control_names() -> Sequence[str]:
+    """The tasks of dm_control's suite, "domain-task"."""
+    with warnings.catch_warnings(action="ignore"):  # of glfw's, where there is no display
+        from dm_control import suite
+
+    return tuple(f"{domain}-{task}" for domain, task in suite.ALL_TASKS)
+
+
+# The suites whose names depend on what is installed beside jaxrl; they are asked, which needs no JAX.
+ASKED: dict[str, Callable[[], Sequence[str]]] = {"dm_control": dm_control_names, "gymnasium": gymnasium_names}

@@ -79,7 +79,7 @@ def test_told_to_end_a_run_saves_and_leaves_no_worker(number, code, tmp_path):
         said = lambda: (tmp_path / "err").read_text()  # noqa: E731
         rows = run / "metrics.jsonl"
         wait_for(lambda: process.poll() is not None or rows.exists() and read_metrics(rows), PATIENCE, said)
-        assert len([what for what in alive(process.pid).values() if "gymnasium_worker" in what]) == 2, said()
+        assert len([what for what in alive(process.pid).values() if "worker_program" in what]) == 2, said()
         os.killpg(process.pid, number)
         assert process.wait(SOON) == code, said()
         wait_for(lambda: not alive(process.pid), SOON, lambda: alive(process.pid))

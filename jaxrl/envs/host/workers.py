@@ -1,4 +1,4 @@
-"""Where Gymnasium environments are stepped: in this process, or in workers that may hang, crash and be killed."""
+"""Where environments of Gymnasium and dm_env are stepped: here, or in workers that may hang, crash and be killed."""
 
 import collections
 import contextlib
@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
-from jaxrl.envs.host import gymnasium_worker
+from jaxrl.envs.host import worker_program
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.envs.host.watchdog import told_if_slow
 
@@ -38,7 +37,7 @@ class InProcess:
     Attributes:
       failures, patience: 0; what fails here cannot be rebuilt.
       seeds: that each environment is begun with.
-      spaces: of observations and actions, as Gymnasium has them.
+      spaces: of observations and actions, as the suite has them.
     """
 
     failures, patience = 0, 0.0
@@ -56,11 +55,11 @@ class InProcess:
         self.seeds = environment_seeds(seed, num_envs, 0, first_env)
         self._name, self._info, self._first_env = name, info, first_env
         self._now: tuple[int, Command] | None = None
-        self._environments: list[gymnasium.Env] = []
+        self._environments: list[Any] = []
         try:
             for _ in range(num_envs):
-                self._environments.append(gymnasium.make(spec, disable_env_checker=True, **options))
-            self.spaces = gymnasium_worker.spaces(self._environments[0])
+                self._environments.append(worker_program.made(spec, options))
+            self.spaces = worker_program.spaces(self._environments[0])
         except BaseException as error:
             self.close()
             if isinstance(error, TypeError):  # of options that the environment does not know, as a file may have them
@@ -82,8 +81,8 @@ class InProcess:
         for index, (environment, command) in enumerate(zip(self._environments, commands, strict=True)):
             self._now = index, command
             try:
-                outcomes.append(gymnasium_worker.outcome(environment, self._info, *command))
-            except gymnasium_worker.RAISED as error:
+                outcomes.append(worker_program.outcome(environment, self._info, *command))
+            except worker_program.RAISED as error:
                 what = f"raised {type(error).__name__}: {error}"
                 raise _failed(self._name, index + self._first_env, self.seeds[index], command, what) from error
         self._now = None
@@ -117,7 +116,7 @@ class Workers:
       failures: how many workers were replaced.
       patience: seconds that it may take until a worker that hangs is given up and another one is there.
       seeds: that each environment was begun with.
-      spaces: of observations and actions, as Gymnasium has them.
+      spaces: of observations and actions, as the suite has them.
     """
 
     def __init__(
@@ -296,7 +295,7 @@ class _Worker:
         try:
             # -P: not the folder of the script, where this package's `gymnasium` would hide the other.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", gymnasium_worker.__file__, str(theirs.fileno()), str(held)],
+                [sys.executable, "-P", worker_program.__file__, str(theirs.fileno()), str(held)],
                 pass_fds=(theirs.fileno(), held),
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # of its own, to be ended with whatever its environments start

@@ -1,6 +1,6 @@
-"""The program of one worker process: Gymnasium environments, stepped as the other end of a pipe asks.
+"""The program of one worker process: environments of Gymnasium or dm_env, stepped as the other end of a pipe asks.
 
-It is run as a script and imports nothing of jaxrl, hence no JAX: a worker starts in the time that gymnasium needs. Its
+It is run as a script and imports nothing of jaxrl, hence no JAX: a worker starts in the time that its suite needs. Its
 arguments are the file descriptors of the pipe, and of a lifeline that closes when the parent ends, however it ends.
 """
 
@@ -12,7 +12,10 @@ import select
 import signal
 import sys
 import traceback
+import warnings
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from typing import Any
 
 
 def main() -> None:
@@ -67,18 +70,25 @@ RAISED = (Exception, SystemExit)  # what environments raise; `sys.exit` ends not
 def prepared(environments, spec, indices):
     """Makes the environments; (None, their spaces), or (the traceback, None) if that fails."""
     try:
-        import gymnasium
-
         spec, options, info = pickle.loads(spec)
         for index in indices:
-            environments[index] = gymnasium.make(spec, disable_env_checker=True, **options), info
+            environments[index] = made(spec, options), info
         return None, spaces(environments[indices[0]][0])
     except RAISED:
         return traceback.format_exc(), None
 
 
+def made(spec, options):
+    """One environment: of a spec of Gymnasium's, or of what `FromDmEnv` takes, alone in a tuple."""
+    if isinstance(spec, tuple):
+        return FromDmEnv(*spec, options)
+    import gymnasium
+
+    return gymnasium.make(spec, disable_env_checker=True, **options)
+
+
 def spaces(environment):
-    """Of observations and of actions."""
+    """Of observations and of actions; of dm_env its specs."""
     return environment.observation_space, environment.action_space
 
 
@@ -138,6 +148,102 @@ def number(info, name):
     except (KeyError, TypeError, ValueError):
         found = f"{info[name]!r:.80}" if name in info else f"missing; it has {sorted(map(str, info))}"
         raise ValueError(f"info={name!r}: every step must report this as a number, and it is {found}") from None
+
+
+class FromDmEnv:
+    """An environment of dm_env (Muldal et al., 2019), called as Gymnasium's are.
+
+    dm_env knows no seeds: the environment is made anew where one is given, and before, with the seed 0, for its specs.
+
+    Args:
+      what: a function that makes it, from `seed` and the options; or the name of a task of dm_control's.
+      options: by name.
+    """
+
+    metadata = {}
+
+    def __init__(self, what, options):
+        self._what, self._options = what, options
+        self._environment: Any = None
+
+    @property
+    def observation_space(self):
+        return self._made().observation_spec()
+
+    @property
+    def action_space(self):
+        return self._made().action_spec()
+
+    def reset(self, *, seed=None):
+        if seed is not None:
+            self.close()
+        return self._made(seed or 0).reset().observation, {}
+
+    def step(self, action):
+        timestep = self._environment.step(action)
+        terminated, truncated = endings(timestep)
+        return timestep.observation, timestep.reward, terminated, truncated, self._told(timestep.observation)
+
+    def close(self):
+        environment, self._environment = self._environment, None
+        if environment is not None:
+            environment.close()
+
+    def _made(self, seed=0):
+        if self._environment is None:
+            import dm_env
+
+            if isinstance(self._what, str):
+                found = control_task(self._what, seed, self._options)
+            else:
+                found = self._what(seed=seed, **self._options)
+            if not isinstance(found, dm_env.Environment):
+                raise TypeError(f"its factory gives a {type(found).__name__}, and no dm_env.Environment")
+            if getattr(found.reward_spec(), "shape", None) != ():
+                raise TypeError(f"its rewards are {found.reward_spec()}; one number is taken")
+            self._environment = found
+        return self._environment
+
+    def _told(self, observation):
+        """What the observation has by name, and what `get_info` gives where it is there, as in Acme's wrappers."""
+        shown = observation if isinstance(observation, Mapping) else {}
+        told = {name: x.item() if getattr(x, "size", 0) == 1 else x for name, x in shown.items()}
+        return told | dict(getattr(self._environment, "get_info", dict)() or {})
+
+
+def control_task(name, seed, options):
+    """dm_control's task "domain-task", with options of that task or of all."""
+    with warnings.catch_warnings(action="ignore"):  # of glfw's, where there is no display
+        from dm_control import suite
+
+    of_all = {key: value for key, value in options.items() if key in CONTROL_OPTIONS}
+    of_task = {key: value for key, value in options.items() if key not in CONTROL_OPTIONS}
+    domain, _, task = name.partition("-")
+    return suite.load(domain, task, of_task | {"random": seed}, of_all)
+
+
+CONTROL_OPTIONS = ("control_timestep", "flat_observation", "legacy_step", "n_sub_steps")
+
+
+def endings(timestep):
+    """Whether a time step of dm_env is terminated, truncated: its last one, with a discount of 0, or of more.
+
+    Raises:
+      ValueError: the discount is none, or 0 within an episode, or another episode began without an end.
+    """
+    if timestep.first():
+        raise ValueError("step() began another episode, and the last one had no end: StepType.LAST must come before")
+    try:
+        discount = float(timestep.discount)
+    except (TypeError, ValueError):
+        discount = -1.0
+    if not 0.0 <= discount <= 1.0:
+        raise ValueError(f"its discount must be a number from 0 to 1, and it is {timestep.discount!r:.80}")
+    if timestep.last():
+        return discount == 0.0, discount > 0.0
+    if discount == 0.0:
+        raise ValueError("its discount is 0 within an episode; what ends there has StepType.LAST")
+    return False, False
 
 
 if __name__ == "__main__":

@@ -1,0 +1,194 @@
+"""Environments of dm_env (Muldal et al., 2019), such as dm_control's tasks (Tassa et al., 2018, arXiv:1801.00690)."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from dm_env import Environment, specs
+from gymnasium import spaces as foreign
+
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.spaces import Space
+from jaxrl.core.suites import dm_control_names as names
+from jaxrl.core.suites import unknown_name
+from jaxrl.envs.host import conversion, stepped
+from jaxrl.envs.host.stepped import RESTARTS, START_TIMEOUT, SteppedEnvironment
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+
+type Factory = Callable[..., Environment]
+
+
+@dataclasses.dataclass(frozen=True)
+class DmEnvRecipe:
+    """How to build a batch of one environment of dm_env.
+
+    Attributes:
+      name: "dm_control:domain-task", or "dm_env:module:function" of a factory.
+      options: what it is made with, beside its seed.
+      factory: the function that makes it; None: dm_control's suite.
+      workers, step_timeout, start_timeout, restarts: as of `make`.
+      info: names of the numbers that become `TimeStep.info`.
+    """
+
+    name: str
+    options: dict[str, Any]
+    observation_space: Space
+    action_space: Space
+    workers: int = 0
+    step_timeout: float = STEP_TIMEOUT
+    start_timeout: float = START_TIMEOUT
+    restarts: int = RESTARTS
+    info: tuple[str, ...] = ()
+    factory: Factory | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What `make` takes to make it again."""
+        return stepped.parameters(self)
+
+    @classmethod
+    def restore(
+        cls, name: str, parameters: Mapping[str, Any], observation_space: Space, action_space: Space
+    ) -> "DmEnvRecipe":
+        """The recipe of what was recorded of a task of dm_control; nothing is made until it is built.
+
+        Raises:
+          ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
+        """
+        where = f"dm_control:{name}"
+        given = {"name": where, "observation_space": observation_space, "action_space": action_space}
+        return stepped.restored(cls, where, parameters, **given)
+
+    def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
+        """A batch of `num_envs` environments; each is made with a seed of its own, from `seed` and its index.
+
+        Raises:
+          ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
+          EnvironmentFailedError: a worker could not make its environments.
+        """
+        return SteppedEnvironment(self, _spec(self.name, self.factory), _converted, num_envs, seed, first_env)
+
+
+registry.add("suite", dm_control=DmEnvRecipe)
+
+
+def make(name: str, **parameters: Any) -> DmEnvRecipe:
+    """The recipe of dm_control's task `name`, "cartpole-balance".
+
+    Args:
+      name: "domain-task", as in `dm_control.suite.load`.
+      parameters: those of `from_dm_env`, and what the task takes (`time_limit=5`) or all tasks do: `flat_observation`,
+        `n_sub_steps`, `control_timestep`, `legacy_step`.
+
+    Raises:
+      ConfigError: unknown name, or wrong parameters.
+    """
+    if name not in names():
+        raise unknown_name("dm_control", name, names())
+    return _made(f"dm_control:{name}", None, **parameters)
+
+
+def from_dm_env(
+    factory: Factory,
+    *,
+    workers: int = 0,
+    step_timeout: float | None = None,
+    start_timeout: float | None = None,
+    restarts: int | None = None,
+    info: Sequence[str] = (),
+    **options: Any,
+) -> DmEnvRecipe:
+    """A recipe of environments that `factory` makes, for `jaxrl.train` and `jaxrl.register`.
+
+    A last time step with a discount of 0 is terminated, with any other truncated. Discounts within an episode are not
+    used: that of the learner is `gamma`.
+
+    Args:
+      factory: a function with a parameter `seed`, which it is always given, that makes a `dm_env.Environment`.
+      workers: processes that step the environments; 0 steps them here, one after another. With workers, a function of
+        a module, which they import.
+      step_timeout: seconds that one step or reset may take, before its worker counts as hung; 60 if not given.
+      start_timeout: seconds that a worker may take to start; 120 if not given.
+      restarts: how many workers are replaced before the run stops; 3 if not given.
+      info: which numbers of every step to report, as metrics of training: parts of the observation, by name, or of what
+        the environment's own method `get_info()` gives, if it has one.
+      options: what else `factory` takes.
+
+    Raises:
+      ConfigError: it cannot be made, or its specs are not supported; says which are.
+    """
+    where = f"dm_env:{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', type(factory).__name__)}"
+    try:
+        taken = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{factory!r:.80} is no function that makes an environment: {error}") from None
+    if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+        raise ConfigError(f"{where} has no parameter `seed`, by which the environments of a run differ; give it one")
+    if workers and ("<" in where or where.startswith("dm_env:__main__:")):
+        raise ConfigError(
+            f"{where} is defined in the main program or within a function, where workers cannot import it; move it to "
+            "a module, or use workers=0"
+        )
+    timeouts = {"step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
+    return _made(where, factory, workers=workers, **timeouts, info=info, **options)
+
+
+def _made(
+    where, factory, *, workers=0, step_timeout=None, start_timeout=None, restarts=None, info=(), **options
+) -> DmEnvRecipe:
+    fields = stepped.stepping(workers, step_timeout, start_timeout, restarts)
+    spec = _spec(where, factory)
+    found = stepped.looked_at(where, spec, options, _converted, workers, fields["start_timeout"])
+    return DmEnvRecipe(where, options, info=tuple(info), factory=factory, **found, **fields)
+
+
+def _spec(name, factory):
+    """What a worker takes."""
+    return (name.partition(":")[2] if factory is None else factory,)
+
+
+# --- specs ---------------------------------------------------------------------------------------------------------
+
+
+def _converted(observation_spec, action_spec, where):
+    observations = conversion.observations(_observation_space(observation_spec, where), where)
+    return observations, conversion.actions(_action_space(action_spec, where), where)
+
+
+def _observation_space(spec, where):
+    """As a space of Gymnasium's."""
+    if isinstance(spec, Mapping):
+        return foreign.Dict({name: _observation_space(child, f"{where}[{name!r}]") for name, child in spec.items()})
+    if isinstance(spec, specs.DiscreteArray):
+        return foreign.Discrete(spec.num_values)
+    if not isinstance(spec, specs.Array) or spec.dtype.kind not in "fiub":
+        raise _refused("observation", spec, where, "numeric arrays, and dictionaries of them")
+    return foreign.MultiBinary(spec.shape) if spec.dtype.kind == "b" else _box(spec)
+
+
+def _action_space(spec, where):
+    """As a space of Gymnasium's."""
+    whole = isinstance(spec, specs.BoundedArray) and spec.dtype.kind in "iu" and len(spec.shape) <= 1
+    if not whole and not (isinstance(spec, specs.Array) and spec.dtype.kind == "f"):
+        raise _refused("action", spec, where, "an array of floats, or a number or vector of bounded integers")
+    if whole and spec.shape == ():
+        low, high = int(spec.minimum), int(spec.maximum)
+        return foreign.Discrete(high - low + 1, start=low, dtype=spec.dtype)
+    return _box(spec)
+
+
+def _box(spec):
+    low, high = (-np.inf, np.inf) if spec.dtype.kind == "f" else (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max)
+    if isinstance(spec, specs.BoundedArray):
+        low, high = spec.minimum, spec.maximum
+    low, high = (np.broadcast_to(np.asarray(bound, spec.dtype), spec.shape) for bound in (low, high))
+    return foreign.Box(low, high, spec.shape, spec.dtype.type)
+
+
+def _refused(what, spec, where, allowed):
+    return ConfigError(
+        f"{where} has the {what} spec {spec}; taken are {allowed}: convert it in an environment around it"
+    )
