@@ -114,7 +114,9 @@ def test_networks_of_impala(name, parameters):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "factor"), [("batchppo-paper", 0.05), ("batchppo-head", 0.1)])
+@pytest.mark.parametrize(
+    ("name", "factor"), [("batchppo-paper", 0.05), ("batchppo-recurrent", 0.05), ("batchppo-head", 0.1)]
+)
 def test_output_weights_of_batchppo_have_the_deviation_of_its_initializer(name, factor):
     """variance_scaling(f) over 100 inputs: sqrt(f / 100). Before, f itself was the gain: 0.005 for 0.022."""
     spec = EnvSpec("many", spaces.Box(-1.0, 1.0, (3,)), spaces.Box(-1.0, 1.0, (50,)))
@@ -122,6 +124,38 @@ def test_output_weights_of_batchppo_have_the_deviation_of_its_initializer(name, 
     kernel = params["policy"]["head"]["output"]["kernel"]
     assert kernel.shape == (100, 50)
     assert float(jnp.std(kernel)) == pytest.approx(math.sqrt(factor / 100), rel=0.02)
+
+
+def test_the_network_of_recurrent_batchppo():
+    """Its last layer is a GRU of 100 units, of the policy and of the value; all else is as in batchppo-paper."""
+    found, paper = PRESETS["batchppo-recurrent"], PRESETS["batchppo-paper"]
+    assert found.algorithm.replace(network=paper.algorithm.network) == paper.algorithm
+    assert (found.env, found.total_steps, found.topology) == (paper.env, paper.total_steps, paper.topology)
+    network = found.algorithm.network
+    spec = EnvSpec("walker", spaces.Box(-1.0, 1.0, (17,)), spaces.Box(-1.0, 1.0, (6,)))
+    assert jax.tree.map(jnp.shape, network.initial_carry(spec)) == {"policy": (100,), "value": (100,)}
+    shapes, _ = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
+    gru = dense(200, 300) + 100 * 300 + 100  # the recurrent product has a bias in the candidate alone
+    for head, outputs in (("policy", dense(100, 6) + 6), ("value", dense(100, 1))):
+        assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes[head])) == dense(17, 200) + gru + outputs
+
+
+@pytest.mark.long
+def test_recurrent_batchppo_learns_from_whole_episodes():
+    """Shortened to episodes of 16 steps: the penalty of the KL divergence moves, and nothing is lost on the way."""
+    preset = PRESETS["batchppo-recurrent"]
+    result = jaxrl.train(
+        preset.algorithm.replace(rollout_length=16, epochs=4, learning_rate=1e-3),
+        jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=16),
+        total_steps=8 * 16 * 4,
+        num_envs=8,
+        evaluation_episodes=2,
+        progress=False,
+    )
+    rows = [row for row in result.metrics if "train/episodes" in row]
+    assert [row["train/episodes"] for row in rows] == [8, 8, 8, 8], "an episode of every environment an update"
+    assert rows[-1]["update/penalty"] != 1.0
+    assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
 
 
 # github.com/vwxyzjn/cleanrl at fe8d8a03, the arguments of each file, and what its networks are made with;

@@ -4,12 +4,20 @@ import math
 
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.ppo import PPO
-from jaxrl.networks import MLP, ActorCritic
+from jaxrl.networks import GRU, MLP, ActorCritic
 from jaxrl.run.presets.description import Preset
 
+_FEED_FORWARD = MLP((200, 100), activation="relu")
 
-def _batchppo(gamma: float, value_learning_rate: float | None, policy_factor: float, initial_log_std: float) -> PPO:
-    torso = MLP((200, 100), activation="relu")
+
+def _batchppo(
+    gamma: float,
+    value_learning_rate: float | None,
+    policy_factor: float,
+    initial_log_std: float,
+    torso: MLP = _FEED_FORWARD,
+    core: GRU | None = None,
+) -> PPO:
     return PPO(
         learning_rate=1e-4,
         value_learning_rate=value_learning_rate,
@@ -36,7 +44,7 @@ def _batchppo(gamma: float, value_learning_rate: float | None, policy_factor: fl
         optimizer=Adam(b1=0.9, b2=0.999, eps=1e-8),
         network=ActorCritic(
             torso=torso,
-            core=None,
+            core=core,
             shared=False,
             continuous="gaussian",
             state_dependent_std=False,
@@ -68,6 +76,27 @@ PRESETS = (
         source=_BATCHPPO.format(
             what="Hafner, Davidson and Vanhoucke (2017), arXiv:1709.02878, section 4; what the paper is silent on "
             "from its release, github.com/google-research/batch-ppo at 5978698. It ran Gym's MuJoCo environments.",
+            factor=0.05,
+        ),
+    ),
+    Preset(
+        name="batchppo-recurrent",
+        algorithm=_batchppo(
+            gamma=0.985,
+            value_learning_rate=1e-3,
+            policy_factor=0.05,
+            initial_log_std=-1.0,
+            torso=MLP((200,), activation="relu"),
+            core=GRU(100),
+        ),
+        env="brax:walker2d",
+        total_steps=10_000_000,
+        topology={"num_envs": 25},
+        source=_BATCHPPO.format(
+            what="The settings of batchppo-paper, with the recurrent network that Hafner et al. (2017), "
+            "arXiv:1709.02878, tried in section 6: the last layer, of 100 units, is a GRU, as of recurrent_gaussian in "
+            "github.com/google-research/batch-ppo, agents/scripts/networks.py. There the value stays feed-forward and "
+            "the reset gate comes before the recurrent product; here the value has a GRU of its own.",
             factor=0.05,
         ),
     ),
