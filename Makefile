@@ -59,7 +59,7 @@ lint: $(STAMP)
 lock: $(STAMP)  ## Resolve the dependencies anew: the newest that pyproject.toml allows.
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
-		--extra brax --extra envpool --extra data --extra flashbax --extra ray --extra video --extra test --extra docs --extra dev pyproject.toml --output-file requirements.lock
+		--extra brax --extra envpool --extra data --extra flashbax --extra ray --extra tune --extra video --extra test --extra docs --extra dev pyproject.toml --output-file requirements.lock
 
 setup: $(STAMP)
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from jaxrl.sweeps.make_train import make_train
     from jaxrl.sweeps.search import LogUniform, Uniform
     from jaxrl.sweeps.sweep import SweepResult, sweep
+    from jaxrl.sweeps.tune import TuneResult, tune
 
 __version__ = "0.1.0"
 
@@ -90,6 +91,7 @@ _PUBLIC = {
     "Result": "run.result",
     "Sebulba": "parallel.sebulba.topology",
     "SweepResult": "sweeps.sweep",
+    "TuneResult": "sweeps.tune",
     "Uniform": "sweeps.search",
     "check_env": "envs",
     "environments": "envs",
@@ -112,6 +114,7 @@ _PUBLIC = {
     "spaces": "core.spaces",
     "sweep": "sweeps.sweep",
     "train": "run.training",
+    "tune": "sweeps.tune",
 }
 _MODULES = ("envs", "networks", "schedules", "spaces")
 
@@ -148,6 +151,7 @@ __all__ = [
     "Result",
     "Sebulba",
     "SweepResult",
+    "TuneResult",
     "Uniform",
     "check_env",
     "environments",
@@ -170,6 +174,7 @@ __all__ = [
     "spaces",
     "sweep",
     "train",
+    "tune",
 ]
 
 

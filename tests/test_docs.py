@@ -20,6 +20,7 @@ from jaxrl import algos
 from jaxrl.cli import main, runs
 from jaxrl.cli.flags import build_parts
 from jaxrl.core import spaces
+from jaxrl.sweeps.spaces import search_space
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -75,7 +76,7 @@ def test_every_command_line_in_the_documentation_could_be_typed():
         command, *rest = words[1:]
         assert command in main.COMMANDS, line
         algorithm = rest[0] if rest and rest[0] in algos.ALGORITHMS else "ppo"
-        key = (command, algorithm) if command in ("train", "compile", "sweep") else (command,)
+        key = (command, algorithm) if command in ("train", "compile", "sweep", "tune") else (command,)
         if key not in known:
             known[key] = flags(*key) | {"--help"}
         wanted = {word.partition("=")[0] for word in rest if word.startswith("--")}
@@ -88,7 +89,7 @@ def test_every_value_of_a_command_to_train_is_one(path):
         for line in block.replace("\\\n", " ").split("\n"):
             program, command, *words = [*shlex.split(line, comments=True), "", ""]
             words = words[:-2]
-            if program == "jaxrl" and command in ("train", "compile", "sweep") and "--help" not in words:
+            if program == "jaxrl" and command in ("train", "compile", "sweep", "tune") and "--help" not in words:
                 if "--import" not in words:  # else of a module that is not here: tests/cli/test_own_modules.py
                     given = runs.read(command, words)
                     assert build_parts(given.groups, given.values)[1] == [], line
@@ -155,9 +156,14 @@ def as_users_have_it(tmp_path, monkeypatch):
         algos.make_algorithm("ppo", **{name: options[name][0] for name in lists})
         return SimpleNamespace(table=lambda: "", best={}, plot=lambda path: path)  # tests/sweeps/test_sweep.py
 
+    def tune(name, env, *, total_steps, trials=30, run_dir=None, **space):
+        assert search_space(algos.make_algorithm(name), space)[1]
+        return SimpleNamespace(table=lambda: "", best={}, plot=lambda path: path)  # tests/sweeps/test_tune.py
+
     monkeypatch.setattr(jaxrl, "train", train)
     monkeypatch.setattr(jaxrl, "make_train", make_train)
     monkeypatch.setattr(jaxrl, "sweep", sweep)
+    monkeypatch.setattr(jaxrl, "tune", tune)
     monkeypatch.setattr(jaxrl, "render", lambda policy, env, path: path)  # tests/test_rendering.py
     monkeypatch.chdir(tmp_path)
     jax.config.update("jax_disable_most_optimizations", True)  # what runs for a moment compiles faster so

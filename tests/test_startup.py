@@ -89,6 +89,7 @@ WORDS = [
     ("train ppo --help-all", "--coordinator"),
     ("train --preset rainbow --help", "6.25e-05"),
     ("sweep dqn --help", "--grid"),
+    ("tune dqn --help", "--space"),
     ("eval --help", "--step-timeout"),
     ("export-rlds --help", "array_record"),
     ("export-minari --help", "--env-spec"),

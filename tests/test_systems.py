@@ -119,6 +119,7 @@ def begun(folder, monkeypatch):
 
     monkeypatch.setattr(Loop, "train", begin)  # after all that is checked before the first compile
     monkeypatch.setattr("jaxrl.sweeps.sweep._train_many", begin)
+    monkeypatch.setattr("jaxrl.sweeps.tune._evaluations", begin)
     monkeypatch.setattr(sweep, "launch", begin)
     for module in (loading, replays):
         monkeypatch.setattr(module, "load_run", begin)
@@ -141,7 +142,7 @@ def test_every_command_is_read():
     for line in COMMANDS:
         _, command, *words = shlex.split(line)
         assert command in main.COMMANDS, line
-        if command in ("train", "sweep"):
+        if command in ("train", "sweep", "tune"):
             given = runs.read(command, words)  # raises what is wrong
             assert build_parts(given.groups, given.values)[1] == [], line
 

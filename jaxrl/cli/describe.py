@@ -28,6 +28,7 @@ from jaxrl.run.presets import PRESETS
 from jaxrl.run.recorder import Record
 from jaxrl.sweeps.launcher import launch
 from jaxrl.sweeps.sweep import sweep
+from jaxrl.sweeps.tune import tune
 
 # What algorithms are tried with, to list the kinds of actions that they choose.
 _OBSERVATION = Box(-1.0, 1.0, (4,))
@@ -53,7 +54,8 @@ def table() -> dict[str, Any]:
         for name, cls in ALGORITHMS.items()
         if cls.__module__.startswith("jaxrl.")
     }
-    commands = {"train": _train_flags(), "sweep": _sweep_flags(), "processes": _process_flags()}
+    commands = {"train": _train_flags(), "sweep": _sweep_flags(), "tune": _tune_flags()}
+    commands |= {"processes": _process_flags()}
     return {
         "algorithms": dict(sorted(algorithms.items())),
         "commands": {name: [_flag_json(flag, parts) for flag in flags] for name, flags in commands.items()},
@@ -214,6 +216,22 @@ def _sweep_flags():
     ]
 
 
+def _tune_flags():
+    space = (
+        "what to search for a field of the algorithm, in place of the table's (docs/sweeps.md) or beside it, as "
+        "learning_rate=log:1e-5:1e-2, clip=uniform:0.1:0.4 or rollout_length=64,128; a single value is fixed"
+    )
+    return [
+        Flag("space", TEXT, (), space, many=True),
+        Flag("seeds", INTS, (2,), "number of seeds of every trial, from 0 on; or the seeds, separated by commas"),
+        *argument_flags(tune, ("seeds", "topology", "num_envs", "devices")),
+        Flag("devices", optional(INT), None, documented(tune)["devices"]),
+        Flag(
+            "out", optional(PATH), None, "a file for the table; the best so far drawn if it ends in .png, .svg or .pdf"
+        ),
+    ]
+
+
 def _process_flags():
     help_ = documented(distributed.initialize)
     what = (
@@ -242,5 +260,7 @@ def argument_flags(function: Callable, leave_out: Sequence[str] = ()) -> list[Fl
             continue
         needed = parameter.default is inspect.Parameter.empty
         default = None if needed else parameter.default
-        flags.append(Flag(name, kind_of(hints[name]), default, help_.get(name, ""), "required" if needed else None))
+        choices = typing.get_args(hints[name]) if typing.get_origin(hints[name]) is typing.Literal else ()
+        shown = "required" if needed else None
+        flags.append(Flag(name, kind_of(hints[name]), default, help_.get(name, ""), shown, choices))
     return flags

@@ -136,6 +136,12 @@ def _sweep(argv: Sequence[str]) -> int:
     return sweep(argv)
 
 
+def _tune(argv: Sequence[str]) -> int:
+    from jaxrl.cli.runs import tune
+
+    return tune(argv)
+
+
 def _eval(argv: Sequence[str]) -> int:
     from jaxrl.cli.evaluate import evaluate
 
@@ -242,6 +248,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "dataset": (_dataset, "report what a dataset contains: jaxrl dataset info DIR"),
     "plot": (_plot, "draw the learning curves of runs"),
     "sweep": (_sweep, "train over seeds and a grid of settings in one program"),
+    "tune": (_tune, "search settings for the highest return: Bayesian, with pruning"),
     "envs": (_envs, "list the environments"),
     "algos": (_algos, "list the algorithms and presets"),
     "doctor": (_doctor, "check this machine and installation"),

@@ -1,4 +1,4 @@
-"""The flags of `jaxrl train` and `jaxrl sweep`, read and judged before JAX is imported."""
+"""The flags of `jaxrl train`, `jaxrl sweep` and `jaxrl tune`, read and judged before JAX is imported."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _COMPILES = (
 )
 
 
-# The groups of the flags of `train` and `sweep` in the help; those that are in none are of "run".
+# The groups of the flags of these commands in the help; those that are in none are of "run".
 _TITLES = {
     "evaluation and files": (
         "evaluate_every",
@@ -97,6 +97,16 @@ def sweep(argv: Sequence[str]) -> int:
 
     with report_errors():
         return sweep.sweep(given)
+
+
+def tune(argv: Sequence[str]) -> int:
+    """`jaxrl tune ALGORITHM [FLAGS]`; the exit code."""
+    if asks_for_help(argv):
+        return print_help("tune")
+    given = read("tune", argv)
+    from jaxrl.cli import tune
+
+    return tune.tune(given, argv)
 
 
 @dataclasses.dataclass(frozen=True)

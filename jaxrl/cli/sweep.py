@@ -1,6 +1,8 @@
 """`jaxrl sweep` once its flags are read: many runs, in one program or as experiments side by side."""
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +11,7 @@ from jaxrl.cli.runs import Given
 from jaxrl.cli.training import prepare
 from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Algorithm
 from jaxrl.parallel.multihost import distributed
 from jaxrl.sweeps.launcher import Experiments, launch
 from jaxrl.sweeps.search import LogUniform, Uniform
@@ -17,7 +20,7 @@ from jaxrl.sweeps.sweep import sweep as run_sweep
 # What only experiments have; None: as `launch` has it. And what only sweeps in one program have.
 _RAY = ("cpus_per_run", "gpus_per_run", "restarts", "address")
 _IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
-_PICTURES = (".png", ".svg", ".pdf")  # what --out ends in for curves
+PICTURES = (".png", ".svg", ".pdf")  # what --out ends in for curves
 
 
 def sweep(given: Given) -> int:
@@ -25,7 +28,7 @@ def sweep(given: Given) -> int:
     asked = prepare("sweep", given)
     arguments = {name: value for name, value in asked.arguments.items() if name not in ("out", "seeds", "grid")}
     seeds, out = asked.arguments["seeds"], asked.arguments["out"]
-    space = _search_space(asked.algo, asked.arguments["grid"])
+    space = read_space(asked.algo, "--grid", asked.arguments["grid"])
     if asked.num_envs is not None:
         arguments["num_envs"] = asked.num_envs
     run = _backend(arguments)
@@ -61,22 +64,34 @@ def _backend(arguments):
     return launch if with_ray else run_sweep
 
 
-def _search_space(algo, words):
-    """`learning_rate=1e-4,3e-4` as the lists and distributions that `sweep` takes."""
-    drawn = {"uniform": Uniform, "loguniform": LogUniform}
+def read_space(algo: Algorithm, flag: str, words: Sequence[str]) -> dict[str, Any]:
+    """`learning_rate=1e-4,3e-4` or `learning_rate=log:1e-5:1e-2`, by field, as lists and distributions.
+
+    Args:
+      algo: whose fields they are.
+      flag: in which they were given.
+      words: of it.
+
+    Raises:
+      ConfigError: all that cannot be read.
+    """
+    drawn = {"uniform": Uniform, "loguniform": LogUniform, "log": LogUniform}
     space, problems = {}, []
-    for name, text in assignments("--grid", words).items():
+    for name, text in assignments(flag, words).items():
         name = name.replace("-", "_")
         kind, *numbers = text.split(":")
         try:
             if kind in drawn:
                 if len(numbers) != 2:
                     raise ConfigError(f"{text!r}: write {kind}:LOW:HIGH")
-                space[name] = drawn[kind](*(float(read_field(algo, name, number)) for number in numbers))
+                ends = [read_field(algo, name, number) for number in numbers]
+                if not all(isinstance(end, int | float) for end in ends):
+                    raise ConfigError(f"{text!r}: {kind}:LOW:HIGH takes two numbers")
+                space[name] = drawn[kind](*map(float, ends))
             else:
                 space[name] = [read_field(algo, name, part) for part in text.split(",")]
         except ConfigError as error:
-            problems += [f"--grid {name}: {problem}" for problem in error.problems]
+            problems += [f"{flag} {name}: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
     return space
@@ -88,7 +103,7 @@ def _save_sweep(result, out):
         curves = {f"metrics/{name}": curve for name, curve in result.metrics.items()}
         settings = [str(setting) for setting in result.configurations]
         np.savez(out, configurations=settings, seeds=result.seeds, steps=result.steps, returns=result.returns, **curves)
-    elif out.suffix in _PICTURES:
+    elif out.suffix in PICTURES:
         result.plot(out)
     else:
         out.write_text(result.table() + "\n")

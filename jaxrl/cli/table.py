@@ -30,7 +30,7 @@ def load() -> dict[str, Any]:
 
 
 def command_flags(command: str) -> list[Flag]:
-    """The flags of "train" and "sweep" that are their own, and of "processes", which both have."""
+    """The flags of "train", "sweep" and "tune" that are their own, and of "processes", which all have."""
     return [_flag(written) for written in load()["commands"][command]]
 
 

@@ -74,7 +74,7 @@ def call_of(given: Given) -> tuple["Asked", dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What a command line asks for, ready for `jaxrl.train` and `jaxrl.sweep`."""
+    """What a command line asks for, ready for `jaxrl.train`, `jaxrl.sweep` and `jaxrl.tune`."""
 
     algo: Algorithm
     env: Environment | HostRecipe | None  # None: a dataset alone
@@ -83,7 +83,7 @@ class Asked:
 
 
 def prepare(command: str, given: Given) -> Asked:
-    """The algorithm and the environment of `train` and `sweep`.
+    """The algorithm and the environment of `train`, `sweep` and `tune`.
 
     Raises:
       ConfigError: every value that is wrong, whichever part it belongs to.
@@ -95,7 +95,7 @@ def prepare(command: str, given: Given) -> Asked:
     if problems and run["distributed"]:
         raise ConfigError(problems)  # before the other processes are waited for
     processes = multihost.join(run)
-    split = cores() if command == "sweep" and run["devices"] is None else run["devices"]
+    split = cores() if command in ("sweep", "tune") and run["devices"] is None else run["devices"]
     if command == "train" and split is not None:
         split //= processes  # it counts those of all of them
     if split is not None and split > 1:

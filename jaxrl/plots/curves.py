@@ -157,10 +157,35 @@ def plot_sweep(
         steps, values = np.asarray(one.steps)[known], np.where(np.isfinite(values), values, np.nan)[:, known]
         style = ("-", "--", ":", "-.")[index // len(_COLORS) % 4]
         axes.plot(steps, np.nanmean(values, axis=0), style, color=color, label=_plain(one.label))
-        if len(values) > 1:
+        if len(values) > 1 and known.any():
             low, high = np.nanpercentile(values, [25, 75], axis=0)
             axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
     axes.legend(frameon=False, fontsize="small", ncols=1 + len(curves) // 16)
+    return _saved(figure, out)
+
+
+def plot_trials(scores: Sequence[float], out: str | os.PathLike | None = None, *, title: str = "") -> "Chart":
+    """Draws the scores of a search's trials and the best so far.
+
+    Args:
+      scores: one a trial, in their order; NaN of those that did not finish.
+      out: where the picture goes, if anywhere; its suffix gives the format.
+      title: over the picture.
+
+    Returns:
+      The picture.
+
+    Raises:
+      ConfigError: pictures have no such format.
+    """
+    figure, axes = _figure(title)
+    axes.set_xlabel("trial")
+    values = np.asarray(scores, float)
+    places = np.arange(len(values))
+    axes.plot(places, values, "o", color=_COLORS[5], markersize=4, label="trial")
+    best = np.fmax.accumulate(values)
+    axes.step(places, best, where="post", color=_COLORS[0], label="best so far")
+    axes.legend(frameon=False, fontsize="small")
     return _saved(figure, out)
 
 

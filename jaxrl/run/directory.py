@@ -21,7 +21,7 @@ MAY_CHANGE = ("total_steps", "logging")  # fields, or groups of them, that a res
 
 FORMAT = 1  # of config.json; a change that earlier files do not survive takes the next number
 
-_FILES = ("config.json", "metrics.jsonl", "metrics.csv", "learning_curve.png", "result.json")
+_FILES = ("config.json", "metrics.jsonl", "metrics.csv", "learning_curve.png", "result.json", "study.journal")
 _WANDB_ID = "wandb_run.json"  # of jaxrl.run.loggers, which knows no directories
 _FOLDERS = ("checkpoints", "tensorboard", "videos")
 _ABSENT = object()
@@ -98,6 +98,10 @@ class RunDirectory:
     @property
     def result(self) -> Path:
         return self.path / "result.json"
+
+    @property
+    def study(self) -> Path:
+        return self.path / "study.journal"
 
     def check(self) -> None:
         """Whether the directory is still there, and this one.

@@ -20,7 +20,6 @@ from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
 from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.multihost import distributed
 from jaxrl.plots.curves import TRAINING, Curves, interquartile_mean, plot_sweep
 from jaxrl.run.compile_cache import keep_compiled_programs
@@ -30,7 +29,8 @@ from jaxrl.run.signals import Signals
 from jaxrl.sweeps.kept import Progress, opened_all
 from jaxrl.sweeps.make_train import bound
 from jaxrl.sweeps.search import checked_seeds, configurations
-from jaxrl.sweeps.vectorized import VectorizedRuns
+from jaxrl.sweeps.tables import aligned, short
+from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Chart
@@ -64,7 +64,7 @@ class SweepResult:
         runs = f"{len(self.configurations)} configurations x {len(self.seeds)} seeds"
         steps = f"{int(self.steps.max()):,} steps" if self.steps.size else "no steps"
         if np.isfinite(self.scores).any():
-            best = ", ".join(f"{name}={_short(value)}" for name, value in self.best.items()) or "the only one"
+            best = ", ".join(f"{name}={short(value)}" for name, value in self.best.items()) or "the only one"
             found = f"best: {best[:200]}, interquartile mean {np.nanmax(self.interquartile_means):.4g}"
         else:
             found = "no score"
@@ -107,7 +107,7 @@ class SweepResult:
         """
         if metric not in self.metrics:
             raise unknown("metric", metric, self.metrics, "those of this sweep")
-        labels = [", ".join(f"{k}={_short(v)}" for k, v in one.items()) for one in self.configurations]
+        labels = [", ".join(f"{k}={short(v)}" for k, v in one.items()) for one in self.configurations]
         plural = f"{len(self.seeds)} seeds" if len(self.seeds) > 1 else "1 seed"
         found = [
             Curves(label or plural, steps, values)
@@ -124,16 +124,9 @@ class SweepResult:
             scores = self.scores[index][~np.isnan(self.scores[index])]
             scores = scores if scores.size else np.asarray([np.nan])
             numbers = [self.interquartile_means[index], scores.mean(), scores.std(), scores.min(), scores.max()]
-            setting = [_short(self.configurations[index][name]) for name in names]
+            setting = [short(self.configurations[index][name]) for name in names]
             rows.append([*setting, *(f"{x:.1f}" for x in numbers), str(int(self.failed[index].sum()))])
-        widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-        return "\n".join(
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]
-        )
-
-
-def _short(value):
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return aligned([header, *rows])
 
 
 def sweep(
@@ -188,16 +181,8 @@ def sweep(
       KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
     """
     keep_compiled_programs()
-    if devices is None:
-        use_cpu_devices(cores())
-    if mapping not in (None, "vmap", "in_turn"):
-        raise ConfigError(f"mapping={mapping!r} is not one of 'vmap', 'in_turn'")
-    here = jax.local_device_count()
+    devices, mapping = devices_and_mapping(devices, mapping)
     processes, leader = jax.process_count(), distributed.is_leader()
-    devices = here if devices is None else devices
-    if not 1 <= devices <= here:
-        raise ConfigError(f"devices={devices} must be between 1 and the {here} that this process has")
-    mapping = mapping or ("in_turn" if jax.default_backend() == "cpu" else "vmap")
     counts = {"total_steps": (total_steps, 1), "points": (points, 1), "evaluation_episodes": (evaluation_episodes, 1)}
     problems = count_problems(**counts, checkpoint_every=(checkpoint_every, 1))
     if run_dir is None and (checkpoint_every is not None or overwrite):

@@ -9,13 +9,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Environment
-from jaxrl.parallel.mesh import over_devices
+from jaxrl.parallel.mesh import cores, over_devices, use_cpu_devices
 from jaxrl.parallel.program import CompiledProgram
 from jaxrl.run.evaluation import MAX_STEPS, layout, play
+
+
+def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, str]:
+    """How many devices of this process runs are spread over, and how those of one device are mapped.
+
+    Args:
+      devices: None: all of them; of a CPU that JAX has not started on yet, one a core.
+      mapping: "vmap", "in_turn", or None for the faster on this platform.
+
+    Raises:
+      ConfigError: there are not so many, or there is no such mapping.
+    """
+    if devices is None:
+        use_cpu_devices(cores())
+    if mapping not in (None, "vmap", "in_turn"):
+        raise ConfigError(f"mapping={mapping!r} is not one of 'vmap', 'in_turn'")
+    here = jax.local_device_count()
+    devices = here if devices is None else devices
+    if not 1 <= devices <= here:
+        raise ConfigError(f"devices={devices} must be between 1 and the {here} that this process has")
+    return devices, mapping or ("in_turn" if jax.default_backend() == "cpu" else "vmap")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import atexit
 import gc
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -208,6 +209,26 @@ def test_sweep(said, tmp_path):
     said(*again, "--seeds", "2", "--grid", "learning_rate=1e-3,1e-2", "--out", str(tmp_path / "curves.svg"))
     drawn = (tmp_path / "curves.svg").read_text()
     assert drawn.startswith("<?xml") and "</svg>" in drawn
+
+
+@pytest.mark.long
+def test_tune(said, tmp_path):
+    """The last line is a command that trains with the best settings, digit for digit, and as all else was asked for."""
+    pytest.importorskip("optuna")
+    own = ["--devices", "1", "--trials", "2", "--seeds", "1", "--search", "random", "--run-dir", str(tmp_path)]
+    own += ["--space", "learning_rate=log:1e-4:1e-2"] + ["--space=clip_value=False"]
+    words = ["--env", "gymnax:CartPole-v1", *SMALL, "--total-steps", "32", "--gamma", "0.9"]
+    *table, best = said("tune", "ppo", *own, *words, "--out", str(tmp_path / "best.svg")).splitlines()[:-1]
+    assert "gamma" not in table[0] and len(table) == 3
+    assert (tmp_path / "best.svg").read_text().startswith("<?xml")
+    command = shlex.split(best)
+    assert command[:4] == ["best:", "jaxrl", "train", "ppo"] and "--run-dir" not in command and "--space" not in command
+    given = runs.read("train", command[3:])
+    algo = flags.with_flags(jaxrl.PPO(), flags.build_parts(given.groups, given.values)[0])
+    found = dict(zip(table[0].split(), table[1].split(), strict=True))["learning_rate"]
+    assert f"{algo.learning_rate:.4g}" == found and algo.learning_rate != float(found)
+    assert algo.clip_value is False and algo.gamma == 0.9 and algo.epochs == 1 and algo.network.torso == MLP((8,))
+    assert given.values["run"]["total_steps"] == 32 and given.values["run"]["num_envs"] == 2
 
 
 @pytest.mark.long

@@ -37,6 +37,7 @@ def said(capsys, monkeypatch):
     for module in (loading, replays, follow):
         monkeypatch.setattr(module, "load_run", begin)
     monkeypatch.setattr("jaxrl.sweeps.sweep._train_many", begin)
+    monkeypatch.setattr("jaxrl.sweeps.tune._evaluations", begin)
     monkeypatch.setenv("COLUMNS", "300")
 
     def run(*argv):
@@ -70,6 +71,10 @@ def said(capsys, monkeypatch):
         (["train", "ppo", *RUN, "--learning-rate", "9" * 400], "is not a finite number"),
         (["sweep", "ppo", *RUN, "--seeds", "1e12"], "seeds: at least one, and at most 65,536"),
         (["sweep", "ppo", *RUN, "--seeds", "-5,3"], "seeds=-5 must be a whole number"),
+        (["sweep", "ppo", *RUN, "--grid", "value_learning_rate=log:none:1"], "log:LOW:HIGH takes two numbers"),
+        (["tune", "ppo", *RUN, "--space", "gamma=log:0:1"], "the ends must be finite, 0 < low < high"),
+        (["tune", "ppo", *RUN, "--trials", "0"], "trials=0 must be at least 1"),
+        (["tune", "ppo", *RUN, "--search", "bayes"], "--search: unknown value 'bayes'; known: random, tpe"),
         (["eval", "runs/none", "--seed", HUGE], "is too large"),
         (["eval", "runs/none", "--seed", "-1"], "--seed: -1 must be at least 0"),
         (["export-rlds", "runs/none", "--out", "x", "--seed", HUGE], "is too large"),
@@ -130,6 +135,7 @@ COMMANDS = {
     "train dqn": ["train", "dqn", *RUN],
     "train sac": ["train", "sac", "--env", "gymnax:Pendulum-v1", "--total-steps", "1000"],
     "sweep": ["sweep", "ppo", *RUN],
+    "tune": ["tune", "ppo", *RUN],
     "compile": ["compile", "ppo", *RUN],
     "eval": ["eval", "RUN"],
     "export-rlds": ["export-rlds", "RUN", "--out", "OUT"],
@@ -151,7 +157,9 @@ VALUES = st.sampled_from(ODD) | st.integers().map(str) | st.floats().map(str) | 
 def flags_of(said, capsys, words):
     """Its flags, by its own help."""
     with contextlib.suppress(SystemExit):
-        main.main([*words[:2], "--help-all"] if words[0] in ("train", "sweep", "compile") else [words[0], "--help"])
+        main.main(
+            [*words[:2], "--help-all"] if words[0] in ("train", "sweep", "tune", "compile") else [words[0], "--help"]
+        )
     text = capsys.readouterr().out
     return sorted({word.strip(",│|[]") for word in text.split() if word.startswith("--")} - {"--help", *NOT_TRIED})
 

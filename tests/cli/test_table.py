@@ -30,6 +30,14 @@ def test_flags_from_the_table_are_those_of_the_class(name):
     assert table.algorithm_groups(name) == fields.algorithm_groups(jaxrl.make_algorithm(name))
 
 
+@pytest.mark.parametrize("command", ["train", "sweep", "tune"])
+def test_no_flag_of_a_command_has_the_name_of_a_field(command):
+    """The command line would have two flags of one name, and the call in Python one argument."""
+    own = {flag.name for flag in table.command_flags(command)}
+    for name in table.algorithms():
+        assert not own & {flag.name for flag in table.algorithm_groups(name)[0].flags}, name
+
+
 def test_flags_of_a_preset_are_those_of_its_algorithm():
     for name in table.load()["presets"]:
         preset = table.preset(name)

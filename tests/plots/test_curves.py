@@ -13,7 +13,16 @@ from hypothesis.extra import numpy as hnp
 
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.plots import curves
-from jaxrl.plots.curves import Curves, Run, bootstrap_interval, interquartile_mean, plot_run, plot_runs, plot_sweep
+from jaxrl.plots.curves import (
+    Curves,
+    Run,
+    bootstrap_interval,
+    interquartile_mean,
+    plot_run,
+    plot_runs,
+    plot_sweep,
+    plot_trials,
+)
 from jaxrl.run import plotting
 
 FLOATS = st.floats(-1e6, 1e6)
@@ -161,3 +170,14 @@ def test_a_sweep_is_drawn_by_configuration_with_the_band_between_its_quartiles(t
     assert matplotlib.image.imread(tmp_path / "x.png").shape[2] == 4
     with pytest.raises(ConfigError, match="no curves to plot"):
         plot_sweep([])
+
+
+def test_the_best_of_trials_so_far(tmp_path):
+    """Those that did not finish are left out, and the first of all may be one."""
+    (axes,) = plot_trials([np.nan, 1.0, 3.0, np.nan, 2.0], tmp_path / "trials.svg", title="PPO on $").axes
+    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    np.testing.assert_array_equal(drawn["trial"], [np.nan, 1.0, 3.0, np.nan, 2.0])
+    np.testing.assert_array_equal(drawn["best so far"], [np.nan, 1.0, 3.0, 3.0, 3.0])
+    assert (tmp_path / "trials.svg").read_text().startswith("<?xml")
+    with pytest.raises(ConfigError, match="unknown format of pictures"):
+        plot_trials([1.0], tmp_path / "trials.txt")

@@ -1,0 +1,78 @@
+"""What Bayesian search brings over random search: `jaxrl.tune` with 30 trials of each sampler, PPO on Pendulum.
+
+    python benchmarks/tune.py [--trials 30] [--repeats 10] [--total-steps 200000]
+    python benchmarks/tune.py --small    # a trial of the benchmark itself: a minute, and nothing is recorded
+
+Both samplers have the same space (that of PPO in `jaxrl.sweeps.spaces`), pruner, seeds and budget; repeat i of both is
+`search_seed=i`. The best settings of each search are trained again with seeds that no trial had, and the mean return of
+these runs is what counts. Of the repeats: the mean and its 95 % bootstrap interval, for each sampler and for the
+difference of pairs; beside it the score within the search and how many trials were pruned.
+"""
+
+import argparse
+import pathlib
+import sys
+
+import numpy as np
+
+import jaxrl
+from jaxrl.plots.curves import bootstrap_interval
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import _record as record
+
+ENV, NUM_ENVS = "gymnax:Pendulum-v1", 16
+HELD_OUT = [1000, 1001, 1002, 1003, 1004]
+
+
+def searched(sampler: str, repeat: int, trials: int, total_steps: int) -> dict[str, object]:
+    """One search: the score of its best trial, the mean return of these settings on other seeds, and what it ended."""
+    shared = {"total_steps": total_steps, "num_envs": NUM_ENVS, "progress": False}
+    study = jaxrl.tune("ppo", ENV, trials=trials, seeds=2, search=sampler, search_seed=repeat, **shared)
+    again = jaxrl.sweep(jaxrl.PPO(**study.best), ENV, seeds=HELD_OUT, points=1, **shared)
+    return {
+        "sampler": sampler,
+        "repeat": repeat,
+        "score": study.best_trial.score,
+        "held out": float(np.nan_to_num(again.scores, nan=-2000.0).mean()),  # a run that failed is the worst
+        "pruned": sum(trial.ended == "pruned" for trial in study.trials),
+        "failed": sum(trial.ended == "failed" for trial in study.trials),
+        "best": study.best,
+    }
+
+
+def interval(values: np.ndarray) -> dict[str, float]:
+    """The mean over repeats and its bootstrap interval."""
+    low, high = bootstrap_interval([values], statistic=lambda x: np.mean(x, axis=0))
+    return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--total-steps", type=int, default=200_000)
+    parser.add_argument("--small", action="store_true", help="3 trials of 20,000 steps, 2 repeats; nothing is recorded")
+    arguments = parser.parse_args()
+    small = {"trials": 3, "repeats": 2, "total_steps": 20_000} if arguments.small else {}
+    asked = {"trials": arguments.trials, "repeats": arguments.repeats, "total_steps": arguments.total_steps} | small
+    rows = []
+    for repeat in range(asked["repeats"]):
+        for sampler in ("tpe", "random"):
+            rows.append(searched(sampler, repeat, asked["trials"], asked["total_steps"]))
+            print(record.table([{name: value for name, value in rows[-1].items() if name != "best"}]), flush=True)
+    held_out = {
+        sampler: np.asarray([row["held out"] for row in rows if row["sampler"] == sampler])
+        for sampler in ("tpe", "random")
+    }
+    summary = {sampler: interval(values) for sampler, values in held_out.items()}
+    summary["tpe - random"] = interval(held_out["tpe"] - held_out["random"])
+    for name, found in summary.items():
+        print(f"{name}: {found['mean']:.1f} ({found['low']:.1f} to {found['high']:.1f})")
+    if not arguments.small:
+        settings = asked | {"env": ENV, "num_envs": NUM_ENVS, "held_out_seeds": HELD_OUT}
+        print(record.save("tune", rows, summary=summary, settings=settings))
+
+
+if __name__ == "__main__":
+    main()

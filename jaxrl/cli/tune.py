@@ -1,0 +1,80 @@
+"""`jaxrl tune` once its flags are read: a search, its table, and the command that trains with the best settings."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl.cli import multihost, table
+from jaxrl.cli.fields import written
+from jaxrl.cli.runs import Given
+from jaxrl.cli.sweep import PICTURES, read_space
+from jaxrl.cli.training import prepare
+from jaxrl.core.errors import ConfigError
+from jaxrl.sweeps.tune import TuneResult
+from jaxrl.sweeps.tune import tune as run_tune
+
+# Flags that `train` has too, and which there are of another run or mean something else.
+_NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
+
+
+def tune(given: Given, argv: Sequence[str]) -> int:
+    """Searches as the flags say; the exit code.
+
+    Args:
+      given: the flags, read.
+      argv: the words that they were.
+    """
+    if given.values["run"]["distributed"]:
+        raise ConfigError("--distributed: not with tune, whose trials follow from one another, in one process")
+    asked = prepare("tune", given)
+    arguments = {name: value for name, value in asked.arguments.items() if name not in ("out", "seeds", "space")}
+    seeds, out = asked.arguments["seeds"], asked.arguments["out"]
+    space = read_space(asked.algo, "--space", asked.arguments["space"])
+    space = {
+        name: values[0] if isinstance(values, list) and len(values) == 1 else values for name, values in space.items()
+    }
+    arguments |= {"env": asked.env, "num_envs": asked.num_envs, "seeds": seeds[0] if len(seeds) == 1 else seeds}
+    result = run_tune(asked.algo, **arguments, **space)
+    print(result.table())
+    print(f"best: {' '.join(_best(result, argv))}")
+    if out is not None:
+        _save(result, out)
+    return 0
+
+
+def _best(result: TuneResult, argv: Sequence[str]) -> list[str]:
+    """The words of `jaxrl train` with the best settings; all else as `argv` has it."""
+    of_train = {flag.name for flag in table.command_flags("train")}
+    own = {flag.name for flag in table.command_flags("tune")} - of_train
+    words = _without({*own, *_NOT_OF_THE_RUN, *multihost.FLAGS, *result.best}, argv)
+    for name, value in result.best.items():
+        words += _flag(name.replace("_", "-"), value)
+    return [shlex.quote(word) for word in ("jaxrl", "train", *words)]
+
+
+def _without(names: set[str], argv: Sequence[str]) -> list[str]:
+    """The words without the flags of these names, and their values."""
+    kept: list[str] = []
+    keeping = True
+    for word in argv:
+        if word.startswith("--"):
+            name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+            keeping = name not in names and name.removeprefix("no_") not in names
+        if keeping:
+            kept.append(word)
+    return kept
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", repr(value) if isinstance(value, float) else written(value)]
+
+
+def _save(result, out):
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix in PICTURES:
+        result.plot(out)
+    else:
+        out.write_text(result.table() + "\n")
+    print(f"written to {out}")

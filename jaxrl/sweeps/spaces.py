@@ -1,0 +1,135 @@
+"""What `jaxrl.tune` searches: one table of ranges by algorithm, and what a call changes of it.
+
+Every field of the table is traced, so all trials of a study are one compiled program.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl.algos.base import field_problems, has_effect, replace
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Algorithm
+from jaxrl.sweeps.search import LogUniform, Uniform
+
+Range = Uniform | LogUniform | list[Any] | tuple[Any, ...]
+
+_RATE = LogUniform(1e-5, 1e-2)
+_GAMMA = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+_TAU = LogUniform(1e-3, 5e-2)
+_POLICY_GRADIENT: dict[str, Range] = {
+    "learning_rate": _RATE,
+    "gamma": _GAMMA,
+    "entropy_cost": LogUniform(1e-8, 0.1),
+    "value_cost": Uniform(0.2, 1.0),
+}
+_ACTOR_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA, "tau": _TAU}
+_NOISE = Uniform(0.05, 0.5)  # of the standard deviation of exploration
+_SMOOTHING = Uniform(0.05, 0.4)  # of the target policy's noise
+
+# By algorithm and field. Those that need a dataset (BC) are not here, as a search takes none.
+SPACES: dict[str, dict[str, Range]] = {
+    "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
+    "cql": _ACTOR_CRITIC | {"coefficient": LogUniform(0.1, 10.0)},
+    "crr": {
+        "learning_rate": _RATE,
+        "policy_learning_rate": _RATE,
+        "gamma": _GAMMA,
+        "temperature": LogUniform(0.1, 10.0),
+    },
+    "d4pg": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "priority_exponent": Uniform(0.0, 1.0)},
+    "ddpg": _ACTOR_CRITIC | {"exploration_noise": _NOISE},
+    "dqn": {
+        "learning_rate": _RATE,
+        "gamma": _GAMMA,
+        "target_update": LogUniform(0.01, 1.0),
+        "max_grad_norm": LogUniform(1.0, 100.0),
+        "priority_exponent": Uniform(0.2, 1.0),
+    },
+    "impala": _POLICY_GRADIENT | {"trace_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.5, 50.0)},
+    "iql": _ACTOR_CRITIC | {"expectile": Uniform(0.5, 0.95), "inverse_temperature": LogUniform(0.5, 10.0)},
+    "mpo": {
+        "learning_rate": _RATE,
+        "policy_learning_rate": _RATE,
+        "dual_learning_rate": LogUniform(1e-3, 0.1),
+        "gamma": _GAMMA,
+        "epsilon": LogUniform(0.02, 0.5),
+        "epsilon_mean": LogUniform(5e-4, 5e-2),
+    },
+    "ppo": _POLICY_GRADIENT
+    | {"gae_lambda": Uniform(0.8, 1.0), "clip": Uniform(0.1, 0.4), "max_grad_norm": LogUniform(0.3, 5.0)},
+    "pqn": {
+        "learning_rate": _RATE,
+        "gamma": _GAMMA,
+        "return_lambda": Uniform(0.0, 1.0),
+        "max_grad_norm": LogUniform(1.0, 100.0),
+    },
+    "r2d2": {
+        "learning_rate": _RATE,
+        "gamma": _GAMMA,
+        "epsilon": Uniform(0.05, 0.6),
+        "max_grad_norm": LogUniform(1.0, 100.0),
+        "priority_exponent": Uniform(0.2, 1.0),
+    },
+    "sac": _ACTOR_CRITIC | {"temperature_learning_rate": _RATE},
+    "td3": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "target_noise": _SMOOTHING},
+    "td3bc": _ACTOR_CRITIC | {"alpha": LogUniform(0.5, 10.0), "exploration_noise": _NOISE},
+    "vmpo": {
+        "learning_rate": _RATE,
+        "dual_learning_rate": LogUniform(1e-3, 0.1),
+        "gamma": _GAMMA,
+        "gae_lambda": Uniform(0.8, 1.0),
+        "epsilon": LogUniform(0.02, 0.5),
+        "epsilon_mean": LogUniform(1e-3, 0.1),
+    },
+}
+
+
+def search_space(algo: Algorithm, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Range]]:
+    """The fields that are fixed, and those that are searched.
+
+    Of the table, a field is searched if it is at its default in `algo` and has an effect there.
+
+    Args:
+      algo: what is tuned.
+      given: by field, a range or a list in place of the table's; a single value fixes it.
+
+    Raises:
+      ConfigError: a field does not exist or cannot have one of its values, or nothing is searched; all problems.
+    """
+    default = type(algo)()
+    table = {
+        name: values
+        for name, values in SPACES.get(type(algo).__name__.lower(), {}).items()
+        if has_effect(algo, name) and getattr(algo, name) == getattr(default, name)
+    }
+    space = table | {name: list(values) if isinstance(values, range) else values for name, values in given.items()}
+    fixed = {name: value for name, value in space.items() if not isinstance(value, Uniform | LogUniform | list | tuple)}
+    ranges = {name: values for name, values in space.items() if name not in fixed}
+    problems = field_problems(replace(algo, **fixed))
+    for name, values in ranges.items():
+        ends = list(values) if isinstance(values, list | tuple) else [values.low, values.high]
+        problems += _range_problems(name, values)
+        for end in ends:
+            problems += field_problems(replace(algo, **fixed | {name: end}))
+    if not ranges:
+        problems.append(
+            f"nothing to search: no field of {type(algo).__name__} has a range; give one, such as "
+            "learning_rate=LogUniform(1e-5, 1e-2) or --space learning_rate=log:1e-5:1e-2"
+        )
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return fixed, ranges
+
+
+def _range_problems(name: str, values: Range) -> list[str]:
+    """Why a search cannot draw from it, whatever the field; one line each."""
+    if isinstance(values, Uniform | LogUniform):
+        least = 0.0 if isinstance(values, LogUniform) else -math.inf
+        fits = least < values.low < values.high < math.inf
+        positive = "0 < " if isinstance(values, LogUniform) else ""
+        return [] if fits else [f"{name}={values}: the ends must be finite, {positive}low < high"]
+    if not values:
+        return [f"{name} has no values to try"]
+    strange = [value for value in values if not isinstance(value, bool | int | float | str | None)]
+    return [f"{name}={value!r:.80}: a study keeps numbers, text, True, False and None only" for value in strange]

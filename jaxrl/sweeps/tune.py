@@ -1,0 +1,255 @@
+"""`jaxrl.tune`: settings of an algorithm found by Bayesian search, with pruning."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import numpy as np
+
+from jaxrl import envs
+from jaxrl.algos.base import as_algorithm, replace
+from jaxrl.core import keys
+from jaxrl.core.config import encode
+from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError
+from jaxrl.core.limits import count_problems
+from jaxrl.core.types import Algorithm, Environment
+from jaxrl.envs.configs import to_config
+from jaxrl.parallel import learner
+from jaxrl.parallel.anakin import Anakin
+from jaxrl.plots.curves import plot_trials
+from jaxrl.run.compile_cache import keep_compiled_programs
+from jaxrl.run.directory import RunDirectory
+from jaxrl.run.progress import ProgressBar
+from jaxrl.run.result import logging_settings
+from jaxrl.sweeps.make_train import bound
+from jaxrl.sweeps.search import checked_seeds
+from jaxrl.sweeps.spaces import search_space
+from jaxrl.sweeps.tables import aligned, short
+from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
+
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Chart
+    from jaxrl.sweeps.study import Trial
+
+Search = Literal["tpe", "random"]
+Pruner = Literal["median", "halving", "none"]
+# Arguments of `train` and `launch` that a search has not, and what has them.
+_ELSEWHERE = {
+    "dataset": "a search takes no dataset; call jaxrl.train(dataset=...) for each setting",
+    "backend": "the trials of a search run one after another, as each follows from those before, and their seeds over "
+    "the devices of this process; for given settings side by side on Ray use jaxrl sweep --backend ray",
+}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class TuneResult:
+    """The trials of a search.
+
+    Attributes:
+      trials: in their order; each has `settings`, `returns` (the mean over seeds at each evaluation), `ended`
+        ("finished", "pruned" or "failed"), `problem` and `score`, its last mean return if it finished.
+      title: the algorithm and the environment.
+    """
+
+    trials: "list[Trial]"
+    title: str
+
+    def __repr__(self) -> str:
+        finished = sum(trial.ended == "finished" for trial in self.trials)
+        found = ", ".join(f"{k}={short(v)}" for k, v in self.best.items()) if finished else "none"
+        return f"TuneResult({self.title}: {len(self.trials)} trials, {finished} finished; best: {found[:200]})"
+
+    @property
+    def best_trial(self) -> "Trial":
+        """The trial with the highest final mean return; the first of equals.
+
+        Raises:
+          NonFiniteError: none finished.
+        """
+        finished = [trial for trial in self.trials if trial.ended == "finished"]
+        if not finished:
+            raise NonFiniteError(f"no trial of {len(self.trials)} finished; TuneResult.table() says why")
+        return max(finished, key=lambda trial: trial.score)
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The settings of the best trial."""
+        return self.best_trial.settings
+
+    def table(self) -> str:
+        """A text table with a line for each trial, the best first, then those that did not finish."""
+        names = list(self.trials[0].settings)
+        rows = [["trial", *names, "return", "evaluations", "ended"]]
+        order = sorted(range(len(self.trials)), key=lambda place: -np.nan_to_num(self.trials[place].score, nan=-np.inf))
+        for place in order:
+            trial = self.trials[place]
+            last = f"{trial.returns[-1]:.1f}" if trial.returns else "nan"
+            settings = [short(trial.settings[name]) for name in names]
+            rows.append([str(place), *settings, last, str(len(trial.returns)), trial.ended])
+        return aligned(rows)
+
+    def plot(self, path: str | Path | None = None) -> "Chart":
+        """Draws the score of every trial and the best so far.
+
+        Args:
+          path: where the picture goes, if anywhere; its suffix gives the format.
+        """
+        return plot_trials([trial.score for trial in self.trials], path, title=self.title)
+
+
+def tune(
+    algo: Algorithm | str,
+    env: Environment | str,
+    *,
+    total_steps: int,
+    trials: int = 30,
+    seeds: int | Sequence[int] = 2,
+    search: Search = "tpe",
+    pruner: Pruner = "median",
+    search_seed: int = 0,
+    num_envs: int | None = None,
+    topology: Anakin | None = None,
+    devices: int | None = None,
+    mapping: str | None = None,
+    evaluate_every: int | None = None,
+    evaluation_episodes: int = 128,
+    explore_in_evaluation: bool = False,
+    run_dir: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **space: Any,
+) -> TuneResult:
+    """Searches settings of an algorithm for the highest final return, the mean over seeds.
+
+    All seeds of a trial are one compiled program, and as long as only traced fields are searched all trials are the
+    same one. After each evaluation the trial may be pruned: then its training ends there. Each run is the run of
+    `jaxrl.train` with that seed and these settings.
+
+    What is searched is in one table (`jaxrl.sweeps.spaces.SPACES`). Fields of it that `algo` has at other values than
+    their defaults stay as they are. Needs Optuna: `pip install 'jaxrl[tune]'`.
+
+    Args:
+      algo, env, total_steps, num_envs, topology: of every run, as for `make_train`.
+      trials: number of settings to try, those that `run_dir` holds included.
+      seeds: of every trial: how many, from 0 on, or a list of seeds. Their mean is the score.
+      search: how settings are drawn: "tpe", by Bayesian search (tree-structured Parzen estimator), or "random".
+      pruner: which trials end early: "median", those below the median of the trials before at the same evaluation;
+        "halving", those not in the better half at evaluations 1, 2, 4, ...; "none".
+      search_seed: of these draws.
+      devices: number of devices of this process to spread the seeds over; None: all of them. On a CPU, JAX is asked for
+        one device per core if it has not started yet.
+      mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
+      evaluate_every: environment steps of a run between evaluations; None: a tenth of the run.
+      evaluation_episodes, explore_in_evaluation: how each evaluation is played.
+      run_dir: keeps the study here, from which the same call goes on after it was killed, with the trial that was under
+        way begun anew; also with more trials. None: nothing is kept.
+      overwrite: delete an earlier search in `run_dir` and start again.
+      progress: show a progress bar, over trials.
+      **space: fields of the algorithm, in place of the table's or beside them: `LogUniform`, `Uniform`, a list of
+        values, or a single value, which is then fixed.
+
+    Raises:
+      ConfigError: all invalid settings.
+      MissingExtraError: Optuna is not installed.
+      RunDirectoryError: `run_dir` is in use, or holds another search.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise MissingExtraError("jaxrl.tune", "tune")
+    from jaxrl.sweeps.study import PRUNERS, SAMPLERS, Study
+
+    keep_compiled_programs()
+    problems = count_problems(
+        total_steps=(total_steps, 1),
+        trials=(trials, 1),
+        evaluate_every=(evaluate_every, 1),
+        evaluation_episodes=(evaluation_episodes, 1),
+        search_seed=(search_seed, 0),
+    )
+    for name, value, known in (("search", search, SAMPLERS), ("pruner", pruner, PRUNERS)):
+        if value not in known:
+            problems.append(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
+    problems += [f"{name}=: {what}" for name, what in _ELSEWHERE.items() if name in space]
+    if topology is not None and num_envs is not None:
+        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
+    if run_dir is None and overwrite:
+        problems.append("overwrite has no meaning without run_dir=, which keeps the study")
+    if jax.process_count() > 1:
+        problems.append(f"a search runs in one process, and these are {jax.process_count()}")
+    if problems:
+        raise ConfigError(problems)
+    devices, mapping = devices_and_mapping(devices, mapping)
+    seeds = checked_seeds(seeds)
+    algo, made = as_algorithm(algo), envs.make(env) if isinstance(env, str) else env
+    if not isinstance(made, Environment):
+        raise ConfigError(f"{made.name} is stepped on the host, and a search is a compiled program; use jaxrl.train")
+    fixed, ranges = search_space(algo, space)
+    every = max(total_steps // 10, 1) if evaluate_every is None else evaluate_every
+    layout = topology or Anakin(num_envs, devices=1)
+    for name, values in ranges.items():
+        for value in values if isinstance(values, list | tuple) else [values.low]:
+            bound(replace(algo, **fixed | {name: value}), made, total_steps, layout)
+
+    def evaluations(settings):
+        program = bound(replace(algo, **settings), made, total_steps, layout)
+        many = VectorizedRuns(program[2], min(devices, len(seeds)), mapping, len(seeds))
+        return _evaluations(program, many, seeds, every, evaluation_episodes, explore_in_evaluation)
+
+    asked = {"algorithm": encode(algo), "environment": to_config(made), "topology": encode(layout), "seeds": seeds}
+    asked |= {"total_steps": total_steps, "search": search, "pruner": pruner, "search_seed": search_seed}
+    asked |= {"mapping": mapping, "space": {name: repr(values) for name, values in (fixed | ranges).items()}}
+    config = {"tune": asked | logging_settings(every, evaluation_episodes, explore_in_evaluation)}
+    with contextlib.ExitStack() as stack:
+        path = None
+        if run_dir is not None:
+            path = stack.enter_context(RunDirectory(run_dir, config, overwrite=overwrite, may_change=())).study
+        study = Study(path, ranges, fixed, search, pruner, search_seed)
+        done = study.trials()
+        display = stack.enter_context(ProgressBar(unit="trials")) if progress else None
+        if display is not None:
+            display.note(f"searched: {', '.join(ranges)}")
+            display.start(trials, len(done))
+        while len(done) < trials:
+            done.append(study.run(evaluations))
+            if display is not None:
+                display.note(_line(len(done) - 1, done[-1]))
+                display.update(len(done))
+        return TuneResult(done, f"{type(algo).__name__} on {made.name}")
+
+
+def _evaluations(program, many: VectorizedRuns, seeds, every, episodes, explore) -> Iterator[tuple[float, bool]]:
+    """Trains the runs of all seeds from one evaluation to the next: the mean return, and whether it is the last.
+
+    Raises:
+      NonFiniteError: in a run of one of the seeds a value was not finite, or no episode came to an end.
+    """
+    algo, env, compiled, iterations = program
+    algos, roots = many.stack([algo] * len(seeds)), many.stack([keys.root_key(seed) for seed in seeds])
+    shapes = jax.eval_shape(lambda algos: compiled.init(many.first(algos), env, roots[0]), algos)
+    devices = list(many.mesh.devices.flat)
+    learner.check_memory(many.first(algos), shapes, devices, runs=jax.tree.leaves(algos)[0].shape[0], saved=False)
+    rows = compiled.steps_per_iteration(algo)
+    each, done = max(1, round(every / rows)), 0
+    states = many.start(algos, env, roots)
+    while done < iterations:
+        length = min(each, iterations - done)
+        states, report = many.chunk(algos, env, states, length, iterations * rows // compiled.layout.num_envs)
+        done += length
+        failed = np.asarray(report.failed_at)[: many.runs] >= 0
+        returns = many.evaluate(algos, states.learner, env, roots, episodes, explore)
+        wrong = failed | np.isnan(returns).all(-1)
+        if wrong.any():
+            what = "a value was not finite" if failed.any() else "no episode of the evaluation ended"
+            those = ", ".join(str(seed) for seed, bad in zip(seeds, wrong, strict=True) if bad)
+            raise NonFiniteError(f"{what} before step {done * rows}, seed {those}")
+        yield float(np.nanmean(returns, axis=-1).mean()), done == iterations
+
+
+def _line(place: int, trial: "Trial") -> str:
+    settings = ", ".join(f"{name}={short(value)}" for name, value in trial.settings.items())
+    last = trial.returns[-1] if trial.returns else math.nan
+    return f"trial {place}: {trial.problem or f'{last:.1f}'} ({trial.ended}; {settings})"

@@ -1,0 +1,381 @@
+"""Searches: what is drawn, what is pruned, what is kept, and that a trial is the run of its settings."""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import tunes
+from helpers.programs import ENV, PPO, ROWS, anakin
+
+import jaxrl
+from jaxrl.algos import ALGORITHMS
+from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError, RunDirectoryError
+from jaxrl.core.sources import Dataset
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.run import checkpoint
+from jaxrl.sweeps import tune as tuning
+from jaxrl.sweeps.spaces import SPACES, search_space
+from jaxrl.sweeps.vectorized import VectorizedRuns, _chunk_many
+
+optuna = pytest.importorskip("optuna")
+from jaxrl.sweeps.study import Journal, Study  # noqa: E402  needs the extra
+
+TESTS = Path(__file__).parents[1]
+OWN = {name: cls for name, cls in ALGORITHMS.items() if cls.__module__.startswith("jaxrl.")}
+
+
+@functools.cache
+def searched():
+    return tunes.search()
+
+
+# --- the table of spaces -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_algorithm_has_a_space_of_traced_fields(name):
+    algo = OWN[name]()
+    if any(isinstance(source, Dataset) for source in algo.experience.values()):
+        assert name not in SPACES, "it cannot be tuned, as a search takes no dataset"
+        return
+    traced = {field.name for field in dataclasses.fields(algo) if field.metadata.get("pytree_node", True)}
+    fixed, ranges = search_space(algo, {})
+    assert set(SPACES[name]) <= traced and not fixed
+    assert {"learning_rate", "gamma"} <= set(ranges), "every value of a range is one of the field, else this raises"
+
+
+def test_what_a_call_changes_of_the_table():
+    algo = jaxrl.PPO(clip=0.1)
+    given = {"learning_rate": jaxrl.Uniform(1e-4, 1e-3), "gamma": 0.9, "rollout_length": range(16, 48, 16)}
+    fixed, ranges = search_space(algo, given)
+    assert fixed == {"gamma": 0.9}
+    assert set(ranges) == (set(SPACES["ppo"]) | {"rollout_length"}) - {"gamma", "clip"}
+    assert ranges["learning_rate"] == jaxrl.Uniform(1e-4, 1e-3) and ranges["rollout_length"] == [16, 32]
+    assert "priority_exponent" not in search_space(jaxrl.DQN(), {})[1], "it has no effect there"
+    assert "priority_exponent" in search_space(jaxrl.DQN(prioritized=True), {})[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"learnin_rate": [1e-3]}, "did you mean 'learning_rate'"),
+        ({"clip": [0.1, -1.0]}, "PPO.clip=-1.0 must be more than 0"),
+        ({"learning_rate": jaxrl.LogUniform(0.0, 1.0)}, "the ends must be finite, 0 < low < high"),
+        ({"gamma": jaxrl.Uniform(0.9, 0.8)}, "the ends must be finite, low < high"),
+        ({"gamma": []}, "gamma has no values to try"),
+        ({"epochs": jaxrl.Uniform(1.0, 4.0)}, "PPO.epochs=1.0 must be a whole number"),
+        ({"optimizer": [PPO.optimizer]}, "a study keeps numbers, text, True, False and None only"),
+        (dict.fromkeys(SPACES["ppo"], 0.5), "nothing to search"),
+    ],
+)
+def test_what_cannot_be_searched(given, words):
+    with pytest.raises(ConfigError, match=words):
+        search_space(jaxrl.PPO(), given)
+
+
+# --- the study, without any training -------------------------------------------------------------------------------
+
+RANGES = {"rate": jaxrl.LogUniform(1e-4, 1.0), "kind": ["a", "b"]}
+
+
+def study(path=None, sampler="tpe", pruner="median", search_seed=0, fixed=None):
+    return Study(path, RANGES, fixed or {}, sampler, pruner, search_seed)
+
+
+def score(settings):
+    return -((math.log10(settings["rate"]) + 3.0) ** 2) - (settings["kind"] == "b")
+
+
+def rising(settings):
+    """Four evaluations; the last is the score."""
+    for rung in range(1, 5):
+        yield score(settings) - (4 - rung), rung == 4
+
+
+def test_bayesian_search_closes_in_and_random_search_does_not():
+    late = {}
+    for sampler in ("tpe", "random"):
+        one = study(sampler=sampler, pruner="none")
+        late[sampler] = np.median([one.run(rising).score for _ in range(40)][20:])
+    assert late["tpe"] > 0.5 * late["random"], late  # scores are negative
+
+
+def test_draws_depend_on_the_seed_and_what_is_fixed_is_in_every_trial():
+    first, second, other = (study(search_seed=seed, fixed={"clip": 0.2}) for seed in (1, 1, 2))
+    trials = [[one.run(rising) for _ in range(12)] for one in (first, second, other)]
+    assert trials[0] == trials[1] != trials[2]
+    assert len({trial.settings["rate"] for trial in trials[0]}) == 12
+    assert {trial.settings["clip"] for trial in trials[0]} == {0.2}
+    assert all(1e-4 <= trial.settings["rate"] <= 1.0 for trial in trials[0])
+
+
+@pytest.mark.parametrize("pruner", ["median", "halving"])
+def test_a_trial_that_lags_behind_is_pruned_and_asked_for_no_more(pruner):
+    one = study(pruner=pruner)
+    for _ in range(8):
+        one.run(lambda settings: iter([(1.0, False), (2.0, False), (3.0, True)]))
+    asked = []
+
+    def poor(settings):
+        for rung in range(1, 4):
+            asked.append(rung)
+            yield -float(rung), rung == 3
+
+    trial = one.run(poor)
+    assert trial.ended == "pruned" and trial.returns == [-1.0] and asked == [1] and math.isnan(trial.score)
+    assert study(pruner="none").run(poor).ended == "finished"
+
+
+def test_at_its_last_evaluation_no_trial_is_pruned():
+    one = study()
+    for _ in range(6):
+        one.run(lambda settings: iter([(1.0, True)]))
+    assert one.run(lambda settings: iter([(0.0, True)])).ended == "finished"
+
+
+def test_trials_that_fail_say_why_and_the_search_goes_on(tmp_path):
+    def broken(settings):
+        yield 1.0, False
+        raise NonFiniteError("a value was not finite")
+
+    def refused(settings):
+        raise ConfigError(["minibatches=5", "epochs=0"])
+        yield
+
+    one = study(tmp_path / "study.journal")
+    failed = [one.run(broken), one.run(refused), one.run(rising)]
+    assert [trial.ended for trial in failed] == ["failed", "failed", "finished"]
+    assert [trial.problem for trial in failed] == ["a value was not finite", "minibatches=5; epochs=0", None]
+    np.testing.assert_array_equal(failed[0].returns, [1.0, np.nan])
+    again = study(tmp_path / "study.journal").trials()
+    np.testing.assert_equal([dataclasses.asdict(trial) for trial in again], list(map(dataclasses.asdict, failed)))
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(rung):
+    def evaluations(settings):
+        for place, found in enumerate(rising(settings), 1):
+            if place == rung:
+                raise Killed
+            yield found
+
+    return evaluations
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_study_that_was_left_in_a_trial_goes_on_as_if_it_had_not_been(sampler, tmp_path):
+    """Also one that was left in the middle of writing a line; three times in a row."""
+    path, whole = tmp_path / "study.journal", study(sampler=sampler)
+    for _ in range(20):
+        whole.run(rising)
+    for count, rung in ((0, 1), (3, 3), (10, 1)):
+        one = study(path, sampler)
+        for _ in range(count):
+            one.run(rising)
+        with pytest.raises(Killed):
+            one.run(killed_at(rung))
+        with path.open("a") as file:
+            file.write('{"op_code": 4, "wor')
+    one = study(path, sampler)
+    while len(one.trials()) < 20:
+        one.run(rising)
+    assert one.trials() == whole.trials() and {trial.ended for trial in one.trials()} == {"finished", "pruned"}
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+# --- its file ------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_or_a_pipe_in_place_of_the_journal_is_refused(tmp_path):
+    target = tmp_path / "elsewhere"
+    target.write_text("")
+    for number, make in enumerate((lambda path: path.symlink_to(target), os.mkfifo)):
+        path = tmp_path / f"study-{number}"
+        make(path)
+        with pytest.raises(RunDirectoryError, match="is no study that could be read"):
+            study(path)
+    assert target.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["{\n", "[]\n", '{"op_code": 99}\n', '{"op_code": 4, "worker_id": "x"}\n', "1\n", "\0\n"]
+)
+def test_a_journal_of_something_else_is_refused(text, tmp_path):
+    path = tmp_path / "study.journal"
+    path.write_text(text)
+    with pytest.raises(RunDirectoryError, match="is no study that could be read"):
+        study(path)
+    assert path.read_text() == text
+
+
+def test_the_journal_is_lines_of_json(tmp_path):
+    path = tmp_path / "study.journal"
+    one = study(path)
+    one.run(rising)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == list(Journal(path).read_logs(0))
+    assert [file.name for file in tmp_path.iterdir()] == ["study.journal"]
+
+
+# --- searches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_trial_is_the_run_of_its_settings():
+    result = searched()
+    assert len(result.trials) == 4 and {trial.ended for trial in result.trials} == {"finished"}
+    assert {len(trial.returns) for trial in result.trials} == {tunes.EVALUATIONS}
+    assert result.best_trial.score == max(trial.score for trial in result.trials)
+    assert set(result.best) == set(tunes.SPACE)
+    alone = jaxrl.train(
+        PPO.replace(**result.best),
+        ENV,
+        total_steps=2 * tunes.EVALUATIONS * ROWS,
+        evaluate_every=2 * ROWS,
+        seed=4,
+        topology=anakin(),
+        evaluation_episodes=8,
+        progress=False,
+    )
+    returns = [row["evaluation/return_mean"] for row in alone.metrics if "evaluation/return_mean" in row]
+    assert result.best_trial.returns == pytest.approx(returns, rel=1e-6)
+
+
+def test_all_trials_are_one_program():
+    searched()
+    before = _chunk_many._cache_size()
+    tunes.search(trials=2, search_seed=7)
+    assert _chunk_many._cache_size() == before
+
+
+def test_the_score_is_the_mean_over_seeds():
+    """Of settings that are the same, each seed alone and all together."""
+    one = {"clip": [0.2], "trials": 1, "learning_rate": 1e-2}
+    alone = [tunes.search(seeds=[seed], **one).trials[0].returns for seed in (4, 5)]
+    assert alone[0] != alone[1]
+    together = tunes.search(seeds=[4, 5], **one).trials[0].returns
+    np.testing.assert_allclose(together, np.mean(alone, axis=0), rtol=1e-6)
+
+
+def test_settings_that_fail_are_trials_that_failed():
+    result = tunes.search(learning_rate=[1e30], trials=2)
+    assert [trial.ended for trial in result.trials] == ["failed", "failed"]
+    assert "a value was not finite before step 128, seed 4" in result.trials[0].problem
+    with pytest.raises(NonFiniteError, match="no trial of 2 finished"):
+        result.best  # noqa: B018
+    assert "failed" in result.table() and "best: none" in repr(result)
+
+
+def test_table_and_plot(tmp_path):
+    result = searched()
+    header, first, *others = result.table().splitlines()
+    assert header.split() == ["trial", *result.best, "return", "evaluations", "ended"] and len(others) == 3
+    assert result.trials[int(first.split()[0])] == result.best_trial and first.split()[-2:] == ["3", "finished"]
+    (axes,) = result.plot(tmp_path / "best.png").axes
+    drawn = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    scores = [trial.score for trial in result.trials]
+    np.testing.assert_array_equal(drawn["trial"], scores)
+    np.testing.assert_array_equal(drawn["best so far"], np.maximum.accumulate(scores))
+    assert (tmp_path / "best.png").stat().st_size > 1000 and axes.get_xlabel() == "trial"
+
+
+def chunks(monkeypatch):
+    """Counts the chunks from here on."""
+    made, chunk = [], VectorizedRuns.chunk
+    monkeypatch.setattr(VectorizedRuns, "chunk", lambda *arguments: made.append(1) or chunk(*arguments))
+    return made
+
+
+def test_a_search_goes_on_with_more_trials_and_refuses_another(tmp_path, monkeypatch):
+    made = chunks(monkeypatch)
+    tunes.search(tmp_path, trials=3)
+    assert len(made) == 3 * tunes.EVALUATIONS
+    result = tunes.search(tmp_path)
+    assert len(made) == 4 * tunes.EVALUATIONS and result.trials == searched().trials
+    with pytest.raises(RunDirectoryError, match="tune.search_seed: 0 -> 1"):
+        tunes.search(tmp_path, search_seed=1)
+    with pytest.raises(RunDirectoryError, match="tune.space.*clip"):
+        tunes.search(tmp_path, clip=jaxrl.Uniform(0.1, 0.3))
+    assert len(tunes.search(tmp_path, trials=1, search_seed=1, overwrite=True).trials) == 1
+    assert checkpoint.complete_steps(tmp_path / "checkpoints") == []
+
+
+def test_a_pruned_run_is_not_trained_further(monkeypatch):
+    made = chunks(monkeypatch)
+    monkeypatch.setattr("jaxrl.sweeps.vectorized.VectorizedRuns.evaluate", falling(7))
+    result = tunes.search(trials=7, pruner="median")
+    assert [trial.ended for trial in result.trials] == ["finished"] * 5 + ["pruned"] * 2
+    assert len(made) == 5 * tunes.EVALUATIONS + 2
+
+
+def falling(trials):
+    """Evaluations of which those of each trial are below those of the one before."""
+    left = iter([-float(trial) for trial in range(trials) for _ in range(tunes.EVALUATIONS if trial < 5 else 1)])
+    return lambda many, *_: np.full((many.runs, 8), next(left))
+
+
+def test_bad_input_all_at_once(monkeypatch):
+    with pytest.raises(ConfigError) as caught:
+        tunes.search(
+            trials=0,
+            search="grid",
+            pruner="no",
+            search_seed=-1,
+            evaluation_episodes=0,
+            num_envs=4,
+            dataset="x",
+            backend="ray",
+            overwrite=True,
+        )
+    said = str(caught.value)
+    for words in (
+        "trials=0 must be at least 1",
+        "search='grid' is not one of 'tpe', 'random'",
+        "pruner='no' is not one of",
+        "search_seed=-1",
+        "evaluation_episodes=0",
+        "set num_envs in the topology",
+        "jaxrl.train(dataset=...)",
+        "jaxrl sweep --backend ray",
+        "overwrite has no meaning without run_dir=",
+    ):
+        assert words in said
+    with pytest.raises(ConfigError, match="stepped on the host"):
+        jaxrl.tune(PPO, ServedFromHost(ENV), total_steps=64, devices=1)
+    with pytest.raises(ConfigError, match="minibatches"):
+        tunes.search(minibatches=[2, 5])
+    monkeypatch.setattr(tuning.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'jaxrl\[tune\]'"):
+        tunes.search()
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_killed_and_started_again_only_the_trial_under_way_is_lost(tmp_path):
+    """By `kill -9`, in the middle of the third trial; the search is then the search that was not killed."""
+    words = tunes.command(str(tmp_path / "study"), str(2 * tunes.EVALUATIONS + 2))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS))), "JAX_PLATFORMS": "cpu"}
+    killed = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(study_of(tmp_path / "study").trials()) == 2
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        made = chunks(monkeypatch)
+        result = tunes.search(tmp_path / "study")
+    assert len(made) == 2 * tunes.EVALUATIONS, "two trials were kept"
+    assert result.trials == searched().trials
+
+
+def study_of(path):
+    """What a directory holds, in a copy, as reading it ends what is under way."""
+    copy = path.parent / "copy.journal"
+    copy.write_bytes((path / "study.journal").read_bytes())
+    return Study(copy, RANGES, {}, "tpe", "none", 0)
