@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from jaxrl.cli import main
+from jaxrl.cli import main, training
 from jaxrl.run import ahead
 
 SMALL = ["--num-envs", "4", "--network.torso", "mlp:8", "--evaluation-episodes", "4", "--no-progress"]
@@ -63,7 +63,8 @@ def uncached(monkeypatch):
     """As where no cache is in use."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
-    monkeypatch.setattr(ahead, "keep_compiled_programs", lambda: None)
+    for place in (ahead, training):
+        monkeypatch.setattr(place, "keep_compiled_programs", lambda: None)
     yield
     jax.config.update("jax_compilation_cache_dir", before)
 
