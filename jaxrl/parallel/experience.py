@@ -315,7 +315,7 @@ def of_dataset(name: str) -> str:
     return f"{name}_dataset"
 
 
-def keeps_apart(algo: Algorithm) -> bool:
+def has_separate_dataset(algo: Algorithm) -> bool:
     """Whether an algorithm learns from demonstrations and from its own experience, each with a source of its own."""
     sources = algo.experience.values()
     return any(isinstance(x, Dataset) for x in sources) and any(isinstance(x, Replay) for x in sources)
@@ -332,7 +332,7 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
         found.append(f"dataset_fraction={dataset_fraction} must be between 0 and 1")
     if not all(isinstance(source, Replay | Dataset) for source in sources):
         return [*found, f"{kind} is on-policy and cannot learn from a dataset; use an algorithm with a replay buffer"]
-    if dataset_fraction == 1.0 and keeps_apart(algo):
+    if dataset_fraction == 1.0 and has_separate_dataset(algo):
         found.append(
             f"{kind} with these settings learns from its own experience beside the dataset; pass env= to train"
         )

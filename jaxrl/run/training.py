@@ -23,7 +23,7 @@ from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.experience import dataset_problems, keeps_apart, of_dataset
+from jaxrl.parallel.experience import dataset_problems, has_separate_dataset, of_dataset
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
@@ -142,7 +142,7 @@ def train(
         dataset = load_dataset(dataset)
     env, eval_env = (envs.make(given) if isinstance(given, str) else given for given in (env, eval_env))
     offline, fraction = env is None, 0.0 if dataset is None else 1.0 if env is None else dataset_fraction
-    if not offline and keeps_apart(algo):
+    if not offline and has_separate_dataset(algo):
         fraction = 0.0  # of the replay: the dataset's part has a source of its own
     about = eval_env if env is None else env
     if about is None or (offline and dataset is None):
