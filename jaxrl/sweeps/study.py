@@ -1,28 +1,31 @@
-"""A study of Optuna, kept as a journal: which settings are tried next, which trial is pruned, and what came of each.
+"""A study of Optuna, kept as lines of JSON: which settings are tried next, which trial is pruned, what came of each.
 
 Importing this imports Optuna, an extra; so `jaxrl.tune` does when it is called.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.storages import InMemoryStorage, JournalStorage
-from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, NonFiniteError, RunDirectoryError
+from jaxrl.run.ending import is_number
 from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.spaces import Range
 
+MOST_TRIALS = 20_000  # of a search: what a file may hold, and what Optuna can choose from in bearable time
+_RUNG = "completed_rung_"  # what successive halving keeps with a trial, and compares later ones with
 SAMPLERS = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
 PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
     "median": optuna.pruners.MedianPruner,
@@ -53,50 +56,21 @@ class Trial:
         return self.returns[-1] if self.ended == "finished" else math.nan
 
 
-class Journal(BaseJournalBackend):
-    """Optuna's log, a line of JSON each, in a file that no other process writes to meanwhile.
-
-    Raises:
-      OSError, ValueError: it is a link or no regular file, too large, or not of JSON.
-    """
-
-    def __init__(self, path: Path):
-        self._path = path
-        with files.open_to_append(path) as file, files.open_to_read(path) as before:
-            data = before.read(files.LARGEST + 1)
-            if len(data) > files.LARGEST:
-                raise ValueError(f"it has more than {files.LARGEST >> 20} MiB")
-            whole = data[: data.rfind(b"\n") + 1]
-            file.truncate(len(whole))  # a process that is killed may leave part of a line
-        self._logs = [files.parse_json(line) for line in whole.splitlines()]
-
-    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
-        return self._logs[log_number_from:]
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        lines = [json.dumps(log) for log in logs]
-        with files.open_to_append(self._path) as file:
-            file.write("".join(f"{line}\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
-        self._logs += [json.loads(line) for line in lines]
-
-
 class Study:
-    """The trials so far, and how the next one is chosen. A trial that a process left unfinished does not count.
+    """The trials so far, and how the next one is chosen.
 
-    The draws for a trial depend on the seed and on how many came before it, so a study that was killed and goes on is
-    the study that was not.
+    The draws for a trial depend on the seed and on the trials before it, and one that a process left unfinished is not
+    kept; so a study that was killed and goes on is the study that was not.
 
     Args:
-      path: of the journal; None: nothing is kept.
+      path: of the file that keeps it, a line of JSON a trial; None: nothing is kept.
       ranges: what is searched.
       fixed: settings that all trials have.
       sampler, pruner: names in `SAMPLERS` and `PRUNERS`.
       search_seed: of the sampler.
 
     Raises:
-      RunDirectoryError: what is at `path` is no study.
+      RunDirectoryError: what is at `path` is no study of these ranges.
     """
 
     def __init__(
@@ -108,37 +82,33 @@ class Study:
         pruner: str,
         search_seed: int,
     ):
-        self._fixed, self._sampler, self._search_seed = dict(fixed), sampler, search_seed
+        self._path, self._fixed, self._sampler, self._search_seed = path, dict(fixed), sampler, search_seed
         self._distributions = {name: _distribution(values) for name, values in ranges.items()}
+        self._unsaved: list[bytes] = []
+        self._told = False
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._study = optuna.create_study(direction="maximize", pruner=PRUNERS[pruner]())
         try:
-            self._study = optuna.create_study(
-                storage=InMemoryStorage() if path is None else JournalStorage(Journal(path)),
-                study_name="tune",
-                direction="maximize",
-                pruner=PRUNERS[pruner](),
-                load_if_exists=True,
-            )
-            for lost in self._study.get_trials(states=(TrialState.RUNNING, TrialState.WAITING)):
-                self._study.tell(lost.number, state=TrialState.FAIL)
-            self.trials()
-        except Exception as error:  # whatever Optuna meets in a log that is none of its own
-            raise RunDirectoryError(f"{path} is no study that could be read: {error!r}; move it away") from error
+            for line in [] if path is None else _whole_lines(path):
+                self._study.add_trial(self._read(files.parse_json(line)))
+        except Exception as error:  # whatever Optuna meets in a trial that is none of its own
+            raise RunDirectoryError(f"{path} is no study that could be read: {error!r:.300}; move it away") from error
+        self._trials = [self._trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
 
     def trials(self) -> list[Trial]:
         """Those that came to an end, in their order."""
-        ended = self._study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
-        return [self._trial(frozen) for frozen in ended]
+        return list(self._trials)
 
     def run(self, evaluations: Callable[[dict[str, Any]], Iterator[tuple[float, bool]]]) -> Trial:
         """Tries settings.
+
+        A trial that cannot be written is told once, and written with a later one.
 
         Args:
           evaluations: of a run with these settings: the score, and whether it was the last one. Not asked for more once
             the trial is pruned. ConfigError: the settings do not go together; NonFiniteError: the run failed.
         """
-        done = len(self.trials())
-        seed = int(np.random.SeedSequence([self._search_seed, done]).generate_state(1)[0])
+        seed = int(np.random.SeedSequence([self._search_seed, len(self._trials)]).generate_state(1)[0])
         self._study.sampler = SAMPLERS[self._sampler](seed=seed)
         trial = self._study.ask(self._distributions)
         rung, score, problem, pruned = 0, math.nan, None, False
@@ -159,13 +129,103 @@ class Study:
             frozen = self._study.tell(trial, state=TrialState.PRUNED)
         else:
             frozen = self._study.tell(trial, score)
-        return self._trial(frozen)
+        self._trials.append(self._trial(frozen))
+        if self._path is not None:
+            self._keep(self._path, frozen)
+        return self._trials[-1]
 
     def _trial(self, frozen: FrozenTrial) -> Trial:
         problem = frozen.user_attrs.get("problem")
-        ended = "failed" if problem else "pruned" if frozen.state == TrialState.PRUNED else "finished"
+        ended = "finished" if frozen.state == TrialState.COMPLETE else "failed" if problem else "pruned"
         returns = [value for _, value in sorted(frozen.intermediate_values.items())]
         return Trial(self._fixed | frozen.params, returns, ended, problem)
+
+    def _keep(self, path: Path, frozen: FrozenTrial) -> None:
+        kept = {
+            "settings": frozen.params,
+            "returns": [value if math.isfinite(value) else None for value in self._trials[-1].returns],
+            "ended": self._trials[-1].ended,
+            "problem": self._trials[-1].problem,
+            "rungs": {name: value for name, value in frozen.system_attrs.items() if name.startswith(_RUNG)},
+        }
+        self._unsaved.append((json.dumps(kept, allow_nan=False) + "\n").encode())
+        try:
+            _append(path, b"".join(self._unsaved))
+            self._unsaved = []
+        except OSError as error:
+            if not self._told:
+                what = f"a trial could not be written to {path}: {error}; the search goes on, and tries again"
+                warnings.warn(what, RuntimeWarning, stacklevel=3)
+            self._told = True
+
+    def _read(self, kept: Any) -> FrozenTrial:
+        """The trial that a line keeps.
+
+        Raises:
+          ValueError, TypeError, KeyError: it is none of this search.
+        """
+        params, returns, problem, rungs = (kept[name] for name in ("settings", "returns", "problem", "rungs"))
+        finished, failed = kept["ended"] == "finished", kept["ended"] == "failed"
+        numbers = [math.nan if value is None else value for value in returns]
+        if not all(value is None or is_number(value) for value in returns) or not all(map(is_number, rungs.values())):
+            raise ValueError("a return is no number")
+        if not set(rungs) <= {f"{_RUNG}{number}" for number in range(len(numbers))}:
+            raise ValueError("it was pruned in no way that is known")
+        if kept["ended"] not in ("finished", "pruned", "failed") or failed != isinstance(problem, str):
+            raise ValueError("it ended in no way that is known")
+        if set(params) != set(self._distributions):
+            raise ValueError("its settings are not those that are searched")
+        params = {  # of the types that are searched
+            name: values.to_external_repr(values.to_internal_repr(params[name]))
+            for name, values in self._distributions.items()
+        }
+        last = numbers[-1] if numbers and not math.isnan(numbers[-1]) else None
+        return optuna.trial.create_trial(
+            state=TrialState.COMPLETE if finished else TrialState.PRUNED,
+            value=last,
+            params=params,
+            distributions=self._distributions,
+            user_attrs={"problem": problem} if failed else {},
+            system_attrs=rungs,
+            intermediate_values=dict(enumerate(numbers, 1)),
+        )
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """The lines of the file, which is made if there is none; a last one that was cut short is removed.
+
+    Raises:
+      OSError: it is a link or no regular file, or cannot be written to.
+      ValueError: it has too much.
+    """
+    with files.open_to_append(path) as file, files.open_to_read(path) as before:
+        data = before.read(files.LARGEST + 1)
+        if len(data) > files.LARGEST:
+            raise ValueError(f"it has more than {files.LARGEST >> 20} MiB")
+        whole = data[: data.rfind(b"\n") + 1]
+        file.truncate(len(whole))  # a process that is killed may leave part of a line
+    lines = whole.splitlines()
+    if len(lines) > MOST_TRIALS:
+        raise ValueError(f"it has more than {MOST_TRIALS:,} trials")
+    return lines
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Adds all of `data` to the file, or nothing.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    with files.open_to_append(path) as file:
+        end, written = os.lseek(file.fileno(), 0, os.SEEK_END), 0
+        try:
+            while written < len(data):
+                written += os.write(file.fileno(), data[written:])
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), end)
+            raise
 
 
 def _distribution(values: Range) -> BaseDistribution:

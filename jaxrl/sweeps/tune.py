@@ -160,7 +160,7 @@ def tune(
     """
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("jaxrl.tune", "tune")
-    from jaxrl.sweeps.study import PRUNERS, SAMPLERS, Study
+    from jaxrl.sweeps.study import MOST_TRIALS, PRUNERS, SAMPLERS, Study
 
     keep_compiled_programs()
     problems = count_problems(
@@ -170,6 +170,8 @@ def tune(
         evaluation_episodes=(evaluation_episodes, 1),
         search_seed=(search_seed, 0),
     )
+    if isinstance(trials, int) and trials > MOST_TRIALS:
+        problems.append(f"trials={trials} must be at most {MOST_TRIALS:,}")
     for name, value, known in (("search", search, SAMPLERS), ("pruner", pruner, PRUNERS)):
         if value not in known:
             problems.append(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
@@ -239,8 +241,8 @@ def _evaluations(program, many: VectorizedRuns, seeds, every, episodes, explore)
         length = min(each, iterations - done)
         states, report = many.chunk(algos, env, states, length, iterations * rows // compiled.layout.num_envs)
         done += length
-        failed = np.asarray(report.failed_at)[: many.runs] >= 0
         returns = many.evaluate(algos, states.learner, env, roots, episodes, explore)
+        failed = (np.asarray(report.failed_at)[: many.runs] >= 0) | np.isinf(returns).any(-1)
         wrong = failed | np.isnan(returns).all(-1)
         if wrong.any():
             what = "a value was not finite" if failed.any() else "no episode of the evaluation ended"

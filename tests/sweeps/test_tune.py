@@ -1,6 +1,7 @@
 """Searches: what is drawn, what is pruned, what is kept, and that a trial is the run of its settings."""
 
 import dataclasses
+import errno
 import functools
 import json
 import math
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import tunes
+from helpers import hostile, tunes
 from helpers.programs import ENV, PPO, ROWS, anakin
+from helpers.readers import outcome
 
 import jaxrl
 from jaxrl.algos import ALGORITHMS
@@ -25,7 +27,7 @@ from jaxrl.sweeps.spaces import SPACES, search_space
 from jaxrl.sweeps.vectorized import VectorizedRuns, _chunk_many
 
 optuna = pytest.importorskip("optuna")
-from jaxrl.sweeps.study import Journal, Study  # noqa: E402  needs the extra
+from jaxrl.sweeps.study import MOST_TRIALS, Study  # noqa: E402  needs the extra
 
 TESTS = Path(__file__).parents[1]
 OWN = {name: cls for name, cls in ALGORITHMS.items() if cls.__module__.startswith("jaxrl.")}
@@ -89,6 +91,10 @@ def study(path=None, sampler="tpe", pruner="median", search_seed=0, fixed=None):
     return Study(path, RANGES, fixed or {}, sampler, pruner, search_seed)
 
 
+def kept(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def score(settings):
     return -((math.log10(settings["rate"]) + 3.0) ** 2) - (settings["kind"] == "b")
 
@@ -140,11 +146,12 @@ def test_at_its_last_evaluation_no_trial_is_pruned():
     assert one.run(lambda settings: iter([(0.0, True)])).ended == "finished"
 
 
-def test_trials_that_fail_say_why_and_the_search_goes_on(tmp_path):
-    def broken(settings):
-        yield 1.0, False
-        raise NonFiniteError("a value was not finite")
+def broken(settings):
+    yield 1.0, False
+    raise NonFiniteError("a value was not finite")
 
+
+def test_trials_that_fail_say_why_and_the_search_goes_on(tmp_path):
     def refused(settings):
         raise ConfigError(["minibatches=5", "epochs=0"])
         yield
@@ -172,25 +179,25 @@ def killed_at(rung):
     return evaluations
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_study_that_was_left_in_a_trial_goes_on_as_if_it_had_not_been(sampler, tmp_path):
+@pytest.mark.parametrize(("sampler", "pruner"), [("tpe", "median"), ("random", "median"), ("random", "halving")])
+def test_a_study_that_was_left_in_a_trial_goes_on_as_if_it_had_not_been(sampler, pruner, tmp_path):
     """Also one that was left in the middle of writing a line; three times in a row."""
-    path, whole = tmp_path / "study.journal", study(sampler=sampler)
+    path, whole = tmp_path / "study.journal", study(sampler=sampler, pruner=pruner)
     for _ in range(20):
         whole.run(rising)
-    for count, rung in ((0, 1), (3, 3), (10, 1)):
-        one = study(path, sampler)
+    for count, rung in ((0, 3), (3, 3), (10, 1)):
+        one = study(path, sampler, pruner)
         for _ in range(count):
             one.run(rising)
         with pytest.raises(Killed):
             one.run(killed_at(rung))
         with path.open("a") as file:
-            file.write('{"op_code": 4, "wor')
-    one = study(path, sampler)
+            file.write('{"settings": {"ra')
+    one = study(path, sampler, pruner)
     while len(one.trials()) < 20:
         one.run(rising)
     assert one.trials() == whole.trials() and {trial.ended for trial in one.trials()} == {"finished", "pruned"}
-    assert all(json.loads(line) for line in path.read_text().splitlines())
+    assert len(kept(path)) == 20
 
 
 # --- its file ------------------------------------------------------------------------------------------------------
@@ -207,22 +214,121 @@ def test_a_link_or_a_pipe_in_place_of_the_journal_is_refused(tmp_path):
     assert target.read_text() == ""
 
 
+ONE = {"settings": {"rate": 0.1, "kind": "a"}, "returns": [1.0], "ended": "finished", "problem": None, "rungs": {}}
+
+
 @pytest.mark.parametrize(
-    "text", ["{\n", "[]\n", '{"op_code": 99}\n', '{"op_code": 4, "worker_id": "x"}\n', "1\n", "\0\n"]
+    "line",
+    [
+        "{",
+        "[]",
+        "1",
+        "\0",
+        "[" * 100_000,
+        "{}",
+        '{"op_code": 0, "worker_id": "x", "study_name": "tune", "directions": [2]}',
+        ONE | {"settings": {"rate": 0.1}},
+        ONE | {"settings": {"rate": 0.1, "kind": "a", "__class__": "b"}},
+        ONE | {"settings": {"rate": 2.0, "kind": "a"}},
+        ONE | {"settings": {"rate": "os.system", "kind": "a"}},
+        ONE | {"settings": {"rate": 10**400, "kind": "a"}},
+        ONE | {"settings": {"rate": 0.1, "kind": {"type": "algorithm:ppo"}}},
+        ONE | {"returns": []},
+        ONE | {"returns": [None]},
+        ONE | {"returns": ["1"]},
+        ONE | {"returns": [1.0, 10**400]},
+        ONE | {"ended": "running"},
+        ONE | {"ended": "failed"},
+        ONE | {"problem": "x"},
+        ONE | {"rungs": {"completed_rung_0": "x"}},
+        ONE | {"rungs": {"completed_rung_1": 1.0}},
+        ONE | {"rungs": {"constraints": 1.0}},
+    ],
 )
-def test_a_journal_of_something_else_is_refused(text, tmp_path):
+def test_a_study_of_something_else_is_refused(line, tmp_path):
     path = tmp_path / "study.journal"
+    text = (line if isinstance(line, str) else json.dumps(line)) + "\n"
     path.write_text(text)
     with pytest.raises(RunDirectoryError, match="is no study that could be read"):
         study(path)
     assert path.read_text() == text
 
 
-def test_the_journal_is_lines_of_json(tmp_path):
+def test_a_study_with_too_much_is_refused_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "study.journal"
+    path.write_text("[]\n" * (MOST_TRIALS + 1))
+    with pytest.raises(RunDirectoryError, match="more than 20,000 trials"):
+        study(path)
+    monkeypatch.setattr("jaxrl.core.files.LARGEST", path.stat().st_size - 1)
+    with pytest.raises(RunDirectoryError, match="MiB"):
+        study(path)
+    with pytest.raises(ConfigError, match="trials=20001 must be at most 20,000"):
+        tunes.search(trials=MOST_TRIALS + 1)
+
+
+def go_on(path):
+    """Reads a study, tries two settings more, and shows all of it."""
+    one = study(path / "study.journal", pruner="halving")
+    for _ in range(2):
+        one.run(rising)
+    result = tuning.TuneResult(one.trials(), "x")
+    assert repr(result) and result.table() and result.best
+
+
+@pytest.mark.faults
+def test_whatever_lies_in_a_study_it_is_read_or_refused_and_nothing_is_executed(tmp_path):
+    whole, own, refused = tmp_path / "whole", tmp_path / "own", 0
+    whole.mkdir()
+    one = study(whole / "study.journal", pruner="halving")
+    for _ in range(12):
+        one.run(rising)
+    one.run(broken)
+    data = (whole / "study.journal").read_bytes()
+    own.mkdir()
+    (own / "study.journal").write_bytes(data)
+    assert outcome(go_on, own) is None
+    for what, changed in hostile.lines_mutated(data, 150, 17):
+        (own / "study.journal").write_bytes(changed)
+        with hostile.Watch(own) as watch:
+            assert outcome(go_on, own) is None, what
+        assert watch.found == [], what
+        (own / "study.journal").write_bytes(changed)
+        try:
+            assert len(study(own / "study.journal", pruner="halving").trials()) <= 26, what
+        except RunDirectoryError:
+            refused += 1
+    assert 20 <= refused <= 140, "of both kinds"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["own", "study.journal", "study.journal", "whole"]
+
+
+def test_a_trial_that_cannot_be_written_is_told_once_and_written_later(tmp_path, monkeypatch):
+    path, whole = tmp_path / "study.journal", study()
+    trials = [whole.run(rising) for _ in range(6)]
+    one, write, full = study(path), os.write, [False]
+
+    def short(descriptor, data):
+        if full[0]:
+            write(descriptor, data[:5])
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", short)
+    found = [one.run(rising)]
+    full[0] = True
+    with pytest.warns(RuntimeWarning, match="could not be written.*no space left") as told:
+        found += [one.run(rising) for _ in range(3)]
+    assert len(told) == 1 and len(kept(path)) == 1, "and no half of a line"
+    full[0] = False
+    found.append(one.run(rising))
+    assert found == trials[:5] == study(path).trials()
+
+
+def test_the_study_is_a_line_of_json_a_trial(tmp_path):
     path = tmp_path / "study.journal"
     one = study(path)
-    one.run(rising)
-    assert [json.loads(line) for line in path.read_text().splitlines()] == list(Journal(path).read_logs(0))
+    trials = [one.run(rising) for _ in range(3)]
+    assert [line["settings"] for line in kept(path)] == [trial.settings for trial in trials]
+    assert [line["returns"] for line in kept(path)] == [trial.returns for trial in trials]
     assert [file.name for file in tmp_path.iterdir()] == ["study.journal"]
 
 
@@ -366,16 +472,9 @@ def test_killed_and_started_again_only_the_trial_under_way_is_lost(tmp_path):
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS))), "JAX_PLATFORMS": "cpu"}
     killed = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert len(study_of(tmp_path / "study").trials()) == 2
+    assert len(kept(tmp_path / "study" / "study.journal")) == 2
     with pytest.MonkeyPatch.context() as monkeypatch:
         made = chunks(monkeypatch)
         result = tunes.search(tmp_path / "study")
     assert len(made) == 2 * tunes.EVALUATIONS, "two trials were kept"
     assert result.trials == searched().trials
-
-
-def study_of(path):
-    """What a directory holds, in a copy, as reading it ends what is under way."""
-    copy = path.parent / "copy.journal"
-    copy.write_bytes((path / "study.journal").read_bytes())
-    return Study(copy, RANGES, {}, "tpe", "none", 0)
