@@ -117,6 +117,11 @@ def life(name, run_dir, share, patience, moments, cache):
     assert lost <= (1 if patience == "patient" and first else 2) * INTERVAL * ROWS
 
 
+def of_the_clock(name):
+    """Whether a metric depends on how fast the machine is."""
+    return name.startswith(("seconds", "steps", "actors/")) or name.endswith("_per_second")
+
+
 def assert_the_same_run(resumed, reference, run_dir, case=CASES["ppo"]):
     for folder in run_dir.rglob("checkpoints"):
         assert all(path.name.isdecimal() for path in folder.iterdir()), "what a killed save left is cleaned up"
@@ -132,8 +137,7 @@ def assert_the_same_run(resumed, reference, run_dir, case=CASES["ppo"]):
     kinds = [(row["step"], "evaluation/return_mean" in row, "callback/weight" in row) for row in rows]
     kinds = [(step, 2 * called + evaluated) for step, evaluated, called in kinds]
     assert kinds == sorted(set(kinds)), "a row is there twice, or out of order"
-    of_the_clock = ("seconds", "steps", "actors/")
-    same = {(row["step"], name): row[name] for row in rows for name in row if not name.startswith(of_the_clock)}
+    same = {(row["step"], name): row[name] for row in rows for name in row if not of_the_clock(name)}
     for row in reference.metrics:
         for name, value in row.items():
             if (row["step"], name) in same and np.isfinite(value):
