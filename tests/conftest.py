@@ -21,17 +21,29 @@ hypothesis.settings.load_profile("deterministic")
 
 
 # Every compiled program takes a few mappings of memory, of which Linux gives a process 65,530 (vm.max_map_count), and
-# XLA aborts when they are used up. The programs are on disk, so to forget them between two files costs little.
+# XLA dies of a segmentation fault when they are used up. One file of long tests alone can take 50,000. The programs are
+# on disk, so to forget them costs little; to count them takes milliseconds, hence not after each of the quick tests.
 _MANY_MAPPINGS = 30_000
 
 
-@pytest.fixture(autouse=True, scope="module")
-def not_too_many_programs():
-    yield
+def forget_programs_if_many():
     maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and len(maps.read_bytes().splitlines()) > _MANY_MAPPINGS:
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MANY_MAPPINGS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def not_too_many_programs_after_a_file():
+    yield
+    forget_programs_if_many()
+
+
+@pytest.fixture(autouse=True)
+def not_too_many_programs_after_a_long_test(request):
+    yield
+    if request.node.get_closest_marker("long"):
+        forget_programs_if_many()
 
 
 @pytest.fixture(autouse=True, scope="module")
