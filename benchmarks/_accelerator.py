@@ -538,14 +538,15 @@ def peers(asked: Asked) -> list[Task]:
         if name == "purejaxrl" and not asked.purejaxrl:
             raise LeftOutError("no --purejaxrl given")
         iterations = 2 if asked.small else max(4, 500_000 // (128 * num_envs * seeds))
-        request = {"num_envs": num_envs, "iterations": iterations, "seeds": seeds, "seed": 0}
+        steps = 128 * num_envs * iterations
+        request = {"work": "ppo", "num_envs": num_envs, "steps": steps, "seeds": seeds, "seed": 0}
         theirs, ours = worker(name), worker("jaxrl")
         asks = {
             "jaxrl (steps/s)": lambda: ours.ask(who="jaxrl", **request),
             f"{name} (steps/s)": lambda: theirs.ask(who=name, **request),
         }
         seconds = record.alternate(asks, asked.repeats)
-        row = {what: 128 * num_envs * seeds * iterations / took for what, took in seconds.items()}
+        row = {what: steps * seeds / took for what, took in seconds.items()}
         return row | {f"jaxrl / {name}": row["jaxrl (steps/s)"] / row[f"{name} (steps/s)"]}
 
     tasks = []

@@ -63,27 +63,25 @@ class Rejax:
     def __init__(self):
         self.programs = {}
 
-    def __call__(self, *, work: str = "ppo", num_envs: int, iterations: int, seeds: int, seed: int) -> float:
+    def __call__(self, *, work: str, num_envs: int, steps: int, seeds: int, seed: int) -> float:
         import jax
 
-        key = (work, num_envs, iterations, seeds)
+        key = (work, num_envs, steps, seeds)
         if key not in self.programs:
-            algo = self.made(work, num_envs, iterations)
+            algo = self.made(work, num_envs, steps)
             algo = algo.replace(eval_callback=lambda algo, state, key: ())
             self.programs[key] = jax.jit(algo.train if seeds == 1 else lambda keys: jax.vmap(algo.train)(keys))
         return timed(self.programs[key], seeds, seed)
 
-    def made(self, work, num_envs, iterations):
+    def made(self, work, num_envs, steps):
         import rejax
 
-        steps = iterations * num_envs * (128 if work == "ppo" else 1)
         settings: dict[str, Any] = {"total_timesteps": steps, "eval_freq": steps, "skip_initial_evaluation": True}
         settings["num_envs"] = num_envs
         if work == "ppo":
             network = {"hidden_layer_sizes": (64, 64), "activation": "tanh"}
             settings |= {"num_steps": 128, "num_epochs": 4, "num_minibatches": 4, "learning_rate": 2.5e-4}
             return rejax.PPO.create(env="CartPole-v1", max_grad_norm=0.5, agent_kwargs=network, **settings)
-        # An iteration of its TD3 is as many steps and updates as the policy is late.
         settings |= {"buffer_size": 20_000, "fill_buffer": 256, "batch_size": 256, "learning_rate": 3e-4}
         settings["polyak"] = 0.995
         relu = {"activation": "relu"}
@@ -115,25 +113,25 @@ class PureJaxRL:
     def __init__(self):
         self.programs = {}
 
-    def __call__(self, *, work: str = "ppo", num_envs: int, iterations: int, seeds: int, seed: int) -> float:
+    def __call__(self, *, work: str, num_envs: int, steps: int, seeds: int, seed: int) -> float:
         import jax
 
-        key = (work, num_envs, iterations, seeds)
+        key = (work, num_envs, steps, seeds)
         if key not in self.programs:
-            train = self.made(work, num_envs, iterations)
+            train = self.made(work, num_envs, steps)
             self.programs[key] = jax.jit(train if seeds == 1 else jax.vmap(train))
         return timed(self.programs[key], seeds, seed)
 
-    def made(self, work, num_envs, iterations):
+    def made(self, work, num_envs, steps):
         config: dict[str, Any] = {"LR": 2.5e-4, "NUM_ENVS": num_envs, "GAMMA": 0.99, "ENV_NAME": "CartPole-v1"}
+        config["TOTAL_TIMESTEPS"] = steps
         if work == "dqn":
             config |= {"BUFFER_SIZE": 10_000, "BUFFER_BATCH_SIZE": 128, "LEARNING_STARTS": 0, "TAU": 1.0}
             config |= {"EPSILON_START": 1.0, "EPSILON_FINISH": 0.05, "EPSILON_ANNEAL_TIME": 25e4}
-            config |= {"TARGET_UPDATE_INTERVAL": 500, "TRAINING_INTERVAL": 10, "TOTAL_TIMESTEPS": num_envs * iterations}
+            config |= {"TARGET_UPDATE_INTERVAL": 500, "TRAINING_INTERVAL": 10}
             return purejaxrl_module("dqn").make_train(config)
         config |= {"NUM_STEPS": 128, "UPDATE_EPOCHS": 4, "NUM_MINIBATCHES": 4, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2}
         config |= {"ENT_COEF": 0.01, "VF_COEF": 0.5, "MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh", "ANNEAL_LR": True}
-        config["TOTAL_TIMESTEPS"] = 128 * num_envs * iterations
         if work == "minatar":
             config |= {"ENV_NAME": "Breakout-MinAtar", "NUM_MINIBATCHES": 8}
         return purejaxrl_module("ppo").make_train(config)
@@ -147,9 +145,7 @@ class Jaxrl:
 
         use_cpu_devices(len(os.sched_getaffinity(0)))
 
-    def __call__(
-        self, *, work: str = "ppo", num_envs: int, iterations: int, seeds: int, seed: int, devices: int = 1
-    ) -> float:
+    def __call__(self, *, work: str, num_envs: int, steps: int, seeds: int, seed: int, devices: int = 1) -> float:
         import jax
 
         import jaxrl
@@ -160,7 +156,8 @@ class Jaxrl:
         env = jaxrl.make(env)
         algo = record.resolved(algo, env, num_envs)
         program = jaxrl.Anakin(num_envs, devices=devices).bind(algo, env)
-        steps_per_env = iterations * algo.rollout_length
+        steps_per_env = steps // num_envs
+        iterations = steps_per_env // algo.rollout_length
         if seeds == 1:
             algo, env = program.layout.place(algo), program.layout.place(env)
             state = jax.block_until_ready(program.start(algo, env, seed))
@@ -236,17 +233,18 @@ def measured(name: str, workers: dict[str, record.Worker], arguments: argparse.N
     """One row: steps a second of each worker that knows the work, in turn, and jaxrl's against every peer."""
     work, num_envs, seeds, length, rate = WORKS[name]
     iterations = max(4, int(arguments.seconds * rate / (length * num_envs * seeds)))
-    request = {"work": work, "num_envs": num_envs, "iterations": iterations, "seeds": seeds, "seed": 0}
+    each = iterations * length * num_envs
+    request = {"work": work, "num_envs": num_envs, "steps": each, "seeds": seeds, "seed": 0}
     asks = {
         peer: functools.partial(worker.ask, who=peer, **request)
         for peer, worker in workers.items()
         if peer == "jaxrl" or work in PEERS[peer]
     }
     if seeds > 1:
-        single = request | {"seeds": 1, "iterations": iterations * seeds}
+        single = request | {"seeds": 1, "steps": each * seeds}
         asks["jaxrl, one seed"] = functools.partial(workers["jaxrl"].ask, who="jaxrl", **single)
     seconds = record.alternate(asks, arguments.repeats)
-    steps = iterations * length * num_envs * seeds
+    steps = each * seeds
     row: dict[str, Any] = {"work": name, "num_envs": num_envs, "seeds": seeds}
     row |= {f"{who} (steps/s)": steps / value for who, value in seconds.items()}
     row |= {f"jaxrl / {peer}": seconds[peer] / seconds["jaxrl"] for peer in PEERS if peer in seconds}
@@ -266,9 +264,9 @@ def in_processes(arguments: argparse.Namespace) -> None:
             print(f"--num-envs {num_envs} does not divide over {devices} devices, and is left out", flush=True)
             continue
         iterations = max(4, int(arguments.seconds * 250_000 / (128 * num_envs)))
-        settings = {"num_envs": num_envs, "iterations": iterations, "seeds": 1, "seed": 0, "devices": devices}
-        run = functools.partial(ours, **settings)
-        tasks.append(({"num_envs": num_envs}, "steps", iterations * 128 * num_envs, run))
+        steps = iterations * 128 * num_envs
+        settings = {"work": "ppo", "num_envs": num_envs, "steps": steps, "seeds": 1, "seed": 0, "devices": devices}
+        tasks.append(({"num_envs": num_envs}, "steps", steps, functools.partial(ours, **settings)))
     record.in_processes("throughput", tasks, arguments.repeats)
 
 
