@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core.config import decode, encode
+from jaxrl.core.config import check_sizes, decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Environment
@@ -197,13 +197,24 @@ class Callbacks:
             raise CheckpointError("the manifest of the checkpoint keeps nothing of callbacks that could be read")
         for callback in self._callbacks:
             if callback.name in states:
-                callback.load_state_dict(states[callback.name])
+                try:
+                    callback.load_state_dict(states[callback.name])
+                except Exception as error:  # whatever it meets in what another one kept, or somebody else wrote
+                    raise CheckpointError(
+                        f"callback {callback.name} does not take back the state that the checkpoint keeps of it: "
+                        f"{type(error).__name__}: {error!s:.200}; use the one that the run was saved with, "
+                        "or give it another name to begin without"
+                    ) from error
         if set_by_callback is None:
             return None
         leaves, structure = jax.tree.flatten(env)
         if env is None or len(leaves) != len(set_by_callback):
             raise CheckpointError("the checkpoint keeps an environment of another structure, which a callback had set")
-        found = [_like(old, decode(now)) for old, now in zip(leaves, set_by_callback, strict=True)]
+        try:
+            check_sizes(set_by_callback)
+            found = [_kept_leaf(old, decode(now)) for old, now in zip(leaves, set_by_callback, strict=True)]
+        except (ConfigError, OverflowError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint keeps an environment that does not fit: {error!s:.200}") from error
         self._env = jax.tree.unflatten(structure, found)
         return self._env
 
@@ -218,6 +229,19 @@ def _same_form(name: str, env: Environment | None, new: Environment) -> Environm
     if wrong := [f"{before} -> {after}" for before, after in shapes if before != after]:
         raise ConfigError(f"callback {name} changes the shape of the environment's leaves: {', '.join(wrong)}")
     return jax.tree.map(_like, env, new)
+
+
+def _kept_leaf(old, new):
+    """As `_like`, of what a file holds.
+
+    Raises:
+      TypeError, ValueError: it is none of numbers, or of another shape.
+    """
+    if not isinstance(new, bool | int | float | np.ndarray):
+        raise TypeError(f"a leaf is a {type(new).__name__}")
+    if np.shape(new) != jnp.shape(old):
+        raise ValueError(f"a leaf has shape {np.shape(new)}, and that of the environment {jnp.shape(old)}")
+    return _like(old, new)
 
 
 def _like(old, new):

@@ -355,6 +355,8 @@ def _restore(directory: Path, template: PyTree, step: int | None, partial: bool,
 
 def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Manifest]:
     record = manifests.read(path / manifests.FILE)
+    if record.step != int(path.name):
+        raise Damaged(f"its manifest is of step {record.step}")
     wanted = manifests.named_leaves(template)
     problems = manifests.differences(record, wanted, partial)
     if problems:

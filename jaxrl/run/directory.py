@@ -172,6 +172,18 @@ class RunDirectory:
             )
 
 
+def check_below(root: str | os.PathLike, path: str | os.PathLike) -> None:
+    """Whether `path`, below `root`, is there itself: behind a link, what runs write would go elsewhere.
+
+    Raises:
+      RunDirectoryError: it, or a folder between, is a link.
+    """
+    folder = Path(root)
+    for name in Path(path).relative_to(folder).parts:
+        folder /= name
+        _check_is_here(folder)
+
+
 def read_config(path: str | os.PathLike) -> dict[str, Any]:
     """The configuration of a run, without the number of the file's format.
 
@@ -235,11 +247,15 @@ def _check_name(path: Path) -> None:
 def _check_links(path: Path) -> None:
     """Whether the folders that a run writes to are in its directory, and not links to elsewhere."""
     for name in _FOLDERS:
-        if (path / name).is_symlink():
-            raise RunDirectoryError(
-                f"{path / name} is a link to {os.readlink(path / name)!r}; a run writes to its own directory only: "
-                "move the folder to the place of the link, or use another --run-dir"
-            )
+        _check_is_here(path / name)
+
+
+def _check_is_here(path: Path) -> None:
+    if path.is_symlink():
+        raise RunDirectoryError(
+            f"{path} is a link to {os.readlink(path)!r}; a run writes to its own directory only: move the folder "
+            "to the place of the link, or use another --run-dir"
+        )
 
 
 def _lock(path: Path, start: str) -> IO[str]:

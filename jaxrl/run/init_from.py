@@ -63,8 +63,14 @@ def recorded_parent(run_dir: str | Path | None, source: InitFrom) -> dict[str, A
         return None
     named = _identity(source)
     same = isinstance(parent, dict) and all(parent.get(name) == value for name, value in named.items())
-    whole = same and all(isinstance(parent.get(name), list) for name in ("taken", "fresh"))
+    whole = (
+        same and isinstance(parent.get("step", 0), int) and all(map(_are_names, map(parent.get, ("taken", "fresh"))))
+    )
     return parent if whole else None
+
+
+def _are_names(value):
+    return isinstance(value, list) and all(isinstance(name, str) and name.isprintable() for name in value)
 
 
 def take_over(

@@ -11,9 +11,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxrl.core.errors import CheckpointError
 from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.run.checkpoint import Checkpointer
+from jaxrl.run.directory import check_below
 from jaxrl.run.result import opened
 
 
@@ -24,13 +26,15 @@ def opened_all(
     """The checkpoints of every program of a sweep, each in a directory of its own; None for each without `run_dir`.
 
     Raises:
-      RunDirectoryError: a directory is in use, or holds another sweep (the difference is shown).
+      RunDirectoryError: a directory is in use, is a link, or holds another sweep (the difference is shown).
     """
     with contextlib.ExitStack() as stack:
         if run_dir is None:
             yield [None] * len(configs)
             return
         paths = [Path(run_dir) / f"program-{number}" for number in range(len(configs))]
+        for path in paths:
+            check_below(run_dir, path)
         both = zip(paths, configs, strict=True)
         yield [stack.enter_context(opened(path, config, overwrite=overwrite, keep=2))[1] for path, config in both]
 
@@ -55,6 +59,9 @@ class Progress:
         Args:
           report: the shapes of a point's.
           mesh: over which the states lie.
+
+        Raises:
+          CheckpointError: there is none that fits.
         """
         if self._checkpointer is None or self._checkpointer.is_empty():
             return
@@ -62,6 +69,10 @@ class Progress:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=runs), self.states)
         self.states = shapes  # those that had begun are not held beside those restored
         kept, step, _ = self._checkpointer.restore({"states": shapes, "reports": self._room(report)})
+        if step not in self._steps:
+            raise CheckpointError(
+                f"{self._checkpointer.directory} has step {step}, which is none of this sweep's points"
+            )
         self.states, self._saved = kept["states"], step
         done = self._steps.index(step) + 1
         self.reports = [jax.tree.map(lambda x, point=point: x[point], kept["reports"]) for point in range(done)]

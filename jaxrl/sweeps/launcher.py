@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.limits import count_problems, described, hold
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.parallel.ray.remote import connect
-from jaxrl.run.directory import difference, read_config, with_new_fields
+from jaxrl.run.directory import check_below, difference, read_config, with_new_fields
 from jaxrl.run.ending import read_result
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
@@ -93,6 +93,7 @@ def launch(
 
     Raises:
       ConfigError: settings that do not fit, all of them, before anything is launched.
+      RunDirectoryError: the directory of a run is a link.
     """
     algo = as_algorithm(algo)
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
@@ -112,6 +113,9 @@ def launch(
     shards = [topology.bind(variant, env).layout.shards for variant in variants]
     root = Path(run_dir).absolute()
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
+    for paths in run_dirs:
+        for path in paths:
+            check_below(root, path)
     shared = {"total_steps": total_steps, "topology": topology, "evaluation_episodes": evaluation_episodes}
     shared |= {"explore_in_evaluation": explore_in_evaluation, "progress": False}
     looks = logging_settings(None, evaluation_episodes, explore_in_evaluation)

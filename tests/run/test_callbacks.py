@@ -230,6 +230,37 @@ def test_what_does_not_fit_is_told():
             Callbacks([Seen()]).restore(kept, None)
 
 
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        "x",
+        None,
+        [1, 2],
+        10**400,
+        {"type": "algorithm:ppo"},
+        {"type": "os:system"},
+        {"array": [1, 2, 3], "shape": [3], "dtype": "float32"},
+        {"array": [0.0], "shape": [1 << 28, 1 << 10], "dtype": "float32"},
+        {"opaque": "x"},
+    ],
+)
+def test_an_environment_of_somebody_elses_manifest_is_refused(leaf):
+    leaves = len(jax.tree.leaves(ENV))
+    with pytest.raises(CheckpointError, match="keeps an environment that does not fit"):
+        Callbacks([Seen()]).restore({"env": [leaf] * leaves}, ENV)
+    assert Callbacks([Seen()]).restore({"env": [1] * leaves}, ENV) is not None
+
+
+@pytest.mark.parametrize("state", ["x", 3, [1], {}, {"gravity": {}}])
+def test_a_state_that_a_callback_does_not_take_back_is_told_with_its_name(state):
+    class Remembers(Seen):
+        def load_state_dict(self, state):
+            self.gravity = float(state["gravity"])
+
+    with pytest.raises(CheckpointError, match="callback seen does not take back the state"):
+        Callbacks([Remembers()]).restore({"states": {"seen": state}}, None)
+
+
 @pytest.mark.long
 def test_host_environments_have_callbacks_too():
     env = ServedFromHost(jaxrl.make("gymnax:CartPole-v1"))

@@ -219,6 +219,13 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_taken(saved, dam
     assert_same(state, make_state(20))
 
 
+def test_a_checkpoint_that_was_renamed_is_not_of_that_step(saved):
+    (saved / f"{30:012d}").rename(saved / f"{40:012d}")
+    with pytest.warns(RuntimeWarning, match=r"its manifest is of step 30; taking step 20 instead"):
+        _, step, _ = restore(saved, make_state())
+    assert step == 20
+
+
 def test_arrays_larger_than_the_manifest_says_are_not_read(saved, monkeypatch):
     """They would take memory before anything of them could be compared."""
     state = saved / f"{30:012d}" / "state"

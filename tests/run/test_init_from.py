@@ -12,7 +12,7 @@ import jaxrl
 from jaxrl import networks
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.types import env_spec
-from jaxrl.run.init_from import take_over
+from jaxrl.run.init_from import recorded_parent, take_over
 from jaxrl.run.loading import load_run
 
 FROZEN = PPO.replace(learning_rate=1e-30)  # what it begins with stays
@@ -156,6 +156,18 @@ def test_it_names_its_parent_and_resumes_bit_for_bit(parent, tmp_path):
         train(STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path)
     with pytest.raises(RunDirectoryError, match="parent.run"):
         train(STEADY, HEAVY, total_steps=4 * ROWS, run_dir=path, init_from=original)
+
+
+@pytest.mark.parametrize("change", [{"taken": [1]}, {"fresh": [None]}, {"step": "x"}, {"taken": ["\x1b[2J"]}])
+def test_a_parent_that_jaxrl_did_not_write_is_another_configuration(parent, tmp_path, change):
+    _, original = parent
+    path = shutil.copytree(original, tmp_path / "child")
+    config = json.loads((path / "config.json").read_text())
+    named = {"run": str(original), "step": 2 * ROWS, "taken": ["network"], "fresh": []}
+    (path / "config.json").write_text(json.dumps(config | {"parent": named}))
+    assert recorded_parent(path, original) == named
+    (path / "config.json").write_text(json.dumps(config | {"parent": named | change}))
+    assert recorded_parent(path, original) is None
 
 
 def test_a_parent_that_goes_on_does_not_change_a_child_that_was_killed_early(parent, tmp_path):

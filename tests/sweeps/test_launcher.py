@@ -10,7 +10,7 @@ from helpers.programs import ENV, NUM_ENVS, PPO, ROWS
 
 import jaxrl
 from jaxrl.cli import main
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.run.loop import Loop
 from jaxrl.sweeps import launcher
 from jaxrl.sweeps.launcher import launch
@@ -68,6 +68,16 @@ def test_what_does_not_fit_is_told_before_anything_is_launched(tmp_path, monkeyp
     ):
         with pytest.raises(ConfigError, match=words):
             launch(PLAIN, ENV, run_dir=tmp_path, **SETTINGS | settings)
+
+
+@pytest.mark.parametrize("place", ["clip=0.1", "clip=0.1/seed=1"])
+def test_no_run_is_launched_behind_a_link(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "connect", lambda address: pytest.fail("launched"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs" / place).parent.mkdir(parents=True)
+    (tmp_path / "runs" / place).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunDirectoryError, match="is a link to"):
+        launch(PLAIN, ENV, run_dir=tmp_path / "runs", **SETTINGS | {"clip": [0.1], "seeds": 2})
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,15 @@ def test_a_sweep_that_is_told_to_end_saves_and_goes_on_bit_for_bit(number, tmp_p
         jaxrl.load(tmp_path / "program-0")
 
 
+def test_a_sweep_does_not_write_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "program-1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunDirectoryError, match="program-1 is a link to"):
+        sweep(run_dir=tmp_path / "kept", **KEPT)
+    assert not list((tmp_path / "elsewhere").iterdir()) and not (tmp_path / "kept" / "program-0").exists()
+
+
 def test_bad_input():
     for settings, words in (
         ({"mapping": "both", "devices": 1}, "mapping='both'"),
