@@ -6,6 +6,7 @@ from typing import Any
 from jaxrl.cli import imports, table
 from jaxrl.cli.flags import BOOL, INT, PATH, TEXT, Flag, Group, optional, parse
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.files import shown
 
 _FLAGS = (
     Flag("episodes", INT, 1000, "how many"),
@@ -121,5 +122,5 @@ def dataset(argv: Sequence[str]) -> int:
     source = asked["source"]
     named = source if source.startswith(("rlds:", "minari:")) else f"rlds:{source}"
     report = load_dataset(named, split=asked["split"]).report()
-    print(report)
+    print(shown(str(report)))
     return 1 if report.faults else 0

@@ -42,7 +42,8 @@ def answer(given: Given) -> bool:
         lines = report(record, given.groups[1].title, name, Path(path).absolute())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # the ordinary way says what is wrong with them
-    print("\n".join([*lines, "it had ended before; more --total-steps continue it, --overwrite starts again"]))
+    lines.append("it had ended before; more --total-steps continue it, --overwrite starts again")
+    print(files.shown("\n".join(lines)))
     return True
 
 

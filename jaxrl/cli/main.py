@@ -7,6 +7,7 @@ SIGTERM and a terminal that was closed. What is heavy is imported by the command
 import atexit
 import contextlib
 import gc
+import io
 import os
 import sys
 import traceback
@@ -23,6 +24,7 @@ from jaxrl.core.errors import (
     RunDirectoryError,
     unknown,
 )
+from jaxrl.core.files import shown
 from jaxrl.run.timing import command_begins
 
 _BAD_INPUT = (ConfigError, EnvironmentContractError, MissingExtraError, RunDirectoryError)
@@ -37,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # training that takes as long as a second of it.
         atexit.register(gc.freeze)
         command_begins()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a terminal or a pipe that has not all characters
     try:
         with _plain_warnings():
             return _run(argv)
@@ -45,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)  # of the user's own code
         for problem in problems:
-            print(f"error: {problem}", file=sys.stderr)
+            print(f"error: {shown(problem)}", file=sys.stderr)
         return 2 if isinstance(error, _BAD_INPUT) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -63,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: the device is out of memory; {advice} ({str(error).splitlines()[0]})", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {shown(str(error))}", file=sys.stderr)
         return 1
 
 
@@ -108,7 +112,7 @@ def _plain_warnings():
 
     def show(message, category, filename, lineno, file=None, line=None):
         with contextlib.suppress(OSError):  # the terminal was closed, say, and the run is to save
-            print(f"warning: {message}", file=sys.stderr)
+            print(f"warning: {shown(str(message))}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # ty: ignore[invalid-assignment]  # as its documentation says to replace it

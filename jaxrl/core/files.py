@@ -80,6 +80,11 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
+def shown(text: str) -> str:
+    """Text of somebody else's as it may be printed: characters that a terminal would obey are written out."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
     """A file to write, which takes the place of the one at `path` in one piece: all of it is there then, or none.

@@ -289,8 +289,8 @@ def _figure(title: str, metric: str = TRAINING) -> "tuple[Chart, Axes]":
 
 
 def _plain(text: str) -> str:
-    """Text of files as it stands: between two $ matplotlib would read a formula."""
-    return text[:200].replace("$", r"\$")
+    """Text of files as it stands: between two $ matplotlib would read a formula, and it draws no half of a pair."""
+    return files.shown(text[:200]).replace("$", r"\$")
 
 
 def _saved(figure: "Chart", out: str | os.PathLike | None) -> "Chart":

@@ -144,9 +144,9 @@ class Result:
 
 @contextlib.contextmanager
 def opened(
-    path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False, keep: int = 3
+    path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False, **settings: int
 ) -> Generator[tuple[RunDirectory | None, Checkpointer]]:
-    """A run's directory, which the first process alone holds, and its checkpoints."""
+    """A run's directory, which the first process alone holds, and its checkpoints; `settings` are of `Checkpointer`."""
     with contextlib.ExitStack() as stack:
         directory = None
         with distributed.collective_errors("opening the run directory"):
@@ -156,7 +156,7 @@ def opened(
         with distributed.collective_errors("reading the run directory"):
             if not distributed.is_leader() and read_config(path) != json.loads(json.dumps(config)):
                 raise RunDirectoryError(f"{Path(path).absolute()} is not the same directory on every process")
-            checkpointer = Checkpointer(Path(path) / "checkpoints", config=config, keep=keep)
+            checkpointer = Checkpointer(Path(path) / "checkpoints", config=config, **settings)
             stack.enter_context(checkpointer)
         yield directory, checkpointer
 

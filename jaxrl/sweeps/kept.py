@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import sys
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -35,8 +36,10 @@ def opened_all(
         paths = [Path(run_dir) / f"program-{number}" for number in range(len(configs))]
         for path in paths:
             check_below(run_dir, path)
+        # However often a save fails: what was learned is in memory alone until all runs are at their end.
+        settings = {"keep": 2, "max_failures": sys.maxsize}
         both = zip(paths, configs, strict=True)
-        yield [stack.enter_context(opened(path, config, overwrite=overwrite, keep=2))[1] for path, config in both]
+        yield [stack.enter_context(opened(path, config, overwrite=overwrite, **settings))[1] for path, config in both]
 
 
 class Progress:

@@ -206,7 +206,7 @@ def _ended(run_dir, config) -> bool:
     record = read_result(run_dir)
     if record.get("stopped") not in _ENDED:
         return False
-    if record["stopped"] == "finished" and record["total_steps"] < config["total_steps"]:
+    if record["stopped"] == "finished" and record.get("total_steps", 0) < config["total_steps"]:
         return False
     try:
         before = read_config(run_dir)

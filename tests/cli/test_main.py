@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import io
 import json
 import os
 import shlex
@@ -10,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -422,6 +425,31 @@ def test_literals():
     assert {k: values.literal(v) for k, v in words.items()} == {
         "a": 1, "b": 1e-3, "c": "pooled", "d": True, "e": None, "f": (1, 2), "g": "x=y",
     }  # fmt: skip
+
+
+def test_what_files_say_does_not_reach_the_terminal_as_commands(monkeypatch, capsys):
+    evil = "\x1b]0;title\x07\x9b2J\ud800\u202e"
+    assert main.main(["plot", evil]) == 2
+    monkeypatch.setattr("jaxrl.data.load_dataset", lambda *_, **__: SimpleNamespace(report=lambda: Evil(evil)))
+    assert main.main(["dataset", "info", "x"]) == 0
+    with main._plain_warnings():
+        warnings.warn(evil, RuntimeWarning, stacklevel=1)
+    out, err = capsys.readouterr()
+    as_shown = r"\x1b]0;title\x07\x9b2J\ud800\u202e"
+    assert out == f"{as_shown}\n" and err.startswith(f"error: {as_shown}") and err.endswith(f"{as_shown}\n")
+
+
+class Evil(str):
+    faults = ()
+
+
+def test_a_terminal_that_lacks_characters_is_written_to(monkeypatch):
+    held = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(held, encoding="ascii", write_through=True))
+    monkeypatch.setattr(sys, "argv", ["jaxrl", "show"])
+    monkeypatch.setattr(main.atexit, "register", lambda function: None)
+    monkeypatch.setitem(main.COMMANDS, "show", (lambda argv: print("50 ± 1") or 0, "shows"))
+    assert main.main() == 0 and held.getvalue() == rb"50 \xb1 1" + os.linesep.encode()
 
 
 def test_a_process_ends_without_a_last_collection(monkeypatch, capsys):

@@ -70,6 +70,11 @@ def test_what_does_not_fit_is_told_before_anything_is_launched(tmp_path, monkeyp
             launch(PLAIN, ENV, run_dir=tmp_path, **SETTINGS | settings)
 
 
+def test_a_result_that_says_no_steps_is_of_no_run_that_ended(tmp_path):
+    (tmp_path / "result.json").write_text('{"stopped": "finished"}')
+    assert not launcher._ended(tmp_path, {"total_steps": 1})
+
+
 @pytest.mark.parametrize("place", ["clip=0.1", "clip=0.1/seed=1"])
 def test_no_run_is_launched_behind_a_link(place, tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "connect", lambda address: pytest.fail("launched"))

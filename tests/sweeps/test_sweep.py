@@ -1,5 +1,6 @@
 """Many runs in one program: each is the run alone, and one that fails disturbs none."""
 
+import errno
 import functools
 import itertools
 import math
@@ -319,6 +320,22 @@ def test_a_sweep_that_is_told_to_end_saves_and_goes_on_bit_for_bit(number, tmp_p
     assert started.seeds == [1, 2] and lengths[4:].count(2) == 10
     with pytest.raises(JaxrlError, match="is not a run directory"):
         jaxrl.load(tmp_path / "program-0")
+
+
+def test_a_disk_that_is_full_costs_a_sweep_a_warning_and_nothing_else(tmp_path, monkeypatch):
+    def full(path, record):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    one = {"seeds": [4], "mapping": "in_turn", "devices": 1, "checkpoint_every": 2 * ROWS, "run_dir": tmp_path}
+    monkeypatch.setattr(checkpoint.manifests, "write", full)
+    with pytest.warns(RuntimeWarning, match="no space left on device; training continues") as told:
+        whole = sweep(**one)
+    assert len(told) == 1 and checkpoint.complete_steps(tmp_path / "program-0" / "checkpoints") == []
+    monkeypatch.undo()
+    again = sweep(**one)
+    for name in ("steps", "metrics", "returns", "failed", "learners"):
+        assert_equal(getattr(whole, name), getattr(again, name))
+    assert checkpoint.complete_steps(tmp_path / "program-0" / "checkpoints")[-1] == TOTAL
 
 
 def test_a_sweep_does_not_write_through_a_link(tmp_path):
