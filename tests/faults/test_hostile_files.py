@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from helpers import hostile
-from helpers.readers import READERS, load_run, made, newest, outcome
+from helpers.readers import READERS, draw, load_run, made, newest, outcome
 
 from jaxrl.core.errors import JaxrlError
 
@@ -137,6 +137,11 @@ EVERY = {
         CONFIG,
         _set("environment", to={"suite": "gymnasium", "name": f"{EVIL}:CartPole-v1", "parameters": {}, "wrappers": []}),
     ),
+    "a function as a task of dm_control's": (
+        CONFIG,
+        _set("environment", to={"suite": "dm_control", "name": f"{EVIL}:Evil", "parameters": {}, "wrappers": []}),
+    ),
+    "half a pair of characters in a name": (CONFIG, _set("environment", "name", to="\ud800")),
     "a recipe where a number should be": (
         CONFIG,
         _set("algorithm", "gamma", to={"type": "suite:gymnasium", "id": f"{EVIL}:CartPole-v1", "options": {}}),
@@ -210,9 +215,8 @@ def test_what_was_found_by_trying(valid, tmp_path, name):
     spoil(newest(own) / "manifest.json" if file == "MANIFEST" else own / file)
     before = hostile.snapshot(valid / "outside")
     kind = {"run": "config", "rlds": "rlds", "made-v0": "minari"}[folder]
-    for read in READERS[kind] + (
-        READERS["metrics"] + READERS["result"] + READERS["manifest"] if folder == "run" else []
-    ):
+    of_runs = [*READERS["metrics"], *READERS["result"], *READERS["manifest"], draw]
+    for read in READERS[kind] + (of_runs if folder == "run" else []):
         with hostile.Watch(tmp_path) as watch:
             assert outcome(read, own) is None
         assert watch.found == []
