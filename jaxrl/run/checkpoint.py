@@ -149,8 +149,8 @@ class Checkpointer:
         if step not in self._scores or not math.isfinite(score):
             return
         self._scores[step] = score
-        if jax.process_index() == 0:
-            path = self.directory / _folder(step) / manifests.FILE
+        path = self.directory / _folder(step) / manifests.FILE
+        if jax.process_index() == 0 and not path.parent.is_symlink():  # what a link leads to is somebody else's
             try:
                 manifests.write(path, dataclasses.replace(manifests.read(path), score=score))
             except (OSError, Damaged) as error:

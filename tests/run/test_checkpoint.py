@@ -219,6 +219,17 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_taken(saved, dam
     assert_same(state, make_state(20))
 
 
+def test_a_score_is_not_written_through_a_link(saved, tmp_path):
+    (saved / f"{20:012d}").rename(tmp_path / "elsewhere")
+    (saved / f"{20:012d}").symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere" / "manifest.json").read_bytes()
+    with Checkpointer(saved, config={"seed": 0}) as checkpointer:
+        checkpointer.score(20, 2.0)
+        checkpointer.score(30, 1.0)
+    assert (tmp_path / "elsewhere" / "manifest.json").read_bytes() == before
+    assert read_manifest(saved, 30).score == 1.0
+
+
 def test_a_checkpoint_that_was_renamed_is_not_of_that_step(saved):
     (saved / f"{30:012d}").rename(saved / f"{40:012d}")
     with pytest.warns(RuntimeWarning, match=r"its manifest is of step 30; taking step 20 instead"):
