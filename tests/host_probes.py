@@ -155,6 +155,30 @@ class Misbehaving(gymnasium.Env):
         return self.STEPS.get(self._what, lambda seen: (seen, 0.0, False, False, {}))(np.zeros(2, np.float32))
 
 
+class Parts(gymnasium.Env):
+    """Takes a dictionary with a tuple in it, and shows what it took; 1 a step where gear 2 goes with light 1."""
+
+    action_space = spaces.Dict(
+        speed=spaces.Box(-1.0, 2.0, (2,)),
+        gear=spaces.Discrete(3),
+        lights=spaces.Tuple((spaces.MultiBinary(2), spaces.Discrete(2, start=1))),
+    )
+    observation_space = spaces.Box(-1.0, 2.0, (6,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return np.zeros(6, np.float32), {}
+
+    def step(self, action):
+        assert action in self.action_space, action
+        self._step += 1
+        switches, light = action["lights"]
+        shown = np.asarray([*action["speed"], action["gear"], *switches, light], np.float32)
+        return shown, float(action["gear"] == 2 and light == 1), self._step == 4, False, {}
+
+
+gymnasium.register("Parts-v0", entry_point=f"{__name__}:Parts")
 gymnasium.register("Misbehaving-v0", entry_point=f"{__name__}:Misbehaving")
 gymnasium.register("Counting-v0", entry_point=f"{__name__}:Counting")
 gymnasium.register("Showing-v0", entry_point=f"{__name__}:Showing")

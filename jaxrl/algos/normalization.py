@@ -152,8 +152,8 @@ def discounted_return(previous: jax.Array, reward: jax.Array, first: jax.Array, 
 
 
 def _space_leaves(space, path=()):
-    if isinstance(space, spaces.Dict):
-        return {k: v for name, child in space.items for k, v in _space_leaves(child, (*path, name)).items()}
+    if isinstance(space, spaces.Composite):
+        return {k: v for name, child in space.items for k, v in _space_leaves(child, (*path, str(name))).items()}
     if isinstance(space, spaces.Box):
         return {"/".join(path) or "array": jax.ShapeDtypeStruct(space.shape, space.dtype)}
     return {}

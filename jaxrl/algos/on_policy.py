@@ -99,9 +99,10 @@ def resolved(algo: OnPolicyFields, spec: EnvSpec) -> dict[str, Any]:
     """The fields that an algorithm leaves open, by name, as they suit the environment.
 
     For continuous actions: observations and rewards are normalized, and entropy has no bonus. For discrete ones:
-    neither is normalized, and the bonus is 0.01. Both are the field's usage.
+    neither is normalized, and the bonus is 0.01. Both are the field's usage. Of several parts one `Box` makes them
+    continuous.
     """
-    continuous = isinstance(spec.action_space, spaces.Box)
+    continuous = any(isinstance(part, spaces.Box) for part in spaces.leaves(spec.action_space))
     suits = {
         "normalize_observation": continuous,
         "normalize_reward": continuous,

@@ -1,6 +1,7 @@
 """On-policy maximum a posteriori policy optimization, V-MPO (Song et al., 2020, arXiv:1909.12238)."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -30,7 +31,7 @@ from jaxrl.core.types import (
     ValueNetwork,
 )
 from jaxrl.networks import ActorCritic, Distribution
-from jaxrl.networks.distributions import DiagonalGaussian, TanhGaussian
+from jaxrl.networks.distributions import DiagonalGaussian, Joint, TanhGaussian
 
 
 class VMPOState(struct.PyTreeNode):
@@ -105,7 +106,7 @@ class VMPO:
 
     def init(self, key: jax.Array, spec: EnvSpec) -> VMPOState:
         duals = {"temperature": self.temperature, "mean": self.alpha_mean}
-        if isinstance(spec.action_space, spaces.Box):
+        if any(isinstance(part, spaces.Box) for part in spaces.leaves(spec.action_space)):
             duals["std"] = self.alpha_std
         duals = {name: before_softplus(value) for name, value in duals.items()}
         learner = on_policy.init(self, key, spec, target=True)
@@ -254,8 +255,12 @@ def advantage_weights(
 def divergences(old: Distribution, new: Any) -> dict[str, jax.Array]:
     """KL(old || new) [...] by the name of what is limited; of Gaussians mean and deviation apart (section 4.2).
 
-    Both are of one kind.
+    Both are of one kind; of several parts, the sums.
     """
+    if isinstance(old, Joint):
+        each = [divergences(before, now) for before, now in zip(old.leaves, new.leaves, strict=True)]
+        names = sorted(set().union(*each))
+        return {name: functools.reduce(jnp.add, [kl[name] for kl in each if name in kl]) for name in names}
     if isinstance(old, DiagonalGaussian | TanhGaussian):
         before, now = (x.base if isinstance(x, TanhGaussian) else x for x in (old, new))
         mean, std = decoupled_kl(before, now)

@@ -12,7 +12,7 @@ from jaxrl.algos import ALGORITHMS
 from jaxrl.cli.fields import algorithm_groups, documented, first_line, kind_of
 from jaxrl.cli.flags import BOOL, FLOAT, INT, INTS, PATH, TEXT, Flag, Written, optional
 from jaxrl.core.sources import Dataset
-from jaxrl.core.spaces import Box, Discrete
+from jaxrl.core.spaces import Box, Dict, Discrete, Tuple
 from jaxrl.core.types import EnvSpec, Replay
 from jaxrl.data.metadata import DATA_FORMATS
 from jaxrl.data.rlds import FILE_FORMATS
@@ -32,7 +32,8 @@ from jaxrl.sweeps.tune import tune
 
 # What algorithms are tried with, to list the kinds of actions that they choose.
 _OBSERVATION = Box(-1.0, 1.0, (4,))
-_ACTIONS = {"discrete": Discrete(2), "continuous": Box(-1.0, 1.0, (2,))}
+_BOX = Box(-1.0, 1.0, (2,))
+_ACTIONS = {"discrete": Discrete(2), "continuous": _BOX, "composite": Dict({"a": Tuple((Discrete(2),)), "b": _BOX})}
 # The suites whose names are in the table, with the package that they are of, and the names that their modules know
 # and refuse; not those of `jaxrl.core.suites.ASKED`.
 SUITES: dict[str, tuple[str | None, Callable[[], Sequence[str]]]] = {

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -173,10 +173,35 @@ class Dict:
         return jnp.all(jnp.stack([space.contains(x[name]) for name, space in self.items]))
 
 
-ArraySpace = Box | Discrete | MultiDiscrete  # an element is one array
-Space = ArraySpace | Dict
+@dataclasses.dataclass(frozen=True)
+class Tuple:
+    """Spaces by position; an element is a tuple of their elements. Of actions."""
 
-registry.add("space", Box, Discrete, MultiDiscrete, Dict)
+    spaces: tuple["Space", ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "spaces", tuple(self.spaces))
+
+    @property
+    def items(self) -> tuple[tuple[int, "Space"], ...]:
+        """Position and space, as `Dict.items` has name and space."""
+        return tuple(enumerate(self.spaces))
+
+    def sample(self, key: jax.Array) -> tuple[Any, ...]:
+        keys = jax.random.split(key, max(len(self.spaces), 1))
+        return tuple(space.sample(keys[i]) for i, space in self.items)
+
+    def contains(self, x: Sequence[Any]) -> jax.Array:
+        if not isinstance(x, tuple | list) or len(x) != len(self.spaces):
+            return jnp.asarray(False)
+        return jnp.all(jnp.stack([space.contains(x[i]) for i, space in self.items]))
+
+
+ArraySpace = Box | Discrete | MultiDiscrete  # an element is one array
+Composite = Dict | Tuple  # an element is a tree of arrays
+Space = ArraySpace | Composite
+
+registry.add("space", Box, Discrete, MultiDiscrete, Dict, Tuple)
 
 
 def _number_dtype(dtype: Any) -> np.dtype:
@@ -198,17 +223,44 @@ def expect[Kind: Space](space: Space, *kinds: type[Kind]) -> Kind:
     return space
 
 
+def leaves(space: Space) -> list[ArraySpace]:
+    """The spaces of single arrays that a space is made of, in the order of an element's leaves."""
+    if isinstance(space, Composite):
+        return [leaf for _, child in space.items for leaf in leaves(child)]
+    return [space]
+
+
+def tree_map(function: Callable[..., Any], space: Space, *trees: Any) -> Any:
+    """`function(array_space, *parts)` of every space of single arrays, as a tree like the space's elements.
+
+    Args:
+      function: of a space and of what each of `trees` has at its place.
+      space: gives the structure.
+      trees: of this structure, down to where `function` takes over: a part may be a tree itself.
+    """
+    if isinstance(space, Dict):
+        return {name: tree_map(function, child, *(x[name] for x in trees)) for name, child in space.items}
+    if isinstance(space, Tuple):
+        return tuple(tree_map(function, child, *(x[i] for x in trees)) for i, child in space.items)
+    return function(space, *trees)
+
+
+def form(space: Space) -> Any:
+    """What two spaces share whose elements one network reads or one policy gives: all but the bounds of boxes."""
+    return tree_map(lambda part: ("Box", part.shape, part.dtype) if isinstance(part, Box) else part, space)
+
+
 def zeros(space: Space) -> Any:
     """An element-shaped tree of zeros, as JAX arrays of the space's shape and dtype (not always an element)."""
-    if isinstance(space, Dict):
-        return {name: zeros(child) for name, child in space.items}
-    return jnp.zeros(space.shape, space.dtype)
+    return tree_map(lambda space: jnp.zeros(space.shape, space.dtype), space)
 
 
 def clip(x: Any, space: Space) -> Any:
     """Elements `[..., *shape]` within the bounds of floating-point boxes; other spaces have nothing to clip."""
-    if isinstance(space, Dict):
-        return {name: clip(x[name], child) for name, child in space.items}
+    return tree_map(_clipped, space, x)
+
+
+def _clipped(space: ArraySpace, x: Any) -> Any:
     if not isinstance(space, Box) or space.dtype.kind != "f":
         return x
     bounds = (np.expand_dims(bound, tuple(range(jnp.ndim(x) - bound.ndim))) for bound in (space.low, space.high))
@@ -217,6 +269,11 @@ def clip(x: Any, space: Space) -> Any:
 
 def size(space: Space) -> int:
     """How many numbers one element holds."""
-    if isinstance(space, Dict):
-        return sum(size(child) for _, child in space.items)
-    return math.prod(space.shape)
+    return sum(math.prod(leaf.shape) for leaf in leaves(space))
+
+
+def named(x: Any) -> Any:
+    """Elements of a space with dictionaries in the place of tuples, as datasets have them; names are "0", "1", ..."""
+    if isinstance(x, tuple):
+        return {str(i): named(part) for i, part in enumerate(x)}
+    return {name: named(part) for name, part in x.items()} if isinstance(x, Mapping) else x

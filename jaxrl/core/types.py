@@ -61,7 +61,8 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     terminated: Array  # bool: the task ended here, nothing follows
     truncated: Array  # bool: cut off here (time limit), the task would go on
     first: Array  # bool: an episode begins here
-    action_mask: PyTree | None = None  # bool, True where allowed, shape (n,); None: everything is
+    # Bool, True where allowed, shape (n,); None: everything is. A tree like the action where that has parts.
+    action_mask: PyTree | None = None
     previous_action: PyTree | None = None  # filled in by whoever acts; zeros where first
     episode: Episode[Array] | None = None
     info: dict[str, Array] | None = None  # what else it reports: float32 scalars by name; 0 where first

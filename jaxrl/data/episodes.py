@@ -22,7 +22,7 @@ class Episode:
     """One episode, or what was seen of it: leaves `[T + 1, ...]`.
 
     Attributes:
-      observation, action: arrays, or nested dictionaries of them.
+      observation, action: arrays, or nested dictionaries of them; what is a tuple elsewhere has the names "0", "1", ...
       reward, discount: followed the action, one number a step; the discount is 0 where the episode then terminated,
         else 1.
       is_first, is_last: true at the first step, at the last.

@@ -41,7 +41,7 @@ class MinariWriter:
 
     Args:
       dataset_id: `(namespace/)name-v0`.
-      observation_space, action_space: what the episodes' arrays are elements of.
+      observation_space, action_space: what the episodes' arrays are elements of; a tuple is written as a dictionary.
       data_format: "hdf5", one file, which all of Minari's readers know; "arrow" or "parquet", a directory an episode.
       data_dir: where datasets lie; None: where Minari looks for them.
       env_spec: the id of a Gymnasium environment that readers are to make with `recover_environment`. Where its spaces
@@ -217,10 +217,11 @@ def _checksum(episode, metadata, checksum):
 
 def _unlike(x: PyTree, space: spaces.Space, name: str) -> list[str]:
     """How arrays are no elements of a space, by name; bounds are not looked at."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(x, Mapping) or set(x) != set(space.spaces):
-            return [f"steps/{name} has other fields than its space, {sorted(space.spaces)}"]
-        return [line for key, child in space.items for line in _unlike(x[key], child, f"{name}/{key}")]
+    if isinstance(space, spaces.Composite):
+        names = sorted(str(key) for key, _ in space.items)
+        if not isinstance(x, Mapping) or sorted(x) != names:
+            return [f"steps/{name} has other fields than its space, {names}"]
+        return [line for key, child in space.items for line in _unlike(x[str(key)], child, f"{name}/{key}")]
     if isinstance(x, Mapping) or x.dtype != space.dtype or x.shape[1:] != space.shape:
         found = "a dictionary" if isinstance(x, Mapping) else f"{x.dtype} {x.shape[1:]}"
         return [f"steps/{name} is {found}, its space has {space.dtype} {space.shape}"]
@@ -236,11 +237,12 @@ def _to_gymnasium(space: spaces.Space, name: str, first: Any = 0) -> Any:
     import gymnasium
 
     theirs = gymnasium.spaces
-    if isinstance(space, spaces.Dict):
-        if wrong := [key for key, _ in space.items if "/" in key or key in ("", ".", "..")]:
+    if isinstance(space, spaces.Composite):
+        parts = {str(key): child for key, child in space.items}
+        if wrong := [key for key in parts if "/" in key or key in ("", ".", "..")]:
             raise ConfigError(f"steps/{name}/{wrong[0]}: Minari cannot have this name; rename it")
-        inner = {key: first.get(key, 0) if isinstance(first, Mapping) else 0 for key, _ in space.items}
-        return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}", inner[key]) for key, child in space.items})
+        inner = {key: first.get(key, 0) if isinstance(first, Mapping) else 0 for key in parts}
+        return theirs.Dict({key: _to_gymnasium(child, f"{name}/{key}", inner[key]) for key, child in parts.items()})
     if space.dtype.name not in DTYPES or not space.dtype.isnative:
         raise ConfigError(_refused(f"steps/{name}", space.dtype))
     if 0 in space.shape:
@@ -290,10 +292,12 @@ def _matching(space: spaces.Space, theirs: Any) -> Any:
     """`first_integers` of the parts of `theirs` that are `Discrete` or `MultiDiscrete` of ours."""
     import gymnasium
 
-    if isinstance(space, spaces.Dict):
-        if not isinstance(theirs, gymnasium.spaces.Dict):
+    if isinstance(space, spaces.Composite):
+        kind = gymnasium.spaces.Dict if isinstance(space, spaces.Dict) else gymnasium.spaces.Tuple
+        if not isinstance(theirs, kind):
             return 0
-        return {name: _matching(child, theirs.spaces[name]) for name, child in space.items if name in theirs.spaces}
+        parts: Any = theirs.spaces if isinstance(theirs, gymnasium.spaces.Dict) else dict(enumerate(theirs.spaces))
+        return {str(key): _matching(child, parts[key]) for key, child in space.items if key in parts}
     if isinstance(space, spaces.Discrete) and isinstance(theirs, gymnasium.spaces.Discrete):
         return first_integers(theirs) if theirs.n == space.n else 0
     if not isinstance(space, spaces.MultiDiscrete) or theirs.shape != space.shape:

@@ -195,11 +195,13 @@ def _as_of(number: int | str, episode: Episode, spec: EnvSpec, seen: _Seen) -> E
 
 def _as_space(value: PyTree, space: spaces.Space, where: str, counts: np.ndarray) -> PyTree:
     """Arrays `[steps, ...]` with the dtypes of a space; what they hold means nothing where `counts` is False."""
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping) or set(value) != set(space.spaces):
+    if isinstance(space, spaces.Composite):  # a tuple's parts have their positions as names
+        names = sorted(str(key) for key, _ in space.items)
+        if not isinstance(value, Mapping) or sorted(value) != names:
             has = sorted(value) if isinstance(value, Mapping) else f"an array of shape {np.shape(value)[1:]}"
-            raise DatasetError(f"{where} has {has}; the environment's has {sorted(space.spaces)}")
-        return {name: _as_space(value[name], child, f"{where}/{name}", counts) for name, child in space.items}
+            raise DatasetError(f"{where} has {has}; the environment's has {names}")
+        found = {key: _as_space(value[str(key)], child, f"{where}/{key}", counts) for key, child in space.items}
+        return found if isinstance(space, spaces.Dict) else tuple(found.values())
     if isinstance(value, Mapping):
         raise DatasetError(f"{where} has {sorted(value)}; the environment's is {space!r}")
     x = np.asarray(value)
@@ -236,8 +238,10 @@ def _refuse(where, x, wrong, counts, why):
 
 def _within(action: PyTree, space: spaces.Space, acting: np.ndarray, seen: _Seen) -> PyTree:
     """The actions, those of boxes clipped to their bounds, as the environment would have taken them."""
-    if isinstance(space, spaces.Dict):
-        return {name: _within(action[name], child, acting, seen) for name, child in space.items}
+    return spaces.tree_map(lambda part, x: _array_within(x, part, acting, seen), space, action)
+
+
+def _array_within(action: np.ndarray, space: spaces.ArraySpace, acting: np.ndarray, seen: _Seen) -> np.ndarray:
     if not isinstance(space, spaces.Box):
         return action
     clipped = np.clip(action, space.low, space.high)

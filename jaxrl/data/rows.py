@@ -12,6 +12,7 @@ import chex
 import jax
 import numpy as np
 
+from jaxrl.core import spaces
 from jaxrl.core.errors import DatasetError
 from jaxrl.core.types import Trajectory
 from jaxrl.data.episodes import (
@@ -76,7 +77,7 @@ def episode_from_rows(rows: Trajectory[np.ndarray], metadata: Mapping[str, Any] 
     ending = TERMINATED if is_terminal.any() else TRUNCATED if ended else CUT_OFF
     return Episode(
         observation=rows.observation,
-        action=jax.tree.map(lambda x: zero_where(is_last, x), rows.action),
+        action=jax.tree.map(lambda x: zero_where(is_last, x), spaces.named(rows.action)),
         reward=zero_where(is_last, rows.reward),
         discount=implied_discount(is_terminal),
         is_first=is_first,

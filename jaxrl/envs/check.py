@@ -236,6 +236,6 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
 
 
 def _leaves(space: spaces.Space, x: PyTree, path: str) -> list[tuple[str, Any, jax.Array]]:
-    if isinstance(space, spaces.Dict):
+    if isinstance(space, spaces.Composite):
         return [leaf for name, child in space.items for leaf in _leaves(child, x[name], f"{path}[{name!r}]")]
     return [(path, space, x)]

@@ -12,7 +12,9 @@ the probes of rejax (Liesen et al., 2023), and one for time limits.
 | `probe:Truncated` | observes 0 for ever, reward `reward` a step, cut off every `max_steps` | reward / (1 - gamma) |
 
 Action-dependent reward: discrete, 1 for action 0 and -1 for action 1; continuous (one number in [-2, 2]),
-1 - (action - 0.5)^2, best at 0.5.
+1 - (action - 0.5)^2, best at 0.5; composite (a dictionary of such a number and a tuple of three choices in two spaces),
+the larger of that and 0 where each choice is the last of its kind, else 0: whatever one part does alone, it earns
+nothing.
 """
 
 from collections.abc import Mapping
@@ -31,6 +33,12 @@ from jaxrl.envs import suite
 from jaxrl.envs.timestep import restart, transition
 
 BEST_ACTION = 0.5  # of the continuous action-dependent probe
+COMPOSITE = spaces.Dict(
+    {
+        "amount": spaces.Box(-2.0, 2.0, (1,)),
+        "choice": spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete((2, 3)))),
+    }
+)
 
 
 class ProbeState(struct.PyTreeNode):
@@ -54,6 +62,7 @@ class Probe(struct.PyTreeNode):
       endless: 1: episodes never terminate.
       max_steps: time limit; the episode is truncated there unless it terminates.
       continuous: the action space is `Box(-2, 2, (1,))` instead of `Discrete(2)`.
+      composite: it is `COMPOSITE`, a dictionary with a tuple in it.
     """
 
     reward: Any = 0.0
@@ -64,11 +73,12 @@ class Probe(struct.PyTreeNode):
     endless: Any = 0.0
     max_steps: Any = 1000
     continuous: bool = struct.field(pytree_node=False, default=False)
+    composite: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def name(self) -> str:
         # One name for all: it is static where specifications are, and must not make another program of each probe.
-        return "probe:Continuous" if self.continuous else "probe:Discrete"
+        return "probe:Composite" if self.composite else "probe:Continuous" if self.continuous else "probe:Discrete"
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -90,6 +100,8 @@ class Probe(struct.PyTreeNode):
 
     @property
     def action_space(self) -> spaces.Space:
+        if self.composite:
+            return COMPOSITE
         return spaces.Box(-2.0, 2.0, (1,)) if self.continuous else spaces.Discrete(2)
 
     @property
@@ -106,7 +118,13 @@ class Probe(struct.PyTreeNode):
         time = state.time + 1
         endless = jnp.asarray(self.endless, jnp.bool_)
         done = time >= self.terminate_after
-        if self.continuous:
+        if self.composite:
+            one, two = action["choice"]
+            right = (one == 1) & jnp.all(two == jnp.asarray([1, 2], two.dtype))
+            effect = jnp.where(
+                right, jnp.maximum(1.0 - jnp.square(action["amount"].reshape(()) - BEST_ACTION), 0.0), 0.0
+            )
+        elif self.continuous:
             effect = 1.0 - jnp.square(action.reshape(()) - BEST_ACTION)
         else:
             effect = jnp.where(action.reshape(()) == 0, 1.0, -1.0)
@@ -121,6 +139,7 @@ class Probe(struct.PyTreeNode):
 
 registry.add("suite", probe=Probe)
 
+_KINDS = ("continuous", "composite")  # of actions
 _PROBES: dict[str, dict[str, Any]] = {
     "Constant": {"reward": 1.0},
     "RewardIsObservation": {"observation_reward": 1.0, "random_observation": 1.0},
@@ -147,9 +166,12 @@ def make(name: str, **parameters: Any) -> Probe:
     if problems := suite.unknown_parameters("parameter of probes", parameters, fields):
         raise ConfigError(problems)
     chosen = {**_PROBES[name], **parameters}
+    if chosen.get("continuous") and chosen.get("composite"):
+        raise ConfigError(f"probe:{name} is continuous=True or composite=True, not both")
     types = {k: np.int32 if isinstance(field.default, int) else np.float32 for k, field in fields.items()}
     return Probe(
         # Arrays of one type, whatever numbers were given: probes must not differ in anything but values.
-        **{k: jnp.asarray(chosen.get(k, fields[k].default), types[k]) for k in fields if k != "continuous"},
+        **{k: jnp.asarray(chosen.get(k, fields[k].default), types[k]) for k in fields if k not in _KINDS},
         continuous=bool(chosen.get("continuous", False)),
+        composite=bool(chosen.get("composite", False)),
     )

@@ -10,7 +10,14 @@ from jaxrl.networks.actor import Actor
 from jaxrl.networks.actor_critic import ActorCritic, PolicyValue
 from jaxrl.networks.cores import GRU, LSTM, Core
 from jaxrl.networks.critic import Critic, encoder, from_unit, to_unit
-from jaxrl.networks.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical, TanhGaussian
+from jaxrl.networks.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    Joint,
+    MultiCategorical,
+    TanhGaussian,
+)
 from jaxrl.networks.foreign import LIBRARIES, ForeignNetwork, from_equinox, from_linen, from_nnx
 from jaxrl.networks.heads import to_distribution
 from jaxrl.networks.q_heads import (
@@ -52,6 +59,7 @@ __all__ = [
     "ForeignNetwork",
     "ImpalaCNN",
     "ImpalaResNet",
+    "Joint",
     "MinAtarCNN",
     "MultiCategorical",
     "NatureCNN",

@@ -131,8 +131,6 @@ class Body(nnx.Module):
         self.recurrent = core is not None
         self.features = self.torso.features
         if previous_action:
-            if isinstance(spec.action_space, spaces.Dict):
-                raise ConfigError("previous_action=True needs an action space that is not a dictionary; set it False")
             self.features += flat_size(spec.action_space)
         if previous_reward:
             self.features += 1

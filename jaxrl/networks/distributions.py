@@ -6,11 +6,15 @@ Sampling takes one typed key for each element, hence a sample does not depend on
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+
+from jaxrl.core.types import PyTree
 
 # What the logit of a forbidden action becomes. Its probability is exactly 0 in float32, yet sums and differences of a
 # few such numbers stay finite, which those of the most negative float do not.
@@ -273,4 +277,53 @@ class TanhGaussian(struct.PyTreeNode):
         return self.base.kl(other.base)
 
 
-Distribution = Categorical | MultiCategorical | DiagonalGaussian | TanhGaussian
+class Joint(struct.PyTreeNode):
+    """Independent distributions of the parts of an action that is a dictionary or a tuple.
+
+    Its log-probability, entropy and KL are the sums of theirs.
+
+    Attributes:
+      parts: a distribution for each part, by name or by position; a part may be a `Joint` itself.
+    """
+
+    parts: "dict[Any, Distribution] | tuple[Distribution, ...]"
+
+    def _each(self) -> list[tuple[Any, Any]]:
+        """Key and distribution, in the order of an action's leaves."""
+        return sorted(self.parts.items()) if isinstance(self.parts, dict) else list(enumerate(self.parts))
+
+    @property
+    def leaves(self) -> "list[Distribution]":
+        """The distributions of single arrays, in the order of an action's leaves."""
+        return [leaf for _, part in self._each() for leaf in (part.leaves if isinstance(part, Joint) else [part])]
+
+    def _tree(self, of_part: "Callable[[int, Distribution], Any]") -> PyTree:
+        """`of_part(number, part)` of every part, as an action has them."""
+        found = {key: of_part(number, part) for number, (key, part) in enumerate(self._each())}
+        return found if isinstance(self.parts, dict) else tuple(found.values())
+
+    def sample(self, keys: jax.Array) -> PyTree:
+        """Actions, part by part with keys of their own, `[..., *shape]`; keys `[...]`."""
+
+        each = _per_key(lambda key: jax.random.split(key, len(self.parts)), keys)
+        return self._tree(lambda number, part: part.sample(each[..., number]))
+
+    def mode(self) -> PyTree:
+        """The mode of every part."""
+        return self._tree(lambda _, part: part.mode())
+
+    def log_prob(self, action: PyTree) -> jax.Array:
+        """Log-probability `[...]` of actions, the sum over parts; a density where some are continuous."""
+        return _total([part.log_prob(action[key]) for key, part in self._each()])
+
+    def entropy(self) -> jax.Array:
+        """Entropy `[...]` in nats, the sum over parts."""
+        return _total([part.entropy() for _, part in self._each()])
+
+    def kl(self, other: "Joint") -> jax.Array:
+        """KL(self || other) `[...]` in nats, the sum over parts; both have the same ones."""
+        pairs = zip(self._each(), other._each(), strict=True)
+        return _total([mine.kl(theirs) for (_, mine), (_, theirs) in pairs])
+
+
+Distribution = Categorical | MultiCategorical | DiagonalGaussian | TanhGaussian | Joint

@@ -6,7 +6,8 @@ carry `[N, ...]` to outputs and the next carry, and the adapter unrolls it and r
 
 Outputs are action values `[N, n]` with `outputs="q"`, else a pair of what the policy needs and the value `[N]`
 or `[N, 1]`. The policy needs logits for discrete actions, `[N, n]`, or `[N, sum(nvec)]`; for boxes a pair of mean
-`[N, n]` and logarithm of the standard deviation, `[N, n]` or `[n]`.
+`[N, n]` and logarithm of the standard deviation, `[N, n]` or `[n]`; for dictionaries and tuples of actions a
+dictionary or tuple with what each part needs.
 
 State besides parameters, which batch normalization has, is kept as the network's model state: batch statistics of
 NNX, every collection but `params` of Linen, `equinox.nn.State`. A Linen module that has any takes the argument `train`;
@@ -35,7 +36,7 @@ from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, 
 from jaxrl.networks.actor_critic import PolicyValue
 from jaxrl.networks.body import required_inputs
 from jaxrl.networks.cores import scan_time
-from jaxrl.networks.heads import action_size, mask_values, to_distribution
+from jaxrl.networks.heads import action_size, joint, mask_values, part, to_distribution
 
 OUTPUTS = ("actor_critic", "q")
 
@@ -153,12 +154,26 @@ class ForeignNetwork:
         if self.outputs == "q":
             return mask_values(_checked("action values", output, spec.action_space.n), mask), carry, model_state
         policy, value = _pair("the given module must return a pair of the policy's output and the value", output)
+        distribution = self._distribution("the policy's output", spec.action_space, policy, mask)
+        batch = jax.tree.leaves(observation)[0].shape[:1]
+        return PolicyValue(distribution, value.reshape(batch)), carry, model_state
+
+    def _distribution(self, what, space, policy, mask):
+        """Over an action space, from what the module gives for it; `what` names that in errors."""
+        if isinstance(space, spaces.Composite):
+            keys = [key for key, _ in space.items]
+            kind = dict if isinstance(space, spaces.Dict) else tuple
+            if not isinstance(policy, kind) or sorted(policy if kind is dict else range(len(policy))) != keys:
+                shown = jax.tree.map(jnp.shape, policy)
+                raise ConfigError(f"{what} of the given module must be a {kind.__name__} with {keys}, not {shown}")
+            return joint(
+                space, lambda key, child: self._distribution(f"{what}[{key!r}]", child, policy[key], part(mask, key))
+            )
         log_std = None
-        if isinstance(spec.action_space, spaces.Box):
-            policy, log_std = _pair("over boxes the policy's output must be a pair of mean and log_std", policy)
-        policy = _checked("the policy's output", policy, action_size(spec.action_space, self.continuous))
-        distribution = to_distribution(spec.action_space, policy, log_std, mask, self.continuous)
-        return PolicyValue(distribution, value.reshape(policy.shape[:-1])), carry, model_state
+        if isinstance(space, spaces.Box):
+            policy, log_std = _pair(f"over boxes {what} must be a pair of mean and log_std", policy)
+        policy = _checked(what, policy, action_size(space, self.continuous))
+        return to_distribution(space, policy, log_std, mask, self.continuous)
 
 
 def from_nnx(build: Callable[[EnvSpec, nnx.Rngs], nnx.Module], **options: Any) -> ForeignNetwork:

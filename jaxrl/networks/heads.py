@@ -1,5 +1,8 @@
 """Heads: from features to a distribution over actions, and to values; of action values see `q_heads`."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,15 @@ from flax import nnx
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.networks.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical, TanhGaussian
+from jaxrl.core.types import PyTree
+from jaxrl.networks.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    Joint,
+    MultiCategorical,
+    TanhGaussian,
+)
 from jaxrl.networks.layers import dense
 
 CONTINUOUS = ("gaussian", "tanh", "tanh_mean")
@@ -18,7 +29,7 @@ _LOG_STD_RANGE = (-20.0, 2.0)  # of standard deviations that depend on the state
 
 
 def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
-    """How many numbers give the location of a distribution over `space`: logits, or means.
+    """How many numbers give the location of a distribution over `space`: logits, or means; of all parts together.
 
     Args:
       space: of actions.
@@ -29,14 +40,16 @@ def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
     """
     if continuous not in CONTINUOUS:
         raise unknown("continuous policy", str(continuous), CONTINUOUS)
+    if isinstance(space, spaces.Composite) and (parts := spaces.leaves(space)):
+        return sum(action_size(part, continuous) for part in parts)
     if isinstance(space, spaces.Discrete):
         return space.n
     if isinstance(space, spaces.MultiDiscrete):
         return sum(space.nvec)
     if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] and space.dtype.kind == "f"):
         raise ConfigError(
-            f"no policy for the action space {space}; allowed are Discrete, MultiDiscrete, and Box of floats of shape "
-            "(n,): flatten it with a wrapper"
+            f"no policy for the action space {space}; allowed are Discrete, MultiDiscrete, Box of floats of shape "
+            "(n,), and Dict and Tuple of these: flatten it with a wrapper"
         )
     if continuous != "gaussian" and not (space.bounded and np.all(space.low < space.high)):
         raise ConfigError(
@@ -47,21 +60,27 @@ def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
 
 def to_distribution(
     space: spaces.Space,
-    location: jax.Array,
-    log_std: jax.Array | None = None,
-    mask: jax.Array | None = None,
+    location: PyTree,
+    log_std: PyTree | None = None,
+    mask: PyTree | None = None,
     continuous: str = "gaussian",
 ) -> Distribution:
     """The distribution over `space` that a policy's outputs stand for.
 
     Args:
       space: of actions, as `action_size` accepts it.
-      location: logits or means, `[..., action_size(space)]`.
-      log_std: `[..., n]` or `[n]`, for boxes.
-      mask: bool, True where allowed, `[..., action_size(space)]`, or None; for integers.
+      location: logits or means, `[..., action_size(space)]`; of a `Dict` or `Tuple` one such array for each part.
+      log_std: `[..., n]` or `[n]`, for boxes; by part as well.
+      mask: bool, True where allowed, `[..., action_size(space)]`, or None; for integers, and by part as well, where
+        what is None or left out allows everything.
       continuous: for boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
         mean is squashed into the bounds; samples may lie beyond them).
     """
+    if isinstance(space, spaces.Composite):
+        return joint(
+            space,
+            lambda key, child: to_distribution(child, location[key], part(log_std, key), part(mask, key), continuous),
+        )
     if isinstance(space, spaces.Discrete):
         return Categorical.masked(location, mask)
     if isinstance(space, spaces.MultiDiscrete):
@@ -80,10 +99,33 @@ def to_distribution(
     return DiagonalGaussian(location, log_std)
 
 
+def joint(space: spaces.Composite, of_part: Callable[[Any, spaces.Space], Distribution]) -> Joint:
+    """`of_part(key, child)` of every part of a composite space, as one distribution."""
+    parts = {key: of_part(key, child) for key, child in space.items}
+    return Joint(parts if isinstance(space, spaces.Dict) else tuple(parts.values()))
+
+
+def part(tree: PyTree | None, key: Any) -> PyTree | None:
+    """The part `key` of a dictionary or tuple, None where there is none.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    if tree is None or isinstance(tree, Mapping):
+        return None if tree is None else tree.get(key)
+    if not isinstance(tree, tuple | list):
+        raise ConfigError(
+            f"actions of several parts have an array of shape {jnp.shape(tree)} as mask or deviations; give a "
+            "dictionary or tuple like the action, with None for parts that have none"
+        )
+    return tree[key]
+
+
 class PolicyHead(nnx.Module):
     """Maps features `[..., inputs]` and a mask to a distribution over the action space.
 
-    For boxes the log standard deviation is a parameter of each dimension, or an output beside the mean.
+    For boxes the log standard deviation is a parameter of each dimension, or an output beside the mean. Each part of a
+    `Dict` or `Tuple` has a head of its own.
     """
 
     def __init__(
@@ -99,6 +141,19 @@ class PolicyHead(nnx.Module):
     ):
         size = action_size(space, continuous)
         self.space = space
+        if isinstance(space, spaces.Composite):
+            for key, child in space.items:
+                head = PolicyHead(
+                    inputs,
+                    child,
+                    rngs,
+                    gain=gain,
+                    continuous=continuous,
+                    initial_log_std=initial_log_std,
+                    state_dependent_std=state_dependent_std,
+                )
+                setattr(self, f"part_{key}", head)
+            return
         self.continuous = continuous
         self.initial_log_std = initial_log_std
         self.output = dense(inputs, size, gain, rngs)
@@ -110,7 +165,9 @@ class PolicyHead(nnx.Module):
         elif self.std == "parameter":
             self.log_std = nnx.Param(jnp.full((size,), initial_log_std, jnp.float32))
 
-    def __call__(self, features: jax.Array, mask: jax.Array | None) -> Distribution:
+    def __call__(self, features: jax.Array, mask: PyTree | None) -> Distribution:
+        if isinstance(self.space, spaces.Composite):
+            return joint(self.space, lambda key, _: getattr(self, f"part_{key}")(features, part(mask, key)))
         log_std = None
         if self.std == "output":
             log_std = jnp.clip(self.initial_log_std + self.log_std_output(features), *_LOG_STD_RANGE)

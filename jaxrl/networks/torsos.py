@@ -54,6 +54,8 @@ def to_float(x: jax.Array, space: spaces.Box) -> jax.Array:
 
 def flat_size(space: spaces.Space) -> int:
     """How many numbers `flatten` gives for one element."""
+    if isinstance(space, spaces.Composite):
+        return sum(map(flat_size, spaces.leaves(space)))
     if isinstance(space, spaces.Discrete):
         return space.n
     if isinstance(space, spaces.MultiDiscrete):
@@ -61,8 +63,13 @@ def flat_size(space: spaces.Space) -> int:
     return math.prod(spaces.expect(space, spaces.Box).shape)
 
 
-def flatten(x: jax.Array, space: spaces.Space) -> jax.Array:
-    """Elements `[..., *shape]` as float32 vectors `[..., n]`: boxes flattened, integers that are names one-hot."""
+def flatten(x: Any, space: spaces.Space) -> jax.Array:
+    """Elements `[..., *shape]` as float32 vectors `[..., n]`: boxes flattened, integers that are names one-hot.
+
+    The parts of a dictionary or a tuple come one after the other.
+    """
+    if isinstance(space, spaces.Composite):
+        return jnp.concatenate([flatten(x[key], child) for key, child in space.items], axis=-1)
     if isinstance(space, spaces.Discrete):
         return jax.nn.one_hot(x, space.n, dtype=jnp.float32)
     if isinstance(space, spaces.MultiDiscrete):
@@ -108,6 +115,10 @@ class MLP:
             raise ConfigError(
                 f"MLP cannot read a dictionary observation ({', '.join(space.spaces)}); use torso=None or DictEncoder"
             )
+        if isinstance(space, spaces.Tuple):
+            raise ConfigError(
+                f"MLP cannot read the observation {space}; make it a Dict, or flatten it by wrappers.Flatten"
+            )
         size = flat_size(space)
         if size == 0:
             raise ConfigError(f"MLP cannot read the empty observation {space}; leave it out with DictEncoder")
@@ -127,7 +138,9 @@ def has_images(space: spaces.Space) -> bool:
 def _image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
     """An image space, its height, width and channels, and whether the channels come first (as EnvPool's do)."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:
-        what = "a dictionary" if isinstance(space, spaces.Dict) else f"{type(space).__name__} of shape {space.shape}"
+        what = "a dictionary" if isinstance(space, spaces.Dict) else "a tuple"
+        if not isinstance(space, spaces.Composite):
+            what = f"{type(space).__name__} of shape {space.shape}"
         raise ConfigError(f"{name} needs images of shape (height, width, channels), not {what}; use MLP or torso=None")
     a, b, c = space.shape
     if a < b and a < c:

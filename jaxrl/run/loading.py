@@ -193,17 +193,11 @@ def _check_spaces(trained_on, env):
     problems = []
     for what, here in (("observation", env.observation_space), ("action", env.action_space)):
         trained = decode(trained_on[f"{what}_space"])
-        if _form(here) != _form(trained):
+        if spaces.form(here) != spaces.form(trained):
             name = full_name(trained_on)
             problems.append(f"{env.name} has {what}s {here}, but the policy was trained on {trained} ({name})")
     if problems:
         raise ConfigError(problems)
-
-
-def _form(space):
-    if isinstance(space, spaces.Dict):
-        return {name: _form(child) for name, child in space.items}
-    return (space.shape, space.dtype) if isinstance(space, spaces.Box) else space
 
 
 def _steps_in_all(config, algo):

@@ -92,8 +92,8 @@ class Policy:
 
         Returns:
           The action, as the environment takes it: of an observation in JAX a JAX array; else numpy of the action
-          space's type, and an `int` where one observation asks for one of `Discrete` actions. The carry holds JAX
-          arrays, wherever it is handed to.
+          space's type, and an `int` where one observation asks for one of `Discrete` actions; of a `Dict` or `Tuple`
+          of actions a dictionary or a tuple of these. The carry holds JAX arrays, wherever it is handed to.
 
         Raises:
           ConfigError: the observation's shape or dtype is not that of the environment trained on.
@@ -116,9 +116,11 @@ class Policy:
         )
         if in_jax:
             return action, carry
-        if batch is None and isinstance(self._spec.action_space, spaces.Discrete):
-            return int(action), carry
-        return np.array(action), carry
+
+        def as_taken(space, x):
+            return int(x) if batch is None and isinstance(space, spaces.Discrete) else np.array(x)
+
+        return spaces.tree_map(as_taken, self._spec.action_space, action), carry
 
 
 @lru_cache(maxsize=64)
@@ -158,8 +160,7 @@ def check_spaces(spec: EnvSpec, env: Environment | HostRecipe) -> None:
     problems = []
     for name in ("observation_space", "action_space"):
         trained, here = getattr(spec, name), getattr(env, name)
-        shapes = [jax.eval_shape(lambda space=space: spaces.zeros(space)) for space in (trained, here)]
-        if shapes[0] != shapes[1] or getattr(trained, "n", None) != getattr(here, "n", None):
+        if spaces.form(trained) != spaces.form(here):
             problems.append(f"{env.name} has the {name} {here}, but the policy was trained on {trained}")
     if problems:
         raise ConfigError(problems)
@@ -171,10 +172,14 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
     Raises:
       ConfigError: it is neither; says both shapes.
     """
-    if isinstance(space, spaces.Dict):
-        if not isinstance(observation, dict) or set(observation) != set(space.spaces):
-            has = sorted(observation) if isinstance(observation, dict) else type(observation).__name__
-            raise ConfigError(f"{where} has {has}, the policy was trained on a dictionary of {sorted(space.spaces)}")
+    if isinstance(space, spaces.Composite):
+        wanted, kind = [key for key, _ in space.items], dict if isinstance(space, spaces.Dict) else tuple
+        has = sorted(observation) if isinstance(observation, dict) else type(observation).__name__
+        if isinstance(observation, tuple):
+            has = list(range(len(observation)))
+        if not isinstance(observation, kind) or has != wanted:
+            what = "dictionary" if kind is dict else "tuple"
+            raise ConfigError(f"{where} has {has}, the policy was trained on a {what} of {wanted}")
         sizes = {checked_batch(observation[name], child, f"{where}[{name!r}]") for name, child in space.items}
         if len(sizes) != 1:
             raise ConfigError(f"{where} mixes batches of {sorted(map(str, sizes))}; one leading axis for all")
@@ -194,10 +199,12 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
 
 def _as_space(observation: PyTree, space: spaces.Space) -> PyTree:
     """A checked observation as arrays of the space's types."""
-    if isinstance(space, spaces.Dict):
-        return {name: _as_space(observation[name], child) for name, child in space.items}
-    array = _array(observation)
-    return array if array.dtype == space.dtype else array.astype(space.dtype)
+
+    def cast(part, x):
+        array = _array(x)
+        return array if array.dtype == part.dtype else array.astype(part.dtype)
+
+    return spaces.tree_map(cast, space, observation)
 
 
 def _array(x: Any) -> jax.Array | np.ndarray:

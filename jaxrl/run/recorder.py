@@ -234,7 +234,8 @@ def _relative(run_dir, folder):
 
 def _example(spec: EnvSpec) -> Episode:
     """An episode of the kind that will be recorded."""
-    shapes = jax.eval_shape(lambda: (spaces.zeros(spec.observation_space), spaces.zeros(spec.action_space)))
+    both = spec.observation_space, spec.action_space
+    shapes = jax.eval_shape(lambda: tuple(spaces.named(spaces.zeros(space)) for space in both))
     observation, action = jax.tree.map(lambda x: np.zeros((2, *x.shape), x.dtype), shapes)
     number, flag = np.zeros(2, np.float32), np.zeros(2, np.bool_)
     return Episode(observation, action, number, number, flag, flag, flag, {"ending": CUT_OFF})

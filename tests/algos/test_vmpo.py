@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from helpers.on_policy import SPEC, T, collect, learner, moments, updated
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ import jaxrl
 from jaxrl.algos import vmpo
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import NetworkInputs
-from jaxrl.networks import GRU, MLP, ActorCritic
+from jaxrl.networks import GRU, MLP, ActorCritic, Categorical, DiagonalGaussian, Joint, TanhGaussian
 from jaxrl.parallel.replicas import SingleReplica
 
 ONE = SingleReplica()
@@ -99,3 +100,28 @@ def test_what_does_not_fit_is_said():
     found = wrong.validate(SPEC, 4, 4)
     for name in ("epsilon=0.0", "temperature=-1.0", "target_period=0", "7"):
         assert any(name in line for line in found), name
+
+
+def test_the_limits_are_on_all_parts_together():
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    def joint():
+        chosen = Joint((Categorical(drawn(2, 3)), TanhGaussian(drawn(2, 1), drawn(2, 1), (-1.0,), (1.0,))))
+        return Joint({"a": DiagonalGaussian(drawn(2, 2), drawn(2, 2)), "b": chosen})
+
+    old, new = joint(), joint()
+    found = vmpo.divergences(old, new)
+    wanted = {"mean": 0.0, "std": 0.0}
+    for before, now in ((old.parts["a"], new.parts["a"]), (old.parts["b"].parts[1], new.parts["b"].parts[1])):
+        apart, ratio = np.square(before.mean - now.mean), np.exp(2 * (before.log_std - now.log_std))
+        wanted["mean"] += (0.5 * apart * np.exp(-2 * before.log_std)).sum(-1)
+        wanted["std"] += (0.5 * (ratio - 1.0) - (before.log_std - now.log_std)).sum(-1)
+    one, other = old.parts["b"].parts[0], new.parts["b"].parts[0]
+    wanted["mean"] += scipy.stats.entropy(*(np.exp(np.asarray(x.logits)) for x in (one, other)), axis=-1)
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5)
+    assert set(vmpo.divergences(Joint((one,)), Joint((other,)))) == {"mean"}

@@ -313,7 +313,7 @@ def test_envs(said):
 def test_algos_tries_the_spaces(said):
     lines = {line.split()[0]: line for line in said("algos").splitlines() if line}
     assert "off-policy  discrete  " in lines["dqn"]
-    assert "on-policy   discrete, continuous" in lines["ppo"]
+    assert "on-policy   discrete, continuous, composite" in lines["ppo"]
     assert set(PRESETS) <= set(lines)
 
 

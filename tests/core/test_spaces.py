@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.core import spaces
+from jaxrl.core import config, spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.spaces import Box, Dict, Discrete, MultiDiscrete
+from jaxrl.core.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 SPACES = [
     Box(-1.0, 2.0, (3,)),
@@ -19,6 +19,7 @@ SPACES = [
     Discrete(4),
     MultiDiscrete((2, 5, 1)),
     Dict({"b": Discrete(2), "a": Box(0.0, 1.0, (2,)), "c": Dict({"d": Discrete(3)})}),
+    Tuple((Discrete(2), Dict({"b": MultiDiscrete((2, 3)), "a": Tuple((Box(0.0, 1.0, (2,)),))}))),
 ]
 
 
@@ -51,6 +52,9 @@ def test_samples_reach_all_of_a_finite_space():
         (Dict({"a": Discrete(2)}), {"a": 2}),
         (Dict({"a": Discrete(2)}), {"a": 1, "b": 0}),
         (Dict({"a": Discrete(2)}), {}),
+        (Tuple((Discrete(2), Discrete(3))), (1, 3)),
+        (Tuple((Discrete(2), Discrete(3))), (1,)),
+        (Tuple((Discrete(2),)), {"0": 1}),
     ],
 )
 def test_what_lies_outside(space, outside):
@@ -63,6 +67,21 @@ def test_equality_and_hash_go_by_value():
     assert len({*SPACES, *SPACES}) == len(SPACES)
     assert Box(-1.0, 1.0, (2,)) != Box(-1.0, 1.0, (2,), np.float16)
     assert Dict({"b": Discrete(2), "a": Discrete(3)}) == Dict({"a": Discrete(3), "b": Discrete(2)})
+
+
+def test_trees_of_spaces():
+    space = SPACES[-1]
+    assert spaces.leaves(space) == [Discrete(2), Box(0.0, 1.0, (2,)), MultiDiscrete((2, 3))]
+    sample = space.sample(jax.random.key(0))
+    assert jax.tree.structure(spaces.zeros(space)) == jax.tree.structure(sample)
+    assert len(spaces.leaves(space)) == len(jax.tree.leaves(sample)), "in one order"
+    twice = spaces.tree_map(lambda part, x, y: (part, x is y), space, sample, sample)
+    assert twice == ((Discrete(2), True), {"a": ((Box(0.0, 1.0, (2,)), True),), "b": (MultiDiscrete((2, 3)), True)})
+    assert spaces.named((1, {"b": 2, "a": (3,)})) == {"0": 1, "1": {"b": 2, "a": {"0": 3}}}
+    wider = Tuple((Discrete(2), Dict({"b": MultiDiscrete((2, 3)), "a": Tuple((Box(-9.0, 1.0, (2,)),))})))
+    other = Tuple((Discrete(2), Dict({"b": MultiDiscrete((3, 3)), "a": Tuple((Box(0.0, 1.0, (2,)),))})))
+    assert spaces.form(space) == spaces.form(wider) != spaces.form(other)
+    assert config.decode(config.encode(space)) == space
 
 
 def test_bounded():

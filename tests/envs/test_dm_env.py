@@ -108,6 +108,16 @@ def test_seeds_are_by_index_and_workers_change_nothing():
         ("action", specs.BoundedArray((2,), np.int32, 0, [1, 3]), spaces.MultiDiscrete((2, 4))),
         ("action", specs.BoundedArray((2,), np.float32, [0, -1], 1), spaces.Box([0.0, -1.0], [1.0, 1.0], (2,))),
         ("action", specs.Array((2,), np.float32), spaces.Box(-np.inf, np.inf, (2,))),
+        (
+            "action",
+            {"b": specs.DiscreteArray(3), "a": (specs.Array((1,), np.float32), specs.DiscreteArray(2))},
+            spaces.Dict(
+                {
+                    "a": spaces.Tuple((spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(2))),
+                    "b": spaces.Discrete(3),
+                }
+            ),
+        ),
     ],
     ids=str,
 )
@@ -121,7 +131,7 @@ def test_specs(what, spec, ours):
     [
         ("observation", (specs.Array((), float),), r"the observation spec \(Array.*taken are numeric arrays"),
         ("observation", {"a": specs.StringArray(())}, r"bandit\['a'\] has the observation spec StringArray"),
-        ("action", {"a": specs.DiscreteArray(2)}, "the action spec {'a'.*taken are an array of floats"),
+        ("action", {"a": specs.StringArray(())}, r"bandit\['a'\] has the action spec StringArray.*an array of floats"),
         ("action", specs.Array((), np.int32), "the action spec Array.*bounded integers"),
         ("action", specs.BoundedArray((2, 2), np.int32, 0, 1), "the action spec BoundedArray"),
         ("reward", specs.Array((2,), float), r"its rewards are Array\(shape=\(2,\).*one number is taken"),

@@ -161,13 +161,40 @@ def test_action_spaces(theirs, ours, action, written):
     assert value.dtype == theirs.dtype
 
 
+@pytest.mark.parametrize("workers", [0, 1], ids=["in process", "workers"])
+def test_actions_of_several_parts(workers):
+    """An environment that checks what it is given and shows it."""
+    recipe = jaxrl.make("gymnasium:host_probes:Parts-v0", workers=workers)
+    parts = spaces.Tuple((spaces.MultiDiscrete((2, 2)), spaces.Discrete(2)))
+    speed = spaces.Box(-1.0, 2.0, (2,))
+    assert recipe.action_space == spaces.Dict({"gear": spaces.Discrete(3), "lights": parts, "speed": speed})
+    host = recipe.build(2, 0)
+    host.reset()
+    actions = {
+        "speed": np.float32([[0.5, 9.0], [-1.0, 0.0]]),
+        "gear": np.int32([2, 1]),
+        "lights": (np.int32([[0, 1], [1, 1]]), np.int32([0, 1])),
+    }
+    shown = host.step(actions)
+    assert shown.observation.tolist() == [[0.5, 2.0, 2.0, 0.0, 1.0, 1.0], [-1.0, 0.0, 1.0, 1.0, 1.0, 2.0]]
+    assert shown.reward.tolist() == [1.0, 0.0]
+    with pytest.raises(ValueError, match=r"actions of shape \(1,\); give \(2,\)"):
+        host.step(actions | {"gear": np.int32([1])})
+    host.close()
+
+
+def test_an_environment_of_several_parts_keeps_the_contract():
+    jaxrl.check_env(jaxrl.make("gymnasium:host_probes:Parts-v0"), steps=10)
+
+
 @pytest.mark.parametrize(
     ("convert", "space", "message"),
     [
         (conversion.observations, foreign.Tuple([foreign.Discrete(2)]), "observation space Tuple.*FlattenObservation"),
         (conversion.observations, foreign.Dict(a=foreign.Text(3)), r"it\['a'\] has the observation space Text"),
         (conversion.observations, foreign.MultiDiscrete([[2, 3]]), "only vectors"),
-        (conversion.actions, foreign.Dict(a=foreign.Discrete(2)), "action space Dict.*ActionWrapper"),
+        (conversion.array_actions, foreign.Dict(a=foreign.Discrete(2)), "action space Dict.*ActionWrapper"),
+        (conversion.actions, foreign.Dict(a=foreign.Tuple([foreign.Text(3)])), r"it\['a'\]\[0\] has the action space"),
         (conversion.actions, foreign.Box(0, 3, (2, 2), np.int32), "action space Box"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl import envs
+from jaxrl.core.errors import ConfigError
 from jaxrl.envs.probes import BEST_ACTION, names
 
 GAMMA = 0.9
@@ -68,6 +69,21 @@ def test_the_wrong_action_is_worse():
     assert steps.reward[1] == 0
 
 
+def test_no_part_of_a_composite_action_earns_anything_alone():
+    env = envs.make("probe:ActionReward", composite=True)
+
+    def reward(amount=BEST_ACTION, one=1, two=(1, 2)):
+        action = {"amount": jnp.full((1,), amount), "choice": (jnp.int32(one), jnp.asarray(two, jnp.int32))}
+        assert env.action_space.contains(action)
+        return float(play(env, action, jax.random.key(0)).reward[1])
+
+    assert reward() == 1.0
+    assert reward(amount=0.0) == 0.75 and reward(amount=-1.0) == reward(one=0) == reward(two=(0, 2)) == 0.0
+    assert reward(two=(1, 1)) == 0.0
+
+
 def test_contract():
-    for continuous in (False, True):
-        envs.check_env(envs.make("probe:Truncated", continuous=continuous), steps=20)
+    for kinds in ({}, {"continuous": True}, {"composite": True}):
+        envs.check_env(envs.make("probe:Truncated", **kinds), steps=20)
+    with pytest.raises(ConfigError, match="continuous=True or composite=True, not both"):
+        envs.make("probe:Truncated", continuous=True, composite=True)

@@ -23,6 +23,7 @@ ACTIONS = {
     "`MultiDiscrete`": spaces.MultiDiscrete((3, 2)),
     "bounded `Box`": spaces.Box(-1.0, 1.0, (2,)),
     "unbounded `Box`": spaces.Box(-np.inf, np.inf, (2,)),
+    "`Dict`, `Tuple`": spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple((spaces.Box(-1.0, 1.0, (2,)),))}),
 }
 OBSERVATIONS = {
     "vector": VECTOR,

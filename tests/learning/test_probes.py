@@ -144,6 +144,39 @@ def test_time_limits_are_bootstrapped_through(name):
     np.testing.assert_allclose(value, 1.0 / (1.0 - GAMMA), rtol=0.05)
 
 
+COMPOSITE = {
+    "ppo": (ALGORITHMS["ppo"][0], 100),
+    "recurrent_ppo": (
+        PPO.replace(network=networks.ActorCritic(SMALL, networks.GRU(16), shared=True, previous_action=True)),
+        100,
+    ),
+    "kl_ppo": (ALGORITHMS["ppo"][0].replace(objective="kl"), 100),
+    "a2c": (ALGORITHMS["a2c"][0], 400),
+    "impala": (ALGORITHMS["impala"][0], 400),
+    "vmpo": (ALGORITHMS["vmpo"][0], 400),
+}
+
+
+@pytest.mark.parametrize("name", one_quick(COMPOSITE, "ppo"))
+def test_composite_actions(name):
+    """No part earns anything unless all are right, three choices and a number; 1 is the best there is."""
+    algo, iterations = COMPOSITE[name]
+    env = jaxrl.make("probe:ActionReward", composite=True)
+    result = jaxrl.train(
+        algo,
+        env,
+        total_steps=iterations * 256,
+        topology=TOPOLOGY,
+        evaluate_every=0,
+        evaluation_episodes=16,
+        progress=False,
+    )
+    assert result.evaluation.return_mean > 0.95
+    action, _ = result.policy(np.zeros(1, np.float32))
+    assert action["choice"][0] == 1 and action["choice"][1].tolist() == [1, 2]
+    assert abs(action["amount"] - 0.5) < 0.25
+
+
 def trained(algo, iterations, probe):
     """Observations, values and actions of what was learned on a probe."""
     env = envs.prepared(envs.make(f"probe:{probe}"))

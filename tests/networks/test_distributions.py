@@ -8,7 +8,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.networks import Categorical, DiagonalGaussian, MultiCategorical, TanhGaussian
+from jaxrl.networks import Categorical, DiagonalGaussian, Joint, MultiCategorical, TanhGaussian
 from jaxrl.networks.distributions import FORBIDDEN, _inverse_cdf
 
 RNG = np.random.default_rng(0)
@@ -70,6 +70,7 @@ def test_a_sample_depends_on_its_own_key_alone():
         MultiCategorical(logits, (3, 1)),
         DiagonalGaussian(mean, log_std),
         TanhGaussian(mean, log_std, (-1.0,) * 3, (1.0,) * 3),
+        Joint({"b": Categorical(logits), "a": (Joint((DiagonalGaussian(mean, log_std), Categorical(logits))))}),
     )
 
     @jax.jit
@@ -78,7 +79,7 @@ def test_a_sample_depends_on_its_own_key_alone():
 
     part = draw(jax.tree.map(lambda x: x[1, 2:4], whole), keys[1, 2:4])
     for together, alone in zip(draw(whole, keys), part, strict=True):
-        np.testing.assert_array_equal(together[1, 2:4], alone)
+        jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[1, 2:4], y), together, alone)
 
 
 @jax.jit
@@ -287,3 +288,59 @@ def test_distributions_are_trees_that_compare_by_structure():
     stacked = jax.tree.map(lambda x, y: jnp.stack([x, y]), a, b)
     np.testing.assert_allclose(stacked.entropy()[1], b.entropy(), rtol=1e-6)
     np.testing.assert_allclose(jax.vmap(lambda d: d.entropy())(stacked), stacked.entropy(), rtol=1e-6)
+
+
+# --- several parts -------------------------------------------------------------------------------------------------
+
+
+def product(seed):
+    """A `Joint` over one number and three classes, and its density in numpy on a grid of numbers and all classes."""
+    rng = np.random.default_rng(seed)
+    mean, log_std, two, pair = rng.normal(), 0.3 * rng.normal(), rng.normal(size=2), rng.normal(size=5)
+    joint = Joint(
+        {
+            "number": DiagonalGaussian(f32([mean]), f32([log_std])),
+            "classes": Joint((Categorical(f32(two)), MultiCategorical(f32(pair), (2, 3)))),
+        }
+    )
+    normal = scipy.stats.norm(mean, np.exp(log_std)).pdf(GRID)
+    classes = [softmax(x) for x in (two, pair[:2], pair[2:])]
+    return joint, np.einsum("x,i,j,k->xijk", normal, *classes)
+
+
+GRID = np.linspace(-12.0, 12.0, 4001)
+
+
+def test_a_joint_is_the_product_of_its_parts():
+    """Log-probability, entropy and KL of the whole density, by numpy over all classes and a grid of the number."""
+    (joint, density), (other, other_density) = product(0), product(1)
+    step = GRID[1] - GRID[0]
+    assert abs(density.sum() * step - 1.0) < 1e-6
+    at = [(1700, 1, 0, 2), (2100, 0, 1, 1)]
+    for x, i, j, k in at:
+        action = {"number": f32([GRID[x]]), "classes": (jnp.int32(i), jnp.asarray([j, k], jnp.int32))}
+        np.testing.assert_allclose(joint.log_prob(action), np.log(density[x, i, j, k]), rtol=1e-5, atol=1e-5)
+    inside = density > 0
+    entropy = -np.sum(density[inside] * np.log(density[inside])) * step
+    np.testing.assert_allclose(joint.entropy(), entropy, atol=1e-4)
+    both = inside & (other_density > 0)
+    divergence = np.sum(density[both] * np.log(density[both] / other_density[both])) * step
+    np.testing.assert_allclose(joint.kl(other), divergence, atol=1e-4)
+    assert joint.kl(joint) == 0.0
+    most = np.unravel_index(density.argmax(), density.shape)
+    mode = joint.mode()
+    np.testing.assert_allclose(mode["number"], GRID[most[0]], atol=step)
+    assert (mode["classes"][0], *mode["classes"][1]) == most[1:]
+    assert [type(leaf) for leaf in joint.leaves] == [Categorical, MultiCategorical, DiagonalGaussian]
+
+
+def test_the_parts_of_a_joint_are_drawn_independently():
+    count = 4000
+    even = Categorical(jnp.zeros((count, 2)))
+    number = DiagonalGaussian(jnp.zeros((count, 1)), jnp.zeros((count, 1)))
+    joint = Joint({"a": even, "b": Joint((even, even)), "c": number, "d": number})
+    drawn = joint.sample(jax.random.split(jax.random.key(0), count))
+    choices = np.stack([drawn["a"], *drawn["b"]])
+    frequencies = np.bincount(choices[0] * 4 + choices[1] * 2 + choices[2], minlength=8) / count
+    assert np.all(np.abs(frequencies - 1 / 8) < 5 * np.sqrt(1 / 8 * 7 / 8 / count))
+    assert abs(np.corrcoef(drawn["c"][:, 0], drawn["d"][:, 0])[0, 1]) < 0.08

@@ -14,7 +14,15 @@ from flax import nnx
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import EnvSpec, NetworkInputs
-from jaxrl.networks import Categorical, DiagonalGaussian, TanhGaussian, from_equinox, from_linen, from_nnx
+from jaxrl.networks import (
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    TanhGaussian,
+    from_equinox,
+    from_linen,
+    from_nnx,
+)
 
 T, B, WIDTH = 4, 3, 5
 DISCRETE = EnvSpec("discrete", spaces.Box(-1, 1, (2,)), spaces.Discrete(3))
@@ -153,6 +161,41 @@ def test_boxes(state_dependent, continuous, kind):
     assert output.distribution.log_std.shape == output.distribution.mean.shape == (T, B, 2)
 
 
+class PartsModule(nn.Module):
+    """What a dictionary with a tuple needs; `parts` of the tuple."""
+
+    parts: int = 2
+
+    @nn.compact
+    def __call__(self, x):
+        choice = tuple(nn.Dense(size)(x) for size in (3, 5)[: self.parts])
+        return {"choice": choice, "amount": (nn.Dense(1)(x), jnp.zeros(1))}, nn.Dense(1)(x)
+
+
+PARTS = EnvSpec(
+    "parts",
+    spaces.Box(-1, 1, (2,)),
+    spaces.Dict(
+        {
+            "amount": spaces.Box(-1, 1, (1,)),
+            "choice": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete((2, 3)))),
+        }
+    ),
+)
+
+
+def test_actions_of_several_parts():
+    network = from_linen(PartsModule())
+    params, _ = network.init(jax.random.key(0), PARTS)
+    mask = {"choice": (jnp.zeros((T, B, 3), bool).at[..., 1].set(True), None)}
+    output, _ = evaluate(network, params, inputs().replace(action_mask=mask), (), PARTS)
+    kinds = [type(part) for part in output.distribution.leaves]
+    assert kinds == [DiagonalGaussian, Categorical, MultiCategorical] and output.value.shape == (T, B)
+    action = output.distribution.mode()
+    assert jax.tree.structure(action) == jax.tree.structure(spaces.zeros(PARTS.action_space))
+    np.testing.assert_array_equal(action["choice"][0], 1)
+
+
 def test_action_values_and_masks():
     network = from_linen(nn.Dense(3), outputs="q")
     params, _ = network.init(jax.random.key(0), DISCRETE)
@@ -268,6 +311,8 @@ class Counting(nnx.Module):
         (from_linen(LinenModule()), BOX, ["pair", "mean"]),
         (from_nnx(Counting), DISCRETE, ["besides parameters", "calls", "dropout"]),
         (from_linen(GaussianModule(), continuous="tan"), BOX, ["'tan'", "'tanh'"]),
+        (from_linen(PartsModule(1)), PARTS, ["the policy's output['choice']", "a tuple with [0, 1], not ((1, 3),)"]),
+        (from_linen(LinenModule()), PARTS, ["must be a dict with ['amount', 'choice'], not (1, 3)"]),
     ],
 )
 def test_what_does_not_fit_is_said(network, spec, words):

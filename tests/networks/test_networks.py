@@ -18,6 +18,7 @@ from jaxrl.networks import (
     ActorCritic,
     Categorical,
     DiagonalGaussian,
+    Joint,
     MultiCategorical,
     QNetwork,
     TanhGaussian,
@@ -29,6 +30,13 @@ VECTOR = spaces.Box(-1, 1, (3,))
 DISCRETE = EnvSpec("discrete", VECTOR, spaces.Discrete(4))
 MULTI = EnvSpec("multi", VECTOR, spaces.MultiDiscrete((2, 3)))
 BOX = EnvSpec("box", VECTOR, spaces.Box(-2, 2, (2,)))
+PARTS = spaces.Dict(
+    {
+        "amount": spaces.Box(-2, 2, (2,)),
+        "choice": spaces.Tuple((spaces.Discrete(4), spaces.MultiDiscrete((2, 3)), spaces.Box(0, 1, (1,)))),
+    }
+)
+COMPOSITE = EnvSpec("composite", VECTOR, PARTS)
 
 
 def inputs(spec, length=T, batch=B, *, mask=None, seed=0):
@@ -44,7 +52,7 @@ def inputs(spec, length=T, batch=B, *, mask=None, seed=0):
         previous_reward=jnp.asarray(rng.normal(size=shape), jnp.float32),
         first=first,
         action_mask=mask,
-        previous_action=jnp.ones((*shape, *action.shape), action.dtype),
+        previous_action=jax.tree.map(lambda x: jnp.ones((*shape, *x.shape), x.dtype), action),
     )
 
 
@@ -142,6 +150,55 @@ def test_outputs_for_every_action_space(spec, network, kind, action):
     assert (drawn.shape, drawn.dtype) == ((T, B, *action[0]), action[1])
     assert carry == ()
     assert all(leaf.shape[:2] == (T, B) for leaf in jax.tree.leaves(output))
+
+
+@pytest.mark.parametrize("continuous", ["gaussian", "tanh"])
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_actions_of_several_parts_have_a_head_each(continuous, state_dependent_std):
+    network = ActorCritic(SMALL, continuous=continuous, state_dependent_std=state_dependent_std)
+    shapes, _ = jax.eval_shape(lambda key: network.init(key, COMPOSITE), jax.random.key(0))
+    assert sorted(shapes["policy"]["head"]) == ["part_amount", "part_choice"]
+    assert sorted(shapes["policy"]["head"]["part_choice"]) == ["part_0", "part_1", "part_2"]
+    mask = {"choice": (jnp.zeros((T, B, 4), bool).at[..., 2].set(True), None, None)}
+
+    @jax.jit
+    def everything(params, key, timesteps):
+        output, _ = evaluate(network, params, timesteps, (), COMPOSITE)
+        drawn = output.distribution.sample(jax.random.split(key, (T, B)))
+        return output, drawn, output.distribution.log_prob(drawn), output.distribution.entropy()
+
+    read = inputs(COMPOSITE, mask=mask)
+    output, drawn, log_prob, entropy = everything(random_params(network, COMPOSITE), jax.random.key(0), read)
+    assert isinstance(output.distribution, Joint) and log_prob.shape == entropy.shape == (T, B)
+    assert np.all(np.isfinite(log_prob)) and np.all(np.isfinite(entropy))
+    zeros = spaces.zeros(PARTS)
+    jax.tree.map(
+        lambda x, like: np.testing.assert_equal((x.shape[2:], x.dtype), (like.shape, like.dtype)), drawn, zeros
+    )
+    kind = DiagonalGaussian if continuous == "gaussian" else TanhGaussian
+    assert [type(part) for part in output.distribution.leaves] == [kind, Categorical, MultiCategorical, kind]
+    np.testing.assert_array_equal(drawn["choice"][0], 2, err_msg="the only one that its mask allows")
+    assert len(np.unique(drawn["choice"][1])) > 1, "None allows everything"
+    assert all(leaf.shape[:2] == (T, B) for leaf in jax.tree.leaves(output))
+    with pytest.raises(ConfigError, match=r"an array of shape \(5, 3, 4\) as mask"):
+        jax.eval_shape(everything, shapes, jax.random.key(0), read.replace(action_mask=mask["choice"][0]))
+
+
+def test_actions_that_have_no_policy_are_refused():
+    for space in (spaces.Dict({}), spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 3, (2,), np.int32)))):
+        with pytest.raises(ConfigError, match="no policy for the action space"):
+            ActorCritic(SMALL).init(jax.random.key(0), EnvSpec("odd", VECTOR, space))
+
+
+def test_the_previous_action_is_read_part_by_part():
+    network, read = ActorCritic(SMALL, previous_action=True), inputs(COMPOSITE)
+    read = read.replace(first=read.first & False)
+    params, apply, (before, _) = run(network, COMPOSITE, read)
+    leaves, structure = jax.tree.flatten(read.previous_action)
+    for i in range(len(leaves)):
+        changed = jax.tree.unflatten(structure, [x * 0 if j == i else x for j, x in enumerate(leaves)])
+        after, _ = apply(params, read.replace(previous_action=changed), ())
+        assert not np.allclose(before.value, after.value)
 
 
 # --- time ----------------------------------------------------------------------------------------------------------
@@ -393,7 +450,11 @@ def test_a_gaussian_may_have_its_mean_within_the_bounds():
             ["bounds", "gaussian"],
         ),
         (ActorCritic(), EnvSpec("e", VECTOR, spaces.Box(-1, 1, (2, 2))), ["(2, 2)", "flatten"]),
-        (ActorCritic(), EnvSpec("e", VECTOR, spaces.Dict({"a": spaces.Discrete(2)})), ["Dict", "Discrete"]),
+        (
+            QNetwork(),
+            EnvSpec("e", VECTOR, spaces.Dict({"a": spaces.Discrete(2)})),
+            ["Dict", "Discrete", "actor-critic"],
+        ),
         (QNetwork(head=ActionValues(widths=[0])), DISCRETE, ["widths", "at least 1"]),
         (QNetwork(MLP(normalization="bach")), DISCRETE, ["'bach'", "'batch'"]),
         (QNetwork(observation_keys=("state",)), DISCRETE, ["observation_keys=('state',)", "dictionary"]),

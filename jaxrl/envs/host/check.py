@@ -92,9 +92,10 @@ def _raise(recipe: Any, problems: list[str]) -> None:
 
 def _random_actions(space: spaces.Space, shape: tuple[int, ...], rng: np.random.Generator) -> PyTree:
     """Uniform within the bounds, or 2 wide where there is none."""
-    if isinstance(space, spaces.Dict):
-        return {name: _random_actions(child, shape, rng) for name, child in space.items}
-    shape = (*shape, *space.shape)
+    return spaces.tree_map(lambda space: _random_arrays(space, (*shape, *space.shape), rng), space)
+
+
+def _random_arrays(space: spaces.ArraySpace, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     if isinstance(space, spaces.Box):
         low = np.where(np.isfinite(space.low), space.low, np.where(np.isfinite(space.high), space.high - 2.0, -1.0))
         high = np.where(np.isfinite(space.high), space.high, low + 2.0)
@@ -153,7 +154,7 @@ def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarra
 
 
 def _leaves(space: spaces.Space, path: str = ""):
-    if isinstance(space, spaces.Dict):
+    if isinstance(space, spaces.Composite):
         for name, child in space.items:
             yield from _leaves(child, f"{path}[{name!r}]")
     else:

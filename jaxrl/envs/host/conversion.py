@@ -24,7 +24,14 @@ class Observations(NamedTuple):
 
 
 class Actions(NamedTuple):
-    """Our space, and `write`: our actions, one or a batch, as numpy that the suite takes."""
+    """Our space, and `write`: our actions, one or a batch, as numpy that the suite takes, in trees of one structure."""
+
+    space: spaces.Space
+    write: Callable[[Any], Any]
+
+
+class ArrayActions(NamedTuple):
+    """`Actions` of one array."""
 
     space: spaces.ArraySpace
     write: Callable[[Any], np.ndarray]
@@ -64,7 +71,24 @@ def observations(space: Any, where: str) -> Observations:
 
 
 def actions(space: Any, where: str) -> Actions:
-    """How to write actions of the suite's `space`; `where` names the environment in errors.
+    """How to write actions of the suite's `space`, which may be a dictionary or a tuple; as `array_actions`."""
+    if isinstance(space, foreign.Dict):
+        named = {name: actions(child, f"{where}[{name!r}]") for name, child in sorted(space.spaces.items())}
+        return Actions(
+            spaces.Dict({name: child.space for name, child in named.items()}),
+            lambda x: {name: child.write(x[name]) for name, child in named.items()},
+        )
+    if isinstance(space, foreign.Tuple):
+        parts = [actions(child, f"{where}[{i}]") for i, child in enumerate(space.spaces)]
+        return Actions(
+            spaces.Tuple(tuple(child.space for child in parts)),
+            lambda x: tuple(child.write(x[i]) for i, child in enumerate(parts)),
+        )
+    return Actions(*array_actions(space, where))
+
+
+def array_actions(space: Any, where: str) -> ArrayActions:
+    """How to write actions of the suite's `space`, one array; `where` names the environment in errors.
 
     Actions beyond finite bounds are clipped to them. Vectors of bounded integers become `MultiDiscrete`.
 
@@ -74,24 +98,24 @@ def actions(space: Any, where: str) -> Actions:
     if isinstance(space, foreign.Discrete):
         start, dtype = int(space.start), space.dtype
         if start:
-            return Actions(spaces.Discrete(space.n), lambda x: (np.asarray(x) + start).astype(dtype))
-        return Actions(spaces.Discrete(space.n), lambda x: np.asarray(x, dtype))
+            return ArrayActions(spaces.Discrete(space.n), lambda x: (np.asarray(x) + start).astype(dtype))
+        return ArrayActions(spaces.Discrete(space.n), lambda x: np.asarray(x, dtype))
     if isinstance(space, foreign.MultiDiscrete):
         starts = _starts(space, where)
-        return Actions(spaces.MultiDiscrete(space.nvec), lambda x: (np.asarray(x) + starts).astype(space.dtype))
+        return ArrayActions(spaces.MultiDiscrete(space.nvec), lambda x: (np.asarray(x) + starts).astype(space.dtype))
     if isinstance(space, foreign.MultiBinary) and len(space.shape) == 1:
-        return Actions(spaces.MultiDiscrete((2,) * space.shape[0]), lambda x: np.asarray(x, space.dtype))
+        return ArrayActions(spaces.MultiDiscrete((2,) * space.shape[0]), lambda x: np.asarray(x, space.dtype))
     if isinstance(space, foreign.Box) and space.dtype.kind == "f":
         box, low, high = _box(space), space.low, space.high
         if not box.bounded:
-            return Actions(box, lambda x: np.asarray(x, space.dtype))
+            return ArrayActions(box, lambda x: np.asarray(x, space.dtype))
         # Not np.clip, whose checks cost more than the work where batches are small.
-        return Actions(box, lambda x: np.minimum(np.maximum(np.asarray(x, space.dtype), low), high))
+        return ArrayActions(box, lambda x: np.minimum(np.maximum(np.asarray(x, space.dtype), low), high))
     if isinstance(space, foreign.Box) and space.dtype.kind in "iu" and len(space.shape) == 1:
         low = space.low.astype(np.int64)
         counts = space.high.astype(np.int64) - low + 1
         if counts.max(initial=0) <= np.iinfo(np.int32).max:
-            return Actions(spaces.MultiDiscrete(counts), lambda x: (np.asarray(x) + low).astype(space.dtype))
+            return ArrayActions(spaces.MultiDiscrete(counts), lambda x: (np.asarray(x) + low).astype(space.dtype))
     raise _refused("action", space, where)
 
 
@@ -150,6 +174,7 @@ def _starts(space: foreign.MultiDiscrete, where: str) -> np.ndarray:
 
 
 def _refused(what: str, space: Any, where: str) -> ConfigError:
-    allowed = "Box, Discrete, MultiDiscrete, MultiBinary" + (" and Dict of these" if what == "observation" else "")
+    of_parts = "Dict" if what == "observation" else "Dict and Tuple"
+    allowed = f"Box, Discrete, MultiDiscrete, MultiBinary and {of_parts} of these"
     wrapper = "gymnasium.wrappers.FlattenObservation" if what == "observation" else "a gymnasium.ActionWrapper"
     return ConfigError(f"{where} has the {what} space {space}; taken are {allowed}: convert it with {wrapper}")

@@ -169,11 +169,18 @@ def _observation_space(spec, where):
     return foreign.MultiBinary(spec.shape) if spec.dtype.kind == "b" else _box(spec)
 
 
+_ACTIONS = "an array of floats, a number or vector of bounded integers, and dictionaries and tuples of these"
+
+
 def _action_space(spec, where):
     """As a space of Gymnasium's."""
+    if isinstance(spec, Mapping):
+        return foreign.Dict({name: _action_space(child, f"{where}[{name!r}]") for name, child in spec.items()})
+    if isinstance(spec, tuple | list):
+        return foreign.Tuple([_action_space(child, f"{where}[{i}]") for i, child in enumerate(spec)])
     whole = isinstance(spec, specs.BoundedArray) and spec.dtype.kind in "iu" and len(spec.shape) <= 1
     if not whole and not (isinstance(spec, specs.Array) and spec.dtype.kind == "f"):
-        raise _refused("action", spec, where, "an array of floats, or a number or vector of bounded integers")
+        raise _refused("action", spec, where, _ACTIONS)
     if whole and spec.shape == ():
         low, high = int(spec.minimum), int(spec.maximum)
         return foreign.Discrete(high - low + 1, start=low, dtype=spec.dtype)

@@ -181,7 +181,7 @@ class EnvPoolEnvironment:
         )
         _, observation_space, action_space = _spec(recipe.task, recipe.options)
         self._read = conversion.observations(observation_space, self.name).read
-        actions = conversion.actions(action_space, self.name)
+        actions = conversion.array_actions(action_space, self.name)
         self._write, self._action_shape = actions.write, actions.space.shape
         self._episodes = Episodes(num_envs, recipe.games, recipe.info)
         self._busy = np.zeros(num_envs, np.bool_)  # sent, and not received yet
@@ -372,7 +372,7 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
         name,
         options,
         conversion.observations(observation_space, where).space,
-        conversion.actions(action_space, where).space,
+        conversion.array_actions(action_space, where).space,
         lives=atari,
         games=atari and bool(config["episodic_life"]),
         info=tuple(info),

@@ -167,7 +167,8 @@ class SteppedEnvironment:
             self._stepper = InProcess(*arguments)
         observations, actions = converted(*self._stepper.spaces, self.name)
         self._read = observations.read
-        self._write, self._action_shape = actions.write, actions.space.shape
+        self._write = actions.write
+        self._action_shapes = [(num_envs, *space.shape) for space in spaces.leaves(actions.space)]
         self._episodes = Episodes(num_envs, info=recipe.info)
         self._seeded = self._running = self._closed = False
 
@@ -221,12 +222,12 @@ class SteppedEnvironment:
         self._check_open()
         if not self._running:
             raise RuntimeError(f"{self.name} was stepped before it was reset; call reset() first")
-        actions = np.array(self._write(actions))  # a copy, which environments may write to
-        shape = (self.num_envs, *self._action_shape)
-        if actions.shape != shape:
-            raise ValueError(f"{self.name}: actions of shape {actions.shape}; give {shape}")
+        actions = jax.tree.map(np.array, self._write(actions))  # copies, which environments may write to
+        for shape, x in zip(self._action_shapes, jax.tree.leaves(actions), strict=True):
+            if x.shape != shape:
+                raise ValueError(f"{self.name}: actions of shape {x.shape}; give {shape}")
         return self._run(
-            [("reset", None) if ended else ("step", actions[i]) for i, ended in enumerate(self._episodes.ended)]
+            [("reset", None) if ended else ("step", _row(actions, i)) for i, ended in enumerate(self._episodes.ended)]
         )
 
     def close(self) -> None:
@@ -273,9 +274,16 @@ class SteppedEnvironment:
         return jax.tree.map(lambda *x: np.stack(x), *elements)
 
 
+def _row(actions: PyTree, number: int) -> PyTree:
+    """One environment's action of a batch; of integers alone a scalar of numpy's, as Gymnasium's spaces have it."""
+    if isinstance(actions, dict):
+        return {name: _row(part, number) for name, part in actions.items()}
+    return tuple(_row(part, number) for part in actions) if isinstance(actions, tuple) else actions[number]
+
+
 def _leaves(element: PyTree, space: Space, path: str = ""):
     """(path, (array, its space)) of every leaf of an observation."""
-    if isinstance(space, spaces.Dict):
+    if isinstance(space, spaces.Composite):
         for name, child in space.items:
             yield from _leaves(element[name], child, f"{path}[{name!r}]")
     else:

@@ -72,7 +72,7 @@ class FrameStack(struct.PyTreeNode):
 
 
 class Flatten(struct.PyTreeNode):
-    """Observations as one float32 vector: a `Box` row by row, integers one-hot, a `Dict` in the order of its keys."""
+    """Observations as one float32 vector: a `Box` row by row, integers one-hot, a `Dict` or `Tuple` part by part."""
 
     env: Environment
 
@@ -94,7 +94,7 @@ class Flatten(struct.PyTreeNode):
 
 
 def _flat(space: spaces.Space, x: Any) -> jax.Array:
-    if isinstance(space, spaces.Dict):
+    if isinstance(space, spaces.Composite):
         return jnp.concatenate([_flat(child, x[name]) for name, child in space.items])
     if isinstance(space, spaces.Discrete):
         return jax.nn.one_hot(x, space.n, dtype=jnp.float32)
@@ -104,7 +104,7 @@ def _flat(space: spaces.Space, x: Any) -> jax.Array:
 
 
 def _flat_bounds(space: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
-    if isinstance(space, spaces.Dict):
+    if isinstance(space, spaces.Composite):
         lows, highs = zip(*(_flat_bounds(child) for _, child in space.items), strict=True)
         return np.concatenate(lows), np.concatenate(highs)
     if isinstance(space, spaces.Box):

@@ -1,0 +1,144 @@
+"""Actions that are dictionaries and tuples, from the environment to the files: who takes them, and that runs agree."""
+
+import functools
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from helpers.programs import NUM_ENVS, ROWS, SMALL, anakin, assert_equal, plain
+
+import jaxrl
+from jaxrl import networks
+from jaxrl.algos import ALGORITHMS
+from jaxrl.buffers import fixed
+from jaxrl.cli import main
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.sources import Replay
+from jaxrl.core.types import env_spec
+from jaxrl.data import rings
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.envs.probes import COMPOSITE
+
+ENV = jaxrl.make("probe:ActionReward", composite=True, terminate_after=3)
+HOST = "gymnasium:host_probes:Parts-v0"
+# With the KL of the whole action in its loss, and every part of the last action in its inputs.
+PPO = jaxrl.PPO(
+    objective="kl",
+    entropy_cost=0.01,
+    rollout_length=8,
+    epochs=2,
+    minibatches=2,
+    learning_rate=1e-2,
+    network=networks.ActorCritic(torso=SMALL, core=networks.GRU(8), previous_action=True, shared=True),
+)
+ON_POLICY = ("a2c", "impala", "ppo", "vmpo")
+
+
+@functools.cache
+def run(topology, host=False, updates=6):
+    env = ServedFromHost(ENV) if host else ENV
+    program = topology.bind(PPO, env)
+    try:
+        state = program.start(PPO, env, 3)
+        state, report = program.chunk(PPO, env, state, updates, 2 * updates * PPO.rollout_length)
+        assert report.episodes.count > 20
+        return plain((state, report))
+    finally:
+        program.close()
+
+
+@pytest.mark.long
+def test_host_lockstep_is_the_compiled_run():
+    state, report = run(anakin())
+    on_host, host_report = run(jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), host=True)
+    assert_equal(state.replace(env_state=()), on_host, 1e-5)
+    assert_equal(report, host_report.replace(actors={}), 1e-5)
+
+
+@pytest.mark.long
+def test_four_devices_are_one():
+    assert_equal(run(anakin()), run(anakin(devices=4)), 1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_who_takes_them(name):
+    """The others say so before anything is compiled, and what they take instead."""
+    algo, topology = ALGORITHMS[name](), jaxrl.Anakin(num_envs=8)
+    if not ALGORITHMS[name].__module__.startswith("jaxrl."):
+        pytest.skip("another test's")
+    if name in ON_POLICY:
+        topology.bind(algo, ENV)
+        return
+    problems = algo.resolve(env_spec(ENV), 8).validate(env_spec(ENV), 8, 8)
+    assert any("probe:Composite has Dict(" in problem and "MultiDiscrete" in problem for problem in problems), problems
+    if "replay" in algo.experience and name not in ("bc", "cql", "crr", "iql", "td3bc"):
+        with pytest.raises(ConfigError, match="probe:Composite has Dict"):
+            topology.bind(algo, ENV)
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_a_box_among_the_parts_makes_actions_continuous(name):
+    algo = ALGORITHMS[name]().resolve(env_spec(ENV), 8)
+    assert algo.normalize_observation is True
+    assert algo.entropy_cost == 0.0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What the command line trained in Gymnasium, and recorded; the run and the recording."""
+    folder = tmp_path_factory.mktemp("composite")
+    line = f"train ppo --env {HOST} --num-envs 8 --total-steps {2 * ROWS} --rollout-length 8 --epochs 1"
+    line += " --minibatches 2 --network.torso mlp:8 --evaluation-episodes 2 --no-progress"
+    line += f" --run-dir {folder / 'run'} --record {folder / 'lived'}"
+    assert main.main(line.split()) == 0
+    return folder / "run", folder / "lived"
+
+
+def test_a_policy_gives_what_the_environment_takes(trained):
+    policy = jaxrl.load(trained[0], env=HOST)
+    env = gymnasium.make("host_probes:Parts-v0").unwrapped
+    observation, _ = env.reset(seed=0)
+    carry = None
+    action, carry = policy(observation, carry)
+    assert type(action["gear"]) is int and type(action["lights"]) is tuple and type(action["lights"][1]) is int
+    assert action["speed"].dtype == np.float32 and action["lights"][0].shape == (2,)
+    action["lights"] = (action["lights"][0].astype(np.int8), action["lights"][1] + 1)  # counted from 1 there
+    env.step(action)
+    batch, _ = policy(np.stack([observation] * 3), key=jax.random.key(0))
+    assert jax.tree.map(np.shape, batch) == {"gear": (3,), "lights": ((3, 2), (3,)), "speed": (3, 2)}
+
+
+def test_a_run_is_evaluated_and_goes_on(trained, capsys):
+    assert main.main(["eval", str(trained[0]), "--env", HOST, "--episodes", "2"]) == 0
+    assert "2 episodes" in capsys.readouterr().out
+
+
+def test_recordings_name_the_parts_of_tuples_by_their_positions(trained, tmp_path):
+    pytest.importorskip("tensorflow_datasets")
+    [*lived] = jaxrl.load_dataset(f"rlds:{trained[1]}")
+    assert len(lived) > 2
+    policy, env = jaxrl.load(trained[0], env=HOST), jaxrl.make(HOST)
+    jaxrl.export_minari(policy, env, "parts-v0", data_dir=tmp_path, episodes=2, env_spec=None, progress=False)
+    dataset = jaxrl.load_dataset(f"minari:{tmp_path / 'parts-v0'}")
+    exported = list(dataset)
+    assert len(exported) == 2
+    rows = rings.rings(dataset, {"replay": fixed.source_of(Replay(100, 4, 1))}, env_spec(env), columns=1)[0]
+    action, zeros = rows["replay"].rows.action, spaces.zeros(env.action_space)
+    assert jax.tree.structure(action) == jax.tree.structure(zeros), "tuples again, as the environment has them"
+    jax.tree.map(
+        lambda x, like: np.testing.assert_equal((x.dtype, x.shape[2:]), (like.dtype, like.shape)), action, zeros
+    )
+    for episode in [*lived, *exported]:
+        assert sorted(episode.action) == ["gear", "lights", "speed"] and sorted(episode.action["lights"]) == ["0", "1"]
+        for step in range(episode.length):  # it shows what it took
+            taken = [*episode.action["speed"][step], episode.action["gear"][step], *episode.action["lights"]["0"][step]]
+            taken.append(episode.action["lights"]["1"][step] + 1)
+            np.testing.assert_allclose(episode.observation[step + 1], taken)
+
+
+def test_a_policy_of_other_parts_does_not_fit(trained):
+    with pytest.raises(ConfigError, match=r"has actions .*, but the policy was trained on Dict"):
+        jaxrl.load(trained[0], env=jaxrl.make("probe:ActionReward", composite=True))
+    assert jaxrl.make(HOST).action_space != COMPOSITE
