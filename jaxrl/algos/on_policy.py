@@ -344,7 +344,7 @@ def apply_gradients(
 
 def source(algo: OnPolicyFields, *, max_policy_lag: int | None) -> Rollouts | Episodes:
     """The experience that an on-policy algorithm asks for, acted by a policy of at most that age."""
-    return Episodes(algo.rollout_length) if algo.whole_episodes else Rollouts(algo.rollout_length, max_policy_lag)
+    return (Episodes if algo.whole_episodes else Rollouts)(algo.rollout_length, max_policy_lag)
 
 
 def minibatch_unit(network: Network) -> minibatches.By:

@@ -73,6 +73,11 @@ def reset_keys(roots: jax.Array) -> jax.Array:
     return jax.vmap(lambda root: jax.random.fold_in(root, 0))(roots)
 
 
+def episode_keys(env_keys: jax.Array) -> jax.Array:
+    """Keys [B] of episodes that begin at will, from those of the environments' steps at the same tick [B]."""
+    return jax.vmap(lambda key: jax.random.fold_in(key, 1))(env_keys)
+
+
 def tick_keys(roots: jax.Array, first_tick: jax.Array, length: int) -> jax.Array:
     """Keys [length, B] of the ticks that follow `first_tick` (uint32), all in one call."""
     steps_per_env = first_tick + jnp.arange(1, length + 1, dtype=jnp.uint32)  # tick 0 is the first reset's

@@ -30,11 +30,16 @@ class Rollouts:
 class Episodes:
     """An on-policy source of whole episodes: every environment begins a new one and plays it to its end.
 
-    Rows after the end have weight 0. `max_length` transitions at most; one that is longer is cut there, and its next
-    observation is still bootstrapped from.
+    Rows after the end have weight 0. An episode that is longer is cut, and its next observation is still bootstrapped
+    from.
+
+    Args:
+      max_length: transitions of an episode, at most.
+      max_policy_lag: as of `Rollouts`.
     """
 
     max_length: int
+    max_policy_lag: int | None = 0
 
 
 # --- samplers ----------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ class Rollout(struct.PyTreeNode):
         # A first time step where the one before was not the last: the environment broke, and was built again.
         weight = ~now.last & ~following.first
         if self.whole_episodes:
-            weight = jnp.cumsum(now.last.astype(jnp.int32), axis=0) == 0
+            weight = jnp.cumsum((~weight).astype(jnp.int32), axis=0) == 0
         return Trajectory(
             observation=now.observation,
             action=self.action,

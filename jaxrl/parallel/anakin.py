@@ -13,7 +13,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import EpisodeSums
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Rollout, env_spec
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, Rollout, env_spec
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.program import CompiledProgram, Layout
@@ -119,9 +119,9 @@ class CompiledRollouts:
         env_keys = keys.tick_keys(roots, state.steps_per_env.low, length)
         act_keys = keys.tick_keys(keys.policy_keys(state.key, env_index), state.steps_per_env.low, length)
         acting = Acting(state.env_state, state.timestep, state.carry)
-        whole_episodes = any(isinstance(source, Episodes) for source in algo.experience.values())
+        whole_episodes = ro.in_whole_episodes(algo)
         if whole_episodes:
-            env_state, timestep = jax.vmap(env.reset)(jax.vmap(lambda key: jax.random.fold_in(key, 1))(env_keys[0]))
+            env_state, timestep = jax.vmap(env.reset)(keys.episode_keys(env_keys[0]))
             acting = acting.replace(env_state=env_state, timestep=ro.first_timestep(timestep, spec))
         step_keys = env_keys, act_keys
         acting, rollout = ro.unroll(

@@ -27,6 +27,11 @@ from jaxrl.core.types import (
 )
 
 
+def in_whole_episodes(algo: Algorithm) -> bool:
+    """Whether an algorithm asks for batches of whole episodes: each rollout begins new ones everywhere."""
+    return any(isinstance(source, Episodes) for source in algo.experience.values())
+
+
 def rollout_length(algo: Algorithm) -> int:
     """How many rows of every environment one iteration collects: the longest that any source asks for."""
     lengths = [1]  # where all comes from a dataset
@@ -213,7 +218,7 @@ def with_extras(algo: Algorithm, actor: ActorState, rollout: Rollout, *, spec: E
 def episode_sums(rollout: Rollout) -> EpisodeSums:
     """What ended within a rollout, whose time steps hold the episodes' statistics."""
     rows, last = rollout.rows, rollout.timesteps.last[:-1]
-    steps, lost = (jnp.sum(x.astype(jnp.float32)) for x in (rows.weight, ~rows.weight & ~last))
+    steps, lost = (jnp.sum(x.astype(jnp.float32)) for x in (rows.weight, ~last & rollout.timesteps.first[1:]))
 
     def sums(episode, ended, lives=None):
         returns, count = episode.returns[1:].astype(jnp.float32), jnp.sum(ended)

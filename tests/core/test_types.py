@@ -67,9 +67,12 @@ def test_rows_are_the_convention_one_by_one():
 def test_what_follows_a_whole_episode_does_not_count():
     timesteps = lived(1)
     rows = jax.device_get(rollout(timesteps, whole_episodes=True).rows)
-    last = np.asarray(timesteps.last[:-1])
+    last, first = np.asarray(timesteps.last[:-1]), np.asarray(timesteps.first[1:])
+    broken = ~last & first
+    over = last | broken  # an environment that was built again shows another episode
+    assert over.argmax(axis=0)[broken.any(axis=0)].size and (broken.argmax(axis=0) < last.argmax(axis=0)).any()
     for b in range(B):
-        end = int(np.argmax(last[:, b])) if last[:, b].any() else T
+        end = int(np.argmax(over[:, b])) if over[:, b].any() else T
         np.testing.assert_array_equal(rows.weight[:, b], np.arange(T) < end)
         assert not (rows.terminated | rows.truncated)[end:, b].any() and not rows.reward[end:, b].any()
 

@@ -49,8 +49,8 @@ class JaxHostEnvironment:
         self._ticks = 0
 
     def reset(self) -> TimeStep[np.ndarray]:
-        self._ticks = 0
-        self._state, timestep = _reset(self._env, self._roots)
+        first = keys.reset_keys(self._roots) if self._state is None else _again(self._roots, np.uint32(self._ticks))
+        self._state, timestep = _reset(self._env, first)
         return jax.tree.map(np.asarray, timestep)
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
@@ -65,8 +65,14 @@ class JaxHostEnvironment:
 
 
 @jax.jit
-def _reset(env, roots):
-    return jax.vmap(env.reset)(keys.reset_keys(roots))
+def _reset(env, reset_keys):
+    return jax.vmap(env.reset)(reset_keys)
+
+
+@jax.jit
+def _again(roots, tick):
+    """Keys [B] of resets in the middle of a run, as Anakin's of whole episodes."""
+    return keys.episode_keys(keys.tick_keys(roots, tick, 1)[0])
 
 
 @partial(jax.jit, donate_argnums=1)

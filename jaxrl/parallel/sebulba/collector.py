@@ -151,6 +151,10 @@ class StepCollector:
         algo, actor, version = published.algo, published.actor, published.version
         acting = self._group.acting(algo, self._first)
         step = self._step if stepper is None else partial(self._step_in, stepper)
+        if self._group.steps.whole_episodes:
+            wait = self._reset() if stepper is None else self._wait_in(stepper, self._reset)
+            yield
+            acting.shown = wait()
         return counted((yield from unroll(self._group.steps, algo, actor, acting, step, version)))
 
     def _step(self, action: PyTree) -> Callable[[], TimeStep[np.ndarray]]:
@@ -158,8 +162,16 @@ class StepCollector:
             shown = self.host.step(action)
         return lambda: shown
 
+    def _reset(self) -> Callable[[], TimeStep[np.ndarray]]:
+        with self.stepping:
+            shown = self.host.reset()
+        return lambda: shown
+
     def _step_in(self, stepper: Stepper, action: PyTree) -> Callable[[], TimeStep[np.ndarray]]:
-        stepper.begin(lambda: self._step(action)())
+        return self._wait_in(stepper, partial(self._step, action))
+
+    def _wait_in(self, stepper, call):
+        stepper.begin(lambda: call()())
         return stepper.wait
 
 

@@ -79,7 +79,7 @@ class HostLearning:
             return rollouts  # `learn` joins them where it reads them, which saves a pass over the frames
         whole = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
         everywhere: PyTree = PartitionSpec()
-        specs = Collected(_rollout_specs(), everywhere)
+        specs = Collected(_rollout_specs(whole.rollout), everywhere)
         if self.processes == 1:
             return [jax.device_put(whole, layout.on_mesh(specs))]
         # Each process counted the episodes of its own environments: they are summed where they are used.
@@ -101,6 +101,7 @@ class HostLearning:
             # Every group acted with the same version.
             statistics=parts[0].statistics,
             version=parts[0].version,
+            whole_episodes=parts[0].whole_episodes,
         )
         episodes = rollouts[0].episodes
         for collected in rollouts[1:]:
@@ -117,7 +118,7 @@ class HostLearning:
         else:
             partition, everywhere = self.layout.partition(algo), PartitionSpec()
             rings = None if dataset is None else fixed.partition(dataset, "data")
-            specs = (everywhere, partition, _rollout_specs(), rings)
+            specs = (everywhere, partition, _rollout_specs(collected.rollout), rings)
             state, report = meshes.over_devices(self._learn, self.layout.mesh, specs, (partition, everywhere))(
                 algo, state, collected.rollout, dataset
             )
@@ -131,7 +132,7 @@ class HostLearning:
         """Stores what `gathered` gave, and makes no update; for a learner that is not in step with its actors."""
         collected = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
         partition, everywhere = self.layout.partition(algo), PartitionSpec()
-        specs = (everywhere, partition, _rollout_specs())
+        specs = (everywhere, partition, _rollout_specs(collected.rollout))
         state, report = self._everywhere(self._store, specs, algo, state.replace(buffers=buffers), collected.rollout)
         return state, report.replace(episodes=collected.episodes)
 
@@ -184,7 +185,7 @@ def _lies_on(tree, device) -> bool:
     return jax.tree.leaves(tree)[0].devices() == {device}
 
 
-def _rollout_specs() -> Rollout:
+def _rollout_specs(rollout: Rollout) -> Rollout:
     """How a rollout lies on the mesh: a prefix tree of partition specs."""
     over_time, environments, everywhere = PartitionSpec(None, "data"), PartitionSpec("data"), PartitionSpec()
     specs: dict[str, PyTree] = {
@@ -196,4 +197,4 @@ def _rollout_specs() -> Rollout:
         "statistics": everywhere,
         "version": everywhere,
     }
-    return Rollout(**specs)
+    return Rollout(**specs, whole_episodes=rollout.whole_episodes)

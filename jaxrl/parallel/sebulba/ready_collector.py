@@ -51,12 +51,8 @@ class ReadyCollector:
         self.host: AsyncEnvironment = host
         self.stepping = Stepping()
         self._group = group
-        with self.stepping:
-            host.async_reset()
-            came = [host.recv() for _ in range(group.steps.group // host.batch_size)]
-        env_ids, timesteps = jax.tree.map(lambda *x: np.concatenate(x), *came)
         # The newest time step of each environment; entries are written over as they come.
-        self._shown = jax.tree.map(lambda x: x[np.argsort(env_ids)], timesteps)
+        self._shown = self._reset()
 
     def begin_at(self, steps_per_env: int) -> None:
         """As of `Collector`."""
@@ -70,6 +66,8 @@ class ReadyCollector:
         """As of `Collector`; `stepper` is not used, environments are sent actions in parts."""
         steps, algo, actor = self._group.steps, published.algo, published.actor
         acting = self._group.acting(algo, self._shown)
+        if steps.whole_episodes:
+            self._shown = self._reset()
         initial = acting.carry
         storage = steps.storage(algo, actor, self._shown, acting.carry, acting.previous_action, acting.roots)
         turns = Turns(steps.group, self.host.batch_size, steps.length)
@@ -99,6 +97,13 @@ class ReadyCollector:
         return counted(
             steps.finish(algo, actor, storage, final, acting.previous_action, initial, acting.carry, published.version)
         )
+
+    def _reset(self):
+        with self.stepping:
+            self.host.async_reset()
+            came = [self.host.recv() for _ in range(self._group.steps.group // self.host.batch_size)]
+        env_ids, timesteps = jax.tree.map(lambda *x: np.concatenate(x), *came)
+        return jax.tree.map(lambda x: x[np.argsort(env_ids)], timesteps)
 
     def _receive(self, turns):
         with self.stepping:

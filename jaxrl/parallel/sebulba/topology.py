@@ -116,7 +116,7 @@ class Sebulba:
         """With `num_envs`, `lockstep` and `lag` as the algorithm needs them where they are None."""
         lockstep, lag = self.lockstep, self.lag
         if lockstep is None:
-            sources = [source for source in algo.experience.values() if isinstance(source, Rollouts)]
+            sources = [source for source in algo.experience.values() if isinstance(source, Rollouts | Episodes)]
             most = [source.max_policy_lag for source in sources if source.max_policy_lag is not None]
             alone = jax.process_count() == 1
             lockstep = lag is not None or not alone or (bool(most) and self.ready is None)
@@ -172,10 +172,6 @@ class Sebulba:
             problems += ready_collector.problems(self.ready, self.num_envs // groups, env, alone)
         if self.remote is not None and self.remote.policy and self.actors * self.groups > 1:
             problems.append(f"actors={self.actors}, groups={self.groups}: both must be 1 with remote.policy=True")
-        if any(isinstance(source, Episodes) for source in algo.experience.values()):
-            problems.append(
-                "batches of whole episodes need environments that can be reset at will; use whole_episodes=False here"
-            )
         if problems:
             raise ConfigError(problems)
         spec = env_spec(env)
@@ -262,7 +258,8 @@ class SebulbaProgram:
         groups, remote = self.topology.threads * self.topology.groups, self.topology.remote
         size = self.layout.num_envs // (groups * self._processes)
         first_env = jax.process_index() * groups * size
-        steps = HostSteps(self.layout.spec, self.layout.num_envs, size, ro.rollout_length(algo))
+        length, whole = ro.rollout_length(algo), ro.in_whole_episodes(algo)
+        steps = HostSteps(self.layout.spec, self.layout.num_envs, size, length, whole_episodes=whole)
         devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
         store = None
         if remote is not None and remote.policy:

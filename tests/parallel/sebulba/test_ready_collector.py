@@ -85,9 +85,11 @@ class ShuffledEnvironment(JaxHostEnvironment):
     name = "shuffled"
 
     def async_reset(self):
+        if self._state is None:
+            self.steps_per_env, self.actions = np.zeros(self.num_envs, np.uint32), np.zeros(self.num_envs, np.int32)
+        self._ticks = int(self.steps_per_env[0])  # all are where the rollout ended
         self.newest = self.reset()
         self.at_work, self.sent = np.ones(self.num_envs, bool), np.zeros(self.num_envs, bool)
-        self.steps_per_env, self.actions = np.zeros(self.num_envs, np.uint32), np.zeros(self.num_envs, np.int32)
 
     def send(self, actions, env_ids):
         assert not self.at_work[env_ids].any() and len(set(env_ids)) == self.batch_size == len(actions)
@@ -135,8 +137,11 @@ def published():
 STEPS = HostSteps(env_spec(ENV), 2 * NUM_ENVS, NUM_ENVS, 8)
 
 
-def collector(cls, host):
-    made = cls(Group(STEPS, jax.random.key(3), NUM_ENVS, jax.devices()[0]), host)
+WHOLE = dataclasses.replace(STEPS, whole_episodes=True)
+
+
+def collector(cls, host, steps=STEPS):
+    made = cls(Group(steps, jax.random.key(3), NUM_ENVS, jax.devices()[0]), host)
     made.begin_at(2**32 - 10)  # ticks wrap
     return made
 
@@ -157,6 +162,17 @@ def test_who_is_ready_first_changes_nothing(ready, order, published, in_step):
         assert_equal(one, other, 1e-5)  # products are rounded differently in batches of another size
         # Whatever is not the network's: bit by bit.
         assert_equal(lived(one), lived(other))
+
+
+@pytest.mark.long
+def test_whole_episodes_begin_with_every_rollout(published):
+    host = Shuffled(ENV, 1)
+    whole = rollouts(collector(StepCollector, host.build(NUM_ENVS, 3, NUM_ENVS), WHOLE), published)
+    ready = rollouts(collector(ReadyCollector, host.build_async(NUM_ENVS, 2, 3, NUM_ENVS), WHOLE), published)
+    for one, other in zip(whole, ready, strict=True):
+        assert_equal(lived(one), lived(other))
+        assert one.rollout.timesteps.first[0].all() and one.rollout.whole_episodes and one.episodes.lost == 0
+    assert (whole[0].rollout.timesteps.observation[0] != whole[1].rollout.timesteps.observation[0]).any()
 
 
 def lived(collected):

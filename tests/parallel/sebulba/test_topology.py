@@ -156,6 +156,26 @@ def test_training_goes_on_where_it_stopped_with_new_episodes(tmp_path, monkeypat
     assert {"actors/policy_lag", "actors/queue_depth"} <= set(again.metrics[-2])
 
 
+@pytest.mark.long
+def test_batches_of_whole_episodes_resume_bit_for_bit(tmp_path):
+    """Each batch begins new episodes, so nothing of a Gymnasium environment that forgets is lost with it."""
+    env = jaxrl.make("gymnasium:host_probes:Parts-v0", workers=1)
+    algo = ALGORITHMS["ppo"].replace(whole_episodes=True, rollout_length=6, learning_rate=1e-2)
+    settings = {"topology": jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lag=0), "progress": False}
+    settings |= {"evaluate_every": 0, "evaluation_episodes": 4}
+    rows = NUM_ENVS * 6
+    whole = jaxrl.train(algo, env, total_steps=4 * rows, **settings)
+    jaxrl.train(algo, env, total_steps=2 * rows, run_dir=tmp_path / "run", **settings)
+    with pytest.warns(RuntimeWarning, match=f"resumed at step {2 * rows}"):
+        again = jaxrl.train(algo, env, total_steps=4 * rows, run_dir=tmp_path / "run", **settings)
+    assert_equal(whole.state.learner, again.state.learner)
+    for row in whole.metrics:
+        if "train/episodes" in row:  # four steps each, of the six that there is room for
+            assert row["train/length_mean"] == 4.0 and row["actors/lost_transitions"] == 0
+    # The age of the data is what a batch of another shape would have: PPO acts while it learns.
+    assert jaxrl.Sebulba().resolve(algo).lag == jaxrl.Sebulba().resolve(ALGORITHMS["ppo"]).lag == 1
+
+
 def test_settings_that_do_not_fit_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         jaxrl.Sebulba(num_envs=7, actors=2, groups=3, lag=2, queue=0, step_timeout=0.0).bind(ALGORITHMS["ppo"], HOST)
