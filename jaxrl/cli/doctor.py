@@ -57,7 +57,7 @@ def python() -> Iterator[Finding]:
 
 def packages(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
     """Whether every required package is there, in the window of versions that jaxrl was tried with."""
-    yield Finding(OK, "jaxrl", f"{metadata.version('jaxrl')} at {Path(__file__).parent}")
+    yield Finding(OK, "jaxrl", f"{metadata.version('jaxrl')} at {Path(__file__).parents[1]}")
     for requirement in _requirements(required):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield _installed(requirement, PROBLEM)

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxrl.cli import imports, multihost, table
 from jaxrl.cli.flags import INT, TEXT, Flag, Group, limit_problems, optional, parse
+from jaxrl.core import limits
 from jaxrl.core.errors import ConfigError
 
 _COMPILES = (
@@ -152,6 +153,7 @@ def read(command: str, argv: Sequence[str]) -> Given:
     values["run"] = {flag.name: _value(values, fields, flag.name) for flag in groups[0].flags}
     run = values["run"]
     problems += limit_problems(fields[0], values[fields[0].title]) + multihost.problems(run)
+    problems += limits.training_problems(**{name: run[name] for name in limits.LEAST if name in run})
     problems += _network_problems(fields, values)
     if run["env"] is None and run.get("dataset") is None:
         learns_from_data = preset is not None and _is_offline(preset)
@@ -245,5 +247,7 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 def print_help(command: str) -> int:
     """Prints which algorithms a command has flags for; the exit code."""
     lines = [f"  jaxrl {command} {name} --help" for name in table.algorithms()]
-    print("\n".join([f"usage: jaxrl {command} ALGORITHM [FLAGS]", "", "the flags of each algorithm:", *lines]))
+    usage = [f"usage: jaxrl {command} ALGORITHM [FLAGS]", f"       jaxrl {command} --preset NAME [FLAGS]"]
+    listed = "jaxrl algos says what each algorithm is, and lists the presets."
+    print("\n".join([*usage, "", "the flags of each algorithm:", *lines, "", listed]))
     return 0

@@ -59,6 +59,10 @@ class DatasetError(JaxrlError):
     """A dataset is damaged or breaks the rules of its format; names the episode and the field."""
 
 
+class NoDatasetError(DatasetError, ConfigError):
+    """Where a dataset was named there is none."""
+
+
 class RecordingError(JaxrlError):
     """What a run lived through could not be written; says where and why."""
 
@@ -123,8 +127,9 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
     lowered = {k.lower(): k for k in known}
     close = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
     here = _ELSEWHERE.get(name.lower().lstrip("-").replace("-", "_"), "")
-    if here in lowered or here.replace("_", "-") in lowered:
-        hint = f"in jaxrl: {lowered.get(here) or lowered[here.replace('_', '-')]!r}"
+    named = [k for k in known if here and k.lower().lstrip("-").replace("-", "_") == here]
+    if named:
+        hint = f"in jaxrl: {named[0]!r}"
     elif close:
         hint = "did you mean " + " or ".join(repr(c) for c in close) + "?"
     elif not known:

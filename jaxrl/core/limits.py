@@ -5,6 +5,18 @@ from collections.abc import Mapping
 
 WORDS = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
 
+# The least of the counts that a training is given, in Python and on the command line.
+LEAST = {
+    "total_steps": 1,
+    "num_envs": 1,
+    "evaluation_episodes": 1,
+    "evaluate_every": 0,
+    "checkpoint_every": 0,
+    "callback_every": 1,
+    "video_every": 1,
+    "keep": 1,
+}
+
 
 def described(limits: Mapping[str, float]) -> str:
     """ "at least 0 and at most 1"; other entries than limits are passed over."""
@@ -35,3 +47,8 @@ def count_problems(**counts: tuple[object, int]) -> list[str]:
         elif isinstance(value, int) and value < least:
             problems.append(f"{name}={value} must be at least {least}")
     return problems
+
+
+def training_problems(**counts: object) -> list[str]:
+    """The same of counts in `LEAST`, by name: `total_steps=1000`."""
+    return count_problems(**{name: (value, LEAST[name]) for name, value in counts.items()})

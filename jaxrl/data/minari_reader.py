@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl.core.errors import DatasetError, MissingExtraError
+from jaxrl.core.errors import DatasetError, MissingExtraError, NoDatasetError
 from jaxrl.core.files import open_to_read
 from jaxrl.core.types import PyTree
 from jaxrl.data import bounds, tables
@@ -70,7 +70,7 @@ class MinariReader:
         self.path = here if (here / "data").is_dir() else directory_of(os.fspath(where))
         about = self.path / "data" / "metadata.json"
         if not about.is_file():
-            raise DatasetError(f"{self.path} is not a Minari dataset: it has no data/metadata.json")
+            raise NoDatasetError(f"{self.path} is not a Minari dataset: it has no data/metadata.json")
         check_files(self.path)
         described = read_minari(about)
         data_format = described["data_format"]

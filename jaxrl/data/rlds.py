@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.core.errors import ConfigError, DatasetError, unknown
+from jaxrl.core.errors import ConfigError, DatasetError, NoDatasetError, unknown
 from jaxrl.data import episodes as rules
 from jaxrl.data import features, tfrecord
 from jaxrl.data.episodes import Episode
@@ -176,7 +176,8 @@ class RldsReader:
         self.path = Path(path)
         missing = [name for name in _NEEDED if not (self.path / name).is_file()]
         if missing:
-            raise DatasetError(f"{path} is not a TFDS dataset: it has no {' and no '.join(missing)}")
+            where = "it has no " + " and no ".join(missing) if self.path.exists() else "there is no such folder"
+            raise NoDatasetError(f"{path} is not a TFDS dataset: {where} (jaxrl export-rlds writes one from a run)")
         check_files(self.path)
         check_features(self.path / "features.json")
         check_info(self.path / "dataset_info.json")

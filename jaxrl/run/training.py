@@ -13,7 +13,7 @@ from jaxrl.algos.base import as_algorithm, field_problems
 from jaxrl.buffers import fixed
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.keys import seed_problems
-from jaxrl.core.limits import count_problems
+from jaxrl.core.limits import training_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.data import rings
@@ -138,9 +138,20 @@ def train(
     """
     keep_compiled_programs()
     algo = as_algorithm(algo)
-    if isinstance(dataset, str):
-        dataset = load_dataset(dataset)
-    env, eval_env = (envs.make(given) if isinstance(given, str) else given for given in (env, eval_env))
+    problems = field_problems(algo) + training_problems(
+        total_steps=total_steps,
+        evaluation_episodes=evaluation_episodes,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        callback_every=callback_every,
+        keep=keep,
+        video_every=video_every,
+        num_envs=num_envs,
+    )
+    with _told_with(problems):
+        if isinstance(dataset, str):
+            dataset = load_dataset(dataset)
+        env, eval_env = (envs.make(given) if isinstance(given, str) else given for given in (env, eval_env))
     offline, fraction = env is None, 0.0 if dataset is None else 1.0 if env is None else dataset_fraction
     if not offline and has_separate_dataset(algo):
         fraction = 0.0  # of the replay: the dataset's part has a source of its own
@@ -148,17 +159,6 @@ def train(
     if about is None or (offline and dataset is None):
         missing = "no env; pass one, or" if dataset is None else "a dataset and no env; pass"
         raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data comes from")
-    problems = field_problems(algo)
-    problems += count_problems(
-        total_steps=(total_steps, 1),
-        evaluation_episodes=(evaluation_episodes, 1),
-        evaluate_every=(evaluate_every, 0),
-        checkpoint_every=(checkpoint_every, 0),
-        callback_every=(callback_every, 1),
-        keep=(keep, 1),
-        video_every=(video_every, 1),
-        num_envs=(num_envs, 1),
-    )
     if video_every is not None and run_dir is None:
         problems.append(f"video_every={video_every} needs run_dir=, where the videos are written")
     problems += seed_problems("seed", seed)
@@ -252,6 +252,17 @@ def train(
         program.close()
         if isinstance(given, Loader):
             given.close()
+
+
+@contextlib.contextmanager
+def _told_with(problems):
+    """What is wrong with a name is told with these."""
+    try:
+        yield
+    except ConfigError as error:
+        if not problems:
+            raise
+        raise ConfigError([*error.problems, *problems]) from error.__cause__
 
 
 def _kind_problems(topology, target_return, callbacks, loggers):

@@ -98,6 +98,26 @@ def test_several_wrong_values_are_told_at_once(refused):
         assert part in said
 
 
+def test_a_wrong_name_and_wrong_counts_are_told_at_once(refused):
+    few = ("--total-steps", "0", "--num-envs", "0", "--keep", "0")
+    said = refused("train", "ppo", "--env", "gymnax:CartPol-v1", *few)
+    for part in ("did you mean 'CartPole-v1'", "total_steps=0 must be", "num_envs=0 must be", "keep=0 must be"):
+        assert said.count(part) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "here"),
+    [("ent-coef", "entropy-cost"), ("n_steps", "rollout-length"), ("n-envs", "num-envs"), ("lr", "learning-rate")],
+)
+def test_words_of_other_libraries(refused, flag, here):
+    assert f"unknown flag '--{flag}'; in jaxrl: '--{here}' (" in refused("train", "ppo", *RUN, f"--{flag}", "4")
+
+
+def test_a_dataset_that_is_not_there(refused, tmp_path):
+    said = refused("train", "iql", "--dataset", f"rlds:{tmp_path}/no", "--eval-env", ENV[1], "--total-steps", "9")
+    assert "no is not a TFDS dataset: there is no such folder (jaxrl export-rlds writes one" in said
+
+
 def test_nothing_given(refused):
     said = refused("train", "ppo")
     assert "--env NAME" in said and "--total-steps N" in said

@@ -299,7 +299,7 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, capsys):
     assert {one.metadata["policy_version"] for one in read} == {64} and {one.metadata["seed"] for one in read} == {4}
     assert main.main(command) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main.main(["dataset", "info", str(run)]) == 1
+    assert main.main(["dataset", "info", str(run)]) == 2
     assert "is not a TFDS dataset" in capsys.readouterr().err
     assert main.main(["export-rlds"]) == 2
     assert "no run directory" in capsys.readouterr().err

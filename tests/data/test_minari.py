@@ -268,7 +268,7 @@ def test_a_run_is_exported_and_looked_at_from_the_shell(tmp_path, monkeypatch, c
     assert "exists already" in capsys.readouterr().err
     assert main.main(["export-minari", str(run)]) == 2
     assert "--id ID" in capsys.readouterr().err
-    assert main.main(["dataset", "info", "minari:other-v0"]) == 1
+    assert main.main(["dataset", "info", "minari:other-v0"]) == 2
     assert "is not a Minari dataset" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="have no splits"):
         jaxrl.load_dataset("minari:cartpole-v0", split="test")

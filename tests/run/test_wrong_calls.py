@@ -161,3 +161,7 @@ def test_all_problems_are_told_at_once():
         train(PPO(gamma=1.5, epochs=4.0), total_steps=0, seed="0", num_envs=0)
     for said in ("PPO.gamma=1.5", "PPO.epochs=4.0", "total_steps=0", "seed='0'", "num_envs=0"):
         assert said in str(raised.value)
+    with pytest.raises(JaxrlError) as raised:
+        train(PPO(gamma=1.5), env="gymnax:CartPol-v1", total_steps=0)
+    for said in ("did you mean 'CartPole-v1'", "PPO.gamma=1.5", "total_steps=0"):
+        assert said in str(raised.value)
