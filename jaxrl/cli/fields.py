@@ -134,7 +134,8 @@ def kind_of(annotation: Any) -> Kind:
     if found:
         return Kind("part", tuple(map(_part, found)), nullable)
     if typing.get_origin(kinds[0]) is tuple:
-        return Kind("ints", optional=nullable)
+        texts = typing.get_args(kinds[0])[0] is str
+        return Kind("texts" if texts else "ints", optional=nullable)
     name = {int: "int", float: "float", bool: "bool"}.get(kinds[0], "path" if Path in kinds else "text")
     return Kind(name, optional=nullable)
 
