@@ -23,6 +23,7 @@ from jaxrl.run.timing import described
 
 # Flags that make no other run.
 _NO_OTHER_RUN = ("run_dir", "overwrite", "progress", "wandb")
+BEFORE = "it had ended before; more --total-steps continue it, --overwrite starts again"
 _AT_ITS_END = ("finished", "target_return")
 
 
@@ -42,8 +43,7 @@ def answer(given: Given) -> bool:
         lines = report(record, given.groups[1].title, name, Path(path).absolute())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # the ordinary way says what is wrong with them
-    lines.append("it had ended before; more --total-steps continue it, --overwrite starts again")
-    print(files.shown("\n".join(lines)))
+    print(files.shown("\n".join([*lines, BEFORE])))
     return True
 
 

@@ -145,7 +145,10 @@ def score(evaluation: Evaluation) -> str:
 
 def _report(result: training.Result) -> None:
     """Prints how a run ended."""
-    print("\n".join(ended.report(result.record(), type(result.algo).__name__, result.env.name, result.run_dir)))
+    record = result.record()
+    print("\n".join(ended.report(record, type(result.algo).__name__, result.env.name, result.run_dir)))
+    if record["session_steps"] == 0 and result.stopped == "finished":
+        print(ended.BEFORE)
     if result.stopped in ("non_finite", "unsaved"):
         print(f"error: {result.problem}", file=sys.stderr)
     if result.stopped == "interrupted":

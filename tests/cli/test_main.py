@@ -76,6 +76,8 @@ def test_train_prints_the_evaluation_and_resumes(said, run_dir):
     assert config["algorithm"]["network"]["torso"]["widths"] == [8]
 
     assert shown in said(*command, "--total-steps", "64")  # the same command again: nothing is left to do
+    again = said(*command, "--total-steps", "64", "--async-evaluation")  # another one, to which nothing is left either
+    assert shown in again and "it had ended before" in again
     assert "128 steps" in said(*command, "--total-steps", "128")  # and one that goes further
     steps = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert max(steps) == 128
@@ -232,6 +234,14 @@ def test_tune(said, tmp_path):
     assert f"{algo.learning_rate:.4g}" == found and algo.learning_rate != float(found)
     assert algo.clip_value is False and algo.gamma == 0.9 and algo.epochs == 1 and algo.network.torso == MLP((8,))
     assert given.values["run"]["total_steps"] == 32 and given.values["run"]["num_envs"] == 2
+
+
+def test_names_of_observations():
+    words = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "9"]
+    given = runs.read("train", [*words, "--network.value-observation-keys", "state,privileged_state"])
+    algo = flags.with_flags(jaxrl.PPO(), flags.build_parts(given.groups, given.values)[0])
+    assert algo.network.value_observation_keys == ("state", "privileged_state")
+    assert algo.network.policy_observation_keys is None
 
 
 @pytest.mark.long
