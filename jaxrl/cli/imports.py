@@ -22,6 +22,7 @@ FLAG = Flag(
     "with commas between",
 )
 _OPTION = "--import"
+_OF_A_MODULE = re.compile(r"\bgymnasium:[\w.]+:")  # --env gymnasium:module:id, which imports the module too
 
 
 def import_modules(argv: Sequence[str]) -> list[str]:
@@ -31,10 +32,10 @@ def import_modules(argv: Sequence[str]) -> list[str]:
       ConfigError: there is no such module, or importing it raised, whose traceback is printed.
     """
     names, others = _asked(argv)
+    if (names or any(map(_OF_A_MODULE.search, others))) and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     if not names:
         return others
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     for name in names:
         _import(name)
     return [*others, f"{_OPTION}={','.join(names)}"]

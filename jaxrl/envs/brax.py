@@ -3,9 +3,12 @@
 brax is imported when the first of them is made; it is an extra.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
+import io
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -184,16 +187,27 @@ class _Blueprint(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def _blueprint(key: Key) -> _Blueprint:
     """What every environment of this key shares; cached, so that two of them share one compiled program."""
-    from brax import envs
-
-    name, static = key
     with suite.constructing():
-        env = envs.get_environment(name, **dict(static))
+        env = made(key)
         state = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), np.uint32))
         action_space = spaces.Box(-1.0, 1.0, (env.action_size,))
         action = jax.ShapeDtypeStruct(action_space.shape, action_space.dtype)
         dtypes = suite.settled_dtypes(lambda state: jax.eval_shape(env.step, state, action), state)
     return _Blueprint(env, dtypes, _space(state.obs), action_space, suite.scalar_names(state.metrics))
+
+
+def made(key: Key) -> Any:
+    """brax's own environment of this key."""
+    name, static = key
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Brax System", UserWarning)  # that nobody works on it: docs/environments.md
+        return _module().get_environment(name, **dict(static))
+
+
+def _module():
+    with contextlib.redirect_stdout(io.StringIO()):  # MuJoCo, which it imports, prints what it has no use for here
+        from brax import envs
+    return envs
 
 
 def _space(observation: Any) -> spaces.Space:
@@ -203,9 +217,7 @@ def _space(observation: Any) -> spaces.Space:
 
 
 def _arguments(name: str) -> tuple[str, ...]:
-    from brax import envs
-
-    arguments = inspect.signature(envs._envs[name]).parameters
+    arguments = inspect.signature(_module()._envs[name]).parameters
     passed_on = ("n_frames", "debug") if name != "fast" else ()
     return (*(k for k, p in arguments.items() if p.kind is not p.VAR_KEYWORD), *passed_on)
 

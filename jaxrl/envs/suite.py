@@ -47,7 +47,8 @@ def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception
         yield
     except kinds as error:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        raise ConfigError(f"{where} cannot be made with {given or 'its own settings'}: {error}") from error
+        install = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) and error.name else ""
+        raise ConfigError(f"{where} cannot be made with {given or 'its own settings'}: {error}{install}") from error
 
 
 def unknown_parameters(what: str, given: Iterable[str], allowed: Iterable[str]) -> list[str]:

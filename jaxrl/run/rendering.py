@@ -274,14 +274,13 @@ _BRAX = Drawing(lambda env, state, time_step: state.brax.pipeline_state, lambda 
 
 
 def _brax_page(base: Any, states: list[PyTree]) -> str:
-    from brax import envs as brax_envs
     from brax.envs.base import PipelineEnv
     from brax.io import html
 
-    name, static = base.key
-    env = brax_envs.get_environment(name, **dict(static))
+    from jaxrl.envs import brax
+
+    env = brax.made(base.key)
     assert isinstance(env, PipelineEnv)  # all of brax's are
     system = env.sys.tree_replace({**base.system, "opt.timestep": env.dt})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        # `tree_replace` gives what it is of, which its annotation does not say.
-        return html.render(system, states)  # ty: ignore[invalid-argument-type]
+        return html.render(system, states)

@@ -69,6 +69,13 @@ def test_words_are_kept_and_modules_imported_once(folder):
     assert import_modules(["eval", "runs/x"]) == ["eval", "runs/x"]
 
 
+def test_modules_of_gymnasium_environments_are_found_in_the_current_folder(folder):
+    import_modules(["train", "ppo", "--env", "gymnasium:CartPole-v1"])
+    assert str(folder) not in sys.path
+    assert import_modules(["eval", "--env=gymnasium:mine_gym:Line-v0"]) == ["eval", "--env=gymnasium:mine_gym:Line-v0"]
+    assert sys.path[0] == str(folder)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -1,5 +1,6 @@
 """The Gymnasium adapter: rows, endings, types and misuse, in this process and in workers."""
 
+import importlib
 import json
 
 import gymnasium
@@ -266,6 +267,18 @@ def test_misuse_and_closing(workers):
 def test_wrong_parameters(parameters, message):
     with pytest.raises(ConfigError, match=message):
         jaxrl.make(NAME, **parameters)
+
+
+def test_a_package_that_an_environment_misses_is_named():
+    def needs_it():
+        importlib.import_module("surely_not_installed")
+
+    gymnasium.register("Needy-v0", entry_point=needs_it)
+    try:
+        with pytest.raises(ConfigError, match="'surely_not_installed'; pip install surely_not_installed$"):
+            jaxrl.make("gymnasium:Needy-v0").build(1, 0)
+    finally:
+        del gymnasium.registry["Needy-v0"]
 
 
 def test_names():
