@@ -224,7 +224,8 @@ def sweep(
         checkpointers = stack.enter_context(opened_all(run_dir, configs, overwrite=overwrite))
         if display is not None:
             stack.callback(display.close)
-            display.start(sum(b[3] * b[2].steps_per_iteration(b[0]) for b in programs) * len(seeds) // processes)
+            total = sum(b[3] * b[2].steps_per_iteration(b[0]) for b in programs) * len(seeds) // processes
+            display.start(total, timed=True)
         for members, checkpointer in zip(groups.values(), checkpointers, strict=True):
             _, env_, program, iterations = programs[members[0]]
             runs = [(programs[index][0], seed) for index in members for seed in seeds]
@@ -343,7 +344,10 @@ def _train_many(many, algos, env, keys, iterations, points, display, done_before
             at_iteration = border
             done += length * rows * many.runs
             if display is not None:
-                display.update(done, {"train/return_mean": float(np.nanmean(_mean_return(report, many.runs)))})
+                shown = {"train/return_mean": float(np.nanmean(_mean_return(report, many.runs)))}
+                if len(timed) > 1:  # the first part compiles
+                    shown["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
+                display.update(done, shown)
             progress.add(states, report, None if signals is None else signals.asked)
             since = time.monotonic()  # what saving took is not training
     if checkpointer is not None:

@@ -28,7 +28,7 @@ SEEDS = [0, 4]
 
 def sweep(algo=PLAIN, **settings):
     settings = {"total_steps": TOTAL, "topology": anakin(), "evaluation_episodes": 8, "points": 5} | settings
-    return jaxrl.sweep(algo, ENV, progress=False, **settings)
+    return jaxrl.sweep(algo, ENV, **{"progress": False} | settings)
 
 
 @functools.cache
@@ -67,6 +67,14 @@ def test_mapped_in_turn_a_run_is_that_run_alone(devices):
         for place, seed in enumerate(SEEDS):
             alone = trained(RATES[configuration], seed)
             assert_equal(alone.state.learner, learner(result, configuration, place))
+
+
+@pytest.mark.long
+def test_the_speed_that_is_shown_is_without_compiling(capsys):
+    sweep(seeds=SEEDS, learning_rate=RATES, mapping="in_turn", devices=1, progress=True)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert "steps/s" not in first and "left" not in first
+    assert "with all else" in last and "0:00 left" in last
 
 
 @pytest.mark.long
