@@ -1,11 +1,14 @@
 """The documentation against the code: it runs, its names exist, its tables are the fields."""
 
 import contextlib
+import glob
 import importlib
 import inspect
 import io
+import itertools
 import re
 import shlex
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +16,7 @@ import jax
 import pytest
 from helpers import kind_table, result_tables
 from helpers.field_tables import expected_table, with_table
-from helpers.registered import nothing_registered_for_good
+from helpers.registered import nothing_registered_for_good, only_what_jaxrl_registers
 
 import jaxrl
 from jaxrl import algos
@@ -141,10 +144,10 @@ def as_users_have_it(tmp_path, monkeypatch):
     real = {name: getattr(jaxrl, name) for name in ("train", "make_train", "sweep")}
 
     def train(algo, env=None, *, total_steps, **options):
-        if env is not None and "topology" not in options:
-            options["num_envs"] = min(options.get("num_envs", 4), 16)
+        if "num_envs" in options:
+            options["num_envs"] = min(options["num_envs"], FEW["--num-envs"])
         options["evaluation_episodes"] = min(options.get("evaluation_episodes", 4), 4)
-        return real["train"](algo, env, total_steps=min(total_steps, 512), **options, progress=False)
+        return real["train"](algo, env, total_steps=min(total_steps, FEW["--total-steps"]), **options, progress=False)
 
     def make_train(*arguments, **options):
         real["make_train"](*arguments, **options)  # checks its arguments; to compile it is for other tests
@@ -165,6 +168,7 @@ def as_users_have_it(tmp_path, monkeypatch):
     monkeypatch.setattr(jaxrl, "sweep", sweep)
     monkeypatch.setattr(jaxrl, "tune", tune)
     monkeypatch.setattr(jaxrl, "render", lambda policy, env, path: path)  # tests/test_rendering.py
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.chdir(tmp_path)
     jax.config.update("jax_disable_most_optimizations", True)  # what runs for a moment compiles faster so
     with nothing_registered_for_good(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -172,39 +176,80 @@ def as_users_have_it(tmp_path, monkeypatch):
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-def trains(path):
-    return any("jaxrl.train(" in block or "jaxrl.sweep(" in block for block in blocks(path, "python"))
+# Commands that no test of the pages can run as printed, and why; other tests do what can be done of them here.
+NOT_RUN = {
+    "--distributed": "it waits for other processes: tests/parallel/multihost, tests/cli/test_multihost.py",
+    "--backend ray": "it starts a cluster: tests/parallel/ray",
+    "brax:ant": "its physics compiles for minutes: tests/envs/test_brax.py, tests/learning/test_brax.py",
+    "purejaxrl-brax": "the same of hopper",
+}
+# As few as these, where a command gives more.
+FEW = {"--total-steps": 512, "--num-envs": 16, "--episodes": 4, "--seeds": 2, "--trials": 2, "--video-every": 256}
+TRAINING = ("train", "sweep", "tune", "compile")
+
+
+def shortened(words):
+    """A command line that trains and plays next to nothing."""
+    words = [str(min(int(word), FEW[flag])) if flag in FEW else word for flag, word in itertools.pairwise(["", *words])]
+    added = {"--evaluation-episodes": 4, "--total-steps": 512} if words[0] in TRAINING else {}
+    added |= {"--episodes": 4} if words[0] == "eval" else {}
+    words += [str(word) for flag in added if flag not in words for word in (flag, added[flag])]
+    return words + (["--no-progress"] if words[0] in ("train", "sweep", "tune") else [])
+
+
+def commands(block):
+    """The command lines of jaxrl in a block, as a shell would split them."""
+    for line in block.replace("\\\n", " ").split("\n"):
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["jaxrl"] and not any(part in line for part in NOT_RUN):
+            yield [found for word in words[1:] for found in sorted(glob.glob(word)) or [word]]
+
+
+def run_as_a_process_would(words, monkeypatch):
+    """A command in the current folder; it knows nothing that was registered or imported by the page before."""
+    before = set(sys.modules)
+    with monkeypatch.context() as patched, only_what_jaxrl_registers():
+        patched.setattr(sys, "path", list(sys.path))
+        code = main.main(shortened(words))
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(Path.cwd()):
+            del sys.modules[name]
+    assert code == 0, words
+
+
+def steps(path):
+    """What a reader does on a page: (language, code, the file that the text says to save it in)."""
+    text, last = path.read_text(), 0
+    for found in re.finditer(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        said = re.findall(r"[Ss]ave this\s+as `(\w+\.py)`", text[last : found.start()])
+        last = found.end()
+        if found[1] in ("python", "bash"):
+            yield found[1], found[2], said[-1] if said else None
+    if path.name == "README.md":  # its table of commands
+        listed = re.findall(r"`(jaxrl [^`]*)`", "\n".join(re.findall(r"^\| `jaxrl .*", text, re.MULTILINE)))
+        yield "bash", "\n".join(line for line in listed if "..." not in line), None
 
 
 def page(path):
-    return pytest.param(path, marks=pytest.mark.long) if trains(path) else path
+    runs = any(list(commands(block)) for block in blocks(path, "bash"))
+    runs |= any("jaxrl.train(" in block or "jaxrl.sweep(" in block for block in blocks(path, "python"))
+    return pytest.param(path, marks=pytest.mark.long) if runs else path
 
 
-@pytest.mark.parametrize("path", [page(path) for path in PAGES if blocks(path, "python")], ids=identity)
-def test_the_python_of_a_page_runs_from_top_to_bottom(path, as_users_have_it):
+@pytest.mark.parametrize("path", [page(path) for path in PAGES if list(steps(path))], ids=identity)
+def test_a_page_works_as_printed_from_top_to_bottom(path, as_users_have_it, monkeypatch):
     namespace = {"__name__": "__main__"}
-    for block in blocks(path, "python"):
-        exec(compile(block, identity(path), "exec"), namespace)
+    for language, code, file in steps(path):
+        if file is not None:
+            Path(file).write_text(code)
+        if language == "python":
+            exec(compile(code, identity(path), "exec"), namespace)
+        else:
+            for words in commands(code):
+                run_as_a_process_would(words, monkeypatch)
     if path.name == "design.md":  # the table of rows
         rows = namespace["rows"]
         assert rows.first[:, 0].tolist() == [True, False, False, True]
         assert rows.truncated[:, 0].tolist() == [False, True, False, False]
         assert rows.weight[:, 0].tolist() == [True, True, False, True]
         assert rows.reward[2, 0] == 0.0
-
-
-def shortened(words):
-    """A command line that trains and plays next to nothing."""
-    few = {"--total-steps": "256", "--episodes": "4", "--seeds": "2"}
-    words = [few.get(before, word) for before, word in zip(["", *words], words, strict=False)]
-    return words + (["--evaluation-episodes", "4", "--no-progress"] if words[0] in ("train", "sweep") else [])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["README.md", "docs/getting_started.md", "docs/offline.md", "docs/fine_tuning.md"])
-def test_the_commands_of_a_page_run_one_after_another(name, as_users_have_it):
-    lines = [line for block in blocks(ROOT / name, "bash") for line in block.split("\n")]
-    commands = [words[1:] for line in lines if (words := shlex.split(line, comments=True))[:1] == ["jaxrl"]]
-    assert len(commands) > 1
-    for words in commands:
-        assert main.main(shortened(words)) == 0, words

@@ -25,3 +25,22 @@ def nothing_registered_for_good() -> Generator[None]:
         lasting = {thing: name for thing, name in registry._NAMES.items() if stays(name.partition(":")[0], thing)}
         registry._NAMES.clear()
         registry._NAMES.update(lasting | names)
+
+
+@contextlib.contextmanager
+def only_what_jaxrl_registers() -> Generator[None]:
+    """As in a process that has imported nothing of a user's; at the end everything is as before."""
+    table = {kind: dict(known) for kind, known in registry._TABLE.items()}
+    names = dict(registry._NAMES)
+    for kind, known in registry._TABLE.items():
+        for name, thing in table[kind].items():
+            if kind in ("environment", registry.USER) or not thing.__module__.startswith("jaxrl."):
+                del known[name]
+                registry._NAMES.pop(thing, None)
+    try:
+        with nothing_registered_for_good():
+            yield
+    finally:
+        for kind, known in registry._TABLE.items():
+            known.update(table[kind])
+        registry._NAMES.update(names)
