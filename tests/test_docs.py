@@ -182,6 +182,8 @@ NOT_RUN = {
     "--backend ray": "it starts a cluster: tests/parallel/ray",
     "brax:ant": "its physics compiles for minutes: tests/envs/test_brax.py, tests/learning/test_brax.py",
     "purejaxrl-brax": "the same of hopper",
+    "envpool:Pong": "whole games through convolutions take minutes: tests/learning/test_host_scores.py, test_envpool.py",
+    "cleanrl-ppo-atari": "the same of Breakout",
 }
 # As few as these, where a command gives more.
 FEW = {"--total-steps": 512, "--num-envs": 16, "--episodes": 4, "--seeds": 2, "--trials": 2, "--video-every": 256}
@@ -231,7 +233,7 @@ def steps(path):
 
 
 def page(path):
-    runs = any(list(commands(block)) for block in blocks(path, "bash"))
+    runs = path not in ALGORITHM_PAGES and any(list(commands(block)) for block in blocks(path, "bash"))
     runs |= any("jaxrl.train(" in block or "jaxrl.sweep(" in block for block in blocks(path, "python"))
     return pytest.param(path, marks=pytest.mark.long) if runs else path
 
@@ -244,7 +246,7 @@ def test_a_page_works_as_printed_from_top_to_bottom(path, as_users_have_it, monk
             Path(file).write_text(code)
         if language == "python":
             exec(compile(code, identity(path), "exec"), namespace)
-        else:
+        elif path not in ALGORITHM_PAGES:  # whose commands have tests of their algorithms
             for words in commands(code):
                 run_as_a_process_would(words, monkeypatch)
     if path.name == "design.md":  # the table of rows
