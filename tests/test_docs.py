@@ -182,7 +182,7 @@ NOT_RUN = {
     "--backend ray": "it starts a cluster: tests/parallel/ray",
     "brax:ant": "its physics compiles for minutes: tests/envs/test_brax.py, tests/learning/test_brax.py",
     "purejaxrl-brax": "the same of hopper",
-    "envpool:Pong": "whole games through convolutions take minutes: tests/learning/test_host_scores.py, test_envpool.py",
+    "envpool:Pong": "whole games through convolutions take minutes: tests/learning/test_host_scores.py",
     "cleanrl-ppo-atari": "the same of Breakout",
 }
 # As few as these, where a command gives more.
