@@ -439,23 +439,22 @@ def precision(asked: Asked) -> list[Task]:
         exact.setdefault(work, found)  # the first is the most precise
         return row | {"one iteration against 'highest'": compared(found, exact[work])}
 
-    def unavailable():
-        raise LeftOutError("networks compute in float32: no torso has a type of its own")
-
     if asked.small:
-        runs = {"PPO CartPole": (jaxrl.PPO(), CARTPOLE, 4)}
+        torsos = {"PPO CartPole": (MLP(), False, CARTPOLE, 4)}
     else:
-        wide = jaxrl.PPO(network=ActorCritic(MLP((1024, 1024))))
-        runs = {"PPO MinAtar, MLP of 1024 x 1024": (wide, MINATAR, 4096)}
-        convolutions = jaxrl.PPO(network=ActorCritic(MinAtarCNN(64, width=512), shared=True))
-        runs["PPO MinAtar, convolutions"] = (convolutions, MINATAR, 1024)
+        torsos = {
+            "PPO MinAtar, MLP of 1024 x 1024": (MLP((1024, 1024)), False, MINATAR, 4096),
+            "PPO MinAtar, convolutions": (MinAtarCNN(64, width=512), True, MINATAR, 1024),
+        }
     kinds = ("highest", None) if asked.small else ("highest", None, "tensorfloat32", "bfloat16")
     tasks = []
-    for work, settings in runs.items():
-        for kind in kinds:
-            about = {"work": work, "num_envs": settings[-1], "precision of products": kind or "the default"}
-            tasks.append(Task(about, functools.partial(measured, work, *settings, kind)))
-    return [*tasks, Task({"work": "networks in bfloat16"}, unavailable)]
+    for work, (torso, shared, env, num_envs) in torsos.items():
+        for kind in (*kinds, "layers in bfloat16"):
+            dtype, precision = ("bfloat16", None) if kind == "layers in bfloat16" else ("float32", kind)
+            algo = jaxrl.PPO(network=ActorCritic(dataclasses.replace(torso, dtype=dtype), shared=shared))
+            about = {"work": work, "num_envs": num_envs, "precision of products": kind or "the default"}
+            tasks.append(Task(about, functools.partial(measured, work, algo, env, num_envs, precision)))
+    return tasks
 
 
 # --- memory --------------------------------------------------------------------------------------------------------

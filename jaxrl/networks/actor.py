@@ -33,6 +33,7 @@ class Actor:
         preferred.
       initial_log_std: logarithm of the Gaussian's deviation at the start, in units of half the box's range.
       observation_keys: of a dictionary observation, what it reads; None: everything.
+      dtype: what the dense layers compute in, "float32" or "bfloat16", as of `MLP`; a torso has its own.
     """
 
     torso: Torso | None = None
@@ -43,6 +44,7 @@ class Actor:
     gain: float = 0.01
     initial_log_std: float = 0.0
     observation_keys: tuple[str, ...] | None = None
+    dtype: str = "float32"
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -94,7 +96,9 @@ class _ActorModule(nnx.Module):
         self.space = spec.action_space
         self.stochastic = network.stochastic
         self.body = encoding_body(network.torso, network.observation_keys, spec, rngs)
-        self.hidden = DenseStack(self.body.features, network.widths, network.activation, network.normalization, rngs)
+        self.hidden = DenseStack(
+            self.body.features, network.widths, network.activation, network.normalization, rngs, network.dtype
+        )
         if network.stochastic:
             self.distribution = PolicyHead(
                 self.hidden.features,

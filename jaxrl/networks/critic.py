@@ -70,6 +70,7 @@ class Critic:
       head: what the features become: values, or `CategoricalValues()` and `QuantileValues()` for distributions of
         returns; without noise.
       observation_keys: of a dictionary observation, what it reads; None: everything.
+      dtype: what the dense layers compute in, "float32" or "bfloat16", as of `MLP`; a torso has its own.
     """
 
     torso: Torso | None = None
@@ -79,6 +80,7 @@ class Critic:
     ensemble: int = 2
     head: QHead = dataclasses.field(default_factory=ActionValues)
     observation_keys: tuple[str, ...] | None = None
+    dtype: str = "float32"
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -134,7 +136,12 @@ class _Member(nnx.Module):
             size = bounded_size(self.space)
         self.body = encoding_body(network.torso, network.observation_keys, spec, rngs)
         self.hidden = DenseStack(
-            self.body.features + size, network.widths, network.activation, network.normalization, rngs
+            self.body.features + size,
+            network.widths,
+            network.activation,
+            network.normalization,
+            rngs,
+            network.dtype,
         )
         self.head = network.head.build(self.hidden.features, actions, rngs)
 

@@ -101,11 +101,14 @@ class MLP:
       widths: of the layers; none makes the features the observation itself.
       activation: by name, after every layer.
       normalization: before every activation, "layer" or "batch"; None: none.
+      dtype: what layers and activations compute in, "float32" or "bfloat16"; parameters, normalizations and features
+        are float32 in either.
     """
 
     widths: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     normalization: str | None = None
+    dtype: str = "float32"
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -122,7 +125,7 @@ class MLP:
         size = flat_size(space)
         if size == 0:
             raise ConfigError(f"MLP cannot read the empty observation {space}; leave it out with DictEncoder")
-        return _FlatTorso(space, DenseStack(size, self.widths, self.activation, self.normalization, rngs))
+        return _FlatTorso(space, DenseStack(size, self.widths, self.activation, self.normalization, rngs, self.dtype))
 
 
 # --- images --------------------------------------------------------------------------------------------------------
@@ -178,6 +181,7 @@ class _ConvStack(nnx.Module):
         activation_name: str,
         normalization_name: str | None,
         rngs: nnx.Rngs,
+        dtype: str,
     ):
         height, width, inputs = shape
         self.activation = activation(activation_name)
@@ -190,7 +194,7 @@ class _ConvStack(nnx.Module):
                     f"{name}: images of {shape[0]}x{shape[1]} are too small: convolution {i + 1}, of "
                     f"{kernel}x{kernel}, meets {height}x{width}; use MinAtarCNN, MLP or torso=None"
                 )
-            setattr(self, f"conv_{i}", conv(inputs, outputs, kernel, stride, "VALID", rngs))
+            setattr(self, f"conv_{i}", conv(inputs, outputs, kernel, stride, "VALID", rngs, dtype))
             if normalization_name is not None:
                 setattr(self, f"norm_{i}", normalization(normalization_name, outputs, rngs))
             height, width, inputs = (height - kernel) // stride + 1, (width - kernel) // stride + 1, outputs
@@ -200,7 +204,7 @@ class _ConvStack(nnx.Module):
         for i in range(self.depth):
             x = getattr(self, f"conv_{i}")(x)
             if self.normalized:
-                x = getattr(self, f"norm_{i}")(x)
+                x = getattr(self, f"norm_{i}")(x.astype(jnp.float32))
             x = self.activation(x)
         return x
 
@@ -213,8 +217,8 @@ def _build_cnn(
 ) -> Encoder:
     name = type(torso).__name__
     images, shape, channels_first = _image_space(name, space)
-    trunk = _ConvStack(name, shape, layers, torso.activation, torso.normalization, rngs)
-    stack = DenseStack(trunk.size, (torso.width,), torso.activation, torso.normalization, rngs)
+    trunk = _ConvStack(name, shape, layers, torso.activation, torso.normalization, rngs, torso.dtype)
+    stack = DenseStack(trunk.size, (torso.width,), torso.activation, torso.normalization, rngs, torso.dtype)
     return _ImageTorso(images, channels_first, trunk, stack)
 
 
@@ -228,6 +232,7 @@ class MinAtarCNN:
       activation: by name, after both.
       normalization: before every activation, "layer" (of each pixel's channels, and of the dense layer) or "batch";
         None: none.
+      dtype: as of `MLP`.
     """
 
     filters: int = 16
@@ -235,6 +240,7 @@ class MinAtarCNN:
     width: int = 128
     activation: str = "relu"
     normalization: str | None = None
+    dtype: str = "float32"
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         layers = ((self.filters, self.kernel, 1),)
@@ -250,12 +256,14 @@ class NatureCNN:
       width: of the dense layer.
       activation: by name, after every layer.
       normalization: as of `MinAtarCNN`.
+      dtype: as of `MLP`.
     """
 
     filters: tuple[int, int, int] = (32, 64, 64)
     width: int = 512
     activation: str = "relu"
     normalization: str | None = None
+    dtype: str = "float32"
 
     def __post_init__(self):
         freeze(self, "filters")
@@ -276,12 +284,14 @@ class ImpalaCNN:
       width: of the dense layer.
       activation: by name, after every layer.
       normalization: as of `MinAtarCNN`.
+      dtype: as of `MLP`.
     """
 
     filters: tuple[int, int] = (16, 32)
     width: int = 256
     activation: str = "relu"
     normalization: str | None = None
+    dtype: str = "float32"
 
     def __post_init__(self):
         freeze(self, "filters")
@@ -297,15 +307,20 @@ class _ResidualStack(nnx.Module):
     """A convolution, a pooling that halves the image, and two residual blocks, for each entry of `channels`."""
 
     def __init__(
-        self, shape: tuple[int, int, int], channels: tuple[int, ...], normalization_name: str | None, rngs: nnx.Rngs
+        self,
+        shape: tuple[int, int, int],
+        channels: tuple[int, ...],
+        normalization_name: str | None,
+        rngs: nnx.Rngs,
+        dtype: str,
     ):
         height, width, inputs = shape
         self.depth = len(channels)
         self.normalized = normalization_name is not None
         for i, outputs in enumerate(channels):
-            setattr(self, f"conv_{i}", conv(inputs, outputs, 3, 1, "SAME", rngs))
+            setattr(self, f"conv_{i}", conv(inputs, outputs, 3, 1, "SAME", rngs, dtype))
             for name in ("a0", "a1", "b0", "b1"):
-                setattr(self, f"block_{i}_{name}", conv(outputs, outputs, 3, 1, "SAME", rngs))
+                setattr(self, f"block_{i}_{name}", conv(outputs, outputs, 3, 1, "SAME", rngs, dtype))
                 if normalization_name is not None:
                     setattr(self, f"norm_{i}_{name}", normalization(normalization_name, outputs, rngs))
             height, width, inputs = -(-height // 2), -(-width // 2), outputs
@@ -324,7 +339,7 @@ class _ResidualStack(nnx.Module):
         return self._activated(x, "norm")
 
     def _activated(self, x: jax.Array, name: str) -> jax.Array:
-        return jax.nn.relu(getattr(self, name)(x) if self.normalized else x)
+        return jax.nn.relu(getattr(self, name)(x.astype(jnp.float32)) if self.normalized else x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,19 +350,21 @@ class ImpalaResNet:
       channels: of each section, which halves the image.
       width: of the dense layer.
       normalization: as of `MinAtarCNN`; of the residual blocks before the activations that they begin with.
+      dtype: as of `MLP`.
     """
 
     channels: tuple[int, ...] = (16, 32, 32)
     width: int = 256
     normalization: str | None = None
+    dtype: str = "float32"
 
     def __post_init__(self):
         freeze(self, "channels")
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
         images, shape, channels_first = _image_space("ImpalaResNet", space)
-        trunk = _ResidualStack(shape, self.channels, self.normalization, rngs)
-        stack = DenseStack(trunk.size, (self.width,), "relu", self.normalization, rngs)
+        trunk = _ResidualStack(shape, self.channels, self.normalization, rngs, self.dtype)
+        stack = DenseStack(trunk.size, (self.width,), "relu", self.normalization, rngs, self.dtype)
         return _ImageTorso(images, channels_first, trunk, stack)
 
 

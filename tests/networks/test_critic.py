@@ -120,7 +120,7 @@ def test_the_deviation_depends_on_the_observation():
 def test_every_field_changes_the_program(network):
     other = {"torso": MLP((3,)), "widths": (5,), "activation": "tanh", "normalization": "layer"}
     other |= {"ensemble": 3, "stochastic": False, "gain": 2.0, "initial_log_std": -1.0}
-    other |= {"head": QuantileValues(3)}
+    other |= {"head": QuantileValues(3), "dtype": "bfloat16"}
 
     def program(changed):
         def run(key, action):

@@ -1,6 +1,7 @@
 """Torsos: shapes, what is done to observations, the choice by space, and errors before any compile."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,37 @@ def test_leading_axes_are_a_batch(torso, space):
     assert np.std(whole) > 0.0
 
 
+@pytest.mark.parametrize(
+    ("torso", "space", "products"),
+    [
+        (MLP((16, 16), normalization="layer"), VECTOR, 2),
+        (MinAtarCNN(2, 3, 4), MINATAR, 2),
+        (NatureCNN((2, 2, 2), 4, normalization="layer"), spaces.Box(0, 255, (3, 36, 40), np.uint8), 4),
+        (ImpalaCNN((2, 2), 4), spaces.Box(0, 255, (36, 40, 3), np.uint8), 3),
+        (ImpalaResNet((2, 3), 4), spaces.Box(0, 255, (9, 8, 3), np.uint8), 11),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_bfloat16_is_what_layers_compute_in(torso, space, products):
+    """Every product, forwards and backwards; parameters, their gradients and features stay float32."""
+    observation = jax.random.uniform(jax.random.key(0), (5, *space.shape))
+    structure, params = nnx.split(build(dataclasses.replace(torso, dtype="bfloat16"), space), nnx.Param)
+
+    def loss(params):
+        features = nnx.merge(structure, params)(observation)
+        return jnp.square(features).sum(), features
+
+    (_, features), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    assert {x.dtype for x in jax.tree.leaves((params, gradients, features))} == {jnp.dtype("float32")}
+    close = build(torso, space)(observation)
+    np.testing.assert_allclose(features, close, atol=0.02 * float(jnp.abs(close).max()))
+    assert np.any(features != close)
+    forward = str(jax.make_jaxpr(lambda p: loss(p)[1])(params))
+    assert len(re.findall(r":bf16\[[\d,]*\] = (?:dot_general|conv_general_dilated)", forward)) == products
+    both = str(jax.make_jaxpr(jax.grad(loss, has_aux=True))(params))
+    assert not re.search(r":f32\[[\d,]*\] = (?:dot_general|conv_general_dilated)", both)
+
+
 def test_published_sizes():
     assert shapes(MinAtarCNN(), MINATAR)["trunk"]["conv_0"]["kernel"] == (3, 3, 4, 16)
     assert shapes(MinAtarCNN(), MINATAR)["dense"]["layer_0"]["kernel"] == (8 * 8 * 16, 128)
@@ -192,6 +224,8 @@ def test_the_choice_by_space():
         (NatureCNN(), MINATAR, ["10x10", "4x4, meets 1x1", "MinAtarCNN"]),
         (NatureCNN((1, 2)), ATARI, ["filters=(1, 2)", "three"]),
         (ImpalaResNet(), NESTED, ["ImpalaResNet", "dictionary"]),
+        (MLP(dtype="float16"), VECTOR, ["unknown dtype 'float16'", "bfloat16"]),
+        (MinAtarCNN(dtype="bf16"), MINATAR, ["unknown dtype 'bf16'", "bfloat16"]),
         (DictEncoder({"a": MLP()}), VECTOR, ["DictEncoder", "Box"]),
         (DictEncoder({"camer": None, "room": MLP()}), NESTED, ["camer'", "did you mean 'camera'", "'arm'"]),
         (DictEncoder({"camera": None, "room": None, "arm": None}), NESTED, ["leaves out every key"]),
@@ -207,21 +241,28 @@ def test_what_does_not_fit_is_said(torso, space, words):
 @pytest.mark.parametrize(
     ("torso", "space", "changes"),
     [
-        (MLP((4, 4)), VECTOR, {"widths": (4,), "activation": "relu", "normalization": "layer"}),
+        (MLP((4, 4)), VECTOR, {"widths": (4,), "activation": "relu", "normalization": "layer", "dtype": "bfloat16"}),
         (
             MinAtarCNN(2, 3, 4),
             MINATAR,
-            {"filters": 3, "kernel": 4, "width": 5, "activation": "tanh", "normalization": "layer"},
+            {
+                "filters": 3,
+                "kernel": 4,
+                "width": 5,
+                "activation": "tanh",
+                "normalization": "layer",
+                "dtype": "bfloat16",
+            },
         ),
         (
             NatureCNN((2, 2, 2), 4),
             spaces.Box(0, 255, (36, 36, 1), np.uint8),
-            {"filters": (2, 3, 2), "width": 5, "activation": "tanh", "normalization": "layer"},
+            {"filters": (2, 3, 2), "width": 5, "activation": "tanh", "normalization": "layer", "dtype": "bfloat16"},
         ),
         (
             ImpalaResNet((2,), 4),
             spaces.Box(0, 255, (8, 8, 1), np.uint8),
-            {"channels": (2, 2), "width": 5, "normalization": "layer"},
+            {"channels": (2, 2), "width": 5, "normalization": "layer", "dtype": "bfloat16"},
         ),
     ],
 )
