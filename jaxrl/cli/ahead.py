@@ -8,7 +8,7 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.run.ahead import Compiled, compile_ahead
 from jaxrl.run.compile_cache import kept_in
 
-_COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "temporary", "FLOPs")
+_COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "temporary", "at once", "FLOPs")
 _UNITS = ("", "k", "M", "G", "T", "P")
 
 
@@ -28,6 +28,10 @@ def _report(compiled: list[Compiled]) -> list[str]:
         "  ".join([row[0].ljust(widths[0]), *(word.rjust(n) for word, n in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
+    taken = {one.name: one.peak_bytes for one in compiled if one.peak_bytes is not None}
+    if taken:
+        name, most = max(taken.items(), key=lambda item: item[1])
+        lines.append(f"memory of a device: {_short(most, 'B')} at once, while {name} runs")
     count, misses = sum(one.count for one in compiled), sum(one.misses for one in compiled)
     lines.append(f"{count} programs: {misses} compiled, {count - misses} found in the cache; kept in {kept_in()}")
     least = jax.config.jax_persistent_cache_min_compile_time_secs
@@ -39,7 +43,7 @@ def _report(compiled: list[Compiled]) -> list[str]:
 
 
 def _row(one: Compiled) -> tuple[str, ...]:
-    sizes = (one.argument_bytes, one.output_bytes, one.temp_bytes)
+    sizes = (one.argument_bytes, one.output_bytes, one.temp_bytes, one.peak_bytes)
     cached = str(one.count - one.misses)
     memory = ("-" if size is None else _short(size, "B") for size in sizes)
     return one.name, str(one.count), cached, f"{one.seconds:.2f}", *memory, _flops(one)

@@ -45,6 +45,8 @@ class Compiled:
       seconds: of XLA, or of reading from the cache, all together.
       argument_bytes, output_bytes, temp_bytes: of memory on one device, of the one that takes most; None where the
         backend does not say.
+      peak_bytes: of all three at once, what it takes on one device while it runs: outputs that are written over
+        arguments count once.
       flops: of the one that has most, as XLA counts: what a loop of unknown length repeats counts once. None where the
         backend does not say.
     """
@@ -56,6 +58,7 @@ class Compiled:
     argument_bytes: int | None
     output_bytes: int | None
     temp_bytes: int | None
+    peak_bytes: int | None
     flops: float | None
 
 
@@ -167,19 +170,20 @@ def _compiled(events: _Events) -> list[Compiled]:
     for name in names:
         seconds = [(took, missed) for found, took, missed in events.found if found == name]
         known = analyzed.get(_letters(name), [])
-        memory = max((memory for memory, _ in known if memory is not None), key=sum, default=(None, None, None))
+        memory = max((memory for memory, _ in known if memory is not None), key=lambda m: m[-1], default=(None,) * 4)
         flops = max((flops for _, flops in known if flops is not None), default=None)
         misses = sum(missed for _, missed in seconds)
         made.append(Compiled(name.strip("_"), len(seconds), misses, sum(took for took, _ in seconds), *memory, flops))
     return sorted(made, key=lambda one: -one.seconds)
 
 
-def _analysis(executable: Any) -> tuple[tuple[int, int, int] | None, float | None]:
-    """Bytes of arguments, outputs and temporaries, and FLOPs; None where the backend does not say."""
+def _analysis(executable: Any) -> tuple[tuple[int, int, int, int] | None, float | None]:
+    """Bytes of arguments, outputs, temporaries and at once, and FLOPs; None where the backend does not say."""
     memory = flops = None
     with contextlib.suppress(Exception):  # backends differ in what they do not implement, and how they say it
         stats = executable.get_compiled_memory_stats()
-        memory = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+        sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+        memory = *sizes, sum(sizes) - stats.alias_size_in_bytes
     with contextlib.suppress(Exception):
         cost = executable.cost_analysis()
         flops = (cost[0] if isinstance(cost, list) else cost).get("flops")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -51,11 +52,22 @@ def test_train_compiles_nothing_after_compile(words, main_program, tmp_path):
     assert first["codes"] == [0] and first["cache_misses"] > 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"], "it wrote to the run's directory"
     (row,) = [line for line in printed if line.startswith(f"{main_program} ")]
-    assert row.count("B") == 3 and not row.endswith("-"), "bytes of arguments, outputs and temporaries, and FLOPs"
-    assert f"kept in {tmp_path / 'cache'}" in printed[-1]
+    assert row.count("B") == 4 and not row.endswith("-"), "bytes of arguments, outputs, temporaries, at once; FLOPs"
+    *_, memory, kept = printed
+    assert re.fullmatch(r"memory of a device: [\d.]+ [kM]?B at once, while \w+ runs", memory)
+    assert f"kept in {tmp_path / 'cache'}" in kept
     # With another number of steps, evaluations and checkpoints on the way, and a resume.
     later, _ = run(tmp_path / "cache", command("train", "640"), command("train", "960"))
     assert later["codes"] == [0, 0] and later["backend_compile_duration"] == later["cache_hits"] > 3
+
+
+def test_what_is_written_over_an_argument_counts_once():
+    program = jax.jit(lambda kept, large: (kept @ kept, large + 1.0), donate_argnums=1)
+    kept, large = jax.numpy.ones((64, 64)), jax.numpy.ones((256, 256))
+    executable = program.lower(kept, large).compile().runtime_executable()
+    (arguments, outputs, temporaries, at_once), _ = ahead._analysis(executable)
+    assert arguments == 4 * (64 * 64 + 256 * 256)
+    assert at_once == arguments + outputs + temporaries - 4 * 256 * 256
 
 
 @pytest.fixture
