@@ -1,4 +1,4 @@
-"""Writes the tables of figures in README and docs/results.md anew, from the records in benchmarks/results.
+"""Writes the tables of figures in README and pages anew, from the records in benchmarks/results.
 
 .venv/bin/python scripts/update_results.py
 """

@@ -1,4 +1,4 @@
-"""The tables of figures in README and docs/results.md, as the records in benchmarks/results have them.
+"""The tables of figures in README and pages, as the records in benchmarks/results have them.
 
 `tests/test_docs.py` compares the pages with them; `scripts/update_results.py` writes them to the pages.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from helpers.shortest import DEFAULTS, PRESETS
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "performance.md")
 RECORDS = ROOT / "benchmarks" / "results"
 _PLACE = re.compile(r"(<!-- records: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _SCORES = "mean | interquartile mean | worst | seeds | published |"
@@ -100,9 +100,9 @@ def _highlights() -> str:
     """README's figures, each with the command that makes its record."""
     solved = min(_worst(f"defaults-cartpole-{algo}") for algo in CARTPOLE)
     acrobot, pendulum = _worst("defaults-acrobot-ppo"), _worst("defaults-pendulum-ppo")
-    speed = {(row["num_envs"], row["seeds"]): row for row in _read("throughput")["rows"]}
-    cartpole = _times(speed[envs, 1]["jaxrl / rejax"] for envs in (4, 64, 2048))
-    sweep = _times(speed[64, 8][name] for name in ("seeds / one seed", "jaxrl / rejax"))
+    speed = {row["work"]: row for row in _read("throughput")["rows"]}
+    cartpole = _times(speed[f"PPO CartPole, {envs}"]["jaxrl / rejax"] for envs in (4, 64, 2048))
+    sweep = _times(speed["PPO CartPole, 64, 8 seeds"][name] for name in ("seeds / one seed", "jaxrl / rejax"))
     host = {row["task"]: row["jaxrl / SB3"] for row in _read("host")["rows"] if "jaxrl / SB3" in row}
     took = _read("replay")["microseconds"]
     theirs = (took[f"flashbax, prioritised{more}"] for more in ("", ", priorities depend on weights"))
@@ -129,6 +129,27 @@ def _highlights() -> str:
     return _table("what | figure | command |", lines)
 
 
+def _throughput() -> str:
+    def of(row, name):
+        ratio = row.get(f"jaxrl / {name}")
+        return "" if ratio is None else f"{ratio:.2f}"
+
+    lines = [
+        f"| {row['work']} | {row['jaxrl (steps/s)'] / 1e3:.3g}k | {of(row, 'rejax')} | {of(row, 'purejaxrl')} |"
+        for row in _read("throughput")["rows"]
+    ]
+    return _table("work, environments | steps/s | of rejax | of purejaxrl |", lines)
+
+
+def _memory() -> str:
+    lines = [
+        f"| {row['work']} | {row['predicted (bytes)'] / 1e6:.0f} MB | {row['measured (bytes)'] / 1e6:.0f} MB "
+        f"| {row['measured / predicted']:.2f} |"
+        for row in _read("memory")["rows"]
+    ]
+    return _table("work | predicted | measured | measured / predicted |", lines)
+
+
 def _times(ratios: Iterable[float]) -> str:
     return "; ".join(f"{ratio:.2f} times" for ratio in ratios)
 
@@ -145,4 +166,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "halfcheetah": _interrupted,
     "offline": _offline,
     "highlights": _highlights,
+    "throughput": _throughput,
+    "memory": _memory,
 }
