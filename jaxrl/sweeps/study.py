@@ -25,6 +25,7 @@ from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.spaces import Range
 
 MOST_TRIALS = 20_000  # of a search: what a file may hold, and what Optuna can choose from in bearable time
+_BEGINNING = b'{"settings": '  # of a line
 _RUNG = "completed_rung_"  # what successive halving keeps with a trial, and compares later ones with
 SAMPLERS = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
 PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
@@ -89,11 +90,42 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction="maximize", pruner=PRUNERS[pruner]())
         try:
-            for line in [] if path is None else _whole_lines(path):
-                self._study.add_trial(self._read(files.parse_json(line)))
+            if path is not None:
+                self._go_on(path)
         except Exception as error:  # whatever Optuna meets in a trial that is none of its own
-            raise RunDirectoryError(f"{path} is no study that could be read: {error!r:.300}; move it away") from error
+            raise RunDirectoryError(
+                f"{path} is no study that could be read: {error!r:.300}; if another program or an earlier jaxrl wrote "
+                "it, move it away, and the search begins anew"
+            ) from error
         self._trials = [self._trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+
+    def _go_on(self, path: Path) -> None:
+        """Takes the trials of the file, which is made if there is none. A last line that was cut short is removed.
+
+        Raises:
+          OSError: it is a link or no regular file, or cannot be written to.
+          ValueError, TypeError, KeyError: it holds something else, and is left as it is.
+        """
+        with files.open_to_append(path) as file, files.open_to_read(path) as before:
+            data = before.read(files.LARGEST + 1)
+            if len(data) > files.LARGEST:
+                raise ValueError(f"it has more than {files.LARGEST >> 20} MiB")
+            *lines, rest = data.split(b"\n")
+            if len(lines) > MOST_TRIALS:
+                raise ValueError(f"it has more than {MOST_TRIALS:,} trials")
+            for line in lines:
+                self._study.add_trial(self._read(files.parse_json(line)))
+            if not rest:
+                return
+            try:
+                kept = files.parse_json(rest)
+            except ValueError:
+                if not rest.startswith(_BEGINNING) and not _BEGINNING.startswith(rest):
+                    raise
+                file.truncate(len(data) - len(rest))  # a process that is killed may leave part of a line
+            else:  # of which an editor took the end of the line
+                self._study.add_trial(self._read(kept))
+                os.write(file.fileno(), b"\n")
 
     def trials(self) -> list[Trial]:
         """Those that came to an end, in their order."""
@@ -189,25 +221,6 @@ class Study:
             system_attrs=rungs,
             intermediate_values=dict(enumerate(numbers, 1)),
         )
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    """The lines of the file, which is made if there is none; a last one that was cut short is removed.
-
-    Raises:
-      OSError: it is a link or no regular file, or cannot be written to.
-      ValueError: it has too much.
-    """
-    with files.open_to_append(path) as file, files.open_to_read(path) as before:
-        data = before.read(files.LARGEST + 1)
-        if len(data) > files.LARGEST:
-            raise ValueError(f"it has more than {files.LARGEST >> 20} MiB")
-        whole = data[: data.rfind(b"\n") + 1]
-        file.truncate(len(whole))  # a process that is killed may leave part of a line
-    lines = whole.splitlines()
-    if len(lines) > MOST_TRIALS:
-        raise ValueError(f"it has more than {MOST_TRIALS:,} trials")
-    return lines
 
 
 def _append(path: Path, data: bytes) -> None:

@@ -247,11 +247,20 @@ ONE = {"settings": {"rate": 0.1, "kind": "a"}, "returns": [1.0], "ended": "finis
 )
 def test_a_study_of_something_else_is_refused(line, tmp_path):
     path = tmp_path / "study.journal"
-    text = (line if isinstance(line, str) else json.dumps(line)) + "\n"
-    path.write_text(text)
-    with pytest.raises(RunDirectoryError, match="is no study that could be read"):
-        study(path)
-    assert path.read_text() == text
+    text = line if isinstance(line, str) else json.dumps(line)
+    for whole in (text + "\n", json.dumps(ONE) + "\n" + text) if text != "{" else (text + "\n",):
+        path.write_text(whole)
+        with pytest.raises(RunDirectoryError, match="is no study that could be read"):
+            study(path)
+        assert path.read_text() == whole, "a file that is refused is left as it is"
+
+
+def test_a_last_trial_without_an_end_of_line_is_kept(tmp_path):
+    path = tmp_path / "study.journal"
+    for before in ("", json.dumps(ONE) + "\n"):
+        path.write_text(before + json.dumps(ONE))
+        assert len(study(path).trials()) == len(study(path).trials()) == 1 + bool(before)
+        assert path.read_text() == before + json.dumps(ONE) + "\n"
 
 
 def test_a_study_with_too_much_is_refused_at_once(tmp_path, monkeypatch):
