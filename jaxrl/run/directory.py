@@ -225,12 +225,19 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], may_change: It
 
 
 def with_new_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with the defaults of fields that algorithm and topology have now and had not when it was written."""
-    filled = dict(config)
+    """`config` with the defaults of fields that its algorithms, networks and topologies have now and had not then.
+
+    They are at its top, or below `sweep` and `tune`.
+    """
+    filled = {**config, **{name: with_new_fields(config[name]) for name in ("sweep", "tune") if _is_dict(config, name)}}
     for name in ("algorithm", "topology"):
         with contextlib.suppress(ConfigError, KeyError):  # what cannot be read back is compared as it is written
             filled[name] = encode(decode(config[name]))
     return filled
+
+
+def _is_dict(config: Mapping[str, Any], name: str) -> bool:
+    return isinstance(config.get(name), dict)
 
 
 def _check_name(path: Path) -> None:

@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+import jaxrl
 from jaxrl.core import files
+from jaxrl.core.config import encode
 from jaxrl.core.errors import CheckpointError, RunDirectoryError
 from jaxrl.run import directory as run_directory
 from jaxrl.run.directory import RunDirectory, difference, read_config
@@ -26,6 +28,26 @@ def test_the_same_configuration_resumes_and_total_steps_may_change(tmp_path):
     with RunDirectory(tmp_path, {**CONFIG, "total_steps": 200, "logging": {"wandb": True}}) as run:
         assert run.resumed
     assert read_config(tmp_path)["total_steps"] == 200
+
+
+@pytest.mark.parametrize("below", [(), ("sweep",), ("tune",)])
+def test_what_was_written_before_a_field_was_there_resumes(tmp_path, below):
+    def config():
+        found = {"algorithm": encode(jaxrl.SAC())}
+        for name in below:
+            found = {name: found}
+        return found
+
+    old = config()
+    algorithm = old[below[0]]["algorithm"] if below else old["algorithm"]
+    del algorithm["critic"]["dtype"], algorithm["imitate"]
+    RunDirectory(tmp_path, old).close()
+    with RunDirectory(tmp_path, config()) as run:
+        assert run.resumed
+    algorithm["gamma"] = 0.5
+    RunDirectory(tmp_path / "other", old).close()
+    with pytest.raises(RunDirectoryError, match=r"algorithm.gamma: 0.5 -> 0.99"):
+        RunDirectory(tmp_path / "other", config())
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
