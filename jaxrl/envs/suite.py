@@ -14,6 +14,15 @@ from jaxrl.core.types import PyTree
 # What is static of a suite's environment: its name, and its constructor's arguments in sorted order.
 Key = tuple[str, tuple[tuple[str, Hashable], ...]]
 
+# By module: what installs it, of those that the environments of suites import when they are made.
+_PACKAGES = {
+    "Box2D": "'gymnasium[box2d]'",
+    "ale_py": "ale-py",
+    "cv2": "opencv-python",
+    "imageio": "imageio",
+    "mujoco": "mujoco",
+    "pygame": "pygame",
+}
 _REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)
 
 
@@ -47,8 +56,15 @@ def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception
         yield
     except kinds as error:
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        install = f"; pip install {error.name}" if isinstance(error, ModuleNotFoundError) and error.name else ""
-        raise ConfigError(f"{where} cannot be made with {given or 'its own settings'}: {error}{install}") from error
+        raise ConfigError(
+            f"{where} cannot be made with {given or 'its own settings'}: {error}{_install(error)}"
+        ) from error
+
+
+def _install(error: Exception) -> str:
+    """How to get a package of which a suite says that it is missing; nothing for what only a user may know."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return f"; pip install {_PACKAGES[name]}" if name in _PACKAGES else ""
 
 
 def unknown_parameters(what: str, given: Iterable[str], allowed: Iterable[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """The Gymnasium adapter: rows, endings, types and misuse, in this process and in workers."""
 
-import importlib
 import json
 
 import gymnasium
@@ -269,13 +268,20 @@ def test_wrong_parameters(parameters, message):
         jaxrl.make(NAME, **parameters)
 
 
-def test_a_package_that_an_environment_misses_is_named():
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("surely_not_installed", "'surely_not_installed'$"),  # whose package only the user may know
+        ("Box2D", r"'Box2D'; pip install 'gymnasium\[box2d\]'$"),
+    ],
+)
+def test_a_package_that_an_environment_misses_is_named(module, said):
     def needs_it():
-        importlib.import_module("surely_not_installed")
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     gymnasium.register("Needy-v0", entry_point=needs_it)
     try:
-        with pytest.raises(ConfigError, match="'surely_not_installed'; pip install surely_not_installed$"):
+        with pytest.raises(ConfigError, match=said):
             jaxrl.make("gymnasium:Needy-v0").build(1, 0)
     finally:
         del gymnasium.registry["Needy-v0"]
