@@ -31,7 +31,7 @@ def _report(compiled: list[Compiled]) -> list[str]:
     taken = {one.name: one.peak_bytes for one in compiled if one.peak_bytes is not None}
     if taken:
         name, most = max(taken.items(), key=lambda item: item[1])
-        lines.append(f"memory of a device: {_short(most, 'B')} at once, while {name} runs")
+        lines.append(f"memory of a device: {_short(most, 'B')} at once for {name}, the program that takes most")
     count, misses = sum(one.count for one in compiled), sum(one.misses for one in compiled)
     lines.append(f"{count} programs: {misses} compiled, {count - misses} found in the cache; kept in {kept_in()}")
     least = jax.config.jax_persistent_cache_min_compile_time_secs

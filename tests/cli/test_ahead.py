@@ -54,7 +54,7 @@ def test_train_compiles_nothing_after_compile(words, main_program, tmp_path):
     (row,) = [line for line in printed if line.startswith(f"{main_program} ")]
     assert row.count("B") == 4 and not row.endswith("-"), "bytes of arguments, outputs, temporaries, at once; FLOPs"
     *_, memory, kept = printed
-    assert re.fullmatch(r"memory of a device: [\d.]+ [kM]?B at once, while \w+ runs", memory)
+    assert re.fullmatch(r"memory of a device: [\d.]+ [kM]?B at once for \w+, the program that takes most", memory)
     assert f"kept in {tmp_path / 'cache'}" in kept
     # With another number of steps, evaluations and checkpoints on the way, and a resume.
     later, _ = run(tmp_path / "cache", command("train", "640"), command("train", "960"))
