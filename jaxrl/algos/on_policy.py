@@ -202,12 +202,14 @@ def update_statistics(algo: OnPolicyFields, statistics: Statistics, batch: Rollo
     one by its own moments makes probability ratios between two different inputs: in brax's inverted pendulum, 1M steps,
     that took PPO from 992 to 930 (5 and 6 seeds).
     """
-    timesteps, last = batch.timesteps[:-1], batch.timesteps.last
-    # Last observations are real ones too; but what follows the end of a whole episode is no part of the batch.
-    real = jnp.ones_like(last[:-1])
+    timesteps = batch.timesteps[:-1]
+    # Last observations are real ones too; but what follows a whole episode is no part of the batch: neither after its
+    # end, nor after its environment broke and was built again.
+    real = jnp.ones_like(timesteps.first)
     if algo.whole_episodes:
         timesteps = batch.timesteps
-        real = jnp.cumsum(last.astype(jnp.int32), axis=0) == last.astype(jnp.int32)
+        episode = jnp.cumsum(timesteps.first.astype(jnp.int32), axis=0)
+        real = episode == episode[:1]
     merged = statistics
     if algo.normalize_observation:
         seen = normalization.update(statistics.observation, timesteps.observation, real, replicas)
