@@ -230,6 +230,29 @@ def leaves(space: Space) -> list[ArraySpace]:
     return [space]
 
 
+def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:
+    """By key, what a tree has for each part of `space`: None where that is None, or is left out of a dictionary.
+
+    Raises:
+      ConfigError: it is no dictionary or tuple, or has parts that `space` has not.
+    """
+    keys = [key for key, _ in space.items]
+    if tree is None:
+        return dict.fromkeys(keys)
+    if isinstance(tree, Mapping):
+        if strange := [key for key in tree if key not in keys]:
+            raise ConfigError(f"the parts {strange}, which the space has not; its parts are {keys}: use these names")
+        return {key: tree.get(key) for key in keys}
+    if not isinstance(tree, tuple | list):
+        raise ConfigError(
+            f"an array of shape {jnp.shape(tree)} where the space has the parts {keys}; give a dictionary or tuple "
+            "like the action, with None for parts that have none"
+        )
+    if keys != list(range(len(tree))):
+        raise ConfigError(f"a tuple of {len(tree)} where the space has the parts {keys}; give one like the action")
+    return dict(enumerate(tree))
+
+
 def tree_map(function: Callable[..., Any], space: Space, *trees: Any) -> Any:
     """`function(array_space, *parts)` of every space of single arrays, as a tree like the space's elements.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import keys, spaces
-from jaxrl.core.errors import EnvironmentContractError
+from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.types import Environment, HostRecipe, PyTree, TimeStep
 from jaxrl.envs.host.check import check_recipe
 from jaxrl.envs.wrappers import with_auto_reset
@@ -121,12 +121,22 @@ def _time_step_problems(env: Environment, method: str, time_step: TimeStep) -> l
     expected = jax.eval_shape(lambda: spaces.zeros(env.observation_space))
     where = "TimeStep.observation"
     problems += _difference(where, "the space says", expected, f"{method} gives", time_step.observation)
-    if time_step.action_mask is not None:
-        for path, leaf in jax.tree.leaves_with_path(time_step.action_mask):
-            if leaf.dtype != "bool":
-                name = f"TimeStep.action_mask{jax.tree_util.keystr(path)}"
-                problems.append(f"{method}: {name} is {_describe(leaf)}; bool is required")
-    return problems
+    return problems + _mask_problems(env.action_space, time_step.action_mask, f"{method}: TimeStep.action_mask")
+
+
+def _mask_problems(space: spaces.Space, mask: PyTree | None, where: str) -> list[str]:
+    if mask is None:
+        return []
+    if isinstance(space, spaces.Composite):
+        try:
+            parts = spaces.optional_parts(space, mask)
+        except ConfigError as error:
+            return [f"{where} has {error}"]
+        return [line for key, child in space.items for line in _mask_problems(child, parts[key], f"{where}[{key!r}]")]
+    if isinstance(space, spaces.Box):
+        return [f"{where} is {_describe(mask)}; boxes have no mask, so None is required"]
+    required = f"bool[{space.n if isinstance(space, spaces.Discrete) else sum(space.nvec)}]"
+    return [] if _describe(mask) == required else [f"{where} is {_describe(mask)}; {required} is required"]
 
 
 def _weak_problems(method: str, state: PyTree, time_step: TimeStep) -> list[str]:
@@ -216,8 +226,7 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
                 "TimeStep.reward is not 0 where first": time_step.first & (time_step.reward != 0),
                 "TimeStep.reward is not finite": ~jnp.isfinite(time_step.reward),
             }
-            if time_step.action_mask is not None:
-                allowed = [jnp.any(m, axis=-1) for m in jax.tree.leaves(time_step.action_mask)]
+            if allowed := [jnp.any(m, axis=-1) for m in jax.tree.leaves(time_step.action_mask)]:
                 wrong["TimeStep.action_mask allows nothing"] = ~jnp.all(jnp.stack(allowed), axis=0)
             return (state, time_step), (wrong, {path: ~ok for path, ok in contained(time_step).items()})
 

@@ -36,7 +36,7 @@ from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params, 
 from jaxrl.networks.actor_critic import PolicyValue
 from jaxrl.networks.body import required_inputs
 from jaxrl.networks.cores import scan_time
-from jaxrl.networks.heads import action_size, joint, mask_values, part, to_distribution
+from jaxrl.networks.heads import action_size, joint, mask_values, masks_of_parts, to_distribution
 
 OUTPUTS = ("actor_critic", "q")
 
@@ -166,8 +166,9 @@ class ForeignNetwork:
             if not isinstance(policy, kind) or sorted(policy if kind is dict else range(len(policy))) != keys:
                 shown = jax.tree.map(jnp.shape, policy)
                 raise ConfigError(f"{what} of the given module must be a {kind.__name__} with {keys}, not {shown}")
+            masks = masks_of_parts(space, mask)
             return joint(
-                space, lambda key, child: self._distribution(f"{what}[{key!r}]", child, policy[key], part(mask, key))
+                space, lambda key, child: self._distribution(f"{what}[{key!r}]", child, policy[key], masks[key])
             )
         log_std = None
         if isinstance(space, spaces.Box):

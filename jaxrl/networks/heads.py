@@ -1,6 +1,6 @@
 """Heads: from features to a distribution over actions, and to values; of action values see `q_heads`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,15 +72,22 @@ def to_distribution(
       location: logits or means, `[..., action_size(space)]`; of a `Dict` or `Tuple` one such array for each part.
       log_std: `[..., n]` or `[n]`, for boxes; by part as well.
       mask: bool, True where allowed, `[..., action_size(space)]`, or None; for integers, and by part as well, where
-        what is None or left out allows everything.
+        what is None or left out of a dictionary allows everything.
       continuous: for boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
         mean is squashed into the bounds; samples may lie beyond them).
+
+    Raises:
+      ConfigError: a mask that is not like the action, or no `log_std` for a box.
     """
     if isinstance(space, spaces.Composite):
+        log_stds, masks = spaces.optional_parts(space, log_std), masks_of_parts(space, mask)
         return joint(
-            space,
-            lambda key, child: to_distribution(child, location[key], part(log_std, key), part(mask, key), continuous),
+            space, lambda key, child: to_distribution(child, location[key], log_stds[key], masks[key], continuous)
         )
+    if mask is not None and (isinstance(space, spaces.Box) or getattr(mask, "shape", ())[-1:] != location.shape[-1:]):
+        allowed = "None" if isinstance(space, spaces.Box) else f"[..., {location.shape[-1]}], or None"
+        shown = jax.tree.map(jnp.shape, mask)
+        raise ConfigError(f"the action mask of {space} has the shape {shown}; allowed is {allowed}")
     if isinstance(space, spaces.Discrete):
         return Categorical.masked(location, mask)
     if isinstance(space, spaces.MultiDiscrete):
@@ -105,20 +112,16 @@ def joint(space: spaces.Composite, of_part: Callable[[Any, spaces.Space], Distri
     return Joint(parts if isinstance(space, spaces.Dict) else tuple(parts.values()))
 
 
-def part(tree: PyTree | None, key: Any) -> PyTree | None:
-    """The part `key` of a dictionary or tuple, None where there is none.
+def masks_of_parts(space: spaces.Composite, mask: PyTree | None) -> dict[Any, PyTree | None]:
+    """The mask of each part of a composite space, None where everything is allowed.
 
     Raises:
-      ConfigError: it is neither.
+      ConfigError: it is not like the action.
     """
-    if tree is None or isinstance(tree, Mapping):
-        return None if tree is None else tree.get(key)
-    if not isinstance(tree, tuple | list):
-        raise ConfigError(
-            f"actions of several parts have an array of shape {jnp.shape(tree)} as mask or deviations; give a "
-            "dictionary or tuple like the action, with None for parts that have none"
-        )
-    return tree[key]
+    try:
+        return spaces.optional_parts(space, mask)
+    except ConfigError as error:
+        raise ConfigError(f"the action mask has {error}") from None
 
 
 class PolicyHead(nnx.Module):
@@ -167,7 +170,8 @@ class PolicyHead(nnx.Module):
 
     def __call__(self, features: jax.Array, mask: PyTree | None) -> Distribution:
         if isinstance(self.space, spaces.Composite):
-            return joint(self.space, lambda key, _: getattr(self, f"part_{key}")(features, part(mask, key)))
+            masks = masks_of_parts(self.space, mask)
+            return joint(self.space, lambda key, _: getattr(self, f"part_{key}")(features, masks[key]))
         log_std = None
         if self.std == "output":
             log_std = jnp.clip(self.initial_log_std + self.log_std_output(features), *_LOG_STD_RANGE)

@@ -106,6 +106,50 @@ def test_faults_are_named(fault):
         envs.check_env(Walk(fault), steps=10)
 
 
+@struct.dataclass
+class Masked(Walk):
+    """A walk with actions of several parts, and a mask of them."""
+
+    mask: Any = None
+
+    action_space = spaces.Dict({"move": spaces.Tuple((spaces.Discrete(3), spaces.Box(0.0, 1.0, (2,))))})
+
+    def reset(self, key):
+        state, time_step = super().reset(key)
+        return state, time_step.replace(action_mask=self.mask)
+
+    def step(self, state, action, key):
+        state, time_step = super().step(state, action, key)
+        return state, time_step.replace(action_mask=self.mask)
+
+
+THREE = jnp.ones((3,), bool)
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (
+            {"mvoe": (THREE, None)},
+            r"reset: TimeStep.action_mask has the parts \['mvoe'\], which .* parts are \['move'\]",
+        ),
+        ({"move": (THREE,)}, r"TimeStep.action_mask\['move'\] has a tuple of 1 where the space has the parts \[0, 1\]"),
+        ({"move": THREE}, r"TimeStep.action_mask\['move'\] has an array of shape \(3,\) where"),
+        ({"move": (THREE[:2], None)}, r"TimeStep.action_mask\['move'\]\[0\] is bool\[2\]; bool\[3\] is required"),
+        ({"move": (jnp.ones(3), None)}, r"TimeStep.action_mask\['move'\]\[0\] is float32\[3\]; bool\[3\] is required"),
+        ({"move": (None, THREE)}, r"TimeStep.action_mask\['move'\]\[1\] is bool\[3\]; boxes have no mask"),
+    ],
+)
+def test_masks_that_are_not_like_the_action_are_named(mask, said):
+    with pytest.raises(EnvironmentContractError, match=said):
+        envs.check_env(Masked(mask=mask), steps=0)
+
+
+@pytest.mark.parametrize("mask", [{"move": (None, None)}, {}, {"move": (THREE, None)}])
+def test_masks_like_the_action_pass(mask):
+    envs.check_env(Masked(mask=mask), steps=2)
+
+
 def test_a_wrong_auto_reset_is_named():
     @struct.dataclass
     class NeverResets:

@@ -180,8 +180,30 @@ def test_actions_of_several_parts_have_a_head_each(continuous, state_dependent_s
     np.testing.assert_array_equal(drawn["choice"][0], 2, err_msg="the only one that its mask allows")
     assert len(np.unique(drawn["choice"][1])) > 1, "None allows everything"
     assert all(leaf.shape[:2] == (T, B) for leaf in jax.tree.leaves(output))
-    with pytest.raises(ConfigError, match=r"an array of shape \(5, 3, 4\) as mask"):
-        jax.eval_shape(everything, shapes, jax.random.key(0), read.replace(action_mask=mask["choice"][0]))
+
+
+ALLOWED = jnp.ones((T, B, 4), bool)
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (ALLOWED, r"mask has an array of shape \(5, 3, 4\) where the space has the parts \['amount', 'choice'\]"),
+        (
+            {"chioce": (ALLOWED, None, None)},
+            r"mask has the parts \['chioce'\], which .* parts are \['amount', 'choice'\]",
+        ),
+        ({"choice": (ALLOWED, None)}, r"a tuple of 2 where the space has the parts \[0, 1, 2\]"),
+        ({"choice": (ALLOWED[..., :1], None, None)}, r"mask of Discrete.*\(5, 3, 1\); allowed is \[..., 4\], or None"),
+        ({"choice": ({"a": ALLOWED}, None, None)}, r"mask of Discrete.*\{'a': \(5, 3, 4\)\}; allowed is \[..., 4\]"),
+        ({"amount": ALLOWED}, r"mask of Box.*\(5, 3, 4\); allowed is None"),
+    ],
+)
+def test_masks_that_are_not_like_the_action_are_refused(mask, said):
+    network = ActorCritic(SMALL)
+    shapes, _ = jax.eval_shape(lambda key: network.init(key, COMPOSITE), jax.random.key(0))
+    with pytest.raises(ConfigError, match=said):
+        jax.eval_shape(lambda params: evaluate(network, params, inputs(COMPOSITE, mask=mask), (), COMPOSITE), shapes)
 
 
 def test_actions_that_have_no_policy_are_refused():
