@@ -193,9 +193,9 @@ def test_an_environment_of_several_parts_keeps_the_contract():
         (conversion.observations, foreign.Tuple([foreign.Discrete(2)]), "observation space Tuple.*FlattenObservation"),
         (conversion.observations, foreign.Dict(a=foreign.Text(3)), r"it\['a'\] has the observation space Text"),
         (conversion.observations, foreign.MultiDiscrete([[2, 3]]), "only vectors"),
-        (conversion.array_actions, foreign.Dict(a=foreign.Discrete(2)), "action space Dict.*ActionWrapper"),
+        (conversion.array_actions, foreign.Dict(a=foreign.Discrete(2)), "space Dict.*and MultiBinary: .*ActionWrapper"),
         (conversion.actions, foreign.Dict(a=foreign.Tuple([foreign.Text(3)])), r"it\['a'\]\[0\] has the action space"),
-        (conversion.actions, foreign.Box(0, 3, (2, 2), np.int32), "action space Box"),
+        (conversion.actions, foreign.Box(0, 3, (2, 2), np.int32), "action space Box.*Dict and Tuple of these: "),
     ],
 )
 def test_spaces_that_are_refused_by_name(convert, space, message):

@@ -67,7 +67,7 @@ def observations(space: Any, where: str) -> Observations:
         if box.dtype.kind == "f":
             return Observations(box, lambda x: _floats(x, box.dtype, where))
         return Observations(box, lambda x: _integers(x, box.dtype, 0, box.low, box.high, where))
-    raise _refused("observation", space, where)
+    raise _refused("observation", space, where, "Dict")
 
 
 def actions(space: Any, where: str) -> Actions:
@@ -84,7 +84,7 @@ def actions(space: Any, where: str) -> Actions:
             spaces.Tuple(tuple(child.space for child in parts)),
             lambda x: tuple(child.write(x[i]) for i, child in enumerate(parts)),
         )
-    return Actions(*array_actions(space, where))
+    return Actions(*_array_actions(space, where, "Dict and Tuple"))
 
 
 def array_actions(space: Any, where: str) -> ArrayActions:
@@ -93,8 +93,12 @@ def array_actions(space: Any, where: str) -> ArrayActions:
     Actions beyond finite bounds are clipped to them. Vectors of bounded integers become `MultiDiscrete`.
 
     Raises:
-      ConfigError: a space that ours cannot hold.
+      ConfigError: a space that ours cannot hold, or one of several parts.
     """
+    return _array_actions(space, where, "")
+
+
+def _array_actions(space: Any, where: str, of_parts: str) -> ArrayActions:
     if isinstance(space, foreign.Discrete):
         start, dtype = int(space.start), space.dtype
         if start:
@@ -116,7 +120,7 @@ def array_actions(space: Any, where: str) -> ArrayActions:
         counts = space.high.astype(np.int64) - low + 1
         if counts.max(initial=0) <= np.iinfo(np.int32).max:
             return ArrayActions(spaces.MultiDiscrete(counts), lambda x: (np.asarray(x) + low).astype(space.dtype))
-    raise _refused("action", space, where)
+    raise _refused("action", space, where, of_parts)
 
 
 def _box(space: foreign.Box) -> spaces.Box:
@@ -173,8 +177,9 @@ def _starts(space: foreign.MultiDiscrete, where: str) -> np.ndarray:
     return np.asarray(space.start, np.int64)
 
 
-def _refused(what: str, space: Any, where: str) -> ConfigError:
-    of_parts = "Dict" if what == "observation" else "Dict and Tuple"
-    allowed = f"Box, Discrete, MultiDiscrete, MultiBinary and {of_parts} of these"
+def _refused(what: str, space: Any, where: str, of_parts: str) -> ConfigError:
+    """What is taken; `of_parts` are the spaces of several parts among it, "" where it must be one array."""
+    arrays = "Box, Discrete, MultiDiscrete"
+    allowed = f"{arrays}, MultiBinary and {of_parts} of these" if of_parts else f"{arrays} and MultiBinary"
     wrapper = "gymnasium.wrappers.FlattenObservation" if what == "observation" else "a gymnasium.ActionWrapper"
     return ConfigError(f"{where} has the {what} space {space}; taken are {allowed}: convert it with {wrapper}")
