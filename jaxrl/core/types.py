@@ -282,6 +282,16 @@ class AsyncRecipe(HostRecipe, Protocol):
         ...
 
 
+@runtime_checkable
+class ResumingRecipe(HostRecipe, Protocol):
+    """A recipe of environments that may go on with an episode where they are reset within it."""
+
+    @property
+    def resumes(self) -> str | None:
+        """What makes them go on, and what to set instead; None where every reset begins a new episode."""
+        ...
+
+
 def env_spec(env: Environment | HostRecipe) -> EnvSpec:
     """What an algorithm may know of `env`."""
     masked = False

@@ -80,6 +80,7 @@ class EnvPoolRecipe:
       options: what goes to EnvPool beside sizes and seeds.
       lives: whether it reports unmodified rewards and whether a game is over, as Atari does.
       games: whether an episode is one life of a game.
+      no_restart: whether an episode goes on where it is reset before its end, as in ViZDoom; games go on too.
       info: names of the scalars of its info that become `TimeStep.info`.
     """
 
@@ -89,6 +90,7 @@ class EnvPoolRecipe:
     action_space: Space
     lives: bool = False
     games: bool = False
+    no_restart: bool = False
     info: tuple[str, ...] = ()
 
     @property
@@ -99,7 +101,15 @@ class EnvPoolRecipe:
     def parameters(self) -> dict[str, Any]:
         """The options, and what is known of the task."""
         reported = {"info": self.info} if self.info else {}
-        return {**self.options, "lives": self.lives, "games": self.games, **reported}
+        resuming = {"no_restart": True} if self.no_restart else {}
+        return {**self.options, "lives": self.lives, "games": self.games, **resuming, **reported}
+
+    @property
+    def resumes(self) -> str | None:
+        """As of `ResumingRecipe`; EnvPool begins a game anew where it is over or out of time, and not before."""
+        if self.games:
+            return "episodic_life=True ends episodes within a game; set episodic_life=False or whole_episodes=False"
+        return "EnvPool has no restart of this task; set whole_episodes=False" if self.no_restart else None
 
     @classmethod
     def restore(
@@ -110,7 +120,7 @@ class EnvPoolRecipe:
         Raises:
           ConfigError: an option that is not for `make`, one that names programs or files, or a value of the wrong type.
         """
-        own = ("lives", "games", "info")
+        own = ("lives", "games", "no_restart", "info")
         options = {key: value for key, value in parameters.items() if key not in own}
         if strange := sorted(options.keys() & _GIVEN.keys()):
             raise ConfigError([f"{key} is not for envpool:{name}: {_GIVEN[key]}" for key in strange])
@@ -375,6 +385,7 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
         conversion.array_actions(action_space, where).space,
         lives=atari,
         games=atari and bool(config["episodic_life"]),
+        no_restart=family == "envpool.vizdoom",
         info=tuple(info),
     )
 

@@ -25,7 +25,7 @@ from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.report import Report, summed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, Rollouts, env_spec
+from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, ResumingRecipe, Rollouts, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, told_if_slow
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
@@ -170,6 +170,10 @@ class Sebulba:
         if self.ready is not None and self.num_envs % groups == 0:
             alone = {"groups": self.groups == 1, "lockstep": not self.lockstep, "remote": self.remote is None}
             problems += ready_collector.problems(self.ready, self.num_envs // groups, env, alone)
+        if ro.in_whole_episodes(algo) and isinstance(env, ResumingRecipe) and env.resumes:
+            problems.append(
+                f"whole_episodes=True, and {env.name} goes on with an episode if reset before its end: {env.resumes}"
+            )
         if self.remote is not None and self.remote.policy and self.actors * self.groups > 1:
             problems.append(f"actors={self.actors}, groups={self.groups}: both must be 1 with remote.policy=True")
         if problems:

@@ -1,5 +1,6 @@
 """Actor threads: the same run however environments are grouped, exact lags, and what is told of them."""
 
+import dataclasses
 import json
 import threading
 import time
@@ -21,8 +22,10 @@ from helpers.programs import (
 )
 
 import jaxrl
+from jaxrl.core import config, spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import env_spec
+from jaxrl.envs.host.envpool import EnvPoolRecipe
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba import topology as sebulba
 from jaxrl.parallel.sebulba.actors import ActorThreads, ParameterServer
@@ -174,6 +177,24 @@ def test_batches_of_whole_episodes_resume_bit_for_bit(tmp_path):
             assert row["train/length_mean"] == 4.0 and row["actors/lost_transitions"] == 0
     # The age of the data is what a batch of another shape would have: PPO acts while it learns.
     assert jaxrl.Sebulba().resolve(algo).lag == jaxrl.Sebulba().resolve(ALGORITHMS["ppo"]).lag == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"games": True}, r"whole_episodes=True, and envpool:Pong-v5 goes on .*; set episodic_life=False or whole_epi"),
+        ({"no_restart": True}, "envpool:Pong-v5 goes on .* EnvPool has no restart of this task; set whole_episodes=F"),
+    ],
+)
+def test_whole_episodes_of_environments_that_go_on_after_a_reset_are_refused(fields, said):
+    """EnvPool itself is not asked: the recipe knows, also where it is read back from a run's configuration."""
+    topology, whole = jaxrl.Sebulba(num_envs=NUM_ENVS), ALGORITHMS["ppo"].replace(whole_episodes=True)
+    restarted = EnvPoolRecipe("Pong-v5", {}, spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(2), lives=True)
+    goes_on = config.decode(config.encode(dataclasses.replace(restarted, **fields)))
+    with pytest.raises(ConfigError, match=said):
+        topology.bind(whole, goes_on)
+    topology.bind(ALGORITHMS["ppo"], goes_on)
+    topology.bind(whole, restarted)
 
 
 def test_settings_that_do_not_fit_are_told_at_once():
