@@ -170,6 +170,7 @@ def as_users_have_it(tmp_path, monkeypatch):
     monkeypatch.setattr(jaxrl, "render", lambda policy, env, path: path)  # tests/test_rendering.py
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.chdir(tmp_path)
+    jax.devices()  # JAX begins with four: a command would choose as many as it needs, which are too few for the next
     jax.config.update("jax_disable_most_optimizations", True)  # what runs for a moment compiles faster so
     with nothing_registered_for_good(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
