@@ -47,7 +47,7 @@ def code(page):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The current folder, in which a user has modules; what they register is forgotten."""
-    (tmp_path / "mine_env.py").write_text(code(ENVIRONMENT_PAGE)[0] + '\njaxrl.register("mine:Corridor", Corridor)\n')
+    (tmp_path / "mine_env.py").write_text(code(ENVIRONMENT_PAGE)[0].replace('"my:Corridor"', '"mine:Corridor"'))
     (tmp_path / "mine_net.py").write_text(NETWORK)
     (tmp_path / "mine_broken.py").write_text("import mine_env\n1 / 0\n")
     (tmp_path / "mine_needy.py").write_text("import surely_not_installed\n")
