@@ -4,9 +4,10 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-# Tests and the processes they start share what they compiled.
+# Tests and the processes they start share what they compiled, and Python's byte code is written even where the
+# environment forbids it, as containers do: without it each process takes three seconds more to import jaxrl.
 CACHE_ENV := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.cache/jax" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
-	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 PYTHONDONTWRITEBYTECODE=
 PYTEST := $(CACHE_ENV) $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-rest test-all learning faults bench docs dist lint lock setup clean
