@@ -48,6 +48,9 @@ class D4PG:
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
     exploration_noise: Scalar = number(0.3, low=0, help="noise standard deviation, in units of half the action range")
+    noise_correlation: float = static(
+        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+    )
     v_min: Scalar = number(-150.0, only_with="critic.head=categoricalvalues", help="lower end of the support")
     v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
     quantile_huber: Scalar = number(
@@ -118,13 +121,15 @@ class D4PG:
         return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
+        return off_policy.initial_noise(self.noise_correlation, spec)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        return ActorOutput(off_policy.noisy_action(action, actor, key, spec=spec, explore=explore), carry)
+        noise = off_policy.next_noise(carry, self.noise_correlation, timestep, key)
+        action = off_policy.noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
+        return ActorOutput(action, noise)
 
     def update(
         self, state: D4PGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

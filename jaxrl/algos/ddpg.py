@@ -48,6 +48,9 @@ class DDPG:
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
     exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
+    noise_correlation: float = static(
+        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+    )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
@@ -103,13 +106,15 @@ class DDPG:
         return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
+        return off_policy.initial_noise(self.noise_correlation, spec)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        return ActorOutput(off_policy.noisy_action(action, actor, key, spec=spec, explore=explore), carry)
+        noise = off_policy.next_noise(carry, self.noise_correlation, timestep, key)
+        action = off_policy.noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
+        return ActorOutput(action, noise)
 
     def update(
         self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -88,6 +88,9 @@ class GAIL:
         only_with="learn_temperature",
         help="discrete actions: target entropy as a fraction of the maximum",
     )
+    noise_correlation: float = static(
+        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+    )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
@@ -125,6 +128,7 @@ class GAIL:
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("GAIL", self.policy, self.critic, spec, stochastic=True, discrete=True)
         found, judge = field_problems(self) + off_policy.replay_problems(self) + networks, self.discriminator
+        found += off_policy.noise_problems("GAIL", self.noise_correlation, spec)
         plain = isinstance(judge, Critic) and isinstance(judge.head, ActionValues) and not judge.head.noisy
         if not (plain and judge.ensemble == 1):
             found.append(
@@ -159,7 +163,7 @@ class GAIL:
         return self.sac.actor(state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
+        return self.sac.initial_carry(spec, env_index, num_envs)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool

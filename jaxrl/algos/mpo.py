@@ -119,6 +119,9 @@ class MPO:
     v_min: Scalar = number(-150.0, only_with="critic.head=categoricalvalues", help="lower end of the support")
     v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
     per_dimension: bool = static(True, help="continuous actions: limit the KL of each action dimension, not their sum")
+    noise_correlation: float = static(
+        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+    )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
@@ -156,6 +159,7 @@ class MPO:
         kinds = {"stochastic": True, "discrete": True, "categorical": True}
         problems = field_problems(self) + off_policy.replay_problems(self)
         problems += off_policy.problems("MPO", self.policy, self.critic, spec, **kinds)
+        problems += off_policy.noise_problems("MPO", self.noise_correlation, spec)
         if isinstance(self.critic.head, CategoricalValues):
             problems += q_learning.support_problems("MPO", self.v_min, self.v_max)
         return problems
@@ -185,15 +189,15 @@ class MPO:
         return off_policy.actor(state.policy, state.statistics, state.updates)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
+        return off_policy.initial_noise(self.noise_correlation, spec)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        return ActorOutput(
-            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
-        )
+        noise = off_policy.next_noise(carry, self.noise_correlation, timestep, key)
+        action = off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=noise)
+        return ActorOutput(action, noise)
 
     def update(
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

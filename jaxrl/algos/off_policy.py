@@ -1,6 +1,7 @@
 """What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
 
 import dataclasses
+import math
 import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol
@@ -42,7 +43,17 @@ from jaxrl.core.types import (
     TimeStep,
     TransitionBatch,
 )
-from jaxrl.networks import ActionValues, Actor, Categorical, CategoricalValues, Critic, Distribution, from_unit, to_unit
+from jaxrl.networks import (
+    ActionValues,
+    Actor,
+    Categorical,
+    CategoricalValues,
+    Critic,
+    Distribution,
+    TanhGaussian,
+    from_unit,
+    to_unit,
+)
 
 Statistics = RunningStatistics | tuple[()]  # of observations; () where they are not normalized
 
@@ -552,31 +563,93 @@ def act(network: Network, actor: ActorState, timestep: TimeStep, clip: Number | 
     return evaluate_policy(network, Variables(actor.params, actor.model_state), observation, spec, timestep.action_mask)
 
 
+Noise = jax.Array | tuple[()]  # correlated and standard normal, [B, n]; () where each step draws its own
+
+
+def initial_noise(correlation: float, spec: EnvSpec) -> Noise:
+    """Of one environment, [n], before its first step; () where noise is independent from step to step."""
+    return jnp.zeros(spaces.expect(spec.action_space, spaces.Box).shape) if correlation else ()
+
+
+def next_noise(noise: Noise, correlation: float, timestep: TimeStep, key: jax.Array) -> Noise:
+    """The noise of a step: of autocorrelation `correlation` to the power of the distance, new with each episode.
+
+    Each step's is standard normal, so that actions are distributed as if it were independent; a policy that wanders
+    instead of trembling reaches more states (Eberhard et al., 2023, https://openreview.net/forum?id=hQ9V5QN27eS).
+
+    Args:
+      noise: of the step before; () stays ().
+      correlation: of two successive steps.
+      timestep: to act at, [B, ...].
+      key: keys [B].
+    """
+    if isinstance(noise, tuple):
+        return ()
+    fresh = jax.vmap(lambda k: jax.random.normal(k, noise.shape[1:]))(key)
+    return jnp.where(timestep.first[:, None], fresh, correlation * noise + math.sqrt(1.0 - correlation**2) * fresh)
+
+
+def noise_problems(name: str, correlation: float, spec: EnvSpec) -> list[str]:
+    """Why an algorithm's actions cannot have correlated noise, one line each; empty if they can."""
+    if correlation and isinstance(spec.action_space, spaces.Discrete):
+        return [f"{name}.noise_correlation={correlation}: discrete actions have no noise to correlate; use 0"]
+    return []
+
+
 def sample_action(
-    distribution: Distribution, actor: ActorState, timestep: TimeStep, key: jax.Array, *, spec: EnvSpec, explore: bool
+    distribution: Distribution,
+    actor: ActorState,
+    timestep: TimeStep,
+    key: jax.Array,
+    *,
+    spec: EnvSpec,
+    explore: bool,
+    noise: Noise = (),
 ) -> jax.Array:
-    """A stochastic policy's best action [B, ...]; if exploring a sample, or random before the first update."""
+    """A stochastic policy's best action [B, ...]; if exploring a sample, or random before the first update.
+
+    With `noise` the sample is what the policy makes of it; only for the actions of a box.
+    """
     if not explore:
         return distribution.mode()
-    return random_at_first(distribution.sample(key), key, actor, spec.action_space, timestep.action_mask)
+    if isinstance(noise, tuple):
+        action = distribution.sample(key)
+    else:
+        assert isinstance(distribution, TanhGaussian)  # of a Box
+        action = distribution.of_noise(noise)
+    return random_at_first(action, key, actor, spec.action_space, timestep.action_mask, noise)
 
 
-def noisy_action(action: jax.Array, actor: ActorState, key: jax.Array, *, spec: EnvSpec, explore: bool) -> jax.Array:
+def noisy_action(
+    action: jax.Array, actor: ActorState, key: jax.Array, *, spec: EnvSpec, explore: bool, noise: Noise = ()
+) -> jax.Array:
     """A deterministic policy's action [B, n]; if exploring with noise, or random before the first update."""
     if not explore:
         return action
-    box = spaces.expect(spec.action_space, spaces.Box)
-    return random_at_first(add_noise(action, key, actor.exploration["noise"], box), key, actor, box)
+    box, std = spaces.expect(spec.action_space, spaces.Box), actor.exploration["noise"]
+    noisy = add_noise(action, key, std, box) if isinstance(noise, tuple) else shifted(action, std * noise, box)
+    return random_at_first(noisy, key, actor, box, noise=noise)
 
 
 def random_at_first(
-    action: jax.Array, key: jax.Array, actor: ActorState, space: spaces.Space, mask: jax.Array | None = None
+    action: jax.Array,
+    key: jax.Array,
+    actor: ActorState,
+    space: spaces.Space,
+    mask: jax.Array | None = None,
+    noise: Noise = (),
 ) -> jax.Array:
-    """The actions [B, ...], or before the first update ones drawn uniformly with the keys [B] from what is allowed."""
+    """The actions [B, ...], or before the first update ones drawn uniformly with the keys [B] from what is allowed.
+
+    With `noise` they are uniform too, and correlated as it is.
+    """
     key, warm_up = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key), actor.exploration["warm_up"]
     if isinstance(space, spaces.Discrete):
         return q_learning.epsilon_greedy(key, action, mask, warm_up.astype(jnp.float32), space.n)
-    return jnp.where(warm_up, jax.vmap(spaces.expect(space, spaces.Box).sample)(key), action)
+    box = spaces.expect(space, spaces.Box)
+    if isinstance(noise, tuple):
+        return jnp.where(warm_up, jax.vmap(box.sample)(key), action)
+    return jnp.where(warm_up, from_unit(2.0 * jax.scipy.stats.norm.cdf(noise) - 1.0, box), action)
 
 
 def add_noise(
@@ -594,4 +667,9 @@ def add_noise(
     noise = std * jax.vmap(lambda k: jax.random.normal(k, action.shape[1:]))(key)
     if limit is not None:
         noise = jnp.clip(noise, -limit, limit)
+    return shifted(action, noise, space)
+
+
+def shifted(action: jax.Array, noise: jax.Array, space: spaces.Box) -> jax.Array:
+    """Actions [B, n] moved by noise [B, n] in units of half the box's range, clipped to the box."""
     return from_unit(to_unit(action, space) + noise, space)

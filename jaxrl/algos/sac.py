@@ -74,6 +74,9 @@ class SAC:
         only_with="learn_temperature",
         help="discrete actions: target entropy as a fraction of the maximum",
     )
+    noise_correlation: float = static(
+        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+    )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
@@ -112,6 +115,7 @@ class SAC:
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("SAC", self.policy, self.critic, spec, stochastic=True, discrete=True)
+        networks += off_policy.noise_problems("SAC", self.noise_correlation, spec)
         return field_problems(self) + off_policy.replay_problems(self) + networks
 
     @property
@@ -135,15 +139,15 @@ class SAC:
         return off_policy.actor(state.policy, state.statistics, state.updates)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
+        return off_policy.initial_noise(self.noise_correlation, spec)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        return ActorOutput(
-            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
-        )
+        noise = off_policy.next_noise(carry, self.noise_correlation, timestep, key)
+        action = off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=noise)
+        return ActorOutput(action, noise)
 
     def update(
         self, state: SACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

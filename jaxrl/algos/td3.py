@@ -49,6 +49,9 @@ class TD3:
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
     exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
+    noise_correlation: float = static(
+        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+    )
     target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
     target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
     policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
@@ -108,13 +111,15 @@ class TD3:
         return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
+        return off_policy.initial_noise(self.noise_correlation, spec)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
         action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        return ActorOutput(off_policy.noisy_action(action, actor, key, spec=spec, explore=explore), carry)
+        noise = off_policy.next_noise(carry, self.noise_correlation, timestep, key)
+        action = off_policy.noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
+        return ActorOutput(action, noise)
 
     def update(
         self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

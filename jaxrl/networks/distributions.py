@@ -241,6 +241,10 @@ class TanhGaussian(struct.PyTreeNode):
         """Actions `[..., n]` within the bounds; keys `[...]`."""
         return self._squash(self.base.sample(keys))
 
+    def of_noise(self, noise: jax.Array) -> jax.Array:
+        """Actions `[..., n]` of standard normal noise `[..., n]`: a sample, if that is one."""
+        return self._squash(self.mean + jnp.exp(self.log_std) * noise)
+
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Actions `[..., n]` and their exact log-density `[...]`, both differentiable; keys `[...]`."""
         x = self.base.sample(keys)

@@ -43,7 +43,7 @@ STATIC = {
     "samples_per_insert": 24,
 }
 STATIC |= {"storage": "flashbax", "sampler": Lifo(), "max_times_sampled": 3}
-STATIC |= {"target_period": 3, "samples": 5, "per_dimension": False}
+STATIC |= {"noise_correlation": 0.5, "target_period": 3, "samples": 5, "per_dimension": False}
 STATIC |= {"policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp(), "normalize_observation": True}
 STATIC |= {
     "prioritized": False,
@@ -344,6 +344,58 @@ def test_noise_is_in_units_of_half_the_range_and_limited():
     np.testing.assert_allclose(np.abs(limited).max(axis=0), [0.6, 1.5], rtol=1e-4)
     edge = off_policy.add_noise(middle + jnp.float32([[2.0, 5.0]]), keys, 0.2, BOX)
     assert float(edge.max(axis=0)[0]) == 2.0 and float(edge.max(axis=0)[1]) == 10.0
+
+
+def test_correlated_noise_is_a_recursion_that_begins_anew_with_each_episode():
+    envs, steps, correlation = 2000, 12, 0.8
+    noise, fresh, first = np.zeros((envs, 2)), [], np.zeros((steps, envs), bool)
+    first[0] = first[7, ::2] = True
+    carry = jnp.zeros((envs, 2))
+    for step in range(steps):
+        key = jax.random.split(jax.random.key(step), envs)
+        carry = off_policy.next_noise(carry, correlation, moments(envs).replace(first=jnp.asarray(first[step])), key)
+        drawn = np.asarray(jax.vmap(lambda k: jax.random.normal(k, (2,)))(key))
+        noise = np.where(first[step][:, None], drawn, correlation * noise + 0.6 * drawn)
+        np.testing.assert_allclose(carry, noise, atol=1e-6)
+        fresh.append(noise)
+    np.testing.assert_allclose(np.std(fresh, axis=(1, 2)), 1.0, atol=0.05)  # from the first step on
+    before, after = fresh[6], fresh[9]  # three steps apart, over the beginning of an episode in every second one
+    np.testing.assert_allclose(np.mean(before[1::2] * after[1::2]), correlation**3, atol=0.06)
+    np.testing.assert_allclose(np.mean(before[::2] * after[::2]), 0.0, atol=0.06)
+
+
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "sac", "td3"))
+def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_each_other(name):
+    algo, batch = resolve_schedules(ALGORITHMS[name], jnp.float32(0)), 4096
+    state = algo.init(jax.random.key(0), SPEC)
+    wandering = algo.replace(noise_correlation=0.9)
+
+    def acted(algo, updates, explore=True):
+        actor = algo.actor(state.replace(updates=jnp.int32(updates)))
+        carry, found = jax.tree.map(lambda x: jnp.stack([x] * batch), algo.initial_carry(SPEC, jnp.int32(0), 1)), []
+        for step in range(2):
+            shown = moments(batch).replace(first=jnp.full(batch, step == 0))
+            keys = jax.random.split(jax.random.key(step), batch)
+            output = algo.act(actor, shown, carry, keys, spec=SPEC, explore=explore)
+            carry = output.carry
+            found.append((np.asarray(output.action) - BOX.low) / (BOX.high - BOX.low))
+        return np.stack(found)
+
+    for updates in (0, 1):  # uniform, then the policy's
+        usual, other = acted(algo, updates), acted(wandering, updates)
+        for quantile in (0.1, 0.5, 0.9):
+            ends = [np.quantile(x, quantile, axis=(0, 1)) for x in (usual, other)]
+            np.testing.assert_allclose(*ends, atol=0.03)
+        assert [round(np.corrcoef(*x[..., 0])[0, 1], 1) for x in (usual, other)] == [0.0, 0.9]
+    np.testing.assert_array_equal(acted(wandering, 1, explore=False), acted(algo, 1, explore=False))
+
+
+@pytest.mark.parametrize("name", ["sac", "mpo"])
+def test_discrete_actions_have_no_noise_to_correlate(name):
+    spec = EnvSpec("x", SPEC.observation_space, spaces.Discrete(3))
+    assert ALGORITHMS[name].validate(spec, 4, 4) == []
+    (problem,) = ALGORITHMS[name].replace(noise_correlation=0.5).validate(spec, 4, 4)
+    assert "noise_correlation=0.5" in problem and "use 0" in problem
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
