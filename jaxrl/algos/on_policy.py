@@ -102,7 +102,7 @@ def resolved(algo: OnPolicyFields, spec: EnvSpec) -> dict[str, Any]:
     neither is normalized, and the bonus is 0.01. Both are the field's usage. Of several parts one `Box` makes them
     continuous.
     """
-    continuous = any(isinstance(part, spaces.Box) for part in spaces.leaves(spec.action_space))
+    continuous = spaces.is_continuous(spec.action_space)
     suits = {
         "normalize_observation": continuous,
         "normalize_reward": continuous,

@@ -106,7 +106,7 @@ class VMPO:
 
     def init(self, key: jax.Array, spec: EnvSpec) -> VMPOState:
         duals = {"temperature": self.temperature, "mean": self.alpha_mean}
-        if any(isinstance(part, spaces.Box) for part in spaces.leaves(spec.action_space)):
+        if spaces.is_continuous(spec.action_space):
             duals["std"] = self.alpha_std
         duals = {name: before_softplus(value) for name, value in duals.items()}
         learner = on_policy.init(self, key, spec, target=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -228,6 +228,26 @@ def leaves(space: Space) -> list[ArraySpace]:
     if isinstance(space, Composite):
         return [leaf for _, child in space.items for leaf in leaves(child)]
     return [space]
+
+
+def leaves_with_path(space: Space, *trees: Any, path: str = "") -> Iterator[tuple[Any, ...]]:
+    """(path, array space, *parts) of every space of single arrays, in the order of an element's leaves.
+
+    Args:
+      space: gives the structure.
+      trees: as of `tree_map`.
+      path: what every path begins with; they are as `jax.tree_util.keystr` writes them: "['legs'][0]".
+    """
+    if not isinstance(space, Composite):
+        yield path, space, *trees
+        return
+    for key, child in space.items:
+        yield from leaves_with_path(child, *(x[key] for x in trees), path=f"{path}[{key!r}]")
+
+
+def is_continuous(space: Space) -> bool:
+    """Whether any part of it is a `Box`."""
+    return any(isinstance(leaf, Box) for leaf in leaves(space))
 
 
 def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:

@@ -206,7 +206,7 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
     def contained(time_step):
         return {
             path: jax.vmap(space.contains)(leaf)
-            for path, space, leaf in _leaves(env.observation_space, time_step.observation, "")
+            for path, space, leaf in spaces.leaves_with_path(env.observation_space, time_step.observation)
         }
 
     @jax.jit
@@ -242,9 +242,3 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
             if bad:
                 problems.append(f"{when}: TimeStep.observation{path} leaves the space {env.observation_space}")
     return problems
-
-
-def _leaves(space: spaces.Space, x: PyTree, path: str) -> list[tuple[str, Any, jax.Array]]:
-    if isinstance(space, spaces.Composite):
-        return [leaf for name, child in space.items for leaf in _leaves(child, x[name], f"{path}[{name!r}]")]
-    return [(path, space, x)]

@@ -75,6 +75,10 @@ def test_trees_of_spaces():
     sample = space.sample(jax.random.key(0))
     assert jax.tree.structure(spaces.zeros(space)) == jax.tree.structure(sample)
     assert len(spaces.leaves(space)) == len(jax.tree.leaves(sample)), "in one order"
+    paths = [(jax.tree_util.keystr(path), x) for path, x in jax.tree.leaves_with_path(sample)]
+    found = list(spaces.leaves_with_path(space, sample))
+    assert [kind for _, kind, _ in found] == spaces.leaves(space)
+    assert all(path == at and part is x for (path, _, part), (at, x) in zip(found, paths, strict=True))
     twice = spaces.tree_map(lambda part, x, y: (part, x is y), space, sample, sample)
     assert twice == ((Discrete(2), True), {"a": ((Box(0.0, 1.0, (2,)), True),), "b": (MultiDiscrete((2, 3)), True)})
     assert spaces.named((1, {"b": 2, "a": (3,)})) == {"0": 1, "1": {"b": 2, "a": {"0": 3}}}

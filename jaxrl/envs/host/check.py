@@ -137,7 +137,8 @@ def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarra
         ".episode.length": ((), "int32"),
     } | {f".info[{name!r}]": ((), "float32") for name in timestep.info or ()}
     expected |= {
-        f".observation{path}": (space.shape, space.dtype.name) for path, space in _leaves(recipe.observation_space)
+        f".observation{path}": (space.shape, space.dtype.name)
+        for path, space in spaces.leaves_with_path(recipe.observation_space)
     }
     found = {}
     for path, leaf in jax.tree.leaves_with_path(timestep):
@@ -151,14 +152,6 @@ def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarra
             problems.append(f"{call}: TimeStep{path} is {got}; numpy of {dtype}{[_BATCH, *shape]} is required")
     extra = [path for path in found if path.startswith(".observation") and path not in expected]
     return problems + [f"{call}: TimeStep{path} is not in the observation space" for path in extra]
-
-
-def _leaves(space: spaces.Space, path: str = ""):
-    if isinstance(space, spaces.Composite):
-        for name, child in space.items:
-            yield from _leaves(child, f"{path}[{name!r}]")
-    else:
-        yield path, space
 
 
 def _row_problems(recipe: HostRecipe, timesteps: list[TimeStep[np.ndarray]]) -> list[str]:
@@ -179,7 +172,7 @@ def _row_problems(recipe: HostRecipe, timesteps: list[TimeStep[np.ndarray]]) -> 
         leaves = jax.tree.leaves(timestep.observation)  # in the order of the space, which is sorted too
         problems += [
             f"TimeStep.observation{path} leaves the space {space}"
-            for (path, space), leaf in zip(_leaves(recipe.observation_space), leaves, strict=True)
+            for (path, space), leaf in zip(spaces.leaves_with_path(recipe.observation_space), leaves, strict=True)
             if not _inside(space, leaf)
         ]
         ended = timestep.last

@@ -265,7 +265,7 @@ class SteppedEnvironment:
                 f"{self.name} gives an observation that is none of its space {space}: {type(error).__name__}: {error}"
             ) from error
         for index, element in enumerate(elements):
-            for path, (leaf, child) in _leaves(element, space):
+            for path, child, leaf in spaces.leaves_with_path(space, element):
                 if leaf.shape != child.shape:
                     raise EnvironmentContractError(
                         f"{self.name}: environment {index + self._first_env} gives an observation{path} of shape "
@@ -279,12 +279,3 @@ def _row(actions: PyTree, number: int) -> PyTree:
     if isinstance(actions, dict):
         return {name: _row(part, number) for name, part in actions.items()}
     return tuple(_row(part, number) for part in actions) if isinstance(actions, tuple) else actions[number]
-
-
-def _leaves(element: PyTree, space: Space, path: str = ""):
-    """(path, (array, its space)) of every leaf of an observation."""
-    if isinstance(space, spaces.Composite):
-        for name, child in space.items:
-            yield from _leaves(element[name], child, f"{path}[{name!r}]")
-    else:
-        yield path, (element, space)
