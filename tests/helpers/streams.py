@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.buffers import replay
+from jaxrl.core import keys
 from jaxrl.core.types import Trajectory
 from jaxrl.parallel.replicas import SingleReplica
 
@@ -97,7 +98,7 @@ class Fed:
 
     def sample(self, seed, name="replay", initial_carry=()):
         """A batch; the draw is counted."""
-        state, batch = self._sample(name, self.whole(name), jax.random.key(seed), initial_carry)
+        state, batch = self._sample(name, self.whole(name), keys.root_key(seed), initial_carry)
         self.states[name] = self.states[name].replace(index=state.index)
         return jax.device_get(batch)
 
