@@ -372,6 +372,7 @@ def test_all_trials_are_one_program():
     assert _chunk_many._cache_size() == before
 
 
+@pytest.mark.long
 def test_the_score_is_the_mean_over_seeds():
     """Of settings that are the same, each seed alone and all together."""
     one = {"clip": [0.2], "trials": 1, "learning_rate": 1e-2}
