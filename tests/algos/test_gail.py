@@ -92,6 +92,7 @@ def updated(algo, state, batch, key, spec=SPEC):
     return algo.update(state, batch, spec=spec, key=key, replicas=SingleReplica())
 
 
+@pytest.mark.long
 def test_transitions_of_no_weight_teach_nothing():
     state, batch = initial(GAIL), batches()
     other = {
@@ -135,7 +136,7 @@ VECTOR, PIXELS = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (36, 36, 2), np.uin
 SPACES = {"pixels": PIXELS, "name": spaces.Discrete(4), "both": spaces.Dict({"frame": PIXELS, "vector": VECTOR})}
 
 
-@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("kind", one_quick(SPACES, "name", "both"))
 @pytest.mark.parametrize("action", [spaces.Discrete(3), spaces.Box(-2, 2, (1,))], ids=["discrete", "box"])
 def test_every_kind_of_observation_has_a_penalty(kind, action):
     """A second derivative through the torsos, traced; names have no gradient, and go through as they are."""
@@ -202,12 +203,14 @@ def preference(reward, absorbing):
     return float(values.mean(axis=0)[0] @ jnp.asarray([1.0, -1.0]))
 
 
-@pytest.mark.parametrize("reward", one_quick(["gail", "airl"]))
+@pytest.mark.long
+@pytest.mark.parametrize("reward", ["gail", "airl"])
 def test_an_absorbing_state_makes_ending_as_good_as_going_on(reward):
     """Kostrikov et al., section 4.1: rewards of one sign alone favor long or short episodes, whatever was shown."""
     assert abs(preference(reward, True)) < 0.05
 
 
+@pytest.mark.long
 def test_without_one_positive_rewards_favor_survival():
     assert preference("gail", False) < -0.3
 

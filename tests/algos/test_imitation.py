@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from helpers.continuous import BATCH, SAC, SPEC, initial, transitions
 
 from jaxrl.algos import imitation
@@ -49,6 +50,7 @@ def test_both_parts_lie_side_by_side_in_each_shard():
             np.testing.assert_array_equal(getattr(found, name), wanted, err_msg=name)
 
 
+@pytest.mark.long
 def test_an_update_is_sacs_on_both():
     algo, key = resolve_schedules(ALGO, jnp.float32(0)), jax.random.key(5)
     joined = transitions(3).replace(

@@ -298,6 +298,7 @@ def test_rewards_are_clipped_as_in_the_released_code():
         np.testing.assert_allclose(clipped_reward(jnp.asarray(rewards), how), wanted, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "alike"), [("none", False), ("abs_one", True)])
 def test_a_network_sees_the_clipped_reward_while_acting(how, alike):
     algo = BASE.replace(network=RECURRENT, reward_clipping=how)

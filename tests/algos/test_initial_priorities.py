@@ -62,7 +62,7 @@ def values_of(algo, actor, rollout):
     return np.stack(found)
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS))
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "dqn"))
 def test_they_are_the_actors_own_td_errors(name):
     algo = resolve_schedules(ALGORITHMS[name], jnp.float32(0.5))
     actor, rollout = collected(algo)
@@ -85,6 +85,7 @@ def test_they_are_the_actors_own_td_errors(name):
     assert len(set(np.round(found[rows.weight], 4))) > 20
 
 
+@pytest.mark.long
 def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it():
     """eta max + (1 - eta) mean over the rows that are learned from, as the ring has it after the first rollouts."""
     algo = resolve_schedules(programs.R2D2, jnp.float32(0.5))
@@ -107,7 +108,7 @@ def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_without_them_nothing_is_kept(name):
     algo = ALGORITHMS[name].replace(initial_priorities="max")
-    _, rollout = collected(resolve_schedules(algo, jnp.float32(0.0)), steps=2)
+    _, rollout = jax.eval_shape(lambda: collected(resolve_schedules(algo, jnp.float32(0.0)), steps=2))
     assert rollout.extras == {} and algo.experience["replay"].sampler.insertion is None
 
 

@@ -148,10 +148,12 @@ def test_a_value_must_be_one_number():
 BANDIT = QUICK | {"inverse_temperature": 20.0, "expectile": 0.9, "max_weight": 100.0}
 
 
+@pytest.mark.long
 def test_the_best_of_bad_data_is_found():
     assert from_best(ALGO.replace(**BANDIT)) < 0.05
 
 
+@pytest.mark.long
 def test_of_discrete_actions_too():
     assert (learned(ALGO.replace(**BANDIT), CHOICE) == 1).all()
 

@@ -76,6 +76,7 @@ def test_an_update_is_the_papers():
     assert_stepped(state.policy.params, new.policy.params, gradients, 1e-3)
 
 
+@pytest.mark.long
 def test_a_heavy_critic_is_td3s_direction_and_a_light_one_cloning():
     state, batch = initial(ALGO), wide(transitions())
     observation = normalized(batch)[0]

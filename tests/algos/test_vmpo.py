@@ -58,6 +58,7 @@ def made(algo, scale=1.0, seed=0):
     return state, collect(algo, actor, timesteps, jax.random.key(3))
 
 
+@pytest.mark.long
 def test_the_multiplier_rises_where_the_limit_is_broken_and_falls_where_it_is_kept():
     state, rollout = made(ALGO)
     for epsilon, sign in ((1e-9, 1), (10.0, -1)):
@@ -69,6 +70,7 @@ def test_the_multiplier_rises_where_the_limit_is_broken_and_falls_where_it_is_ke
         assert np.sign(change) == sign and float(info.metrics["kl_mean"]) > 1e-9
 
 
+@pytest.mark.long
 def test_a_worse_row_adds_nothing_to_the_policys_loss():
     """The advantages of the worse half may be anything below the median."""
     algo = ALGO.replace(gamma=0.0, max_grad_norm=None)

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from helpers.tiers import one_quick
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -101,7 +102,7 @@ def networks(carried):
     }
 
 
-@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("carried", one_quick([False, True], True))
 @pytest.mark.parametrize("library", ["nnx", "linen", "equinox"])
 def test_a_gradient_step_helps_and_time_is_unrolled(library, carried):
     network = networks(carried)[library]
@@ -255,7 +256,7 @@ def normed(carried):
     }
 
 
-@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("carried", one_quick([False, True]))
 @pytest.mark.parametrize("library", ["nnx", "linen", "equinox"])
 def test_batch_statistics_are_model_state(library, carried):
     """In training a batch is normalized by itself and moves the statistics; else they normalize, and stay."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.tiers import one_quick
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
@@ -62,12 +63,14 @@ def test_features_and_leading_axes(torso, space, features):
 
 @pytest.mark.parametrize(
     ("torso", "space"),
-    [
-        (MinAtarCNN(2, 3, 4, normalization="layer"), MINATAR),
-        (NatureCNN((2, 2, 2), 4, normalization="layer"), spaces.Box(0, 255, (3, 36, 40), np.uint8)),
-        (ImpalaCNN((2, 2), 4, normalization="layer"), spaces.Box(0, 255, (36, 40, 3), np.uint8)),
-        (ImpalaResNet((2, 3), 4, normalization="layer"), spaces.Box(0, 255, (9, 8, 3), np.uint8)),
-    ],
+    one_quick(
+        [
+            (MinAtarCNN(2, 3, 4, normalization="layer"), MINATAR),
+            (NatureCNN((2, 2, 2), 4, normalization="layer"), spaces.Box(0, 255, (3, 36, 40), np.uint8)),
+            (ImpalaCNN((2, 2), 4, normalization="layer"), spaces.Box(0, 255, (36, 40, 3), np.uint8)),
+            (ImpalaResNet((2, 3), 4, normalization="layer"), spaces.Box(0, 255, (9, 8, 3), np.uint8)),
+        ]
+    ),
     ids=lambda value: type(value).__name__,
 )
 def test_layer_normalization_stands_before_every_activation(torso, space):
@@ -116,13 +119,17 @@ def test_leading_axes_are_a_batch(torso, space):
 
 @pytest.mark.parametrize(
     ("torso", "space", "products"),
-    [
+    one_quick(
+        [
+            (MLP((16, 16), normalization="layer"), VECTOR, 2),
+            (MinAtarCNN(2, 3, 4), MINATAR, 2),
+            (NatureCNN((2, 2, 2), 4, normalization="layer"), spaces.Box(0, 255, (3, 36, 40), np.uint8), 4),
+            (ImpalaCNN((2, 2), 4), spaces.Box(0, 255, (36, 40, 3), np.uint8), 3),
+            (ImpalaResNet((2, 3), 4), spaces.Box(0, 255, (9, 8, 3), np.uint8), 11),
+        ],
         (MLP((16, 16), normalization="layer"), VECTOR, 2),
         (MinAtarCNN(2, 3, 4), MINATAR, 2),
-        (NatureCNN((2, 2, 2), 4, normalization="layer"), spaces.Box(0, 255, (3, 36, 40), np.uint8), 4),
-        (ImpalaCNN((2, 2), 4), spaces.Box(0, 255, (36, 40, 3), np.uint8), 3),
-        (ImpalaResNet((2, 3), 4), spaces.Box(0, 255, (9, 8, 3), np.uint8), 11),
-    ],
+    ),
     ids=lambda value: type(value).__name__,
 )
 def test_bfloat16_is_what_layers_compute_in(torso, space, products):
