@@ -397,6 +397,7 @@ def test_wrong_options_are_told_all_at_once():
 # --- training ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_training():
     result = jaxrl.train(
         PPO,

@@ -70,6 +70,7 @@ def test_sums_are_over_the_episode_and_begin_anew():
     assert steps.first.sum() >= 6
 
 
+@pytest.mark.long
 def test_metrics_are_means_over_steps_and_then_over_episodes():
     rows = metrics(Telling())
     assert rows

@@ -18,6 +18,7 @@ import host_probes
 import numpy as np
 import pytest
 from helpers.programs import actor_threads
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.cli import main
@@ -181,7 +182,7 @@ def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault
     assert all(map(gone, now))
 
 
-@pytest.mark.parametrize("fault", ["kill", "hang"])
+@pytest.mark.parametrize("fault", one_quick(["kill", "hang"]))
 def test_training_goes_on_where_a_worker_is_lost(fault):
     """Though the topology's own limit for a step is less than what it takes to find that out and start another one."""
     from helpers.programs import DQN

@@ -137,7 +137,8 @@ def test_values(name):
     assert compiled._chunk._cache_size() == before + 1, "the probes must share one program"
 
 
-@pytest.mark.parametrize("name", one_quick(LIMITED, "pqn"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", LIMITED)
 def test_time_limits_are_bootstrapped_through(name):
     """Issue 3: within 5 %; a time limit taken for an end would give 4.1 at the first of the five observations."""
     _, value, _ = trained(*LIMITED[name], "Truncated")
@@ -157,7 +158,8 @@ COMPOSITE = {
 }
 
 
-@pytest.mark.parametrize("name", one_quick(COMPOSITE, "ppo"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", COMPOSITE)
 def test_composite_actions(name):
     """No part earns anything unless all are right, three choices and a number; 1 is the best there is."""
     algo, iterations = COMPOSITE[name]

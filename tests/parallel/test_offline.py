@@ -261,6 +261,7 @@ def test_the_datasets_part_of_a_batch_is_not_the_same_item_again_and_again(sampl
     assert fixed.source_of(asked).sampler == Uniform()
 
 
+@pytest.mark.long
 def test_an_algorithm_that_asks_for_a_dataset_gets_it():
     algo = FromData(network=DQN.network)
     result = jaxrl.train(

@@ -113,7 +113,7 @@ ASKED += [{"replay_ratio": None, "samples_per_insert": samples} for samples in (
 
 
 @pytest.mark.parametrize("host", [False, True], ids=["anakin", "sebulba"])
-@pytest.mark.parametrize("num_envs", [1, 8, 64])
+@pytest.mark.parametrize("num_envs", one_quick([1, 8, 64], 8))
 @pytest.mark.parametrize(
     "asked", one_quick([pytest.param(x, id="-".join(f"{k}={v}" for k, v in x.items() if v)) for x in ASKED], ASKED[3])
 )
@@ -151,6 +151,7 @@ def test_one_of_the_two_is_given(fields, said):
         jaxrl.Anakin(1, devices=1).bind(jaxrl.DQN(**fields), ENV)
 
 
+@pytest.mark.long
 def test_before_there_is_enough_there_are_none():
     # 16 environment steps an iteration and 1.6 updates; the first two iterations have too few steps.
     algo = counting(0.1, 2, min_size=48)

@@ -47,7 +47,7 @@ def unrolled(name, explore):
     return plain(run(algo, actor))
 
 
-@pytest.mark.parametrize(("name", "explore"), one_quick([("recurrent_ppo", True), ("dqn", False)]))
+@pytest.mark.parametrize(("name", "explore"), one_quick([("recurrent_ppo", True), ("dqn", False)], ("dqn", False)))
 def test_unroll_is_a_plain_loop(name, explore):
     algo, actor = prepared(name)
     acting, rollout = unrolled(name, explore)
@@ -74,7 +74,7 @@ def test_unroll_is_a_plain_loop(name, explore):
     assert ended > 2, "no end of an episode was met"
 
 
-@pytest.mark.parametrize(("name", "explore"), one_quick([("recurrent_ppo", True), ("dqn", False)]))
+@pytest.mark.parametrize(("name", "explore"), one_quick([("recurrent_ppo", True), ("dqn", False)], ("dqn", False)))
 def test_the_twin_on_the_host_gives_the_same_rollout_in_stretches(name, explore):
     algo, actor = prepared(name)
     _, whole = unrolled(name, explore)

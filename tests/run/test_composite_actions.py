@@ -96,6 +96,7 @@ def trained(tmp_path_factory):
     return folder / "run", folder / "lived"
 
 
+@pytest.mark.long
 def test_a_policy_gives_what_the_environment_takes(trained):
     policy = jaxrl.load(trained[0], env=HOST)
     env = gymnasium.make("host_probes:Parts-v0").unwrapped
@@ -110,11 +111,13 @@ def test_a_policy_gives_what_the_environment_takes(trained):
     assert jax.tree.map(np.shape, batch) == {"gear": (3,), "lights": ((3, 2), (3,)), "speed": (3, 2)}
 
 
+@pytest.mark.long
 def test_a_run_is_evaluated_and_goes_on(trained, capsys):
     assert main.main(["eval", str(trained[0]), "--env", HOST, "--episodes", "2"]) == 0
     assert "2 episodes" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_recordings_name_the_parts_of_tuples_by_their_positions(trained, tmp_path):
     pytest.importorskip("tensorflow_datasets")
     [*lived] = jaxrl.load_dataset(f"rlds:{trained[1]}")
@@ -138,6 +141,7 @@ def test_recordings_name_the_parts_of_tuples_by_their_positions(trained, tmp_pat
             np.testing.assert_allclose(episode.observation[step + 1], taken)
 
 
+@pytest.mark.long
 def test_a_policy_of_other_parts_does_not_fit(trained):
     with pytest.raises(ConfigError, match=r"has actions .*, but the policy was trained on Dict"):
         jaxrl.load(trained[0], env=jaxrl.make("probe:ActionReward", composite=True))

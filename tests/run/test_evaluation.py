@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.programs import ALGORITHMS, ENV, PPO, assert_equal
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl import envs
@@ -120,7 +121,7 @@ def played_in_python(algo, actor, env, spec, seed, num_envs, quota, *, forget=Fa
     return np.asarray([episodes[:quota] for episodes in returns]).T
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "ppo"))
 def test_against_plain_loops(name):
     """With the recurrent state carried along, previous actions and rewards seen, and statistics as they are."""
     algo, actor, env, spec = prepare(ALGORITHMS[name], ENV)

@@ -50,6 +50,7 @@ def test_every_checkpoint_is_evaluated_once(run_dir, tmp_path):
     assert read_metrics(out) == rows
 
 
+@pytest.mark.long
 def test_it_begins_before_the_run_and_ends_after_it(tmp_path):
     """A run that is started again goes on being followed; the result of the first start ends nothing."""
     path, found, second = tmp_path / "run", [], threading.Event()

@@ -64,6 +64,7 @@ def learner(algo, spec=PENDULUM):
     return algo, algo.init(jax.random.key(1), spec)
 
 
+@pytest.mark.long
 def test_offline_first_and_then_online():
     """Critics with their targets, policy and their optimizers; what the other algorithm lacks begins afresh."""
     settings = {"policy": networks.Actor(**SMALL), "critic": networks.Critic(**SMALL)}

@@ -114,7 +114,8 @@ def episodes(policy, num_envs, steps_per_env, explore=False):
         timestep, carry = with_previous_action(following, output.action), output.carry
 
 
-@pytest.mark.parametrize("explore", one_quick([False, True]))
+@pytest.mark.long
+@pytest.mark.parametrize("explore", [False, True])
 def test_memory_is_that_of_training(explore):
     """Recurrent state, previous action and previous reward, over several episodes, for one and for many."""
     policy = policy_of(RECURRENT_PPO, noise=2.0)

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, ROWS, all_finite, anakin, assert_equal
-from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
@@ -49,7 +48,8 @@ def name(choices):
     )
 
 
-@pytest.mark.parametrize("choices", one_quick([pytest.param(x, id=name(x)) for x in TABLE + RING]))
+@pytest.mark.long
+@pytest.mark.parametrize("choices", [pytest.param(x, id=name(x)) for x in TABLE + RING])
 def test_killed_and_started_again(choices, tmp_path):
     algo = DQN.replace(prioritized=False, **choices)
 

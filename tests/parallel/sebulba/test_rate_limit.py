@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, all_finite
-from helpers.tiers import one_quick
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +93,8 @@ def after(topology, iterations, algo=ALGO, state=None):
         program.close()
 
 
-@pytest.mark.parametrize("fields", one_quick([{}, {"actors": 2}, {"devices": 2, "groups": 2}]))
+@pytest.mark.long
+@pytest.mark.parametrize("fields", [{}, {"actors": 2}, {"devices": 2, "groups": 2}])
 def test_a_run_keeps_the_ratio_within_the_tolerance_and_goes_on_where_it_was(fields):
     buffer = 6 * UPDATE
     there = topology(buffer, **fields)
