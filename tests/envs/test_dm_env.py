@@ -244,7 +244,11 @@ def test_without_dm_control_the_extra_is_named(monkeypatch):
 
 @pytest.fixture
 def control():
-    return pytest.importorskip("dm_control")
+    found = pytest.importorskip("dm_control")
+    # What the extra asks for; the lock, which is without that extra, has a newer one.
+    if int(pytest.importorskip("mujoco").__version__.split(".")[0]) >= 4:
+        pytest.skip("this dm_control needs mujoco<4, as the extra dm_control installs it")
+    return found
 
 
 @pytest.mark.long
