@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jaxrl.parallel.anakin import Anakin
     from jaxrl.parallel.offline import Offline
     from jaxrl.parallel.ray.remote import Remote
+    from jaxrl.parallel.sebulba.inference import DynamicBatching
     from jaxrl.parallel.sebulba.topology import Sebulba
     from jaxrl.run.evaluation import Evaluation, evaluate
     from jaxrl.run.export import export_minari, export_rlds
@@ -80,6 +81,7 @@ _PUBLIC = {
     "VMPO": "algos",
     "Anakin": "parallel.anakin",
     "Dataset": "data",
+    "DynamicBatching": "parallel.sebulba.inference",
     "Evaluation": "run.evaluation",
     "JaxrlError": "core.errors",
     "LogUniform": "sweeps.search",
@@ -140,6 +142,7 @@ __all__ = [
     "VMPO",
     "Anakin",
     "Dataset",
+    "DynamicBatching",
     "Evaluation",
     "JaxrlError",
     "LogUniform",

@@ -34,6 +34,7 @@ from jaxrl.networks import (
     Torso,
 )
 from jaxrl.parallel.ray.remote import Remote
+from jaxrl.parallel.sebulba.inference import DynamicBatching
 
 # Annotations of functions, of which a user's own are known by the names that they are registered with.
 FUNCTIONS = (PolicyLoss,)
@@ -45,6 +46,7 @@ PARTS: dict[Any, tuple[type, ...]] = {
     Core: (GRU, LSTM),
     QHead: (ActionValues, CategoricalValues, QuantileValues),
     Remote: (Remote,),
+    DynamicBatching: (DynamicBatching,),
     FrameStack: (FrameStack,),
 }
 

@@ -41,6 +41,7 @@ _TITLES = {
         "lag",
         "queue",
         "ready",
+        "batching",
         "step_timeout",
         "remote",
     ),

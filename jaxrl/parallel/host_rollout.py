@@ -21,8 +21,10 @@ from jaxrl.parallel import rollout as ro
 Step = Callable[[PyTree], Callable[[], TimeStep[np.ndarray]]]
 Storage = tuple[TimeStep[np.ndarray], PyTree, PyTree]  # of a rollout: time steps [T + 1, B], actions and extras [T, B]
 
-# Of indices that are the environments' own: each is there, and once.
-_DISTINCT: dict[str, Any] = {"mode": "promise_in_bounds", "unique_indices": True}
+# Each index is there once. Those beyond the environments pad a batch: what is read there is anything, and nothing is
+# written.
+_READ: dict[str, Any] = {"mode": "clip", "unique_indices": True}
+_WRITTEN: dict[str, Any] = {"mode": "drop", "unique_indices": True}
 
 
 @dataclasses.dataclass
@@ -109,17 +111,17 @@ class HostSteps:
         """`act` for the environments `env_ids` [B] of the group alone, each at a tick and step of its own, [B].
 
         `shown` is theirs, [B]; carry, previous action and roots are the group's, and so is what is given back, but for
-        the actions of these environments, which come last.
+        the actions of these environments, which come last. An index of `group` or more is of none, and changes nothing.
         """
 
         def one_key(root, tick):
             return keys.tick_keys(root[None], tick, 1)[0, 0]
 
-        mine = jax.tree.map(lambda x: x.at[env_ids].get(**_DISTINCT), (carry, action, roots))
+        mine = jax.tree.map(lambda x: x.at[env_ids].get(**_READ), (carry, action, roots))
         step, executed, after = self._step(algo, actor, shown, mine[0], mine[1], jax.vmap(one_key)(mine[2], ticks))
-        storage = jax.tree.map(lambda all, x: all.at[numbers, env_ids].set(x, **_DISTINCT), storage, step)
+        storage = jax.tree.map(lambda all, x: all.at[numbers, env_ids].set(x, **_WRITTEN), storage, step)
         carry, action = jax.tree.map(
-            lambda all, x: all.at[env_ids].set(x, **_DISTINCT), (carry, action), (after, executed)
+            lambda all, x: all.at[env_ids].set(x, **_WRITTEN), (carry, action), (after, executed)
         )
         return storage, action, carry, executed
 

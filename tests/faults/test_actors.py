@@ -1,5 +1,6 @@
 """What goes wrong in actor threads reaches whoever trains, in bounded time, and leaves nothing behind."""
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -60,6 +61,59 @@ def test_an_environment_that_hangs_is_named():
         with pytest.raises(EnvironmentFailedError, match="spoiled have been at their step for .* step_timeout is 1 s"):
             train(env, step_timeout=1.0)
         assert time.monotonic() - began < 60
+    finally:
+        free.set()
+
+
+ENDLESS = jaxrl.DynamicBatching(smallest=NUM_ENVS, patience=float("inf"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneSpoiled(Spoiled):
+    """Only the environments of the first group."""
+
+    def build(self, num_envs, seed, first_env=0):
+        host = super().build(num_envs, seed, first_env)
+        host.at = -1 if first_env else self.at
+        return host
+
+
+def test_an_environment_that_raises_while_others_wait_for_its_batch():
+    def fail(host):
+        raise ZeroDivisionError("in step 20")
+
+    env = OneSpoiled(ENV, then=fail)
+    with pytest.raises(ZeroDivisionError, match="in step 20"):
+        train(env, actors=4, batching=ENDLESS)
+    assert [host.closed for host in env.built] == [1] * 4
+
+
+def test_an_environment_that_hangs_while_others_wait_for_its_batch_is_named():
+    free = threading.Event()
+    env = OneSpoiled(ENV, then=lambda host: free.wait(60))
+    began = time.monotonic()
+    try:
+        with pytest.raises(EnvironmentFailedError, match="spoiled have been at their step for .* step_timeout is 1 s"):
+            train(env, actors=4, batching=ENDLESS, step_timeout=1.0)
+        assert time.monotonic() - began < 60
+        assert [host.closed for host in env.built] == [0, 1, 1, 1], "the one that hangs cannot be closed"
+    finally:
+        free.set()
+
+
+def test_a_learner_that_raises_while_groups_wait_for_a_batch():
+    env, free = OneSpoiled(ENV, then=lambda host: free.wait(60)), threading.Event()
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=4, batching=ENDLESS).bind(PPO, env)
+    try:
+        state = program.start(PPO, env, 0)
+        program.chunk(PPO, env, state, 1, 100)
+        until = time.monotonic() + SOON
+        while len(program._inferences[0]._batches.requests) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(program._inferences[0]._batches.requests) == 3, "they wait for the one that is at work"
+        began = time.monotonic()
+        program.close()
+        assert time.monotonic() - began < SOON and len(actor_threads()) == 1
     finally:
         free.set()
 

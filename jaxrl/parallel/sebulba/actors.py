@@ -7,13 +7,14 @@ that take too long are named.
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
 from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt
+from jaxrl.parallel.sebulba.inference import ClosedError, Inference
 
 _GLANCE = 2e-3  # seconds between two looks at the learner, while it learns
 
@@ -82,6 +83,7 @@ class ActorThreads:
       lag: as of `ParameterServer`.
       depth: how many rollouts of a group may wait for the learner.
       step_timeout: seconds that environments have for one step.
+      inferences: who acts for several of the collectors at once; closed with the threads.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class ActorThreads:
         lag: int | None,
         depth: int,
         step_timeout: float,
+        inferences: Sequence[Inference] = (),
     ):
+        self._inferences = inferences
         self._parameters, self._first = ParameterServer(lag, depth + 2), first
         self._devices = list(dict.fromkeys(devices))
         self._collectors = [collector for mine in threads for collector in mine]
@@ -188,6 +192,8 @@ class ActorThreads:
             return
         self._closed = True
         self._parameters.close()
+        for inference in self._inferences:
+            inference.close()
         until = time.monotonic() + GOODBYE
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -211,6 +217,8 @@ class ActorThreads:
                 for collector, collected in self._in_turn(mine, what[device]):
                     self._put(collector, collected)
                 number += 1
+        except ClosedError:
+            pass
         except BaseException as error:  # whoever waits for a rollout raises it
             self._error = self._error or error
 

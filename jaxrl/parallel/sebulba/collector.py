@@ -1,5 +1,6 @@
 """A group of host environments, and the rollouts that are collected in it, one compiled call a step."""
 
+import contextlib
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -122,6 +123,44 @@ class Group:
             self._acting = self.steps.begin(algo, first, self._key, self._env_index)
             self._acting.steps_per_env = self._begin_at
         return self._acting
+
+
+class RolloutInParts(Protocol):
+    """A rollout of a group, whose environments act some at a time."""
+
+    def act(self, shown: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
+        """Acts for some environments.
+
+        Args:
+          shown: what they show, numpy `[B, ...]`.
+          numbers: which step of the rollout it is for each, int32 [B].
+          env_ids: which of the group they are, int32 [B].
+
+        Returns:
+          Their actions, numpy `[B, ...]`.
+        """
+        ...
+
+    def finish(self, shown: TimeStep[np.ndarray]) -> Rollout:
+        """The rollout, once all have acted; they show `shown` then, numpy `[group, ...]`."""
+        ...
+
+
+class Acting(Protocol):
+    """Who acts for a group: for it alone (`ActingAlone`), or together with other groups (`GroupOfMany`)."""
+
+    @property
+    def steps(self) -> HostSteps: ...
+
+    def begin_at(self, steps_per_env: int) -> None:
+        """As of `Collector`."""
+        ...
+
+    def rollout(
+        self, published: Published, shown: TimeStep[np.ndarray]
+    ) -> contextlib.AbstractContextManager[RolloutInParts]:
+        """A rollout of the environments, which show `shown`; it is left when all have acted and are received."""
+        ...
 
 
 class StepCollector:

@@ -1,13 +1,15 @@
 """A group of host environments of which those act that are ready first, so that a slow one does not stop the others."""
 
+import contextlib
 from collections.abc import Generator
 
 import jax
 import numpy as np
 
-from jaxrl.core.types import AsyncEnvironment, AsyncRecipe, HostRecipe, TimeStep
+from jaxrl.core.types import AsyncEnvironment, AsyncRecipe, HostRecipe, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
-from jaxrl.parallel.sebulba.collector import Collected, Group, Published, Stepping, counted
+from jaxrl.parallel.host_rollout import HostActing, HostSteps
+from jaxrl.parallel.sebulba.collector import Acting, Collected, Group, Published, Stepping, counted
 
 # What does not go together with it, and why.
 _APART = {
@@ -35,28 +37,80 @@ def problems(ready: int, group: int, env: HostRecipe, without: dict[str, bool]) 
     return found
 
 
+class ActingAlone:
+    """An `Acting` of a group by itself."""
+
+    def __init__(self, group: Group):
+        self.steps, self._group = group.steps, group
+
+    def begin_at(self, steps_per_env: int) -> None:
+        """As of `Collector`."""
+        self._group.begin_at(steps_per_env)
+
+    @contextlib.contextmanager
+    def rollout(self, published: Published, shown: TimeStep[np.ndarray]) -> Generator["RolloutAlone"]:
+        """As of `Acting`."""
+        acting = self._group.acting(published.algo, shown)
+        yield RolloutAlone(self.steps, published, acting, shown)
+        acting.steps_per_env += self.steps.length
+
+
+class RolloutAlone:
+    """A `RolloutInParts` of a group by itself."""
+
+    def __init__(self, steps: HostSteps, published: Published, acting: HostActing, shown: TimeStep[np.ndarray]):
+        self._steps, self._published, self._acting, self._initial = steps, published, acting, acting.carry
+        self._storage = steps.storage(
+            published.algo, published.actor, shown, acting.carry, acting.previous_action, acting.roots
+        )
+
+    def act(self, shown: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
+        """As of `RolloutInParts`."""
+        acting = self._acting
+        self._storage, acting.previous_action, acting.carry, action = self._steps.act_some(
+            self._published.algo,
+            self._published.actor,
+            self._storage,
+            shown,
+            acting.carry,
+            acting.previous_action,
+            acting.roots,
+            acting.tick() + numbers.astype(np.uint32),
+            numbers,
+            env_ids,
+        )
+        return jax.device_get(action)
+
+    def finish(self, shown: TimeStep[np.ndarray]) -> Rollout:
+        """As of `RolloutInParts`."""
+        of, acting = self._published, self._acting
+        return self._steps.finish(
+            of.algo, of.actor, self._storage, shown, acting.previous_action, self._initial, acting.carry, of.version
+        )
+
+
 class ReadyCollector:
-    """A `Collector` that acts for the `host.batch_size` environments that are ready first.
+    """A `Collector` that acts for the `env.batch_size` environments that are ready first.
 
     Every environment has its own column of the rollout. One that has filled its share waits for the others, so that a
     rollout is whole and of one version. What is collected does not depend on who was ready when: random numbers are
     named by environment and step.
 
     Args:
-      group: who acts for them.
+      acting: who acts for them.
       host: the environments.
     """
 
-    def __init__(self, group: Group, host: AsyncEnvironment):
+    def __init__(self, acting: Acting, host: AsyncEnvironment):
         self.host: AsyncEnvironment = host
         self.stepping = Stepping()
-        self._group = group
+        self._acting = acting
         # The newest time step of each environment; entries are written over as they come.
         self._shown = self._reset()
 
     def begin_at(self, steps_per_env: int) -> None:
         """As of `Collector`."""
-        self._group.begin_at(steps_per_env)
+        self._acting.begin_at(steps_per_env)
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
         """As of `Collector`."""
@@ -64,44 +118,27 @@ class ReadyCollector:
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
         """As of `Collector`; `stepper` is not used, environments are sent actions in parts."""
-        steps, algo, actor = self._group.steps, published.algo, published.actor
-        acting = self._group.acting(algo, self._shown)
+        steps = self._acting.steps
         if steps.whole_episodes:
             self._shown = self._reset()
-        initial = acting.carry
-        storage = steps.storage(algo, actor, self._shown, acting.carry, acting.previous_action, acting.roots)
         turns = Turns(steps.group, self.host.batch_size, steps.length)
-        while not turns.over:
-            turn = turns.take()
-            if turn is None:
-                yield
-                self._receive(turns)
-                continue
-            env_ids, numbers = turn
-            storage, acting.previous_action, acting.carry, action = steps.act_some(
-                algo,
-                actor,
-                storage,
-                jax.tree.map(lambda x, ids=env_ids: x[ids], self._shown),
-                acting.carry,
-                acting.previous_action,
-                acting.roots,
-                acting.tick() + numbers.astype(np.uint32),
-                numbers,
-                env_ids,
-            )
-            self.host.send(jax.device_get(action), env_ids)
-        acting.steps_per_env += steps.length
+        with self._acting.rollout(published, self._shown) as rollout:
+            while not turns.over:
+                turn = turns.take()
+                if turn is None:
+                    yield
+                    self._receive(turns)
+                    continue
+                env_ids, numbers = turn
+                shown = jax.tree.map(lambda x, ids=env_ids: x[ids], self._shown)
+                self.host.send(rollout.act(shown, numbers, env_ids), env_ids)
         # A copy: the next rollout's time steps are written over these, maybe before the program has read them.
-        final = jax.tree.map(np.copy, self._shown)
-        return counted(
-            steps.finish(algo, actor, storage, final, acting.previous_action, initial, acting.carry, published.version)
-        )
+        return counted(rollout.finish(jax.tree.map(np.copy, self._shown)))
 
     def _reset(self):
         with self.stepping:
             self.host.async_reset()
-            came = [self.host.recv() for _ in range(self._group.steps.group // self.host.batch_size)]
+            came = [self.host.recv() for _ in range(self._acting.steps.group // self.host.batch_size)]
         env_ids, timesteps = jax.tree.map(lambda *x: np.concatenate(x), *came)
         return jax.tree.map(lambda x: x[np.argsort(env_ids)], timesteps)
 

@@ -39,9 +39,10 @@ from jaxrl.parallel.recorded import from_rollouts
 from jaxrl.parallel.sebulba import rate_limit, ready_collector
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Collector, Group, Published, StepCollector
+from jaxrl.parallel.sebulba.inference import DynamicBatching, GroupOfMany, Inference, InferenceCollector
 from jaxrl.parallel.sebulba.learning import HostLearning, HostRollouts
 from jaxrl.parallel.sebulba.rate_limit import Move
-from jaxrl.parallel.sebulba.ready_collector import ReadyCollector
+from jaxrl.parallel.sebulba.ready_collector import ActingAlone, ReadyCollector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +61,15 @@ class Sebulba:
       shards: logical groups of environments, as in `Anakin`.
       lockstep: deterministic runs: every rollout is collected with parameters exactly `lag` updates old. Without
         it, with the newest parameters. Several processes need lockstep. None: with lockstep, unless the algorithm
-        learns from data of any age, as replays and V-trace do, or `ready` is set.
+        learns from data of any age, as replays and V-trace do, or `ready` or `batching` is set.
       lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run equals `Anakin`'s with the same
         environments; with 1 they act while it updates. None: 0, or if `lockstep` is None too, 1 where the algorithm
         allows it (PPO), else 0 (A2C).
       queue: rollouts of each group that may wait for the learner.
       ready: number of environments to act for at once: the first of their group that are ready; must divide the group.
         None: the whole group, in step.
+      batching: dynamic batching: one inference batch for whichever environments are ready, over all actor threads of a
+        device. None: every thread acts for its own environments.
       error_buffer: transitions that draws may be ahead of or behind the samples per insert: the learner then draws from
         the replay while actors insert, and whichever side is further ahead waits. None: an algorithm with a replay
         learns from it after every round of rollouts, and keeps its replay ratio exactly.
@@ -86,6 +89,7 @@ class Sebulba:
     lag: int | None = None
     queue: int = 1
     ready: int | None = None
+    batching: DynamicBatching | None = None
     error_buffer: float | None = None
     step_timeout: float = STEP_TIMEOUT
     remote: Remote | None = None
@@ -119,7 +123,8 @@ class Sebulba:
             sources = [source for source in algo.experience.values() if isinstance(source, Rollouts | Episodes)]
             most = [source.max_policy_lag for source in sources if source.max_policy_lag is not None]
             alone = jax.process_count() == 1
-            lockstep = lag is not None or not alone or (bool(most) and self.ready is None)
+            in_step = self.ready is None and self.batching is None
+            lockstep = lag is not None or not alone or (bool(most) and in_step)
             if lag is None:
                 lag = min([1, *most]) if lockstep else 0
         return dataclasses.replace(self, num_envs=self._num_envs(algo), lockstep=lockstep, lag=lag or 0)
@@ -170,6 +175,12 @@ class Sebulba:
         if self.ready is not None and self.num_envs % groups == 0:
             alone = {"groups": self.groups == 1, "lockstep": not self.lockstep, "remote": self.remote is None}
             problems += ready_collector.problems(self.ready, self.num_envs // groups, env, alone)
+        if self.batching is not None and self.num_envs % groups == 0:
+            alone = {"groups": self.groups == 1, "lockstep": not self.lockstep}
+            alone["policy"] = self.remote is None or not self.remote.policy
+            group = self.num_envs // groups
+            threads = self.threads // max(min(self.actor_devices, jax.local_device_count(), self.threads), 1)
+            problems += self.batching.problems(threads * group, self.ready or group, alone)
         if ro.in_whole_episodes(algo) and isinstance(env, ResumingRecipe) and env.resumes:
             problems.append(
                 f"whole_episodes=True, and {env.name} goes on with an episode if reset before its end: {env.resumes}"
@@ -205,6 +216,7 @@ class SebulbaProgram:
         self._processes, self._begins = jax.process_count(), HostRollouts(layout)
         self._learning = HostLearning(layout, self._processes)
         self._collectors: list[Collector] = []
+        self._inferences: list[Inference] = []  # with dynamic batching: one for each device that acts
         self._threads: ActorThreads | None = None
         self._failures_told = 0  # of environments, in the reports so far
         self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
@@ -265,6 +277,7 @@ class SebulbaProgram:
         length, whole = ro.rollout_length(algo), ro.in_whole_episodes(algo)
         steps = HostSteps(self.layout.spec, self.layout.num_envs, size, length, whole_episodes=whole)
         devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
+        acting = self._acting(steps, seed, [first_env + number * size for number in range(groups)], devices)
         store = None
         if remote is not None and remote.policy:
             store = ParameterStore(remote)
@@ -277,20 +290,40 @@ class SebulbaProgram:
                     if store is not None and remote is not None:
                         self._collectors.append(RemoteCollector(env, remote, steps, store, seed, env_offset, device))
                     else:
-                        self._collectors.append(self._collector(env, steps, seed, env_offset, device))
+                        self._collectors.append(self._collector(env, seed, env_offset, acting[number]))
         except BaseException:
             self.close()
             raise
 
-    def _collector(self, env, steps, seed, env_offset, device):
-        group, ready = Group(steps, keys.root_key(seed), env_offset, device), self.topology.ready
-        if ready is None:
-            with told_if_slow(env.name, "building the environments"):
-                host = env.build(steps.group, seed, env_offset)
-            return first_call(lambda: StepCollector(group, host), host, self.topology.step_timeout)
+    def _acting(self, steps, seed, first_envs, devices):
+        """Who acts for each group, by itself or with dynamic batching."""
+        key, batching = keys.root_key(seed), self.topology.batching
+        self._inferences = []
+        if batching is None:
+            return [Group(steps, key, first, device) for first, device in zip(first_envs, devices, strict=True)]
+        acting: dict[int, GroupOfMany] = {}
+        for device in dict.fromkeys(devices):
+            here = [number for number, where in enumerate(devices) if where == device]
+            first, at_once = [first_envs[number] for number in here], self.topology.ready or steps.group
+            inference = Inference(steps, batching, at_once, key, first, device)
+            self._inferences.append(inference)
+            acting |= dict(zip(here, inference.groups, strict=True))
+        return [acting[number] for number in range(len(devices))]
+
+    def _collector(self, env, seed, env_offset, acting):
+        ready, size, timeout = self.topology.ready, acting.steps.group, self.topology.step_timeout
+        alone = isinstance(acting, Group)
         with told_if_slow(env.name, "building the environments"):
-            host = env.build_async(steps.group, ready, seed, env_offset)
-        return first_call(lambda: ReadyCollector(group, host), host, self.topology.step_timeout)
+            if ready is not None:
+                host = env.build_async(size, ready, seed, env_offset)
+            else:
+                host = env.build(size, seed, env_offset)
+        if ready is not None:
+            acting = ActingAlone(acting) if alone else acting
+            return first_call(lambda: ReadyCollector(acting, host), host, timeout)
+        if alone:
+            return first_call(lambda: StepCollector(acting, host), host, timeout)
+        return first_call(lambda: InferenceCollector(acting, host), host, timeout)
 
     def _actor_devices(self):
         """The device of each actor thread: after the learner's where there are so many, else among the same."""
@@ -358,7 +391,7 @@ class SebulbaProgram:
     def _chunk(self, algo, state, length, total_steps_per_env, dataset, keep):
         """`keep` gets the rollouts of every iteration, and from how many the policy that acted had learned."""
         threads = self._running(algo, state)
-        since, before = time.monotonic(), threads.metrics()
+        since, before, batches = time.monotonic(), threads.metrics(), self._batches()
         horizon = self.layout.place(np.float32(total_steps_per_env))
         rounds = self._rounds if self.topology.error_buffer is None else self._rounds_in_between
         state, total, figures = rounds(algo, state, length, horizon, dataset, keep)
@@ -370,8 +403,15 @@ class SebulbaProgram:
         figures["failures"], self._failures_told = float(failures - self._failures_told), failures
         group = self.layout.num_envs // (self._processes * len(self._collectors))
         figures |= {"inference_batch": float(self.topology.ready or group)}
+        if self._inferences:
+            calls, rows, seconds = self._batches() - batches
+            figures |= {"inference_batch": rows / max(calls, 1.0), "batching_seconds": seconds}
         figures["seconds"] = time.monotonic() - since
         return state, total.replace(actors={name: np.float32(value) for name, value in figures.items()})
+
+    def _batches(self):
+        """Of dynamic batching since the beginning: calls of the policy, environments in them, seconds before them."""
+        return np.sum([inference.metrics() for inference in self._inferences], axis=0) if self._inferences else 0.0
 
     def _rounds(self, algo, state, length, horizon, dataset, keep):
         """So many rounds of rollouts, each learned from at once."""
@@ -463,6 +503,7 @@ class SebulbaProgram:
                 lag=topology.lag if topology.lockstep else None,
                 depth=topology.queue,
                 step_timeout=topology.step_timeout,
+                inferences=self._inferences,
             )
         return self._threads
 

@@ -17,7 +17,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps, complete
 from jaxrl.parallel.sebulba.collector import Group, Published, StepCollector
-from jaxrl.parallel.sebulba.ready_collector import ReadyCollector, Turns
+from jaxrl.parallel.sebulba.ready_collector import ActingAlone, ReadyCollector, Turns
 
 # --- turns -------------------------------------------------------------------------------------------------------
 
@@ -141,7 +141,8 @@ WHOLE = dataclasses.replace(STEPS, whole_episodes=True)
 
 
 def collector(cls, host, steps=STEPS):
-    made = cls(Group(steps, jax.random.key(3), NUM_ENVS, jax.devices()[0]), host)
+    group = Group(steps, jax.random.key(3), NUM_ENVS, jax.devices()[0])
+    made = cls(ActingAlone(group) if cls is ReadyCollector else group, host)
     made.begin_at(2**32 - 10)  # ticks wrap
     return made
 
