@@ -34,6 +34,13 @@ ONE = SingleReplica(1)
 SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 
 
+# Compiled: in one program what would be one for each operation.
+huber_loss = jax.jit(q_learning.quantile_huber_loss)
+munchausen_bonus, soft_returns = jax.jit(q_learning.munchausen_bonus), jax.jit(q_learning.soft_returns)
+td_loss, support_metrics = jax.jit(q_learning.td_loss), jax.jit(q_learning.support_metrics, static_argnums=(2, 3, 5))
+projection = jax.jit(q_learning.categorical_projection, static_argnums=3)
+
+
 def random(*shape, seed=0, scale=1.0):
     return np.asarray(np.random.default_rng(seed).normal(size=shape) * scale, np.float32)
 
@@ -64,14 +71,14 @@ def projected(atoms, probabilities, low, high, count):
 @given(st.integers(0, 1000), st.floats(-5, 0, width=32), st.floats(1, 5, width=32), st.integers(2, 12))
 def test_categorical_projection_is_the_papers(seed, low, high, count):
     atoms, probabilities = random(3, 7, seed=seed, scale=4.0), softmax(random(3, 7, seed=seed + 1))
-    got = q_learning.categorical_projection(Returns(jnp.asarray(atoms), jnp.asarray(probabilities)), low, high, count)
+    got = projection(Returns(jnp.asarray(atoms), jnp.asarray(probabilities)), low, high, count)
     expected = [projected(a, p, low, high, count) for a, p in zip(atoms, probabilities, strict=True)]
     np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
 def test_a_projection_keeps_the_mean_within_the_support():
     atoms, probabilities = np.clip(random(5, 9), -2, 2), softmax(random(5, 9, seed=1))
-    got = q_learning.categorical_projection(Returns(jnp.asarray(atoms), jnp.asarray(probabilities)), -2.0, 2.0, 21)
+    got = projection(Returns(jnp.asarray(atoms), jnp.asarray(probabilities)), -2.0, 2.0, 21)
     np.testing.assert_allclose(got.sum(-1), 1.0, rtol=1e-5)
     np.testing.assert_allclose(
         got @ np.linspace(-2, 2, 21, dtype=np.float32), (atoms * probabilities).sum(-1), atol=1e-5
@@ -88,14 +95,14 @@ def test_quantile_huber_loss_is_equation_10(seed, kappa):
                 u = float(targets[b, j]) - float(quantiles[b, i])
                 huber = 0.5 * u * u if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
                 expected[b] += abs((i + 0.5) / 5 - (u < 0)) * huber / kappa / 3
-    got = q_learning.quantile_huber_loss(jnp.asarray(quantiles), jnp.asarray(targets), kappa)
+    got = huber_loss(jnp.asarray(quantiles), jnp.asarray(targets), kappa)
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-5)
 
 
 def test_the_quantile_loss_is_least_at_the_quantiles():
     draws = np.sort(random(1, 4000))
     quantiles = jnp.asarray(np.quantile(draws[0], (np.arange(4) + 0.5) / 4), jnp.float32)[None]
-    gradient = jax.grad(lambda q: q_learning.quantile_huber_loss(q, jnp.asarray(draws), 1e-3)[0])(quantiles)
+    gradient = jax.grad(lambda q: huber_loss(q, jnp.asarray(draws), 1e-3)[0])(quantiles)
     np.testing.assert_allclose(gradient, 0.0, atol=2e-3)
 
 
@@ -105,24 +112,24 @@ def test_munchausen_is_equation_5(tau):
     action = np.arange(6) % 4
     log_policy = np.log(np.maximum(softmax(np.float64(values) / tau), 1e-300))
     expected = 0.9 * np.clip(tau * log_policy[np.arange(6), action], -1.0, 0.0)
-    got = q_learning.munchausen_bonus(jnp.asarray(values), jnp.asarray(action), tau, 0.9, -1.0)
+    got = munchausen_bonus(jnp.asarray(values), jnp.asarray(action), tau, 0.9, -1.0)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     policy = softmax(np.float64(following) / tau)
     entropy = -np.sum(policy * np.log(np.maximum(policy, 1e-300)), -1)
     soft = (policy * following).sum(-1) + tau * entropy
-    got = q_learning.soft_returns(jnp.asarray(following), jnp.asarray(following), tau)
+    got = soft_returns(jnp.asarray(following), jnp.asarray(following), tau)
     np.testing.assert_allclose(got.atoms[:, 0], soft, rtol=1e-4, atol=1e-5)
     quantiles = random(6, 4, 3, seed=2)
-    got = q_learning.soft_returns(QuantileReturns(jnp.asarray(quantiles)), jnp.asarray(following), tau)
+    got = soft_returns(QuantileReturns(jnp.asarray(quantiles)), jnp.asarray(following), tau)
     expected = np.einsum("ba,ban->bn", policy, quantiles) + tau * entropy[:, None]
     np.testing.assert_allclose(got.atoms, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_munchausen_is_finite_where_actions_are_forbidden():
     values = networks.heads.mask_values(jnp.ones((2, 3)), jnp.asarray([[True, False, True], [False, False, True]]))
-    soft = q_learning.soft_returns(values, values, 0.03).atoms[:, 0]
+    soft = soft_returns(values, values, 0.03).atoms[:, 0]
     np.testing.assert_allclose(soft, [1.0 + 0.03 * np.log(2), 1.0], rtol=1e-5)
-    assert np.isfinite(q_learning.munchausen_bonus(values, jnp.asarray([0, 2]), 0.03, 0.9, -1.0)).all()
+    assert np.isfinite(munchausen_bonus(values, jnp.asarray([0, 2]), 0.03, 0.9, -1.0)).all()
 
 
 def test_the_ladder_is_horgans():
@@ -138,19 +145,19 @@ def test_losses_by_head():
     action, low, high = jnp.asarray([0, 2]), -2.0, 2.0
     values, logits = random(2, 3), random(2, 3, 5)
     target = Returns(jnp.asarray(random(2, 1, seed=3)), jnp.ones((2, 1)))
-    loss, error = q_learning.td_loss(jnp.asarray(values), action, target, low, high, 1.0)
+    loss, error = td_loss(jnp.asarray(values), action, target, low, high, 1.0)
     wrong = np.asarray(target.atoms)[:, 0] - values[[0, 1], [0, 2]]
     np.testing.assert_allclose(loss, 0.5 * wrong**2, rtol=1e-5)
     np.testing.assert_allclose(error, np.abs(wrong), rtol=1e-5)
     for huber in (0.5 * np.abs(wrong).min(), np.abs(wrong).mean(), 2.0 * np.abs(wrong).max()):
-        loss, error = q_learning.td_loss(jnp.asarray(values), action, target, low, high, 1.0, float(huber))
+        loss, error = td_loss(jnp.asarray(values), action, target, low, high, 1.0, float(huber))
         linear = huber * (np.abs(wrong) - 0.5 * huber)
         np.testing.assert_allclose(loss, np.where(np.abs(wrong) <= huber, 0.5 * wrong**2, linear), rtol=1e-5)
         np.testing.assert_allclose(error, np.abs(wrong), rtol=1e-5)
 
-    wanted = np.asarray(q_learning.categorical_projection(target, low, high, 5))
+    wanted = np.asarray(projection(target, low, high, 5))
     predicted = softmax(logits[[0, 1], [0, 2]])
-    loss, error = q_learning.td_loss(CategoricalReturns(jnp.asarray(logits)), action, target, low, high, 1.0)
+    loss, error = td_loss(CategoricalReturns(jnp.asarray(logits)), action, target, low, high, 1.0)
     np.testing.assert_allclose(loss, -(wanted * np.log(predicted)).sum(-1), rtol=1e-5)
     divergence = np.where(wanted > 0, wanted * np.log(np.maximum(wanted, 1e-30) / predicted), 0).sum(-1)
     np.testing.assert_allclose(error, divergence, rtol=1e-4)
@@ -168,11 +175,11 @@ def test_what_the_ends_of_a_support_hold_is_told():
     probabilities = jnp.asarray([[0.25, 0.75], [0.5, 0.5], [0.4, 0.6], [0.5, 0.5]], jnp.float32)
     weight = jnp.asarray([True, True, True, False])
     target = Returns(atoms, probabilities)
-    found = q_learning.support_metrics(output, target, -2.0, 2.0, weight, ONE)
+    found = support_metrics(output, target, -2.0, 2.0, weight, ONE)
     # 1.5 is halfway between the last two atoms; 2.001 is rounding.
     np.testing.assert_allclose(found["support_edge_mass"], np.mean([1.0, 0.25, 1.0]), rtol=1e-5)
     np.testing.assert_allclose(found["support_clipped_mass"], np.mean([0.0, 0.0, 0.4]), rtol=1e-5)
-    assert q_learning.support_metrics(jnp.zeros((4, 3)), target, -2.0, 2.0, weight, ONE) == {}
+    assert support_metrics(jnp.zeros((4, 3)), target, -2.0, 2.0, weight, ONE) == {}
 
 
 def test_every_atom_moves_by_the_n_step_target():

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl.algos import minibatches
+from jaxrl.core import keys
 
 KEYS = 6000
 MANY = jax.jit(jax.vmap(minibatches.permutation, (0, None)), static_argnums=1)
@@ -20,7 +21,7 @@ MANY = jax.jit(jax.vmap(minibatches.permutation, (0, None)), static_argnums=1)
 @functools.cache
 def many(n):
     """One permutation a key."""
-    return np.asarray(MANY(jax.random.split(jax.random.key(1), KEYS), n))
+    return np.asarray(MANY(keys.unrolled(jax.random.split(jax.random.key(1), KEYS)), n))
 
 
 def replicas(shards, first_shard=0):
@@ -30,7 +31,7 @@ def replicas(shards, first_shard=0):
 # Around the last sorted size; primes, squares, products of like and unlike primes; one more than a power of two.
 @pytest.mark.parametrize("n", one_quick([1, 2, 32, 33, 37, 257, 961, 1021, 2 * 509, 8192], 1, 33, 257))
 def test_every_index_comes_once(n):
-    shuffled = np.asarray(MANY(jax.random.split(jax.random.key(n), 5), n))
+    shuffled = np.asarray(MANY(keys.unrolled(jax.random.split(jax.random.key(n), 5)), n))
     assert shuffled.dtype == np.int32
     for one in shuffled:
         np.testing.assert_array_equal(np.sort(one), np.arange(n))
@@ -41,7 +42,7 @@ def test_every_index_comes_once(n):
 @settings(max_examples=3)
 @given(st.integers(33, 20_000))
 def test_every_index_comes_once_whatever_the_size(n):
-    shuffled = MANY(jax.random.split(jax.random.key(0), 2), n)
+    shuffled = MANY(keys.unrolled(jax.random.split(jax.random.key(0), 2)), n)
     np.testing.assert_array_equal(np.sort(shuffled, axis=1), np.broadcast_to(np.arange(n), (2, n)))
 
 
@@ -110,9 +111,9 @@ def test_keys_are_independent():
 
 
 def test_a_shard_shuffles_by_its_global_number():
-    key = jax.random.key(4)
-    everything = minibatches.shuffled_indices(key, 300, 4, 0)
+    key = keys.root_key(4)
     shuffle = jax.jit(minibatches.shuffled_indices, static_argnums=(1, 2))
+    everything = shuffle(key, 300, 4, jnp.int32(0))
     for first in range(0, 4, 2):
         np.testing.assert_array_equal(shuffle(key, 300, 2, jnp.int32(first)), everything[first : first + 2])
     assert len({row.tobytes() for row in np.asarray(everything)}) == 4
@@ -126,7 +127,7 @@ def test_content_does_not_depend_on_the_device_count(by):
     @functools.partial(jax.jit, static_argnames=("width", "here"))
     def draw(first_shard, *, width, here):
         return minibatches.minibatch_indices(
-            jax.random.key(5), rows=rows, num_envs=width, count=count, epochs=epochs, by=by,
+            keys.root_key(5), rows=rows, num_envs=width, count=count, epochs=epochs, by=by,
             replicas=replicas(here, first_shard),
         )  # fmt: skip
 
@@ -154,9 +155,10 @@ def test_content_does_not_depend_on_the_device_count(by):
 
 def test_every_minibatch_takes_its_portion_of_every_shard():
     rows, envs, shards, count = 12, 8, 4, 3
-    indices = minibatches.minibatch_indices(
-        jax.random.key(6), rows=rows, num_envs=envs, count=count, replicas=replicas(shards)
+    draw = functools.partial(
+        minibatches.minibatch_indices, rows=rows, num_envs=envs, count=count, replicas=replicas(shards)
     )
+    indices = jax.jit(draw)(keys.root_key(6))
     assert indices.shape == (count, rows * envs // count)
     for minibatch in np.asarray(indices):
         from_shard = np.bincount(minibatch % envs // (envs // shards))

@@ -20,7 +20,7 @@ from scipy import optimize
 
 from jaxrl.algos import kl_limits, mpo, off_policy, q_learning
 from jaxrl.algos.train_state import Variables
-from jaxrl.core import spaces
+from jaxrl.core import keys, spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, TimeStep
 from jaxrl.networks import Actor, Critic
@@ -358,9 +358,10 @@ def test_forbidden_actions_are_never_taken(updates):
     flags = jnp.zeros(512, bool)
     mask = jnp.arange(4)[None] // 2 == jnp.arange(512)[:, None] % 2  # actions 0 and 1, or 2 and 3
     moments = TimeStep(jnp.ones((512, 3)), jnp.zeros(512), flags, flags, flags, action_mask=mask)
-    keys = jax.random.split(KEY, 512)
+    each = keys.unrolled(jax.random.split(KEY, 512))
+    act = jax.jit(algo.act, static_argnames=("spec", "explore"))
     for explore in (True, False):
-        action = np.asarray(algo.act(actor, moments, (), keys, spec=CHOICES, explore=explore).action)
+        action = np.asarray(act(actor, moments, (), each, spec=CHOICES, explore=explore).action)
         assert np.take_along_axis(np.asarray(mask), action[:, None], axis=1).all()
         assert len(np.unique(action)) == (4 if explore else 2)
 
