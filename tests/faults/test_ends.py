@@ -97,9 +97,10 @@ def test_a_run_whose_terminal_is_closed_saves(tmp_path):
     words += ["--num-envs", "4", "--rollout-length", "8", "--evaluate-every", "0", "--checkpoint-every", "0"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore", "TERM": "xterm"}
     terminal, theirs = pty.openpty()
-    # Who leads a session and opens a terminal has it from then on.
+    # Who leads a session and opens a terminal has it from then on; a test run under `nohup` passes its deafness on.
     lead = (
-        "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.open(os.ttyname(0), os.O_RDWR); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     )
     words = [sys.executable, "-c", lead, *words, "--run-dir", str(run)]
     given = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
