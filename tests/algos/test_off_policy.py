@@ -1,6 +1,7 @@
 """What SAC, MPO, TD3, DDPG and D4PG share: targets, averaging, warm-up, devices; and every field changes something."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from jaxrl.algos import off_policy, q_learning, train_state
 from jaxrl.algos.optimizers import RMSProp
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
+from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Lifo
 from jaxrl.core.types import EnvSpec, TimeStep
@@ -315,11 +317,12 @@ def moments(batch):
 @pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3", "ddpg"))
 def test_actions_are_uniform_over_the_box_until_the_first_update(name):
     algo, batch = resolve_schedules(ALGORITHMS[name], jnp.float32(0)), 4096
-    state, keys = algo.init(jax.random.key(0), SPEC), jax.random.split(jax.random.key(1), batch)
+    state, keys = algo.init(jax.random.key(0), SPEC), jax.random.split(root_key(1), batch)
+    compiled = jax.jit(functools.partial(algo.act, spec=SPEC), static_argnames="explore")
 
     def act(updates, explore):
         actor = algo.actor(state.replace(updates=jnp.int32(updates)))
-        return np.asarray(algo.act(actor, moments(batch), (), keys, spec=SPEC, explore=explore).action)
+        return np.asarray(compiled(actor, moments(batch), (), keys, explore=explore).action)
 
     random, later, greedy = act(0, True), act(1, True), act(0, False)
     unit = (random - BOX.low) / (BOX.high - BOX.low)
@@ -370,24 +373,30 @@ def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_eac
     state = algo.init(jax.random.key(0), SPEC)
     wandering = algo.replace(noise_correlation=0.9)
 
-    def acted(algo, updates, explore=True):
+    def acting(algo):
+        return algo, jax.jit(functools.partial(algo.act, spec=SPEC), static_argnames="explore")
+
+    def acted(acting, updates, explore=True):
+        algo, act = acting
         actor = algo.actor(state.replace(updates=jnp.int32(updates)))
-        carry, found = jax.tree.map(lambda x: jnp.stack([x] * batch), algo.initial_carry(SPEC, jnp.int32(0), 1)), []
+        initial, found = algo.initial_carry(SPEC, jnp.int32(0), 1), []
+        carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), initial)
         for step in range(2):
             shown = moments(batch).replace(first=jnp.full(batch, step == 0))
-            keys = jax.random.split(jax.random.key(step), batch)
-            output = algo.act(actor, shown, carry, keys, spec=SPEC, explore=explore)
+            keys = jax.random.split(root_key(step), batch)
+            output = act(actor, shown, carry, keys, explore=explore)
             carry = output.carry
             found.append((np.asarray(output.action) - BOX.low) / (BOX.high - BOX.low))
         return np.stack(found)
 
+    plain, wandering = acting(algo), acting(wandering)
     for updates in (0, 1):  # uniform, then the policy's
-        usual, other = acted(algo, updates), acted(wandering, updates)
+        usual, other = acted(plain, updates), acted(wandering, updates)
         for quantile in (0.1, 0.5, 0.9):
             ends = [np.quantile(x, quantile, axis=(0, 1)) for x in (usual, other)]
             np.testing.assert_allclose(*ends, atol=0.03)
         assert [round(np.corrcoef(*x[..., 0])[0, 1], 1) for x in (usual, other)] == [0.0, 0.9]
-    np.testing.assert_array_equal(acted(wandering, 1, explore=False), acted(algo, 1, explore=False))
+    np.testing.assert_array_equal(acted(wandering, 1, explore=False), acted(plain, 1, explore=False))
 
 
 @pytest.mark.parametrize("name", ["sac", "mpo"])
