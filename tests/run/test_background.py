@@ -58,6 +58,7 @@ def test_imports_that_are_missing_are_left_to_who_needs_them(monkeypatch):
     assert "this" in sys.modules and "no_such_module" not in sys.modules
 
 
+@pytest.mark.long
 def test_what_a_run_compiles_is_compiled_once_and_side_by_side(compiled, tmp_path):
     train(dataclasses.replace(PPO, epochs=3), tmp_path / "run")
     assert sorted(compiled) == [("_chunk", True), ("init", False), ("play", True), ("policy_at", True)]

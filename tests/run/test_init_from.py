@@ -6,17 +6,19 @@ import shutil
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
 from jaxrl import networks
 from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.schedules import Linear
 from jaxrl.core.types import env_spec
 from jaxrl.run.init_from import recorded_parent, take_over
 from jaxrl.run.loading import load_run
 
-FROZEN = PPO.replace(learning_rate=1e-30)  # what it begins with stays
-STEADY = PPO.replace(learning_rate=1e-2)  # the same, however long the run is
+# Schedules as PPO's own is, and so all train with the program of many other tests.
+FROZEN = PPO.replace(learning_rate=Linear(1e-30, 1e-30))  # what it begins with stays
+STEADY = PPO.replace(learning_rate=Linear(1e-2, 1e-2))  # the same, however long the run is
 HEAVY = jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=12, gravity=20.0)
 SMALL = {"widths": (8,)}
 PENDULUM = env_spec(jaxrl.make("gymnax:Pendulum-v1"))
@@ -24,7 +26,7 @@ PENDULUM = env_spec(jaxrl.make("gymnax:Pendulum-v1"))
 
 def train(algo=PPO, env=ENV, total_steps=2 * ROWS, **settings):
     settings = {"evaluate_every": 0, "checkpoint_every": ROWS, "evaluation_episodes": 2} | settings
-    return jaxrl.train(algo, env, total_steps=total_steps, num_envs=NUM_ENVS, progress=False, **settings)
+    return jaxrl.train(algo, env, total_steps=total_steps, topology=anakin(), progress=False, **settings)
 
 
 @pytest.fixture(scope="module")
