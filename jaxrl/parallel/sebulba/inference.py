@@ -7,6 +7,7 @@ policy for all in it; there is no further thread.
 
 import contextlib
 import dataclasses
+import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -165,7 +166,6 @@ class Request:
       env_ids: which of the device's environments they are, int32 [B].
       ticks: what their random numbers are named by, uint32 [B].
       numbers: steps of the rollout that they are at, int32 [B].
-      answered: told when there is an answer, or the next batch to look for.
     """
 
     def __init__(
@@ -175,10 +175,11 @@ class Request:
         env_ids: np.ndarray,
         ticks: np.ndarray,
         numbers: np.ndarray,
-        answered: threading.Condition,
     ):
-        self.published, self.shown, self.answered = published, shown, answered
+        self.published, self.shown = published, shown
         self.env_ids, self.ticks, self.numbers = env_ids, ticks, numbers
+        # Whoever waits is woken when it is done, or has to look for the next batch. In C, and without the lock of all.
+        self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.done = False
         self.action: PyTree = None
         self.error: BaseException | None = None
@@ -240,7 +241,8 @@ class Inference:
         """A group asks no more in its rollout."""
         with self._lock:
             self._batches.leave(version)
-            self._wake_next()
+            oldest = self._oldest()
+        _wake(oldest)
 
     def act(
         self,
@@ -256,7 +258,7 @@ class Inference:
           ClosedError: nobody will act any more.
           Exception: what the policy raised.
         """
-        request = Request(published, shown, env_ids, ticks, numbers, threading.Condition(self._lock))
+        request = Request(published, shown, env_ids, ticks, numbers)
         with self._lock:
             self._batches.ask(int(published.version), request, self._clock())
         while batch := self._next(request):
@@ -285,26 +287,26 @@ class Inference:
     def close(self) -> None:
         """Lets everybody go who waits; may be called twice."""
         with self._lock:
-            self._closed = True
-            for request in self._batches.requests:
-                request.answered.notify()
+            self._closed, waiting = True, self._batches.requests
+        _wake(waiting)
 
     # --- batches -------------------------------------------------------------------------------------------------
 
     def _next(self, request):
         """The next batch, which the caller has to run; none once `request` is done."""
-        with self._lock:
-            while not request.done:
+        while not request.done:
+            with self._lock:
                 if self._closed:
                     raise ClosedError
-                batch = []
+                batch, seconds = [], None
                 if not self._busy:
                     batch, waited = self._batches.take(self._clock())
-                    self._waited += waited
-                if batch:
-                    self._busy = True
-                    return batch
-                request.answered.wait(None if self._busy else self._batches.seconds_left(self._clock()))
+                    self._waited, self._busy = self._waited + waited, bool(batch)
+                    seconds = self._batches.seconds_left(self._clock())
+            if batch:
+                return batch
+            with contextlib.suppress(queue.Empty):
+                request.woken.get(timeout=seconds)
         return []
 
     def _run(self, batch):
@@ -316,15 +318,14 @@ class Inference:
         with self._lock:
             self._busy, self._calls = False, self._calls + 1
             self._rows += sum(request.env_ids.size for request in batch)
-            for request in batch:
-                request.done = True
-                request.answered.notify()
-            self._wake_next()
+            oldest = self._oldest()
+        for request in batch:
+            request.done = True
+        _wake(batch + oldest)
 
-    def _wake_next(self):
-        """Of those that wait one looks whether a batch is due: the oldest."""
-        if not self._busy and (waiting := self._batches.requests):
-            waiting[0].answered.notify()
+    def _oldest(self):
+        """Of those that wait the one that looks whether a batch is due, if none is under way."""
+        return [] if self._busy else self._batches.requests[:1]
 
     def _answer(self, batch):
         sizes = [request.env_ids.size for request in batch]
@@ -461,9 +462,10 @@ class InferenceCollector:
             with self.stepping:
                 self._shown = self.host.reset()
         everybody = np.arange(steps.group, dtype=np.int32)
+        numbers = np.repeat(np.arange(steps.length, dtype=np.int32)[:, None], steps.group, axis=1)
         with self._acting.rollout(published, self._shown) as rollout:
-            for number in range(steps.length):
-                action = rollout.act(self._shown, np.full(steps.group, number, np.int32), everybody)
+            for number in numbers:
+                action = rollout.act(self._shown, number, everybody)
                 yield
                 with self.stepping:
                     self._shown = self.host.step(action)
@@ -474,6 +476,11 @@ class InferenceCollector:
 def _of_group(tree, first, size, axis):
     """The `size` columns from `first` on."""
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size, axis), tree)
+
+
+def _wake(requests):
+    for request in requests:
+        request.woken.put(None)
 
 
 def _joined(parts, padding):
