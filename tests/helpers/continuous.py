@@ -11,6 +11,7 @@ import jaxrl
 from jaxrl.algos import off_policy, q_learning
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
+from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, SampleInfo, TransitionBatch
 from jaxrl.networks import Actor, CategoricalValues, Critic
@@ -69,7 +70,7 @@ def counted(x):
 
 
 def initial(algo):
-    return resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(0), SPEC)
+    return resolve_schedules(algo, jnp.float32(0)).init(root_key(0), SPEC)
 
 
 @functools.partial(jax.jit, static_argnames="spec")

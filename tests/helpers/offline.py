@@ -11,6 +11,7 @@ from helpers.continuous import BATCH, BOX, DETERMINISTIC, NETWORKS, SMALL, SPEC,
 from jaxrl.algos import off_policy, q_learning, regression
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
+from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import Critic
@@ -27,7 +28,7 @@ CHOICE = EnvSpec("choice", SPEC.observation_space, spaces.Discrete(3))
 
 
 def initial(algo, spec=SPEC):
-    return resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(0), spec)
+    return resolve_schedules(algo, jnp.float32(0)).init(root_key(0), spec)
 
 
 @functools.partial(jax.jit, static_argnames="spec")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import spaces
+from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, Rollout, TimeStep
 from jaxrl.parallel.replicas import SingleReplica
@@ -17,7 +18,7 @@ SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(ACTIONS))
 
 
 def learner(algo, seed=0, spec=SPEC):
-    return resolve_schedules(algo, jnp.float32(0)).init(jax.random.key(seed), spec)
+    return resolve_schedules(algo, jnp.float32(0)).init(root_key(seed), spec)
 
 
 def moments(seed=0, shape=(T + 1, B)):

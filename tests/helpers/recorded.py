@@ -12,6 +12,7 @@ from flax import struct
 
 import jaxrl
 from jaxrl.core import spaces
+from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.data.episodes import Episode
@@ -96,7 +97,7 @@ def untrained(env, algo):
     """A policy by chance."""
     spec = env_spec(jaxrl.envs.prepared(env))
     algo = resolve_schedules(algo, np.float32(0.0))
-    return Policy(algo, algo.actor(algo.init(jax.random.key(1), spec)), spec)
+    return Policy(algo, jax.jit(lambda key: algo.actor(algo.init(key, spec)))(root_key(1)), spec)
 
 
 @struct.dataclass
