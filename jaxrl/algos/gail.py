@@ -89,7 +89,7 @@ class GAIL:
         help="discrete actions: target entropy as a fraction of the maximum",
     )
     noise_correlation: float = static(
-        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise from step to step; 0: none"
     )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
@@ -128,7 +128,6 @@ class GAIL:
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("GAIL", self.policy, self.critic, spec, stochastic=True, discrete=True)
         found, judge = field_problems(self) + off_policy.replay_problems(self) + networks, self.discriminator
-        found += off_policy.noise_problems("GAIL", self.noise_correlation, spec)
         plain = isinstance(judge, Critic) and isinstance(judge.head, ActionValues) and not judge.head.noisy
         if not (plain and judge.ensemble == 1):
             found.append(

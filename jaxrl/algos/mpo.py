@@ -120,7 +120,7 @@ class MPO:
     v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
     per_dimension: bool = static(True, help="continuous actions: limit the KL of each action dimension, not their sum")
     noise_correlation: float = static(
-        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise from step to step; 0: none"
     )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
@@ -159,7 +159,6 @@ class MPO:
         kinds = {"stochastic": True, "discrete": True, "categorical": True}
         problems = field_problems(self) + off_policy.replay_problems(self)
         problems += off_policy.problems("MPO", self.policy, self.critic, spec, **kinds)
-        problems += off_policy.noise_problems("MPO", self.noise_correlation, spec)
         if isinstance(self.critic.head, CategoricalValues):
             problems += q_learning.support_problems("MPO", self.v_min, self.v_max)
         return problems

@@ -567,8 +567,9 @@ Noise = jax.Array | tuple[()]  # correlated and standard normal, [B, n]; () wher
 
 
 def initial_noise(correlation: float, spec: EnvSpec) -> Noise:
-    """Of one environment, [n], before its first step; () where noise is independent from step to step."""
-    return jnp.zeros(spaces.expect(spec.action_space, spaces.Box).shape) if correlation else ()
+    """Of one environment, [n], before its first step; () if independent from step to step, or actions are discrete."""
+    space = spec.action_space
+    return jnp.zeros(space.shape) if correlation and isinstance(space, spaces.Box) else ()
 
 
 def next_noise(noise: Noise, correlation: float, timestep: TimeStep, key: jax.Array) -> Noise:
@@ -587,13 +588,6 @@ def next_noise(noise: Noise, correlation: float, timestep: TimeStep, key: jax.Ar
         return ()
     fresh = jax.vmap(lambda k: jax.random.normal(k, noise.shape[1:]))(key)
     return jnp.where(timestep.first[:, None], fresh, correlation * noise + math.sqrt(1.0 - correlation**2) * fresh)
-
-
-def noise_problems(name: str, correlation: float, spec: EnvSpec) -> list[str]:
-    """Why an algorithm's actions cannot have correlated noise, one line each; empty if they can."""
-    if correlation and isinstance(spec.action_space, spaces.Discrete):
-        return [f"{name}.noise_correlation={correlation}: discrete actions have no noise to correlate; use 0"]
-    return []
 
 
 def sample_action(

@@ -75,7 +75,11 @@ class SAC:
         help="discrete actions: target entropy as a fraction of the maximum",
     )
     noise_correlation: float = static(
-        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+        0.9,
+        low=0,
+        below=1,
+        before=0.0,
+        help="continuous actions: correlation of exploration noise from step to step; 0: none",
     )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
@@ -115,7 +119,6 @@ class SAC:
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("SAC", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        networks += off_policy.noise_problems("SAC", self.noise_correlation, spec)
         return field_problems(self) + off_policy.replay_problems(self) + networks
 
     @property

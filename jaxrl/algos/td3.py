@@ -50,7 +50,7 @@ class TD3:
     tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
     exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
     noise_correlation: float = static(
-        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
+        0.9, low=0, below=1, before=0.0, help="correlation of exploration noise from step to step; 0: independent"
     )
     target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
     target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")

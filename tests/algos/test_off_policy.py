@@ -371,7 +371,6 @@ def test_correlated_noise_is_a_recursion_that_begins_anew_with_each_episode():
 def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_each_other(name):
     algo, batch = resolve_schedules(ALGORITHMS[name], jnp.float32(0)), 4096
     state = algo.init(jax.random.key(0), SPEC)
-    wandering = algo.replace(noise_correlation=0.9)
 
     def acting(algo):
         return algo, jax.jit(functools.partial(algo.act, spec=SPEC), static_argnames="explore")
@@ -389,7 +388,7 @@ def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_eac
             found.append((np.asarray(output.action) - BOX.low) / (BOX.high - BOX.low))
         return np.stack(found)
 
-    plain, wandering = acting(algo), acting(wandering)
+    plain, wandering = (acting(algo.replace(noise_correlation=x)) for x in (0.0, 0.9))
     for updates in (0, 1):  # uniform, then the policy's
         usual, other = acted(plain, updates), acted(wandering, updates)
         for quantile in (0.1, 0.5, 0.9):
@@ -397,14 +396,6 @@ def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_eac
             np.testing.assert_allclose(*ends, atol=0.03)
         assert [round(np.corrcoef(*x[..., 0])[0, 1], 1) for x in (usual, other)] == [0.0, 0.9]
     np.testing.assert_array_equal(acted(wandering, 1, explore=False), acted(plain, 1, explore=False))
-
-
-@pytest.mark.parametrize("name", ["sac", "mpo"])
-def test_discrete_actions_have_no_noise_to_correlate(name):
-    spec = EnvSpec("x", SPEC.observation_space, spaces.Discrete(3))
-    assert ALGORITHMS[name].validate(spec, 4, 4) == []
-    (problem,) = ALGORITHMS[name].replace(noise_correlation=0.5).validate(spec, 4, 4)
-    assert "noise_correlation=0.5" in problem and "use 0" in problem
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------

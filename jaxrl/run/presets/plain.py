@@ -54,6 +54,7 @@ _OFF_POLICY: dict[str, Any] = {
     "batch_size": 256,
     "rollout_length": 1,
     "replay_ratio": 1.0,
+    "noise_correlation": 0.0,
     "normalize_observation": False,
     "storage": "ring",
     "sampler": None,
