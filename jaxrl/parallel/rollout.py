@@ -246,5 +246,6 @@ def episode_sums(rollout: Rollout) -> EpisodeSums:
     if episode.life is not None:
         lives = sums(episode.life, ended)
     if episode.complete is not None:
-        ended *= episode.complete[1:].astype(jnp.float32)
+        # Not in place: of numpy arrays the sums over lives may still be reading it.
+        ended = ended * episode.complete[1:].astype(jnp.float32)
     return sums(episode, ended, lives)

@@ -110,6 +110,9 @@ def test_an_environment_that_raises_while_others_wait_for_its_batch():
 
 
 def test_an_environment_that_hangs_while_others_wait_for_its_batch_is_named(in_phase):
+    compiled = Spoiled(ENV).build(NUM_ENVS // 4, 0)  # else a step that compiles takes longer than a second
+    compiled.reset()
+    compiled.step(np.zeros(NUM_ENVS // 4, np.int32))
     free = threading.Event()
     env = Grouped(ENV, then=lambda host: host.first and free.wait(60))
     began = time.monotonic()
