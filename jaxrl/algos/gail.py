@@ -89,7 +89,7 @@ class GAIL:
         help="discrete actions: target entropy as a fraction of the maximum",
     )
     noise_correlation: float = static(
-        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise from step to step; 0: none"
+        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise between steps; 0: independent"
     )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(

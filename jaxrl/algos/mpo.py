@@ -120,7 +120,7 @@ class MPO:
     v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
     per_dimension: bool = static(True, help="continuous actions: limit the KL of each action dimension, not their sum")
     noise_correlation: float = static(
-        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise from step to step; 0: none"
+        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise between steps; 0: independent"
     )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(

@@ -575,8 +575,9 @@ def initial_noise(correlation: float, spec: EnvSpec) -> Noise:
 def next_noise(noise: Noise, correlation: float, timestep: TimeStep, key: jax.Array) -> Noise:
     """The noise of a step: of autocorrelation `correlation` to the power of the distance, new with each episode.
 
-    Each step's is standard normal, so that actions are distributed as if it were independent; a policy that wanders
-    instead of trembling reaches more states (Eberhard et al., 2023, https://openreview.net/forum?id=hQ9V5QN27eS).
+    Each step's is standard normal, so each action alone has the same distribution as with independent noise. It
+    averages out more slowly, and so reaches more states (Eberhard et al., 2023,
+    https://openreview.net/forum?id=hQ9V5QN27eS).
 
     Args:
       noise: of the step before; () stays ().

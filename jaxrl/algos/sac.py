@@ -79,7 +79,7 @@ class SAC:
         low=0,
         below=1,
         before=0.0,
-        help="continuous actions: correlation of exploration noise from step to step; 0: none",
+        help="continuous actions: correlation of exploration noise between steps; 0: independent",
     )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
