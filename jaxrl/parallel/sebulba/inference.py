@@ -244,23 +244,15 @@ class Inference:
             oldest = self._oldest()
         _wake(oldest)
 
-    def act(
-        self,
-        published: Published,
-        shown: TimeStep[np.ndarray],
-        env_ids: np.ndarray,
-        ticks: np.ndarray,
-        numbers: np.ndarray,
-    ) -> PyTree:
-        """The actions of environments, numpy `[B, ...]`; waits for others that act with them. As of `Request`.
+    def act(self, request: Request) -> PyTree:
+        """The actions of its environments, numpy `[B, ...]`; waits for others that act with them.
 
         Raises:
           ClosedError: nobody will act any more.
           Exception: what the policy raised.
         """
-        request = Request(published, shown, env_ids, ticks, numbers)
         with self._lock:
-            self._batches.ask(int(published.version), request, self._clock())
+            self._batches.ask(int(request.published.version), request, self._clock())
         while batch := self._next(request):
             self._run(batch)
         if request.error is not None:
@@ -416,7 +408,7 @@ class RolloutOfMany:
     def act(self, shown: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
         """As of `RolloutInParts`."""
         ticks = np.uint32(self._steps_per_env % 2**32) + numbers.astype(np.uint32)
-        action = self._inference.act(self._published, shown, self._first + env_ids, ticks, numbers)
+        action = self._inference.act(Request(self._published, shown, self._first + env_ids, ticks, numbers))
         self._left -= env_ids.size
         if not self._left:  # others need not wait for its last steps
             self.leave()
