@@ -236,7 +236,7 @@ def leaves_with_path(space: Space, *trees: Any, path: str = "") -> Iterator[tupl
     Args:
       space: gives the structure.
       trees: as of `tree_map`.
-      path: what every path begins with; they are as `jax.tree_util.keystr` writes them: "['legs'][0]".
+      path: what every path begins with; they are as `jax.tree_util.keystr` writes them: `['legs'][0]`.
     """
     if not isinstance(space, Composite):
         yield path, space, *trees

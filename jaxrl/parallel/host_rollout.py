@@ -74,7 +74,9 @@ class HostSteps:
         """The root keys [group] of action sampling."""
         return keys.policy_keys(key, env_index)
 
-    @partial(jax.jit, static_argnums=0)
+    # `keep_unused`, here and below: what is made of no argument is then bound to the device that they are bound to, as
+    # is what `act` gives back of it, and `act` is compiled once.
+    @partial(jax.jit, static_argnums=0, keep_unused=True)
     def beginnings(self, algo: Algorithm, env_index: jax.Array) -> tuple[PyTree, PyTree]:
         """The carry, and a previous action of zeros, at the first time step."""
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
@@ -85,7 +87,7 @@ class HostSteps:
         carry, action = self.beginnings(algo, env_index)
         return HostActing(shown, action, carry, self.roots(key, env_index))
 
-    @partial(jax.jit, static_argnums=0)
+    @partial(jax.jit, static_argnums=0, keep_unused=True)
     def storage(self, algo, actor, shown, carry, action, roots) -> Storage:
         """Room for a rollout."""
         timestep, action, extras = jax.eval_shape(self._step, algo, actor, shown, carry, action, roots)[0]

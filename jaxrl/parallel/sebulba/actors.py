@@ -17,6 +17,7 @@ from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Re
 from jaxrl.parallel.sebulba.inference import ClosedError, Inference
 
 _GLANCE = 2e-3  # seconds between two looks at the learner, while it learns
+_COMPILING = 60.0  # seconds that a program may take to compile when all is to end
 
 
 class ParameterServer:
@@ -109,11 +110,12 @@ class ActorThreads:
         self._error: BaseException | None = None
         self._closed = False
         self._steppers = {collector: Stepper() for mine in threads for collector in mine if len(mine) > 1}
-        self._threads = []
-        for number, mine in enumerate(threads):
-            self._threads.append(
-                threading.Thread(target=self._serve, args=(mine, devices[number]), name=f"actor-{number}", daemon=True)
-            )
+        self._threads = {
+            threading.Thread(
+                target=self._serve, args=(mine, devices[number]), name=f"actor-{number}", daemon=True
+            ): mine
+            for number, mine in enumerate(threads)
+        }
         for thread in self._threads:
             thread.start()
 
@@ -121,9 +123,10 @@ class ActorThreads:
 
     def publish(self, version: int, published: Published) -> None:
         """Makes `published` what the next rollouts are acted with."""
-        there = jax.tree.leaves(published.actor)[0].devices()
+        # As an array of the device alone, which costs no copy where it is there: by the mesh of the learner, which is
+        # part of an array's type, programs of the actors would be compiled a second and a third time.
         copies = {
-            device: published if there == {device} else jax.device_put(published, device) for device in self._devices
+            device: jax.device_put(published, jax.sharding.SingleDeviceSharding(device)) for device in self._devices
         }
         self._parameters.publish(version, copies)
 
@@ -187,7 +190,10 @@ class ActorThreads:
         return sum(c.host.failures for c in self._collectors if isinstance(c.host, Rebuilt))
 
     def close(self) -> None:
-        """Ends the threads and closes the environments, within seconds even where one hangs. May be called twice."""
+        """Ends the threads and closes the environments, within seconds even where one hangs. May be called twice.
+
+        A thread that compiles a program is waited for: it cannot be stopped, and would die with the interpreter.
+        """
         if self._closed:
             return
         self._closed = True
@@ -195,8 +201,8 @@ class ActorThreads:
         for inference in self._inferences:
             inference.close()
         until = time.monotonic() + GOODBYE
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        for thread, mine in self._threads.items():
+            _wait(thread, mine, until)
         for stepper in self._steppers.values():
             stepper.close(max(0.0, until - time.monotonic()))
         # An environment that is at work in a thread cannot be closed from another one.
@@ -249,3 +255,11 @@ class ActorThreads:
                 except StopIteration as end:
                     yield collector, end.value
             at_work = still
+
+
+def _wait(thread, collectors, until):
+    """Waits for the end of a thread: up to `until` if an environment of it is at work, else while it may compile."""
+    while thread.is_alive() and time.monotonic() < until + _COMPILING:
+        thread.join(TURN)
+        if time.monotonic() > until and any(collector.stepping.since is not None for collector in collectors):
+            return

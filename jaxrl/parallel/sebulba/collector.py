@@ -109,7 +109,8 @@ class Group:
         self.steps = steps
         self._begin_at = 0
         self._acting: HostActing | None = None  # until there is an algorithm
-        self._key, self._env_index = jax.device_put((key, first_env + np.arange(steps.group, dtype=np.int32)), device)
+        env_index = first_env + np.arange(steps.group, dtype=np.int32)
+        self._key, self._env_index = jax.device_put((key, env_index), jax.sharding.SingleDeviceSharding(device))
 
     def begin_at(self, steps_per_env: int) -> None:
         """As of `Collector`."""

@@ -212,7 +212,7 @@ class Inference:
         self._all = dataclasses.replace(steps, group=steps.group * len(first_envs))
         self._sizes = batching.sizes(self._all.group, at_once)
         env_index = np.concatenate([first + np.arange(steps.group, dtype=np.int32) for first in first_envs])
-        self._key, self._env_index = jax.device_put((key, env_index), device)
+        self._key, self._env_index = jax.device_put((key, env_index), jax.sharding.SingleDeviceSharding(device))
         self.groups = [GroupOfMany(self, number * steps.group) for number in range(len(first_envs))]
         # Who waits for what:
         self._lock, self._batches = threading.Lock(), Batches[Request](batching, self._all.group, at_once)
