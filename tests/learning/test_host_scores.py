@@ -66,6 +66,21 @@ def test_ppo_in_halfcheetah(record):
 
 
 @pytest.mark.learning
+def test_sac_in_halfcheetah_at_the_defaults(record):
+    """`jaxrl train sac --env envpool:HalfCheetah-v4 --total-steps 300000`, two seeds: issue 14 asks for 4,500."""
+    scores = trained(jaxrl.SAC(), "envpool:HalfCheetah-v4", 300_000, 2, None)
+    record(
+        "halfcheetah-sac-defaults",
+        scores,
+        total_steps=300_000,
+        reference=4500,
+        source="issue 14",
+        settings={"algorithm": str(jaxrl.SAC()), "command": "jaxrl train sac --env envpool:HalfCheetah-v4"},
+    )
+    assert scores.scores.mean() >= 4500, scores.scores
+
+
+@pytest.mark.learning
 @pytest.mark.parametrize(
     ("algo", "reference"),
     [
