@@ -11,7 +11,7 @@ from jaxrl.core.devices import device_problem
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.registry import SUITES
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
-from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, PooledReset, StickyActions
+from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset, StickyActions
 
 # Each module of a suite has `names()` and `make(name, **parameters)`, which returns a raw episodic environment or a
 # recipe of host environments.
@@ -28,6 +28,7 @@ def make(
     wrappers: Sequence[Callable[[Environment], Environment]] = (),
     auto_reset: str | None = "exact",
     sticky_actions: float | None = None,
+    hide: int | tuple[int, ...] = (),
     **parameters: Any,
 ) -> Environment | HostRecipe:
     """The environment `name` ("gymnax:CartPole-v1"), with episode statistics, ready for training.
@@ -39,6 +40,7 @@ def make(
         environment, whose episodes end.
       sticky_actions: the probability, in [0, 1], that a JAX environment repeats the previous action instead
         (`StickyActions`; MinAtar's paper has 0.1); None: it never does.
+      hide: entries of a JAX environment's observation, a vector, that the agent does not see (`Hide`).
       parameters: the environment's own; numbers become leaves, what changes shapes or the program is static.
 
     Raises:
@@ -51,14 +53,21 @@ def make(
         raise ConfigError(f"{name!r:.80} is no name of an environment, such as 'gymnax:CartPole-v1'")
     env = _factory(name)(**parameters)
     if not isinstance(env, Environment):
-        if wrappers or sticky_actions is not None:
-            what = "wrappers of JAX environments" if wrappers else "sticky_actions, but its suite's own parameters"
+        if wrappers or sticky_actions is not None or hide != ():
+            named = "sticky_actions" if sticky_actions is not None else "hide"
+            what = "wrappers of JAX environments" if wrappers else f"{named}, but its suite's own parameters"
             raise ConfigError(f"{name} is not a JAX environment, so it takes no {what}")
         return env
     if sticky_actions is not None:
         if isinstance(sticky_actions, str) or jnp.ndim(sticky_actions) == 0 and not 0.0 <= sticky_actions <= 1.0:
             raise ConfigError(f"sticky_actions={sticky_actions!r} must be a probability, from 0 to 1")
         env = StickyActions(env, sticky_actions)
+    entries = (hide,) if isinstance(hide, int) else tuple(hide)
+    if not all(isinstance(entry, int) for entry in entries):
+        raise ConfigError(f"hide={hide!r} must be the number of an entry, or several: hide=2, hide=(0,2)")
+    if entries:
+        env = Hide(env, entries)
+        _ = env.observation_space  # says what is wrong
     if env.resets:
         return env
     env = EpisodeStatistics(env)

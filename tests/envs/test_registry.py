@@ -11,7 +11,7 @@ from jaxrl import envs
 from jaxrl.cli.training import make_environment
 from jaxrl.core import suites
 from jaxrl.core.errors import ConfigError, MissingExtraError
-from jaxrl.envs import AutoReset, EpisodeStatistics, FrameStack, StickyActions, TimeLimit
+from jaxrl.envs import AutoReset, EpisodeStatistics, FrameStack, Hide, StickyActions, TimeLimit
 from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.probes import Probe
 
@@ -52,6 +52,15 @@ def test_sticky_actions_are_a_parameter():
         jaxrl.make("gymnax:Breakout-MinAtar", sticky_actions=1.5)
     with pytest.raises(ConfigError, match="is not a JAX environment, so it takes no sticky_actions"):
         jaxrl.make("gymnasium:CartPole-v1", sticky_actions=0.1)
+
+
+def test_hidden_entries_are_a_parameter():
+    env = make_environment("gymnax:Pendulum-v1", ["hide=(0,2)"])
+    assert isinstance(env.env.env, Hide) and env.env.env.entries == (0, 2)
+    assert to_config(from_config(to_config(env))) == to_config(env)
+    assert make_environment("gymnax:Pendulum-v1", ["hide=2"]).observation_space.shape == (2,)
+    with pytest.raises(ConfigError, match="is not a JAX environment, so it takes no hide"):
+        jaxrl.make("gymnasium:Pendulum-v1", hide=2)
 
 
 def test_unknown_auto_reset():

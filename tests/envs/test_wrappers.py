@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import struct
 
+import jaxrl
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import (
@@ -237,6 +238,35 @@ def test_flatten_is_one_vector_in_the_order_of_keys():
     np.testing.assert_array_equal(time_step.observation, expected)
     assert env.observation_space.shape == (13,) and bool(env.observation_space.contains(time_step.observation))
     np.testing.assert_array_equal(env.observation_space.high, [2] * 4 + [1] * 8 + [255])
+
+
+def test_hidden_entries_are_left_out():
+    whole, env = jaxrl.make("gymnax:Pendulum-v1"), jaxrl.make("gymnax:Pendulum-v1", hide=(0, -1))
+    key = jax.random.key(0)
+    (state, shown), (hidden_state, hidden) = jax.jit(whole.reset)(key), jax.jit(env.reset)(key)
+    action = jnp.asarray([1.5])
+    for _ in range(2):
+        np.testing.assert_array_equal(hidden.observation, shown.observation[1:2])
+        (state, shown), (hidden_state, hidden) = (
+            jax.jit(one.step)(at, action, key) for one, at in ((whole, state), (env, hidden_state))
+        )
+    assert env.observation_space.shape == (1,) and bool(env.observation_space.contains(hidden.observation))
+    assert env.observation_space.high[0] == whole.observation_space.high[1]
+
+
+@pytest.mark.parametrize(
+    ("hide", "words"),
+    [
+        (3, r"Hide\(entries=\(3,\)\) of an observation of 3 entries: name some of 0 to 2, each once, but not all"),
+        ((2, -1), "each once"),
+        ((0, 1, 2), "but not all"),
+        ("velocity", "hide='velocity' must be the number of an entry, or several: hide=2"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_hidden_is_said(hide, words):
+    with pytest.raises(ConfigError, match=words):
+        jaxrl.make("gymnax:Pendulum-v1", hide=hide)
 
 
 def test_frame_stack_refuses_what_it_cannot_stack():

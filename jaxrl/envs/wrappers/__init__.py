@@ -7,7 +7,7 @@ any order but where said, under or over an auto-reset, and none is another's sub
 from jaxrl.core import registry
 from jaxrl.envs.wrappers.actions import ActionRepeat, ClipAction, RescaleAction, StickyActions
 from jaxrl.envs.wrappers.episodes import EpisodeStatistics, TimeLimit
-from jaxrl.envs.wrappers.observations import Flatten, FrameStack
+from jaxrl.envs.wrappers.observations import Flatten, FrameStack, Hide
 from jaxrl.envs.wrappers.resets import AutoReset, PooledReset, with_auto_reset
 from jaxrl.envs.wrappers.rewards import ClipReward, ScaleReward
 
@@ -19,6 +19,7 @@ __all__ = [
     "EpisodeStatistics",
     "Flatten",
     "FrameStack",
+    "Hide",
     "PooledReset",
     "RescaleAction",
     "ScaleReward",
@@ -36,6 +37,7 @@ registry.add(
     EpisodeStatistics,
     Flatten,
     FrameStack,
+    Hide,
     PooledReset,
     RescaleAction,
     ScaleReward,

@@ -71,6 +71,51 @@ class FrameStack(struct.PyTreeNode):
         return jax.tree.map(lambda x: jnp.concatenate([x.reshape(x.shape or (1,))] * self.frames, axis=-1), observation)
 
 
+class Hide(struct.PyTreeNode):
+    """A vector observation without some of its entries: what they said has to be remembered, or found out by acting.
+
+    Args:
+      env: its observation space is a `Box` of shape (n,).
+      entries: those left out, from 0 on; negative ones count from the end; static.
+
+    Raises:
+      ConfigError: there is no such entry, or none is left, or it is another space, when the space is asked for.
+    """
+
+    env: Environment
+    entries: tuple[int, ...] = struct.field(pytree_node=False, default=())
+
+    name, action_space, resets = same("name"), same("action_space"), same("resets")
+
+    @property
+    def observation_space(self) -> spaces.Space:
+        kept, space = self._kept, spaces.expect(self.env.observation_space, spaces.Box)
+        return spaces.Box(space.low[kept], space.high[kept], (len(kept),), space.dtype)
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self._without(*self.env.reset(key))
+
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        return self._without(*self.env.step(state, action, key))
+
+    @property
+    def _kept(self):
+        space = self.env.observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise ConfigError(f"Hide(entries={self.entries}) leaves out entries of a Box of shape (n,), not of {space}")
+        size = space.shape[0]
+        hidden = {entry % size for entry in self.entries if -size <= entry < size}
+        if len(hidden) < len(self.entries) or len(hidden) == size:
+            raise ConfigError(
+                f"Hide(entries={self.entries}) of an observation of {size} entries: name some of 0 to {size - 1}, "
+                "each once, but not all"
+            )
+        return [entry for entry in range(size) if entry not in hidden]
+
+    def _without(self, state: PyTree, time_step: TimeStep) -> tuple[PyTree, TimeStep]:
+        return state, time_step.replace(observation=time_step.observation[jnp.asarray(self._kept, jnp.int32)])
+
+
 class Flatten(struct.PyTreeNode):
     """Observations as one float32 vector: a `Box` row by row, integers one-hot, a `Dict` or `Tuple` part by part."""
 
