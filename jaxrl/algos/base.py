@@ -185,8 +185,8 @@ def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozen
     if missing:
         return [
             f"{label} reads {' and '.join(missing)}, which a replay of single transitions does not hold; set "
-            "previous_action=False and previous_reward=False, or use DQN or R2D2 with a recurrent network "
-            "(core=GRU()), which learn from sequences"
+            "previous_action=False and previous_reward=False, or use DQN, R2D2, SAC, TD3 or DDPG with a recurrent "
+            "network (core=GRU()), which learn from sequences"
         ]
     try:
         jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))

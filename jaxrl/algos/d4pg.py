@@ -11,7 +11,7 @@ from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
-from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.off_policy import ActingCarry, Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core.schedules import Linear, Scalar
@@ -19,7 +19,6 @@ from jaxrl.core.sources import Prioritized, Remover, Sampler, by_priority
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
-    Carry,
     EnvSpec,
     Network,
     Replicas,
@@ -120,16 +119,16 @@ class D4PG:
     def actor(self, state: D4PGState) -> ActorState:
         return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return off_policy.initial_noise(self.noise_correlation, spec)
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
+        return off_policy.initial_carry(self.policy, self.noise_correlation, spec)
 
     def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        noise = off_policy.next_noise(carry, self.noise_correlation, timestep, key)
+        action, memory = off_policy.act_from(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
+        noise = off_policy.next_noise(carry.noise, self.noise_correlation, timestep, key)
         action = off_policy.noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, noise)
+        return ActorOutput(action, ActingCarry(memory, noise))
 
     def update(
         self, state: D4PGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -149,7 +149,7 @@ class GAIL:
     @property
     def sac(self) -> SAC:
         """What learns from the discriminator's rewards: SAC with these settings."""
-        names = {field.name for field in dataclasses.fields(SAC)} - {"imitate", "n_step"}
+        names = {field.name for field in dataclasses.fields(SAC)} - {"imitate", "n_step", "sequence_length", "burn_in"}
         return SAC(**{name: getattr(self, name) for name in names})
 
     def init(self, key: jax.Array, spec: EnvSpec) -> GAILState:

@@ -13,6 +13,7 @@ from flax import struct
 
 from jaxrl.algos import normalization, q_learning, train_state
 from jaxrl.algos.base import network_problems
+from jaxrl.algos.histories import History
 from jaxrl.algos.normalization import RunningStatistics
 from jaxrl.algos.optimizers import Number, Optimizer
 from jaxrl.algos.q_learning import Returns
@@ -30,8 +31,10 @@ from jaxrl.core.sources import (
     steps_per_update,
 )
 from jaxrl.core.types import (
+    SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
     ActorState,
+    Carry,
     EnvSpec,
     Metrics,
     ModelState,
@@ -118,6 +121,38 @@ def replay(
     )
 
 
+class SequenceFields(ReplayFields, Protocol):
+    """The fields of an algorithm whose policy and critics may be recurrent."""
+
+    @property
+    def sequence_length(self) -> int: ...
+    @property
+    def burn_in(self) -> int: ...
+    @property
+    def policy(self) -> Network: ...
+    @property
+    def critic(self) -> Critic: ...
+
+
+def is_recurrent(fields: SequenceFields) -> bool:
+    """Whether the policy or the critics have a memory."""
+    return fields.policy.recurrent or fields.critic.recurrent
+
+
+def replay_with_memory(fields: SequenceFields) -> Replay:
+    """The source that these fields describe: of transitions, or if anything is recurrent of sequences.
+
+    A batch of sequences is of about as many transitions.
+    """
+    if not is_recurrent(fields):
+        return replay(fields)
+    length = 1 if fields.rollout_length is None else fields.rollout_length
+    sequence = Sequence(fields.sequence_length, length, "continue", fields.burn_in, stored_carry=True)
+    source = replay(fields, sequence=sequence)
+    # Not as many sequences: an update would cost their length times as much as one of transitions.
+    return dataclasses.replace(source, batch_size=max(fields.batch_size // (fields.sequence_length - 1), 1))
+
+
 def updates_per_step(fields: ReplayFields, transitions: int = 1) -> float:
     """Gradient updates per environment step, as `replay_ratio` says, or `samples_per_insert` of so many an item."""
     if fields.samples_per_insert is not None:
@@ -166,6 +201,13 @@ def replay_problems(fields: ReplayFields, *, prioritized: bool | None = None) ->
     return found
 
 
+def rollout_length_with_memory(fields: SequenceFields, num_envs: int) -> int:
+    """`rollout_length`, but if anything is recurrent a quarter of a sequence: one begins with every rollout."""
+    if fields.rollout_length is None and is_recurrent(fields):
+        return max(fields.sequence_length // 4, 1)
+    return rollout_length(fields, num_envs)
+
+
 def rollout_length(fields: ReplayFields, num_envs: int) -> int:
     """Steps of every environment between updates: as given, or as many as make one update."""
     given = fields.rollout_length
@@ -181,6 +223,7 @@ def problems(
     stochastic: bool,
     discrete: bool = False,
     categorical: bool = False,
+    memory: bool = False,
 ) -> list[str]:
     """Why an algorithm's networks do not suit it or the environment, one line each; empty if they do.
 
@@ -191,17 +234,23 @@ def problems(
       stochastic: the kind of policy that it needs.
       discrete: whether it can choose among discrete actions.
       categorical: whether it has fields for the support of a `CategoricalValues` head.
+      memory: whether its networks may be recurrent.
     """
     found, space, head = [], spec.action_space, critic.head
     bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded
     if not (bounded and (space.low < space.high).all()) and not (discrete and isinstance(space, spaces.Discrete)):
         wanted = "a bounded Box of actions, shape (n,)" + (", or a Discrete space" if discrete else "")
         found.append(f"{name} needs {wanted}, but {spec.name} has {space!r}; use PPO")
-    if policy.recurrent:
-        found.append(f"{name}'s replay samples single transitions; use a policy without a recurrent core, or R2D2")
+    recurrent = policy.recurrent or critic.recurrent
+    if recurrent and not memory:
+        found.append(
+            f"{name}'s replay samples single transitions; use a policy and critics without a recurrent core, or SAC, "
+            "TD3, DDPG or R2D2"
+        )
     elif not found:
-        found += network_problems(f"{name}.policy", policy, spec, TRANSITION_INPUTS)
-        found += network_problems(f"{name}.critic", critic, spec, TRANSITION_INPUTS)
+        known = SEQUENCE_INPUTS if recurrent else TRANSITION_INPUTS
+        found += network_problems(f"{name}.policy", policy, spec, known)
+        found += network_problems(f"{name}.critic", critic, spec, known)
     if isinstance(policy, Actor) and policy.stochastic != stochastic:
         found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
     if head.noisy:
@@ -233,6 +282,9 @@ def normalize_observation(statistics: Statistics, observation: PyTree, clip: Num
     """Observations [batch, ...] by mean and deviation, within `clip` of 0; None: no limit. As they are without any."""
     if not isinstance(statistics, RunningStatistics):
         return observation
+    if isinstance(observation, History):
+        normalized = normalize_observation(statistics, observation.inputs.observation, clip)
+        return observation.replace(inputs=observation.inputs.replace(observation=normalized))
     return normalization.normalize(statistics, observation, jnp.inf if clip is None else clip)
 
 
@@ -246,7 +298,10 @@ def normalize_batch(
     """
     if not isinstance(statistics, RunningStatistics):
         return statistics, batch
-    statistics = normalization.update(statistics, batch.observation, batch.weight, replicas)
+    seen = batch.observation
+    if isinstance(seen, History):
+        seen = jax.tree.map(lambda x: x[0], seen.moments.observation)
+    statistics = normalization.update(statistics, seen, batch.weight, replicas)
     return statistics, batch.replace(
         observation=normalize_observation(statistics, batch.observation, clip),
         next_observation=normalize_observation(statistics, batch.next_observation, clip),
@@ -273,6 +328,8 @@ def train_policy(
     train: bool = True,
 ) -> tuple[Any, ModelState]:
     """`evaluate_policy` as in training (`types.Network`), and the policy's new model state."""
+    if isinstance(observation, History):
+        return observation.policy(network, policy, spec, train=train)
     inputs = NetworkInputs.of_transitions(observation, mask)
     output, _, model_state = network.apply(
         policy.params, inputs, (), spec=spec, model_state=policy.model_state, train=train
@@ -312,6 +369,8 @@ def train_critic(
     train: bool = True,
 ) -> tuple[Any, ModelState]:
     """`evaluate_critic` as in training (`types.Network`), and the ensemble's new model state."""
+    if isinstance(observation, History):
+        return observation.critic(network, critic, action, spec, mask, train=train)
     inputs = NetworkInputs.of_transitions(observation, mask)
     output, model_state = network.apply(
         critic.params,
@@ -322,6 +381,17 @@ def train_critic(
         train=train,
     )
     return jax.tree.map(lambda x: x[:, 0], output), model_state
+
+
+def transition_keys(key: jax.Array, batch: TransitionBatch, replicas: Replicas) -> jax.Array:
+    """Keys [batch], one for each transition: the same ones however many devices share the batch."""
+    if not isinstance(batch.observation, History):
+        return q_learning.transition_keys(key, batch.weight.shape[0], replicas)
+    columns = batch.observation.columns
+    of_columns = q_learning.transition_keys(key, columns, replicas)
+    row = jnp.arange(batch.weight.shape[0] // columns, dtype=jnp.uint32)
+    folded = jax.vmap(lambda n: jax.vmap(lambda k: jax.random.fold_in(k, n))(of_columns))(row)
+    return folded.reshape((-1, *folded.shape[2:]))
 
 
 def expected_value(distribution: Categorical, values: jax.Array) -> jax.Array:
@@ -535,12 +605,12 @@ def delayed_step(
     return jax.lax.cond(due, now, lambda *same: same, policy, critic, last_loss)
 
 
-def smoothed_action(
-    action: jax.Array, key: jax.Array, std: Number, limit: Number, spec: EnvSpec, replicas: Replicas
-) -> jax.Array:
-    """Target actions [batch, n] with limited noise: like actions should have like values (TD3, section 5.3)."""
-    box, keys = spaces.expect(spec.action_space, spaces.Box), q_learning.transition_keys(key, action.shape[0], replicas)
-    return add_noise(action, keys, std, box, limit)
+def smoothed_action(action: jax.Array, key: jax.Array, std: Number, limit: Number, spec: EnvSpec) -> jax.Array:
+    """Target actions [batch, n] with limited noise: like actions should have like values (TD3, section 5.3).
+
+    `key` are keys [batch].
+    """
+    return add_noise(action, key, std, spaces.expect(spec.action_space, spaces.Box), limit)
 
 
 # --- acting ----------------------------------------------------------------------------------------------------------
@@ -558,18 +628,41 @@ def actor(policy: TrainState, statistics: Statistics, updates: jax.Array, **expl
 
 
 def act(network: Network, actor: ActorState, timestep: TimeStep, clip: Number | None, spec: EnvSpec) -> Any:
-    """The policy's output [B, ...] for time steps [B, ...], whose observations are normalized if the actor's are."""
-    observation = normalize_observation(actor.statistics, timestep.observation, clip)
-    return evaluate_policy(network, Variables(actor.params, actor.model_state), observation, spec, timestep.action_mask)
+    """`act_from` of a policy without a memory: its output [B, ...]."""
+    return act_from(network, actor, timestep, (), clip, spec)[0]
+
+
+def act_from(
+    network: Network, actor: ActorState, timestep: TimeStep, carry: Carry, clip: Number | None, spec: EnvSpec
+) -> tuple[Any, Carry]:
+    """The policy's output [B, ...] for time steps [B, ...], and its recurrent state after them; () if it has none.
+
+    Observations are normalized if the actor's are.
+    """
+    timestep = timestep.replace(observation=normalize_observation(actor.statistics, timestep.observation, clip))
+    inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
+    output, carry, _ = network.apply(actor.params, inputs, carry, spec=spec, model_state=actor.model_state, train=False)
+    return jax.tree.map(lambda x: x[0], output), carry
 
 
 Noise = jax.Array | tuple[()]  # correlated and standard normal, [B, n]; () where each step draws its own
 
 
-def initial_noise(correlation: float, spec: EnvSpec) -> Noise:
-    """Of one environment, [n], before its first step; () if independent from step to step, or actions are discrete."""
+class ActingCarry(struct.PyTreeNode):
+    """What acting takes from a step of an environment to the next."""
+
+    network: Carry  # the policy's recurrent state; () if feed-forward
+    noise: Noise
+
+
+def initial_carry(policy: Network, correlation: float, spec: EnvSpec) -> ActingCarry:
+    """Of one environment before its first step.
+
+    The noise is [n]; () if it is independent from step to step, or actions are discrete.
+    """
     space = spec.action_space
-    return jnp.zeros(space.shape) if correlation and isinstance(space, spaces.Box) else ()
+    noise = jnp.zeros(space.shape) if correlation and isinstance(space, spaces.Box) else ()
+    return ActingCarry(policy.initial_carry(spec), noise)
 
 
 def next_noise(noise: Noise, correlation: float, timestep: TimeStep, key: jax.Array) -> Noise:

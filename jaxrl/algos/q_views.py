@@ -93,22 +93,9 @@ class Sequences(struct.PyTreeNode):
     @classmethod
     def of(cls, batch: SequenceBatch, network: Network, spec: EnvSpec, n_step: int) -> "Sequences":
         """The view of a batch, with transitions of up to `n_step` steps."""
-        rows = jax.tree.map(lambda x: x[batch.burn_in :], batch.rows)
-        ends = jnp.zeros((1, rows.weight.shape[1]), bool)
-        # A row begins a step if it counts, and the row after it is here.
-        counts = jnp.concatenate([(rows.weight & batch.mask[batch.burn_in :])[:-1], ends])
-        alive, rewards = counts, []
-        steps, bootstrap = jnp.zeros(counts.shape, jnp.int32), jnp.ones(counts.shape, bool)
-        for k in range(n_step):
-            alive = alive & _ahead(counts, k)
-            rewards.append(jnp.where(alive, _ahead(rows.reward, k), 0.0))
-            steps = steps + alive.astype(jnp.int32)
-            terminated = alive & _ahead(rows.terminated, k)
-            bootstrap = bootstrap & ~terminated
-            alive = alive & ~terminated & ~_ahead(rows.truncated, k)
-        importance = jnp.broadcast_to(batch.importance[None], counts.shape)
-        parts = (rows.action, jnp.stack(rewards, axis=-1), steps, bootstrap, counts, importance)
-        return cls(batch, *(x.reshape((-1, *x.shape[2:])) for x in parts), network, spec)
+        of, columns = steps_within(batch, n_step), batch.mask.shape[1]
+        importance = jnp.tile(batch.importance, of.weight.shape[0] // columns)
+        return cls(batch, of.action, of.rewards, of.steps, of.bootstrap, of.weight, importance, network, spec)
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
         """The network unrolled over the rows after the burn-in, [L, batch, ...]; one noise each, of the first keys.
@@ -157,6 +144,35 @@ class Sequences(struct.PyTreeNode):
         return self.network.apply(
             network.params, inputs, carry, spec=self.spec, model_state=network.model_state, train=train, key=key
         )
+
+
+class StepsWithin(struct.PyTreeNode):
+    """The transitions of up to n steps that begin at the rows of sequences, N = L * batch."""
+
+    action: PyTree  # [N, ...]
+    rewards: jax.Array  # as of `Transitions`
+    steps: jax.Array
+    bootstrap: jax.Array
+    weight: jax.Array
+
+
+def steps_within(batch: SequenceBatch, n_step: int) -> StepsWithin:
+    """Of the L rows after the burn-in; none begins at the last, which is there to bootstrap from."""
+    rows = jax.tree.map(lambda x: x[batch.burn_in :], batch.rows)
+    ends = jnp.zeros((1, rows.weight.shape[1]), bool)
+    # A row begins a step if it counts, and the row after it is here.
+    counts = jnp.concatenate([(rows.weight & batch.mask[batch.burn_in :])[:-1], ends])
+    alive, rewards = counts, []
+    steps, bootstrap = jnp.zeros(counts.shape, jnp.int32), jnp.ones(counts.shape, bool)
+    for k in range(n_step):
+        alive = alive & _ahead(counts, k)
+        rewards.append(jnp.where(alive, _ahead(rows.reward, k), 0.0))
+        steps = steps + alive.astype(jnp.int32)
+        terminated = alive & _ahead(rows.terminated, k)
+        bootstrap = bootstrap & ~terminated
+        alive = alive & ~terminated & ~_ahead(rows.truncated, k)
+    parts = StepsWithin(rows.action, jnp.stack(rewards, axis=-1), steps, bootstrap, counts)
+    return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), parts)
 
 
 def view(

@@ -14,9 +14,9 @@ import numpy as np
 import optax
 from flax import struct
 
-from jaxrl.algos import imitation, off_policy, q_learning, train_state
+from jaxrl.algos import histories, imitation, off_policy, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
-from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.off_policy import ActingCarry, Statistics
 from jaxrl.algos.optimizers import Adam, Number, Optimizer
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -25,7 +25,6 @@ from jaxrl.core.sources import Remover, Sampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
-    Carry,
     EnvSpec,
     Network,
     PyTree,
@@ -88,6 +87,18 @@ class SAC:
     imitate: bool = static(
         False, help="SQIL: a dataset's demonstrations are half of each batch, with reward 1, and others 0"
     )
+    sequence_length: int = static(
+        17,
+        low=2,
+        only_with="policy.recurrent or critic.recurrent",
+        help="time steps per sequence, the last of which only bootstraps",
+    )
+    burn_in: int = static(
+        8,
+        low=0,
+        only_with="policy.recurrent or critic.recurrent",
+        help="steps before each sequence that only warm up recurrent states",
+    )
     n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
@@ -114,16 +125,21 @@ class SAC:
             self,
             policy=resolve_network(self.policy, spec),
             critic=resolve_network(self.critic, spec),
-            rollout_length=off_policy.rollout_length(self, num_envs),
+            rollout_length=off_policy.rollout_length_with_memory(self, num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("SAC", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        return field_problems(self) + off_policy.replay_problems(self) + networks
+        networks = off_policy.problems(
+            "SAC", self.policy, self.critic, spec, stochastic=True, discrete=True, memory=True
+        )
+        problems = field_problems(self) + off_policy.replay_problems(self) + networks
+        if self.imitate and off_policy.is_recurrent(self):
+            problems.append("SAC.imitate=True learns from single transitions; use networks without a recurrent core")
+        return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        replay = off_policy.replay(self)
+        replay = off_policy.replay_with_memory(self)
         return imitation.sources(replay) if self.imitate else {"replay": replay}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
@@ -141,24 +157,27 @@ class SAC:
     def actor(self, state: SACState) -> ActorState:
         return off_policy.actor(state.policy, state.statistics, state.updates)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return off_policy.initial_noise(self.noise_correlation, spec)
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
+        return off_policy.initial_carry(self.policy, self.noise_correlation, spec)
 
     def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        noise = off_policy.next_noise(carry, self.noise_correlation, timestep, key)
+        distribution, memory = off_policy.act_from(
+            self.policy, actor, timestep, carry.network, self.observation_clip, spec
+        )
+        noise = off_policy.next_noise(carry.noise, self.noise_correlation, timestep, key)
         action = off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, noise)
+        return ActorOutput(action, ActingCarry(memory, noise))
 
     def update(
         self, state: SACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[SACState, UpdateInfo]:
         clip = self.observation_clip
-        transitions = imitation.rewarded(batch, replicas) if self.imitate else batch["replay"]
+        drawn = imitation.rewarded(batch, replicas) if self.imitate else batch["replay"]
+        transitions = histories.transitions(drawn, self.n_step)
         statistics, replay = off_policy.normalize_batch(state.statistics, transitions, clip, replicas)
-        next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
+        next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
         temperature = jnp.exp(state.log_temperature.params) if self.learn_temperature else self.temperature
 
         # The critics (equations 5 and 6).

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import off_policy, train_state
+from jaxrl.algos import histories, off_policy, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
-from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.off_policy import ActingCarry, Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core.schedules import Scalar
@@ -19,7 +19,6 @@ from jaxrl.core.sources import Remover, Sampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
-    Carry,
     EnvSpec,
     Network,
     Replicas,
@@ -59,6 +58,18 @@ class TD3:
     observation_clip: Scalar | None = number(
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
     )
+    sequence_length: int = static(
+        17,
+        low=2,
+        only_with="policy.recurrent or critic.recurrent",
+        help="time steps per sequence, the last of which only bootstraps",
+    )
+    burn_in: int = static(
+        8,
+        low=0,
+        only_with="policy.recurrent or critic.recurrent",
+        help="steps before each sequence that only warm up recurrent states",
+    )
     n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
@@ -85,16 +96,16 @@ class TD3:
             self,
             policy=resolve_network(self.policy, spec),
             critic=resolve_network(self.critic, spec),
-            rollout_length=off_policy.rollout_length(self, num_envs),
+            rollout_length=off_policy.rollout_length_with_memory(self, num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("TD3", self.policy, self.critic, spec, stochastic=False)
+        networks = off_policy.problems("TD3", self.policy, self.critic, spec, stochastic=False, memory=True)
         return field_problems(self) + off_policy.replay_problems(self) + networks
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
+        return {"replay": off_policy.replay_with_memory(self)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> TD3State:
         policy_key, critic_key = jax.random.split(key)
@@ -110,29 +121,29 @@ class TD3:
     def actor(self, state: TD3State) -> ActorState:
         return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
 
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return off_policy.initial_noise(self.noise_correlation, spec)
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
+        return off_policy.initial_carry(self.policy, self.noise_correlation, spec)
 
     def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
+        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        noise = off_policy.next_noise(carry, self.noise_correlation, timestep, key)
+        action, memory = off_policy.act_from(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
+        noise = off_policy.next_noise(carry.noise, self.noise_correlation, timestep, key)
         action = off_policy.noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, noise)
+        return ActorOutput(action, ActingCarry(memory, noise))
 
     def update(
         self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[TD3State, UpdateInfo]:
         clip = self.observation_clip
-        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        transitions = histories.transitions(batch["replay"], self.n_step)
+        statistics, replay = off_policy.normalize_batch(state.statistics, transitions, clip, replicas)
 
         following = off_policy.evaluate_policy(
             self.policy, state.policy.target_variables, replay.next_observation, spec
         )
-        next_action = off_policy.smoothed_action(
-            following, key, self.target_noise, self.target_noise_clip, spec, replicas
-        )
+        keys = off_policy.transition_keys(key, replay, replicas)
+        next_action = off_policy.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
         slow = state.critic.target_variables
         target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
         critic_optimizer = self.optimizer(self.learning_rate)

@@ -126,9 +126,8 @@ class TD3BC:
         following = off_policy.evaluate_policy(
             self.policy, state.policy.target_variables, replay.next_observation, spec
         )
-        next_action = off_policy.smoothed_action(
-            following, key, self.target_noise, self.target_noise_clip, spec, replicas
-        )
+        keys = off_policy.transition_keys(key, replay, replicas)
+        next_action = off_policy.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
         slow = state.critic.target_variables
         target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
         critic_optimizer = self.optimizer(self.learning_rate)

@@ -11,6 +11,7 @@ from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import init_variables, required_inputs, run_module
+from jaxrl.networks.cores import Core
 from jaxrl.networks.critic import bounded_size, encoding_body, from_unit
 from jaxrl.networks.distributions import Distribution
 from jaxrl.networks.heads import PolicyHead
@@ -33,6 +34,8 @@ class Actor:
         preferred.
       initial_log_std: logarithm of the Gaussian's deviation at the start, in units of half the box's range.
       observation_keys: of a dictionary observation, what it reads; None: everything.
+      core: recurrent core between torso and dense layers, or None.
+      previous_action, previous_reward: append it to what the core reads.
       dtype: what the dense layers compute in, "float32" or "bfloat16", as of `MLP`; a torso has its own.
     """
 
@@ -45,6 +48,9 @@ class Actor:
     initial_log_std: float = 0.0
     observation_keys: tuple[str, ...] | None = None
     dtype: str = "float32"
+    core: Core | None = None
+    previous_action: bool = False
+    previous_reward: bool = False
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -52,13 +58,15 @@ class Actor:
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is a carry: no."""
-        return False
+        """Whether there is a carry."""
+        return self.core is not None
 
     @property
     def requires(self) -> frozenset[str]:
         """The fields of `NetworkInputs` that it cannot do without."""
-        return required_inputs(recurrent=False, previous_action=False, previous_reward=False)
+        return required_inputs(
+            recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
+        )
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _ActorModule(self, spec, rngs)
@@ -68,8 +76,8 @@ class Actor:
         return init_variables(self, key, spec)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """`()`: it is feed-forward."""
-        return ()
+        """The recurrent state of one environment; `()` if feed-forward."""
+        return () if self.core is None else self.core.initial_carry()
 
     def apply(
         self,
@@ -83,7 +91,9 @@ class Actor:
         key: jax.Array | None = None,
     ) -> tuple[Any, Carry, ModelState]:
         """A distribution, or actions `[T, B, n]`, for time steps `[T, B, ...]`; see `types.Network`."""
-        output, model_state = run_module(self, params, model_state, spec, lambda module: module(inputs), train=train)
+        (output, carry), model_state = run_module(
+            self, params, model_state, spec, lambda module: module(inputs, carry), train=train
+        )
         return output, carry, model_state
 
 
@@ -95,7 +105,15 @@ class _ActorModule(nnx.Module):
         size = 0 if discrete else bounded_size(spec.action_space)
         self.space = spec.action_space
         self.stochastic = network.stochastic
-        self.body = encoding_body(network.torso, network.observation_keys, spec, rngs)
+        self.body = encoding_body(
+            network.torso,
+            network.observation_keys,
+            spec,
+            rngs,
+            core=network.core,
+            previous_action=network.previous_action,
+            previous_reward=network.previous_reward,
+        )
         self.hidden = DenseStack(
             self.body.features, network.widths, network.activation, network.normalization, rngs, network.dtype
         )
@@ -112,8 +130,9 @@ class _ActorModule(nnx.Module):
         else:
             self.action = dense(self.hidden.features, size, network.gain, rngs)
 
-    def __call__(self, inputs: NetworkInputs) -> Distribution | jax.Array:
-        features = self.hidden(self.body(inputs, ())[0])
+    def __call__(self, inputs: NetworkInputs, carry: Carry) -> tuple[Distribution | jax.Array, Carry]:
+        features, carry = self.body(inputs, carry)
+        features = self.hidden(features)
         if self.stochastic:
-            return self.distribution(features, inputs.action_mask)
-        return from_unit(jnp.tanh(self.action(features)), spaces.expect(self.space, spaces.Box))
+            return self.distribution(features, inputs.action_mask), carry
+        return from_unit(jnp.tanh(self.action(features)), spaces.expect(self.space, spaces.Box)), carry

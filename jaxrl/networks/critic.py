@@ -9,8 +9,9 @@ from flax import nnx
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.types import EnvSpec, ModelState, NetworkInputs, Params
+from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Body, init_variables, required_inputs, run_module, select_space
+from jaxrl.networks.cores import Core
 from jaxrl.networks.heads import action_size
 from jaxrl.networks.layers import DenseStack, check_positive, freeze
 from jaxrl.networks.q_heads import ActionValues, QHead
@@ -23,11 +24,13 @@ def encoder(space: spaces.Space) -> Torso:
     return MLP(()) if isinstance(torso, MLP) else torso
 
 
-def encoding_body(torso: Torso | None, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
-    """A feed-forward body of the observation alone, with `encoder`'s torso unless another is given."""
+def encoding_body(
+    torso: Torso | None, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs, **memory: Any
+) -> Body:
+    """A body with `encoder`'s torso unless another is given; `memory` are a `Body`'s core and what joins it."""
     if torso is None:
         torso = encoder(select_space(spec.observation_space, observation_keys))
-    return Body(torso, spec, rngs, observation_keys=observation_keys)
+    return Body(torso, spec, rngs, observation_keys=observation_keys, **memory)
 
 
 def bounded_size(space: spaces.Space) -> int:
@@ -57,9 +60,9 @@ def from_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
 class Critic:
     """An ensemble of values of (observation, action) pairs, or of all actions of a `Discrete` space at once.
 
-    Each member encodes the observation, joins the action of a bounded `Box` of shape (n,) in units of half its range,
-    and ends in dense layers and a head. Members differ in their initial parameters only; they are one program over a
-    leading axis.
+    Each member encodes the observation, or with a core all of them up to now, joins the action of a bounded `Box` of
+    shape (n,) in units of half its range, and ends in dense layers and a head. Members differ in their initial
+    parameters only; they are one program over a leading axis.
 
     Args:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
@@ -70,6 +73,8 @@ class Critic:
       head: what the features become: values, or `CategoricalValues()` and `QuantileValues()` for distributions of
         returns; without noise.
       observation_keys: of a dictionary observation, what it reads; None: everything.
+      core: recurrent core between torso and dense layers, or None.
+      previous_action, previous_reward: append it to what the core reads.
       dtype: what the dense layers compute in, "float32" or "bfloat16", as of `MLP`; a torso has its own.
     """
 
@@ -81,6 +86,9 @@ class Critic:
     head: QHead = dataclasses.field(default_factory=ActionValues)
     observation_keys: tuple[str, ...] | None = None
     dtype: str = "float32"
+    core: Core | None = None
+    previous_action: bool = False
+    previous_reward: bool = False
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -88,9 +96,16 @@ class Critic:
         check_positive("ensemble", self.ensemble)
 
     @property
+    def recurrent(self) -> bool:
+        """Whether there is a carry."""
+        return self.core is not None
+
+    @property
     def requires(self) -> frozenset[str]:
         """The fields of `NetworkInputs` that it cannot do without."""
-        return required_inputs(recurrent=False, previous_action=False, previous_reward=False)
+        return required_inputs(
+            recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
+        )
 
     def build(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         return _Member(self, spec, rngs)
@@ -102,6 +117,10 @@ class Critic:
           ConfigError: if the network does not fit the spaces.
         """
         return jax.vmap(lambda member: init_variables(self, member, spec))(jax.random.split(key, self.ensemble))
+
+    def initial_carry(self, spec: EnvSpec) -> Carry:
+        """The recurrent state of one member for one environment; `()` if feed-forward."""
+        return () if self.core is None else self.core.initial_carry()
 
     def apply(
         self,
@@ -117,13 +136,57 @@ class Critic:
 
         Of a box it is that of the actions `[T, B, n]` taken there, and `actions` is 1; of a discrete space that of
         all actions, and `action` None. Values of actions that the mask forbids are the most negative finite number.
-        `model_state` and `train` are as of `types.Network`.
+        `model_state` and `train` are as of `types.Network`. Not for a critic with a core, which takes two steps:
+        `remember` and `judge`.
         """
 
         def member(params, model_state):
             return run_module(self, params, model_state, spec, lambda module: module(inputs, action), train=train)
 
         return jax.vmap(member)(params, model_state)
+
+    def remember(
+        self,
+        params: Params,
+        inputs: NetworkInputs,
+        carry: Carry,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+    ) -> tuple[jax.Array, Carry, ModelState]:
+        """The features `[ensemble, T, B, features]` of inputs `[T, B, ...]` and of all before, and what follows.
+
+        From a carry `[ensemble, B, ...]`, and gives the carry after the last time step and the model state.
+        """
+
+        def member(params, model_state, carry):
+            (features, carry), model_state = run_module(
+                self, params, model_state, spec, lambda module: module.body(inputs, carry), train=train
+            )
+            return features, carry, model_state
+
+        return jax.vmap(member)(params, model_state, carry)
+
+    def judge(
+        self,
+        params: Params,
+        features: jax.Array,
+        action: jax.Array | None,
+        mask: jax.Array | None = None,
+        *,
+        spec: EnvSpec,
+        model_state: ModelState,
+        train: bool,
+    ) -> tuple[Any, ModelState]:
+        """The head's output, as of `apply`, from features `[ensemble, T, B, features]` of `remember`."""
+
+        def member(params, model_state, features):
+            return run_module(
+                self, params, model_state, spec, lambda module: module.judge(features, action, mask), train=train
+            )
+
+        return jax.vmap(member)(params, model_state, features)
 
 
 class _Member(nnx.Module):
@@ -134,7 +197,15 @@ class _Member(nnx.Module):
             actions = self.space.n
         else:
             size = bounded_size(self.space)
-        self.body = encoding_body(network.torso, network.observation_keys, spec, rngs)
+        self.body = encoding_body(
+            network.torso,
+            network.observation_keys,
+            spec,
+            rngs,
+            core=network.core,
+            previous_action=network.previous_action,
+            previous_reward=network.previous_reward,
+        )
         self.hidden = DenseStack(
             self.body.features + size,
             network.widths,
@@ -146,8 +217,10 @@ class _Member(nnx.Module):
         self.head = network.head.build(self.hidden.features, actions, rngs)
 
     def __call__(self, inputs: NetworkInputs, action: jax.Array | None) -> Any:
-        features, _ = self.body(inputs, ())
+        return self.judge(self.body(inputs, ())[0], action, inputs.action_mask)
+
+    def judge(self, features: jax.Array, action: jax.Array | None, mask: jax.Array | None) -> Any:
         if action is None:
-            return self.head(self.hidden(features), inputs.action_mask, None)
+            return self.head(self.hidden(features), mask, None)
         unit = to_unit(action, spaces.expect(self.space, spaces.Box))
         return self.head(self.hidden(jnp.concatenate([features, unit], axis=-1)), None, None)

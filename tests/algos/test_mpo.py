@@ -361,7 +361,9 @@ def test_forbidden_actions_are_never_taken(updates):
     each = keys.unrolled(jax.random.split(KEY, 512))
     act = jax.jit(algo.act, static_argnames=("spec", "explore"))
     for explore in (True, False):
-        action = np.asarray(act(actor, moments, (), each, spec=CHOICES, explore=explore).action)
+        action = np.asarray(
+            act(actor, moments, off_policy.ActingCarry((), ()), each, spec=CHOICES, explore=explore).action
+        )
         assert np.take_along_axis(np.asarray(mask), action[:, None], axis=1).all()
         assert len(np.unique(action)) == (4 if explore else 2)
 

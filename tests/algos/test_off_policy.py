@@ -247,7 +247,8 @@ def after_updates(algo, by):
     for i in range(5):
         state, info = updated(algo, state, scaled(transitions(seed=i), by), jax.random.key(i))
     seen = moments(BATCH).replace(observation=by * transitions(seed=9).observation)
-    action = algo.act(algo.actor(state), seen, (), jax.random.split(jax.random.key(0), BATCH), spec=SPEC, explore=False)
+    carry, keys = off_policy.ActingCarry((), ()), jax.random.split(jax.random.key(0), BATCH)
+    action = algo.act(algo.actor(state), seen, carry, keys, spec=SPEC, explore=False)
     return state, info.metrics, action.action
 
 
@@ -322,7 +323,7 @@ def test_actions_are_uniform_over_the_box_until_the_first_update(name):
 
     def act(updates, explore):
         actor = algo.actor(state.replace(updates=jnp.int32(updates)))
-        return np.asarray(compiled(actor, moments(batch), (), keys, explore=explore).action)
+        return np.asarray(compiled(actor, moments(batch), off_policy.ActingCarry((), ()), keys, explore=explore).action)
 
     random, later, greedy = act(0, True), act(1, True), act(0, False)
     unit = (random - BOX.low) / (BOX.high - BOX.low)

@@ -108,7 +108,7 @@ def _play(algo, env, learner, *, spec):
 
     def step(moment, keys):
         env_state, timestep = moment
-        action = algo.act(actor, timestep, (), keys, spec=spec, explore=False).action
+        action = algo.act(actor, timestep, off_policy.ActingCarry((), ()), keys, spec=spec, explore=False).action
         output = off_policy.evaluate_critic(
             algo.critic, Variables(learner.critic.params), timestep.observation, action, spec
         )

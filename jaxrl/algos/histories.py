@@ -1,0 +1,141 @@
+"""Histories: all that a recurrent policy or critic reads up to a moment, where others read one observation.
+
+A batch of sequences becomes a batch of the transitions within them, whose observations are histories. An update of
+transitions is then one of sequences too, and nothing in it changes.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.algos import q_views
+from jaxrl.algos.train_state import Variables
+from jaxrl.core.types import (
+    Carry,
+    EnvSpec,
+    ModelState,
+    Network,
+    NetworkInputs,
+    PyTree,
+    SequenceBatch,
+    TransitionBatch,
+)
+from jaxrl.networks import Critic
+
+
+class History(struct.PyTreeNode):
+    """N moments within sequences, each with what came before it there.
+
+    The burn-in only warms up recurrent states: nothing is learned there, and no gradient goes there.
+    """
+
+    inputs: NetworkInputs  # of all rows, [burn_in + L, B, ...]
+    carry: Carry  # of the policy before the first row, [B, ...]
+    at: jax.Array  # int32 [N], the moments: places among the L * B after the burn-in
+    burn_in: int = struct.field(pytree_node=False)
+
+    @property
+    def columns(self) -> int:
+        """How many sequences there are, B."""
+        return jax.tree.leaves(self.inputs.observation)[0].shape[1]
+
+    @property
+    def moments(self) -> NetworkInputs:
+        """The inputs of the moments alone, [1, N, ...]."""
+        return jax.tree.map(lambda x: self._taken(x)[None], self._part(slice(self.burn_in, None)))
+
+    def policy(self, network: Network, policy: Variables, spec: EnvSpec, *, train: bool) -> tuple[PyTree, ModelState]:
+        """The policy's output at the moments, leaves [N, ...], and its new model state.
+
+        Its recurrent state begins with the one that acted.
+        """
+        if not network.recurrent:
+            output, _, model_state = network.apply(
+                policy.params, self.moments, (), spec=spec, model_state=policy.model_state, train=train
+            )
+            return jax.tree.map(lambda x: x[0], output), model_state
+
+        def unroll(policy, time, carry, train):
+            inputs, model_state = self._part(time), policy.model_state
+            return network.apply(policy.params, inputs, carry, spec=spec, model_state=model_state, train=train)
+
+        carry = self.carry
+        if self.burn_in:
+            carry = jax.lax.stop_gradient(unroll(jax.lax.stop_gradient(policy), slice(self.burn_in), carry, False)[1])
+        output, _, model_state = unroll(policy, slice(self.burn_in, None), carry, train)
+        return jax.tree.map(self._taken, output), model_state
+
+    def critic(
+        self,
+        network: Critic,
+        critic: Variables,
+        action: jax.Array | None,
+        spec: EnvSpec,
+        mask: jax.Array | None,
+        *,
+        train: bool,
+    ) -> tuple[PyTree, ModelState]:
+        """The critics' output for actions [N, n] at the moments, leaves [ensemble, N, actions, ...]; as `policy`.
+
+        No actor has a critic's recurrent state: it begins as at an episode's beginning, and the burn-in has to do.
+        """
+        action, mask = (None if x is None else x[None] for x in (action, mask))
+        if not network.recurrent:
+            inputs = self.moments.replace(action_mask=mask)
+            output, model_state = network.apply(
+                critic.params, inputs, action, spec=spec, model_state=critic.model_state, train=train
+            )
+            return jax.tree.map(lambda x: x[:, 0], output), model_state
+
+        def remember(critic, time, carry, train):
+            inputs, model_state = self._part(time), critic.model_state
+            return network.remember(critic.params, inputs, carry, spec=spec, model_state=model_state, train=train)
+
+        members = jax.tree.leaves(critic.params)[0].shape[0]  # all, or the first alone
+        carry = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (members, self.columns, *x.shape)), network.initial_carry(spec)
+        )
+        if self.burn_in:
+            frozen = jax.lax.stop_gradient(critic)
+            carry = jax.lax.stop_gradient(remember(frozen, slice(self.burn_in), carry, False)[1])
+        features, _, model_state = remember(critic, slice(self.burn_in, None), carry, train)
+        features = jax.vmap(self._taken)(features)[:, None]
+        output, model_state = network.judge(
+            critic.params, features, action, mask, spec=spec, model_state=model_state, train=train
+        )
+        return jax.tree.map(lambda x: x[:, 0], output), model_state
+
+    def _part(self, time):
+        return jax.tree.map(lambda x: x[time], self.inputs)
+
+    def _taken(self, x):
+        return x.reshape((-1, *x.shape[2:]))[self.at]
+
+
+def transitions(batch: TransitionBatch | SequenceBatch, n_step: int) -> TransitionBatch:
+    """A batch of transitions as it is; of L rows of each sequence after its burn-in the L * B that begin there.
+
+    Those of sequences are of up to `n_step` steps, and the last of each has a weight of 0: it only bootstraps.
+    """
+    if not isinstance(batch, SequenceBatch):
+        return batch
+    steps = q_views.steps_within(batch, n_step)
+    columns = batch.mask.shape[1]
+    here = jnp.arange(steps.weight.shape[0], dtype=jnp.int32)
+    there = here + steps.steps * columns
+    inputs = NetworkInputs.of_timesteps(batch.timesteps)
+    masks = inputs.action_mask
+    if masks is not None:
+        masks = jax.tree.map(lambda x: x[batch.burn_in :].reshape((-1, *x.shape[2:])), masks)
+    history = History(inputs, batch.carry.network, here, batch.burn_in)
+    return TransitionBatch(
+        observation=history,
+        action=steps.action,
+        rewards=steps.rewards,
+        steps=steps.steps,
+        bootstrap=steps.bootstrap,
+        next_observation=history.replace(at=there),
+        weight=steps.weight,
+        action_mask=masks,
+        next_action_mask=jax.tree.map(lambda x: x[there], masks),
+    )
