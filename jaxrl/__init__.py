@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jaxrl.envs import check_env, environments, make
     from jaxrl.envs.host.dm_env import from_dm_env
     from jaxrl.parallel.anakin import Anakin
+    from jaxrl.parallel.multihost.launch import Processes, launch
     from jaxrl.parallel.offline import Offline
     from jaxrl.parallel.ray.remote import Remote
     from jaxrl.parallel.sebulba.inference import DynamicBatching
@@ -88,6 +89,7 @@ _PUBLIC = {
     "Offline": "parallel.offline",
     "Policy": "run.policy",
     "Preset": "run.presets",
+    "Processes": "parallel.multihost.launch",
     "Record": "run.recorder",
     "Remote": "parallel.ray.remote",
     "Result": "run.result",
@@ -103,6 +105,7 @@ _PUBLIC = {
     "export_replay": "run.replays",
     "export_rlds": "run.export",
     "from_dm_env": "envs.host.dm_env",
+    "launch": "parallel.multihost.launch",
     "load": "run.loading",
     "load_dataset": "data",
     "make": "envs",
@@ -149,6 +152,7 @@ __all__ = [
     "Offline",
     "Policy",
     "Preset",
+    "Processes",
     "Record",
     "Remote",
     "Result",
@@ -164,6 +168,7 @@ __all__ = [
     "export_replay",
     "export_rlds",
     "from_dm_env",
+    "launch",
     "load",
     "load_dataset",
     "make",

@@ -180,6 +180,7 @@ def as_users_have_it(tmp_path, monkeypatch):
 # Commands that no test of the pages can run as printed, and why; other tests do what can be done of them here.
 NOT_RUN = {
     "--distributed": "it waits for other processes: tests/parallel/multihost, tests/cli/test_multihost.py",
+    "--launch": "it starts processes, or waits for them: tests/parallel/multihost/test_launch.py",
     "--backend ray": "it starts a cluster: tests/parallel/ray",
     "brax:ant": "its physics compiles for minutes: tests/envs/test_brax.py, tests/learning/test_brax.py",
     "purejaxrl-brax": "the same of hopper",

@@ -15,6 +15,7 @@ from jaxrl.cli import main, multihost, runs, sweep
 from jaxrl.cli.flags import build_parts
 from jaxrl.core.types import Trajectory
 from jaxrl.data import EpisodeCutter, RldsWriter
+from jaxrl.parallel.multihost import launch
 from jaxrl.run import follow, loading, replays, training
 from jaxrl.run.directory import RunDirectory
 from jaxrl.run.loop import Loop
@@ -124,6 +125,7 @@ def begun(folder, monkeypatch):
     for module in (loading, replays):
         monkeypatch.setattr(module, "load_run", begin)
     monkeypatch.setattr(follow, "follow", begin)
+    monkeypatch.setattr(launch, "run_processes", begin)
     join = multihost.join
     monkeypatch.setattr(multihost, "join", lambda run: begin() if run["distributed"] else join(run))
     assert training.Loop is Loop

@@ -239,7 +239,12 @@ def _process_flags():
         "this process is one of several of one run, all started with this command; TPU pods, Slurm, Open MPI and "
         "Kubernetes are detected, elsewhere set the next three flags"
     )
+    how = (
+        "here: this process; processes:N[:restarts=R]: N processes of this machine, started again up to R times where "
+        "one fails; cluster: as --distributed"
+    )
     return [
+        Flag("launch", TEXT, "here", how),
         Flag("distributed", BOOL, False, what),
         Flag("coordinator", optional(TEXT), None, help_["coordinator"]),
         Flag("num_processes", optional(INT), None, help_["num_processes"]),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl.cli import table
+from jaxrl.cli import multihost, table
 from jaxrl.cli.flags import written
 from jaxrl.cli.runs import Given
 from jaxrl.cli.values import ReadPart, ReadRegistered, ReadSchedule
@@ -33,7 +33,7 @@ def answer(given: Given) -> bool:
     path = run["run_dir"]
     if run["import_"] is not None:
         return False  # the user's own code may be another by now
-    if path is None or run["overwrite"] or run["distributed"] or not has_ended(path):
+    if path is None or run["overwrite"] or multihost.is_one_of_several(run) or not has_ended(path):
         return False
     try:
         record, environment = read_result(path), files.read_json(Path(path) / "config.json")["environment"]

@@ -1,17 +1,20 @@
-"""`--distributed`: one command, started on every machine, as one run."""
+"""`--launch` and `--distributed`: one command as several processes of one run, wherever they are started."""
 
+import dataclasses
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl.cli import table
 from jaxrl.cli.flags import Flag
 from jaxrl.core.errors import ConfigError
+from jaxrl.parallel.multihost import launch
+from jaxrl.parallel.multihost.launch import Cluster, Processes
 
 _EXPLICIT = ("coordinator", "num_processes", "process_id")
 _PATIENCE = 10.0  # seconds without a word, where others should arrive at about the same time
-FLAGS = ("distributed", *_EXPLICIT)
+FLAGS = ("launch", "distributed", *_EXPLICIT)
 
 
 def flags() -> list[Flag]:
@@ -21,19 +24,48 @@ def flags() -> list[Flag]:
 
 def problems(asked: Mapping[str, Any]) -> list[str]:
     """What is wrong with the values of `flags`, one line each."""
+    try:
+        how = launch.parse(asked["launch"])
+    except ConfigError as error:
+        return [f"--launch: {problem}" for problem in error.problems]
+    found = [f"--launch: {problem}" for problem in launch.problems(how)]
+    if asked["distributed"] and isinstance(how, Processes):
+        found.append(f"--distributed: not with --launch {asked['launch']}, which starts the processes itself")
+    if isinstance(how, Processes) and how.restarts > 0 and asked.get("run_dir") is None:
+        found.append(f"--launch {asked['launch']}: needs --run-dir, whose newest checkpoint a restart goes on from")
     given = {name: asked[name] for name in _EXPLICIT if asked[name] is not None}
     written = {name: f"--{name.replace('_', '-')}" for name in _EXPLICIT}
     if not given:
-        return []
+        return found
     from jaxrl.parallel.multihost import distributed
 
-    found = distributed.problems(**given)
-    if not asked["distributed"]:
+    found += distributed.problems(**given)
+    if not (asked["distributed"] or isinstance(how, Cluster)):
         found.append(f"{', '.join(written[name] for name in given)}: only with --distributed")
     if len(given) < len(_EXPLICIT):
         missing = ", ".join(written[name] for name in _EXPLICIT if name not in given)
         found.append(f"{missing}: missing; give all three, or none of them where the cluster is detected")
     return found
+
+
+def is_one_of_several(asked: Mapping[str, Any]) -> bool:
+    """Whether this process is to join others, by the values of `flags` and by who started it."""
+    return asked["distributed"] or launch.own_place() is not None or launch.parse(asked["launch"]) == Cluster()
+
+
+def start(command: str, argv: Sequence[str], asked: Mapping[str, Any]) -> int | None:
+    """Starts the processes that `--launch` asks for, and waits for them; the exit code. None: the run is in this one.
+
+    Args:
+      command: of jaxrl.
+      argv: its words.
+      asked: the values of `flags`.
+    """
+    how = launch.parse(asked["launch"])
+    if not isinstance(how, Processes) or launch.own_place() is not None:
+        return None
+    again = ["--no-overwrite"] if asked.get("overwrite") else []  # what a restart goes on from
+    return launch.run_processes([sys.executable, "-m", "jaxrl", command, *argv], how, again)
 
 
 def join(asked: Mapping[str, Any]) -> int:
@@ -42,13 +74,14 @@ def join(asked: Mapping[str, Any]) -> int:
     Raises:
       ConfigError: no cluster was detected; versions differ between processes.
     """
-    if not asked["distributed"]:
+    if not is_one_of_several(asked):
         return 1
     if found := problems(asked):
         raise ConfigError(found)
     from jaxrl.parallel.multihost import distributed
 
-    place = {name: asked[name] for name in _EXPLICIT}
+    own = launch.own_place()
+    place = {name: asked[name] for name in _EXPLICIT} if own is None else dataclasses.asdict(own)
     note = threading.Timer(_PATIENCE, _say_what_is_awaited, [place])
     note.daemon = True
     note.start()

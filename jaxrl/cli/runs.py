@@ -70,6 +70,8 @@ def train(argv: Sequence[str]) -> int:
 
     if ended.answer(given):
         return 0
+    if (code := multihost.start("train", argv, given.values["run"])) is not None:
+        return code
     from jaxrl.cli import training
     from jaxrl.parallel.multihost.distributed import report_errors
 
@@ -82,6 +84,8 @@ def compile_(argv: Sequence[str]) -> int:
     if asks_for_help(argv):
         return print_help("compile")
     given = read("compile", argv)
+    if (code := multihost.start("compile", argv, given.values["run"])) is not None:
+        return code
     from jaxrl.cli import ahead
     from jaxrl.parallel.multihost.distributed import report_errors
 
@@ -94,6 +98,8 @@ def sweep(argv: Sequence[str]) -> int:
     if asks_for_help(argv):
         return print_help("sweep")
     given = read("sweep", argv)
+    if (code := multihost.start("sweep", argv, given.values["run"])) is not None:
+        return code
     from jaxrl.cli import sweep
     from jaxrl.parallel.multihost.distributed import report_errors
 

@@ -92,7 +92,7 @@ def prepare(command: str, given: Given) -> Asked:
     algo = make_algorithm(given.algorithm) if given.preset is None else preset(given.preset).algorithm
     run, algo = values["run"], with_flags(algo, values)
     problems += field_problems(algo)
-    if problems and run["distributed"]:
+    if problems and multihost.is_one_of_several(run):
         raise ConfigError(problems)  # before the other processes are waited for
     processes = multihost.join(run)
     split = cores() if command in ("sweep", "tune") and run["devices"] is None else run["devices"]

@@ -24,8 +24,8 @@ def tune(given: Given, argv: Sequence[str]) -> int:
       given: the flags, read.
       argv: the words that they were.
     """
-    if given.values["run"]["distributed"]:
-        raise ConfigError("--distributed: not with tune, whose trials follow from one another, in one process")
+    if given.values["run"]["distributed"] or given.values["run"]["launch"] != "here":
+        raise ConfigError("--launch, --distributed: not with tune, whose trials follow from one another in one process")
     asked = prepare("tune", given)
     arguments = {name: value for name, value in asked.arguments.items() if name not in ("out", "seeds", "space")}
     seeds, out = asked.arguments["seeds"], asked.arguments["out"]

@@ -1,4 +1,4 @@
-"""`--distributed` as two people type it, on loopback."""
+"""`--distributed` as two people type it, and `--launch` as one does, on loopback."""
 
 import contextlib
 import json
@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from jaxrl.cli import main
+from jaxrl.cli import main, runs
 from jaxrl.core.errors import ConfigError, PeerError
-from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.multihost import distributed, launch
+from jaxrl.parallel.multihost.launch import Processes
 
 PATIENCE = 240  # seconds; on an idle core a tenth
 TRAIN = ["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "128", "--num-envs", "4", "--devices", "2"]
@@ -62,6 +63,20 @@ def test_two_command_lines_that_differ_are_both_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
+def test_one_command_line_starts_both(tmp_path):
+    run_dir = tmp_path / "run"
+    words = [sys.executable, "-m", "jaxrl", *TRAIN, "--run-dir", str(run_dir), "--launch", "processes:2"]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
+    assert json.loads((run_dir / "result.json").read_text())["total_steps"] == 128
+    assert json.loads((run_dir / "config.json").read_text())["topology"]["devices"] == 2
+    again = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    assert again.returncode == 0 and "it had ended before" in again.stdout and "processes" not in again.stderr
+
+
 # --- without a second process --------------------------------------------------------------------------------------
 
 
@@ -75,6 +90,13 @@ def test_two_command_lines_that_differ_are_both_refused(tmp_path):
         (["--distributed", "--coordinator", "host:1", "--num-processes", "0", "--process-id", "0"], "at least 1"),
         (["--distributed", "--process-id", "x"], "--process-id: 'x'"),
         (["--distributed"], "no cluster was detected"),
+        (["--launch", "cluster"], "no cluster was detected"),
+        (["--launch", "cluster", "--coordinator", "host:1"], "--num-processes, --process-id: missing"),
+        (["--launch", "process:2"], "--launch: unknown way to launch 'process'"),
+        (["--launch", "processes:0"], "--launch: processes: count=0 must be at least 1"),
+        (["--launch", "processes:2", "--distributed"], "not with --launch processes:2, which starts the processes"),
+        (["--launch", "processes:2:restarts=1"], "needs --run-dir, whose newest checkpoint a restart goes on from"),
+        (["--launch", "processes:2", "--process-id", "1"], "--process-id: only with --distributed"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "sweep"])
@@ -86,6 +108,19 @@ def test_wrong_combinations_start_nothing(command, flags, words, capsys, monkeyp
     monkeypatch.setattr(distributed.jax.distributed, "initialize", initialize)
     assert main.main([command, "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8", *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "compile"])
+def test_the_same_command_is_started(command, monkeypatch):
+    started = []
+    monkeypatch.setattr(launch, "run_processes", lambda *arguments: started.append(arguments) or 7)
+    words = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8", "--launch", "processes:3:restarts=2"]
+    words += ["--run-dir", "runs/none", "--overwrite"]
+    assert main.main([command, *words]) == 7
+    again = ["--no-overwrite"]
+    assert started == [([sys.executable, "-m", "jaxrl", command, *words], Processes(3, 2), again)]
+    assert runs.read(command, words).values["run"]["overwrite"] is True
+    assert runs.read(command, [*words, *again]).values["run"]["overwrite"] is False, "it would begin anew"
 
 
 def test_what_is_wrong_is_told_before_others_are_waited_for(capsys, monkeypatch):

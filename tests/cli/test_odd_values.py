@@ -146,7 +146,8 @@ COMMANDS = {
     "envs": ["envs"],
     "algos": ["algos"],
 }
-NOT_TRIED = ("--run-dir", "--record", "--wandb", "--distributed", "--devices", "--backend", "--out", "--dataset")
+NOT_TRIED = ("--run-dir", "--record", "--wandb", "--distributed", "--launch", "--devices")
+NOT_TRIED += ("--backend", "--out", "--dataset")
 
 
 # As a shell would pass them on: no NUL, and whatever else bytes can be.

@@ -1,0 +1,369 @@
+"""How a run is started: as this process, as several processes of this machine, or as one that a cluster has started.
+
+Several processes of this machine are the same program, started once for each, which finds its place among them where it
+calls `launch`. The process that starts them trains nothing and does not import JAX: it divides cores and GPUs among
+them, passes signals on, and watches them to their end.
+"""
+
+import contextlib
+import dataclasses
+import glob
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from jaxrl.core.errors import ConfigError, unknown
+
+_PLACE = "JAXRL_LAUNCHED"  # the environment variable in which a process that was started finds its place
+_LOOK = 0.05  # seconds between two looks at the processes
+_LAST_WORDS = 10.0  # seconds that the others have to end by themselves, once one has failed
+_LINES = 20  # of what a process said that are shown where it failed
+_ASKED_TO_END = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+_BAD_INPUT = 2  # the exit code of a command line whose settings do not fit
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """This process alone, with its threads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Something else has started the processes: TPU pods, Slurm, Open MPI and Kubernetes are detected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """Several processes of this machine, started, watched and ended together.
+
+    The processor cores that this process may use, and its GPUs, are divided among them in order; more processes than
+    cores share them all.
+
+    Args:
+      count: number of processes.
+      restarts: how often all are started again after one failed; they go on from the newest checkpoint of their
+        `run_dir`. Wrong settings and signals to this process are no such failures.
+    """
+
+    count: int = 2
+    restarts: int = 0
+
+
+Launch = Here | Cluster | Processes
+_KINDS: dict[str, type[Launch]] = {"here": Here, "cluster": Cluster, "processes": Processes}
+_USAGE = "here, cluster or processes:COUNT, such as processes:4 or processes:4:restarts=3"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of a process among those of its run, as `distributed.initialize` takes it."""
+
+    coordinator: str
+    num_processes: int
+    process_id: int
+
+
+def launch(how: Launch | str = "here") -> int:
+    """Starts a run as `how` says; before anything else asks JAX for its devices.
+
+    With `Processes` this program is started again, once for each process, and this call does not return: it ends the
+    program with their exit code. In each of them, and in all other cases, it returns.
+
+    Args:
+      how: "here", this process alone; "cluster", one of several processes that were detected; "processes:4", or
+        `jaxrl.Processes(4)`: as many processes of this machine.
+
+    Returns:
+      How many processes the run has.
+
+    Raises:
+      ConfigError: there is no such way, this machine has less than it asks for, or it cannot be done from here.
+    """
+    how = parse(how) if isinstance(how, str) else how
+    if not isinstance(how, Launch):
+        raise ConfigError(f"launch({how!r:.80}): must be {_USAGE}")
+    place = own_place()
+    if place is None and isinstance(how, Here):
+        return 1
+    if place is None and isinstance(how, Processes):
+        if hasattr(sys, "ps1") or "ipykernel" in sys.modules or not sys.orig_argv[1:]:
+            raise ConfigError(
+                "launch starts this program once for each process, and an interactive session is none: put it into a "
+                "file, and run that"
+            )
+        raise SystemExit(run_processes([sys.executable, *sys.orig_argv[1:]], how))
+    from jaxrl.parallel.multihost import distributed
+
+    return distributed.initialize(**({} if place is None else dataclasses.asdict(place)))
+
+
+def parse(text: str) -> Launch:
+    """`here`, `cluster`, `processes:4` or `processes:4:restarts=3`.
+
+    Raises:
+      ConfigError: it is none of these.
+    """
+    kind, *words = text.split(":")
+    if kind not in _KINDS:
+        raise unknown("way to launch", kind, _KINDS, f"write {_USAGE}")
+    fields = [field.name for field in dataclasses.fields(_KINDS[kind])]
+    values: dict[str, Any] = {}
+    for position, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if not equals:
+            name, value = (fields[position] if position < len(fields) else ""), word
+        if name not in fields or name in values:
+            raise ConfigError(f"{text!r} has too many settings, or one that there is not: {word!r}; write {_USAGE}")
+        if not value.isascii() or not value.removeprefix("-").isdigit():
+            raise ConfigError(f"{text!r}: {name}={value!r} must be a whole number; write {_USAGE}")
+        values[name] = int(value)
+    return _KINDS[kind](**values)
+
+
+def problems(how: Launch) -> list[str]:
+    """What is wrong with the numbers of `how`, or more than this machine has; one line each."""
+    if not isinstance(how, Processes):
+        return []
+    found = []
+    if how.count < 1:
+        found.append(f"processes: count={how.count} must be at least 1")
+    if how.restarts < 0:
+        found.append(f"processes: restarts={how.restarts} must be at least 0")
+    gpus = _gpus()
+    if gpus and how.count >= 1 and len(gpus) % how.count:
+        found.append(
+            f"processes: count={how.count} does not divide the {len(gpus)} GPUs of this machine "
+            f"({','.join(gpus)}); use another number, fewer GPUs (CUDA_VISIBLE_DEVICES), or JAX_PLATFORMS=cpu"
+        )
+    return found
+
+
+# --- the process that is started ---------------------------------------------------------------------------------
+
+_own: list[Place] = []  # once it was read
+
+
+def own_place() -> Place | None:
+    """The place of this process among those that `run_processes` started; None if it did not start this one."""
+    if not _own and (told := os.environ.pop(_PLACE, None)) is not None:  # none of the processes that this one starts
+        place = json.loads(told)
+        pipe = place.pop("pipe")
+        threading.Thread(target=_end_with_parent, args=(pipe,), name="launched", daemon=True).start()
+        _own.append(Place(**place))
+    return _own[0] if _own else None
+
+
+def _end_with_parent(pipe):
+    """Asks this process to end when the one that started it has: the kernel then closes the pipe."""
+    with contextlib.suppress(OSError):
+        while os.read(pipe, 1):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# --- the process that starts and watches -------------------------------------------------------------------------
+
+
+def run_processes(command: Sequence[str], how: Processes, again: Sequence[str] = ()) -> int:
+    """Runs a command as the processes of one run, and waits for all to end.
+
+    The output of process 0 is shown as it comes; of the others, the end of what they said where they failed.
+
+    Args:
+      command: the program and its arguments, the same for each.
+      how: how many, and how often they are started again.
+      again: further arguments where they are.
+
+    Returns:
+      0, or the exit code of the process that failed first; 128 + n if signal n ended it.
+
+    Raises:
+      ConfigError: this machine has less than `how` asks for.
+    """
+    if found := problems(how):
+        raise ConfigError(found)
+    with _Signals() as signals, tempfile.TemporaryDirectory(prefix="jaxrl-launch-") as folder:
+        for attempt in range(how.restarts + 1):
+            words = [*command, *again] if attempt else command
+            processes = _Together(words, how.count, Path(folder), signals)
+            code = processes.wait()
+            last = attempt == how.restarts or signals.passed or code in (0, _BAD_INPUT)
+            if code:
+                processes.tell()
+            if last:
+                return code
+            print(
+                f"the {how.count} processes are started again (restart {attempt + 1} of {how.restarts})",
+                file=sys.stderr,
+                flush=True,
+            )
+    raise AssertionError("a loop that ends by returning")
+
+
+class _Signals:
+    """Passes signals on to the processes that run, while entered; those that were passed on."""
+
+    def __init__(self):
+        self.passed: list[int] = []
+        self.processes: Sequence[subprocess.Popen] = ()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
+                    self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def _pass_on(self, number, frame):
+        self.passed.append(number)
+        for process in self.processes:
+            process.send_signal(number)  # nothing where it has ended
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class _Together:
+    """The processes of one attempt."""
+
+    def __init__(self, command: Sequence[str], count: int, folder: Path, signals: _Signals):
+        self._ended: list[tuple[int, int]] = []  # index and exit code, in the order of their ends
+        self._killed: set[int] = set()
+        self._logs: list[Path] = [folder / str(index) for index in range(count)]
+        self._processes: list[subprocess.Popen] = []
+        self._signals = signals
+        coordinator, gpus = f"127.0.0.1:{_free_port()}", _gpus()
+        with contextlib.ExitStack() as stack:
+            watched, self._alive = os.pipe()
+            stack.callback(os.close, watched)
+            for index in range(count):
+                place = dataclasses.asdict(Place(coordinator, count, index)) | {"pipe": watched}
+                environment = os.environ | {_PLACE: json.dumps(place)}
+                if gpus:
+                    environment["CUDA_VISIBLE_DEVICES"] = ",".join(_share(gpus, index, count))
+                output: IO[bytes] | None = None
+                if index:
+                    output = stack.enter_context(open(self._logs[index], "wb"))
+                with _on_cores(_share(_cores(), index, count)):
+                    process = subprocess.Popen(
+                        command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        pass_fds=(watched,),
+                        start_new_session=True,  # Ctrl-C in the terminal is for this process, which passes it on
+                    )
+                self._processes.append(process)
+                signals.processes = tuple(self._processes)
+                if signals.passed:
+                    break
+
+    def wait(self) -> int:
+        """Waits for all to end; the exit code of the run."""
+        until = None
+        try:
+            if self._signals.passed:  # while they were started
+                for process in self._processes:
+                    process.send_signal(self._signals.passed[-1])
+            while len(self._ended) < len(self._processes):
+                self._look()
+                if until is None and any(code for _, code in self._ended):
+                    until = time.monotonic() + _LAST_WORDS
+                if until is not None and time.monotonic() > until:
+                    self._kill()
+                time.sleep(_LOOK)
+        finally:
+            self._kill()
+            for process in self._processes:
+                process.wait()
+            self._signals.processes = ()
+            os.close(self._alive)
+        if self._signals.passed and len(self._processes) < len(self._logs):
+            return 128 + self._signals.passed[0]
+        return next((code for _, code in self._ended if code), 0)
+
+    def tell(self) -> None:
+        """Prints what the processes but the first said before they failed, and by which signals they were ended."""
+        codes = dict(self._ended)
+        for index, code in self._ended:
+            if not code or index in self._killed or code in _ASKED_TO_END:
+                continue
+            if code > 128:
+                name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
+                print(f"error: process {index} was ended by {name}", file=sys.stderr)
+            if index and not code == codes.get(0) == _BAD_INPUT:  # else the first has told the same
+                for line in self._logs[index].read_text(errors="replace").splitlines()[-_LINES:]:
+                    print(f"process {index}: {line}", file=sys.stderr)
+        if self._killed:
+            which = ", ".join(map(str, sorted(self._killed)))
+            print(f"process {which}: ended, {_LAST_WORDS:g} s after the other had failed", file=sys.stderr)
+        sys.stderr.flush()
+
+    def _look(self):
+        known = {index for index, _ in self._ended}
+        for index, process in enumerate(self._processes):
+            if index not in known and (code := process.poll()) is not None:
+                self._ended.append((index, 128 - code if code < 0 else code))
+
+    def _kill(self):
+        known = {index for index, _ in self._ended}
+        for index, process in enumerate(self._processes):
+            if index not in known and process.poll() is None:
+                self._killed.add(index)
+                process.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _share[T](things: Sequence[T], index: int, count: int) -> list[T]:
+    """Those of process `index` of `count`; all of them where there are too few for each to have its own."""
+    if len(things) < count:
+        return list(things)
+    return list(things[index * len(things) // count : (index + 1) * len(things) // count])
+
+
+def _cores() -> list[int]:
+    """Which processor cores this process may use, where the system says and divides them (Linux)."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+
+
+@contextlib.contextmanager
+def _on_cores(cores):
+    """A process that is started within may use these cores: it inherits those of the thread that starts it."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _gpus() -> list[str]:
+    """The GPUs that JAX would use in this process, as CUDA_VISIBLE_DEVICES names them; nothing is loaded."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+    if "cpu" in platforms.split(",")[:1] or not any(importlib.util.find_spec(name) for name in plugins):
+        return []
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
+    return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]

@@ -1,0 +1,231 @@
+"""Processes of this machine: started, watched, ended and started again. Most of them are shell-like scripts here."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from helpers.programs import ENV, PPO, ROWS, assert_equal
+
+import jaxrl
+from jaxrl.core.errors import ConfigError
+from jaxrl.parallel.multihost import launch
+from jaxrl.parallel.multihost.launch import Cluster, Here, Processes
+from jaxrl.run import checkpoint
+
+PATIENCE = 240  # seconds; on an idle core a hundredth
+LAUNCHED = Path(__file__).with_name("launched.py")
+# What the scripts begin with: their place, as a run reads it.
+READ = "import os, signal, sys, time\nfrom jaxrl.parallel.multihost import launch\nplace = launch.own_place()\n"
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """The command that runs a script which knows its place."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def written(text):
+        (tmp_path / "script.py").write_text(READ + text)
+        return [sys.executable, str(tmp_path / "script.py")]
+
+    return written
+
+
+def told(folder, count=2):
+    """What the processes wrote about themselves."""
+    return [json.loads((folder / f"{index}.json").read_text()) for index in range(count)]
+
+
+TELL = """
+import json
+found = {"place": vars(place), "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []}
+found |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "place_passed_on": "JAXRL_LAUNCHED" in os.environ}
+with open(f"{place.process_id}.json", "w") as file:
+    json.dump(found, file)
+print("word of", place.process_id)
+"""
+
+
+def test_each_finds_its_place_and_the_first_alone_is_heard(program, tmp_path, capfd):
+    assert launch.run_processes(program(TELL), Processes(3)) == 0
+    found = told(tmp_path, 3)
+    assert [one["place"]["process_id"] for one in found] == [0, 1, 2]
+    assert {one["place"]["num_processes"] for one in found} == {3}
+    coordinators = {one["place"]["coordinator"] for one in found}
+    assert len(coordinators) == 1 and coordinators.pop().startswith("127.0.0.1:")
+    assert not any(one["place_passed_on"] for one in found), "what these start is no part of the run"
+    assert capfd.readouterr().out == "word of 0\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not say")
+def test_cores_are_divided(program, tmp_path):
+    before = os.sched_getaffinity(0)
+    assert launch.run_processes(program(TELL), Processes(2)) == 0
+    first, second = (one["cores"] for one in told(tmp_path))
+    assert sorted({*first, *second}) == sorted(before) == sorted(os.sched_getaffinity(0))
+    assert len(before) == 1 or (not {*first} & {*second} and abs(len(first) - len(second)) <= 1)
+
+
+def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: "there")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert launch.run_processes(program(TELL), Processes(2)) == 0
+    assert [one["gpus"] for one in told(tmp_path)] == ["4,5", "6,7"]
+    with pytest.raises(ConfigError, match=r"count=3 does not divide the 4 GPUs of this machine \(4,5,6,7\)"):
+        launch.run_processes(program(TELL), Processes(3))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert launch.problems(Processes(3)) == []
+
+
+def test_where_one_fails_all_end_and_its_last_words_are_shown(program, capfd, monkeypatch):
+    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    text = "if place.process_id == 0: time.sleep(600)\nprint('cannot go on', file=sys.stderr)\nsys.exit(3)"
+    assert launch.run_processes(program(text), Processes(2)) == 3
+    said = capfd.readouterr().err
+    assert "process 1: cannot go on" in said and "process 0: ended, 0.1 s after the other had failed" in said
+
+
+def test_a_killed_process_is_named(program, capfd, monkeypatch):
+    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    text = "if place.process_id == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
+    assert launch.run_processes(program(text), Processes(2)) == 128 + signal.SIGKILL
+    assert "error: process 1 was ended by SIGKILL" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("restarts", "code", "tries"), [(0, 1, 1), (1, 1, 2), (5, 0, 3)])
+def test_all_are_started_again_so_many_times(program, tmp_path, capfd, restarts, code, tries):
+    text = """
+with open(f"{place.process_id}.tries", "a") as file:
+    file.write(" ".join(sys.argv[1:]) + ";")
+sys.exit(0 if open(f"{place.process_id}.tries").read().count(";") == 3 else 1)
+"""
+    assert launch.run_processes([*program(text), "first"], Processes(2, restarts), ["again"]) == code
+    words = ";".join(["first", "first again", "first again"][:tries]) + ";"
+    assert [(tmp_path / f"{index}.tries").read_text() for index in range(2)] == [words] * 2
+    assert capfd.readouterr().err.count("are started again") == tries - 1
+
+
+def test_wrong_settings_are_not_tried_again(program, tmp_path):
+    text = "open(f'{place.process_id}.tries', 'a').write('x')\nsys.exit(2)"
+    assert launch.run_processes(program(text), Processes(2, restarts=3)) == 2
+    assert (tmp_path / "0.tries").read_text() == "x"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_are_passed_on_and_end_the_run_for_good(program, tmp_path, number):
+    text = f"""
+def ask(number, frame):
+    open(f"{{place.process_id}}.asked", "w").close()
+    sys.exit(128 + number)
+signal.signal({int(number)}, ask)
+open(f"{{place.process_id}}.ready", "w").close()
+while place.process_id == 0 and not os.path.exists("1.ready"):
+    time.sleep(0.01)
+if place.process_id == 0:
+    os.kill(os.getppid(), {int(number)})
+time.sleep(600)
+"""
+    before = signal.getsignal(number)
+    assert launch.run_processes(program(text), Processes(2, restarts=3)) == 128 + number
+    assert sorted(path.name for path in tmp_path.glob("*.asked")) == ["0.asked", "1.asked"]
+    assert signal.getsignal(number) is before
+
+
+def test_none_outlives_the_process_that_started_it(program, tmp_path):
+    text = """
+def ask(number, frame):
+    os.rename(f"{place.process_id}.ready", f"{place.process_id}.ended")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ask)
+open(f"{place.process_id}.ready", "w").close()
+time.sleep(600)
+"""
+    start = f"from jaxrl.parallel.multihost import launch\nlaunch.run_processes({program(text)}, launch.Processes(2))"
+    process = subprocess.Popen([sys.executable, "-c", start], cwd=tmp_path)
+    with contextlib.ExitStack() as stack:
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        for name in ("ready", "ended"):
+            until = time.monotonic() + PATIENCE
+            while len(list(tmp_path.glob(f"*.{name}"))) < 2:
+                assert time.monotonic() < until, f"{name}: {sorted(tmp_path.iterdir())}"
+                time.sleep(0.02)
+            process.kill()
+
+
+# --- how it is written ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("here", Here()),
+        ("cluster", Cluster()),
+        ("processes", Processes()),
+        ("processes:4", Processes(4)),
+        ("processes:4:restarts=3", Processes(4, 3)),
+        ("processes:restarts=3:count=4", Processes(4, 3)),
+    ],
+)
+def test_ways_as_text(text, how):
+    assert launch.parse(text) == how
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("processs:4", "processes"),
+        ("here:2", "too many settings"),
+        ("processes:4:3:2", "too many settings"),
+        ("processes:4:count=3", "'count=3'"),
+        ("processes:many", "count='many' must be a whole number"),
+        ("processes:cores=4", "'cores=4'"),
+    ],
+)
+def test_ways_that_there_are_not(text, words):
+    with pytest.raises(ConfigError, match=words):
+        launch.parse(text)
+
+
+def test_numbers_that_do_not_fit():
+    found = launch.problems(Processes(0, -1))
+    assert found == ["processes: count=0 must be at least 1", "processes: restarts=-1 must be at least 0"]
+
+
+def test_from_python_this_process_is_the_default_and_a_session_cannot_be_started_again(monkeypatch):
+    assert jaxrl.launch() == 1
+    with pytest.raises(ConfigError, match="must be here, cluster or processes:COUNT"):
+        jaxrl.launch(4)  # ty: ignore[invalid-argument-type]
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with pytest.raises(ConfigError, match="an interactive session is none"):
+        jaxrl.launch("processes:2")
+
+
+# --- a run ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_run_whose_process_is_killed_is_started_again_and_is_the_unbroken_one(tmp_path):
+    tests, root = LAUNCHED.parents[2], LAUNCHED.parents[3]
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{root}{os.pathsep}{tests}"}
+    words = [sys.executable, str(LAUNCHED), "processes:2:restarts=1", str(tmp_path)]
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=2 * PATIENCE)
+    assert ended.returncode == 0, ended.stderr
+    assert "error: process 1 was ended by SIGKILL" in ended.stderr and "(restart 1 of 1)" in ended.stderr
+    assert (tmp_path / "killed").exists() and ended.stdout.count("process 0 of 2: finished") == 1
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert record["stopped"] == "finished" and 0 < record["session_steps"] < record["total_steps"] == 8 * ROWS
+    settings = {"total_steps": 8 * ROWS, "evaluate_every": 0, "evaluation_episodes": 4, "seed": 3, "progress": False}
+    one = jaxrl.train(PPO, ENV, topology=jaxrl.Anakin(num_envs=8, devices=2), **settings)
+    assert one.evaluation.return_mean == record["evaluation"]["return_mean"]
+    state, _, _ = checkpoint.restore(tmp_path / "run" / "checkpoints", one.state)
+    assert_equal(one.state, state, 1e-5)
+    assert jax.process_count() == 1
