@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
+    TRANSITION_INPUTS,
     ActorOutput,
     ActorState,
     Carry,
@@ -62,6 +63,8 @@ class BC:
             )
         if isinstance(space, spaces.Discrete) and not self.policy.stochastic:
             problems.append(f"BC.policy={self.policy!r} is for a Box, not for {space!r}; use stochastic=True")
+        if not problems:
+            problems = network_problems("BC.policy", self.policy, spec, TRANSITION_INPUTS)
         return problems
 
     @property

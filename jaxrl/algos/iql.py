@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -18,6 +18,7 @@ from jaxrl.core import spaces
 from jaxrl.core.schedules import Cosine, Scalar
 from jaxrl.core.sources import Remover, Sampler
 from jaxrl.core.types import (
+    TRANSITION_INPUTS,
     ActorOutput,
     ActorState,
     Carry,
@@ -99,7 +100,7 @@ class IQL:
         problems, head = field_problems(self) + off_policy.replay_problems(self) + networks, self.value.head
         if self.value.ensemble != 1 or not isinstance(head, ActionValues) or head.noisy:
             problems.append(f"IQL.value={self.value!r} must be one number: ensemble=1 and head=ActionValues()")
-        return problems
+        return problems + network_problems("IQL.value", self.value, spec, TRANSITION_INPUTS)
 
     @property
     def experience(self) -> Mapping[str, Source]:

@@ -95,6 +95,7 @@ def replay(
     sampler: Sampler | None = None,
     *,
     sequence: Sequence | None = None,
+    batch_size: int | None = None,
     frame_stack: FrameStack | None = None,
 ) -> Replay:
     """The source that these fields describe.
@@ -103,14 +104,16 @@ def replay(
       fields: of an algorithm.
       sampler: where `fields.sampler` is None; None: drawn from uniformly.
       sequence: items are sequences instead of transitions.
+      batch_size: items of a batch; None: `fields.batch_size`.
       frame_stack: how observations stack frames.
     """
+    items = fields.batch_size if batch_size is None else batch_size
     return Replay(
         capacity=fields.capacity,
-        batch_size=fields.batch_size,
+        batch_size=items,
         min_size=fields.min_size,
         rollout_length=1 if fields.rollout_length is None else fields.rollout_length,
-        replay_ratio=updates_per_step(fields, 1 if sequence is None else sequence.length - 1),
+        replay_ratio=updates_per_step(fields, items * (1 if sequence is None else sequence.length - 1)),
         n_step=fields.n_step,
         sequence=sequence,
         frame_stack=frame_stack,
@@ -148,15 +151,15 @@ def replay_with_memory(fields: SequenceFields) -> Replay:
         return replay(fields)
     length = 1 if fields.rollout_length is None else fields.rollout_length
     sequence = Sequence(fields.sequence_length, length, "continue", fields.burn_in, stored_carry=True)
-    source = replay(fields, sequence=sequence)
     # Not as many sequences: an update would cost their length times as much as one of transitions.
-    return dataclasses.replace(source, batch_size=max(fields.batch_size // (fields.sequence_length - 1), 1))
+    whole = max(fields.batch_size // max(fields.sequence_length - 1, 1), 1)
+    return replay(fields, sequence=sequence, batch_size=whole)
 
 
-def updates_per_step(fields: ReplayFields, transitions: int = 1) -> float:
-    """Gradient updates per environment step, as `replay_ratio` says, or `samples_per_insert` of so many an item."""
+def updates_per_step(fields: ReplayFields, transitions: int) -> float:
+    """Gradient updates per environment step, as `replay_ratio` says, or `samples_per_insert` of so many a batch."""
     if fields.samples_per_insert is not None:
-        return fields.samples_per_insert / (max(fields.batch_size, 1) * transitions)
+        return fields.samples_per_insert / max(transitions, 1)
     return 1.0 if fields.replay_ratio is None else fields.replay_ratio  # None of both is refused
 
 
@@ -211,7 +214,7 @@ def rollout_length_with_memory(fields: SequenceFields, num_envs: int) -> int:
 def rollout_length(fields: ReplayFields, num_envs: int) -> int:
     """Steps of every environment between updates: as given, or as many as make one update."""
     given = fields.rollout_length
-    return steps_per_update(updates_per_step(fields), num_envs) if given is None else given
+    return steps_per_update(updates_per_step(fields, fields.batch_size), num_envs) if given is None else given
 
 
 def problems(

@@ -73,9 +73,12 @@ class TD3:
     n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update")
+    batch_size: int = static(256, low=1, help="transitions per update; of sequences as many as are whole")
     rollout_length: int | None = static(
-        None, low=1, whole=True, help="steps of each environment per iteration; None: as many as make one update"
+        None,
+        low=1,
+        whole=True,
+        help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
     )
     replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
     samples_per_insert: float | None = static(

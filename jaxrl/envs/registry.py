@@ -62,11 +62,11 @@ def make(
         if isinstance(sticky_actions, str) or jnp.ndim(sticky_actions) == 0 and not 0.0 <= sticky_actions <= 1.0:
             raise ConfigError(f"sticky_actions={sticky_actions!r} must be a probability, from 0 to 1")
         env = StickyActions(env, sticky_actions)
-    entries = (hide,) if isinstance(hide, int) else tuple(hide)
-    if not all(isinstance(entry, int) for entry in entries):
+    entries = hide if isinstance(hide, tuple | list) else (hide,)
+    if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries):
         raise ConfigError(f"hide={hide!r} must be the number of an entry, or several: hide=2, hide=(0,2)")
     if entries:
-        env = Hide(env, entries)
+        env = Hide(env, tuple(entries))
         _ = env.observation_space  # says what is wrong
     if env.resets:
         return env

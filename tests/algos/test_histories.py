@@ -193,6 +193,7 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
     algo = RECURRENT["sac"].replace(batch_size=18)
     assert algo.experience["replay"].batch_size == 4  # of 4 transitions each
     assert algo.experience["replay"].sequence.rows == 7
+    assert algo.replace(samples_per_insert=32.0).experience["replay"].replay_ratio == 32 / 16
     assert jaxrl.SAC(policy=POLICY).resolve(SPEC, 8).rollout_length == 4
     with pytest.raises(ConfigError, match=r"SAC.burn_in=3 has no effect unless policy.recurrent or critic.recurrent"):
         jaxrl.Anakin(num_envs=8).bind(jaxrl.SAC(burn_in=3), jaxrl.make("gymnax:Pendulum-v1"))
@@ -200,6 +201,39 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
         jaxrl.Anakin(num_envs=8).bind(RECURRENT["sac"].replace(imitate=True), jaxrl.make("gymnax:Pendulum-v1"))
     with pytest.raises(ConfigError, match="MPO's replay samples single transitions"):
         jaxrl.Anakin(num_envs=8).bind(jaxrl.MPO(policy=POLICY), jaxrl.make("gymnax:Pendulum-v1"))
+
+
+def test_histories_of_a_run_say_what_it_did():
+    """Without noise, and with a policy that does not change: the replay's sequences give the actions again."""
+    env = jaxrl.make("gymnax:Pendulum-v1", hide=2, max_steps_in_episode=10)
+    still = {"exploration_noise": 0.0, "learning_rate": 1e-30, "replay_ratio": 1 / 32}
+    algo = RECURRENT["td3"].replace(**still, min_size=56, capacity=256)  # after 48 steps random ones are overwritten
+    program = jaxrl.Anakin(num_envs=8, devices=1, shards=1).bind(algo, env)
+    state, _ = program.chunk(algo, env, program.start(algo, env, 0), 12, 10**6)
+    algo, spec = resolve_schedules(algo, jnp.float32(0)), program.layout.spec
+    buffers = program.layout.experience(algo)
+    _, batches = jax.jit(buffers.sample)(state.buffers, jax.random.key(1), jnp.int32(0))
+    found = histories.transitions(batches["replay"], 1)
+    again = off_policy.evaluate_policy(algo.policy, state.learner.policy.variables, found.observation, spec)
+    counts = np.asarray(found.weight)
+    assert counts.sum() > 8 and int(state.learner.updates) > 0
+    np.testing.assert_allclose(np.asarray(again)[counts], np.asarray(found.action)[counts], atol=1e-5)
+    assert np.asarray(found.observation.inputs.first).any() and np.abs(np.asarray(found.observation.carry)).max() > 1e-3
+    assert np.asarray(found.action)[counts].std() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("algo", "words"),
+    [
+        (jaxrl.BC(policy=POLICY), "BC.policy reads first and previous_action and previous_reward, which a replay of"),
+        (jaxrl.IQL(value=dataclasses.replace(CRITIC, ensemble=1)), "IQL.value reads first and previous_action"),
+        (jaxrl.CQL(critic=CRITIC), "CQL's replay samples single transitions"),
+        (jaxrl.SAC(policy=POLICY, sequence_length=1), "SAC.sequence_length=1 must be at least 2"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_what_cannot_use_a_memory_says_so(algo, words):
+    assert any(problem.startswith(words) for problem in algo.validate(SPEC, 8, 1))
 
 
 @pytest.mark.long

@@ -260,6 +260,8 @@ def test_hidden_entries_are_left_out():
         (3, r"Hide\(entries=\(3,\)\) of an observation of 3 entries: name some of 0 to 2, each once, but not all"),
         ((2, -1), "each once"),
         ((0, 1, 2), "but not all"),
+        (True, "hide=True must be the number of an entry"),
+        (2.0, "hide=2.0 must be the number of an entry"),
         ("velocity", "hide='velocity' must be the number of an entry, or several: hide=2"),
     ],
     ids=str,

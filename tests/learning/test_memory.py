@@ -103,7 +103,9 @@ def test_recurrent_sac_balances_without_seeing_velocities(record_rows):
         ("with a GRU of 64", jaxrl.SAC(policy=Actor(**memory), critic=Critic(**memory))),
         ("without a memory", jaxrl.SAC()),
     ):
-        scores = jaxrl.sweep(algo, env, total_steps=15_000, seeds=5, evaluation_episodes=64, progress=False).scores[0]
+        # Eight environments are the default of the first; one of the second.
+        settings = {"num_envs": 8, "evaluation_episodes": 64, "progress": False}
+        scores = jaxrl.sweep(algo, env, total_steps=15_000, seeds=5, **settings).scores[0]
         rows.append(
             {
                 "run": f"SAC {name}",
