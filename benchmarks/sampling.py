@@ -1,0 +1,85 @@
+"""Each way of sampling: environment steps a second of PPO in Acrobot, 16 environments, rollouts of 64.
+
+    python benchmarks/sampling.py [--repeats 5]
+
+| way | what happens |
+|---|---|
+| serial | one process steps Gymnasium's environments one after another, and learns in between |
+| parallel | two worker processes step them, one call acts for all |
+| alternating | the same in two groups: one acts while the other steps |
+| asynchronous | as parallel, and the learner learns from one rollout while the next is collected |
+| policies with environments | two Ray actors act and step, each half of the environments |
+| EnvPool | C++ threads step them, one call acts for all |
+| EnvPool, of those that are ready | one call acts for the eight that are ready first |
+| compiled | gymnax's Acrobot, in one program with the learner |
+
+Compiled and warm, in turn in one run. The tasks are the same; how a step is computed differs.
+"""
+
+import argparse
+import functools
+import os
+import pathlib
+import sys
+import time
+
+import jax
+
+import jaxrl
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import _record as record
+
+ENVS, ROLLOUT = 16, 64
+IN_STEP = {"lockstep": True, "lag": 0}
+
+
+def ways():
+    """The environment and the topology of each."""
+    here = jaxrl.make("gymnasium:Acrobot-v1")
+    workers = jaxrl.make("gymnasium:Acrobot-v1", workers=2)
+    pool = jaxrl.make("envpool:Acrobot-v1", num_threads=2)
+    sebulba = functools.partial(jaxrl.Sebulba, num_envs=ENVS)
+    remote = jaxrl.Remote(actors=2, policy=True, cpus=0.5)
+    return {
+        "serial": (here, sebulba(**IN_STEP)),
+        "parallel": (workers, sebulba(**IN_STEP)),
+        "alternating": (workers, sebulba(groups=2, **IN_STEP)),
+        "asynchronous": (workers, sebulba(lockstep=False, queue=2)),
+        "policies with environments": (here, sebulba(remote=remote)),
+        "EnvPool": (pool, sebulba()),
+        "EnvPool, of those that are ready": (pool, sebulba(ready=ENVS // 2)),
+        "compiled": (jaxrl.make("gymnax:Acrobot-v1"), jaxrl.Anakin(num_envs=ENVS)),
+    }
+
+
+def seconds_of(env, topology, iterations):
+    """What so many iterations take; nothing else of the run is at work."""
+    algo = record.resolved(jaxrl.PPO(rollout_length=ROLLOUT), env, ENVS)
+    program = topology.bind(algo, env)
+    try:
+        state = program.start(algo, env, 0)
+        state, _ = jax.block_until_ready(program.chunk(algo, env, state, 2, 10**9))
+        start = time.perf_counter()
+        jax.block_until_ready(program.chunk(algo, env, state, iterations, 10**9))
+        return time.perf_counter() - start
+    finally:
+        program.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=10)
+    arguments = parser.parse_args()
+    asks = {name: functools.partial(seconds_of, *way, arguments.iterations) for name, way in ways().items()}
+    seconds = record.alternate(asks, arguments.repeats)
+    steps = arguments.iterations * ENVS * ROLLOUT
+    rows = [{"way": name, "steps/s": steps / s, "of serial": seconds["serial"] / s} for name, s in seconds.items()]
+    print(record.table(rows))
+    settings = {"environments": ENVS, "rollout": ROLLOUT, "iterations": arguments.iterations}
+    print(record.save("sampling", rows, repeats=arguments.repeats, settings=settings, load=os.getloadavg()[0]))
+
+
+if __name__ == "__main__":
+    main()
