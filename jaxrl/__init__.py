@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jaxrl.core import schedules, spaces
     from jaxrl.core.errors import JaxrlError
     from jaxrl.core.registry import register
+    from jaxrl.core.resources import Resources
     from jaxrl.data import Dataset, load_dataset
     from jaxrl.envs import check_env, environments, make
     from jaxrl.envs.host.dm_env import from_dm_env
@@ -92,6 +93,7 @@ _PUBLIC = {
     "Processes": "parallel.multihost.launch",
     "Record": "run.recorder",
     "Remote": "parallel.ray.remote",
+    "Resources": "core.resources",
     "Result": "run.result",
     "Sebulba": "parallel.sebulba.topology",
     "SweepResult": "sweeps.sweep",
@@ -155,6 +157,7 @@ __all__ = [
     "Processes",
     "Record",
     "Remote",
+    "Resources",
     "Result",
     "Sebulba",
     "SweepResult",

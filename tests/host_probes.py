@@ -178,6 +178,26 @@ class Parts(gymnasium.Env):
         return shown, float(action["gear"] == 2 and light == 1), self._step == 4, False, {}
 
 
+class Hungry(gymnasium.Env):
+    """Takes `mebibytes` of memory in its third step, and keeps them."""
+
+    def __init__(self, mebibytes=1024):
+        self.observation_space, self.action_space = spaces.Box(0.0, np.inf, (1,), np.float64), spaces.Discrete(2)
+        self._mebibytes, self._kept = mebibytes, b""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self._step += 1
+        if self._step == 3:
+            self._kept = bytearray(self._mebibytes << 20)
+        return np.full(1, self._step, np.float64), 0.0, False, False, {}
+
+
+gymnasium.register("Hungry-v0", entry_point=f"{__name__}:Hungry")
 gymnasium.register("Parts-v0", entry_point=f"{__name__}:Parts")
 gymnasium.register("Misbehaving-v0", entry_point=f"{__name__}:Misbehaving")
 gymnasium.register("Counting-v0", entry_point=f"{__name__}:Counting")

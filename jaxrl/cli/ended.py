@@ -22,7 +22,7 @@ from jaxrl.run.ending import has_ended, read_result
 from jaxrl.run.timing import described
 
 # Flags that make no other run.
-_NO_OTHER_RUN = ("run_dir", "overwrite", "progress", "wandb")
+_NO_OTHER_RUN = ("run_dir", "overwrite", "progress", "wandb", "resources", "launch")
 BEFORE = "it had ended before; more --total-steps continue it, --overwrite starts again"
 _AT_ITS_END = ("finished", "target_return")
 

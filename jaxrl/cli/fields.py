@@ -16,6 +16,7 @@ from jaxrl.cli.flags import Flag, Group, Written
 from jaxrl.cli.values import Kind, Part, build, read
 from jaxrl.core import limits, registry, schedules
 from jaxrl.core.errors import unknown
+from jaxrl.core.resources import Resources
 from jaxrl.core.sources import FrameStack
 from jaxrl.core.types import Algorithm
 from jaxrl.networks import (
@@ -46,6 +47,7 @@ PARTS: dict[Any, tuple[type, ...]] = {
     Core: (GRU, LSTM),
     QHead: (ActionValues, CategoricalValues, QuantileValues),
     Remote: (Remote,),
+    Resources: (Resources,),
     DynamicBatching: (DynamicBatching,),
     FrameStack: (FrameStack,),
 }

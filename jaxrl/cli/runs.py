@@ -49,6 +49,7 @@ _TITLES = {
         "devices",
         "actor_devices",
         "shards",
+        "resources",
         "mapping",
         "backend",
         "cpus_per_run",

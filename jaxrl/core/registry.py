@@ -28,6 +28,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "source": ("jaxrl.core.sources",),
     "space": ("jaxrl.core.spaces",),
     "topology": (
+        "jaxrl.core.resources",
         "jaxrl.parallel.anakin",
         "jaxrl.parallel.offline",
         "jaxrl.parallel.ray.remote",

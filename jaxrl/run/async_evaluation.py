@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jaxrl.core import resources
 from jaxrl.core.types import ActorState, Algorithm
 from jaxrl.envs.host.watchdog import GOODBYE
 from jaxrl.run.evaluation import Evaluation
@@ -67,7 +68,8 @@ class Evaluator:
         self._outcome = self._error = None
         work = functools.partial(self._run, algo, actor)
         self._thread = threading.Thread(target=work, name="evaluator", daemon=True)
-        self._thread.start()
+        with resources.on("evaluator"):
+            self._thread.start()
 
     def _run(self, algo, actor):
         try:

@@ -15,6 +15,8 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.keys import seed_problems
 from jaxrl.core.limits import training_problems
 from jaxrl.core.program import RecordingProgram
+from jaxrl.core.resources import Resources, applied
+from jaxrl.core.resources import problems as resource_problems
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.data import rings
 from jaxrl.data.dataset import Dataset, load_dataset
@@ -81,6 +83,7 @@ def train(
     record: Record | str | Path | None = None,
     video_every: int | None = None,
     loggers: Sequence[Logger] = (),
+    resources: Resources | None = None,
     progress: bool = True,
 ) -> Result:
     """Trains an algorithm on an environment, from a dataset, or on both.
@@ -126,6 +129,8 @@ def train(
       record: where to write the episodes of training as RLDS datasets; a `Record` for some of them.
       video_every: environment steps between episodes that are written to `run_dir` as videos, as `jaxrl.render` does.
       loggers: further places for metrics; with several processes, those of the first.
+      resources: processor cores of learner, actor threads, environments and evaluator, and memory of worker processes
+        (Linux); nothing that is learned depends on it. None: all parts use all cores.
       progress: show a progress bar.
 
     Returns:
@@ -167,6 +172,7 @@ def train(
     problems += _kind_problems(topology, target_return, callbacks, loggers)
     problems += _topology_problems(topology, num_envs, offline, record)
     env = envs.prepared(about)
+    problems += _resource_problems(resources, topology, None if offline else env, async_evaluation)
     problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
     if problems:
         raise ConfigError(problems)
@@ -240,12 +246,13 @@ def train(
             display.note(line)
     loggers = loggers if leader else ()
     try:
-        if run_dir is None:
-            return run.train(loggers, display, None, None)
-        resolved = dataclasses.replace(topology, shards=program.layout.shards)
-        config = run_config(algo, env, resolved, total_steps, seed, settings, described, parent)
-        with opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
-            return run.train(loggers, display, directory, checkpointer)
+        with applied(resources):
+            if run_dir is None:
+                return run.train(loggers, display, None, None)
+            resolved = dataclasses.replace(topology, shards=program.layout.shards)
+            config = run_config(algo, env, resolved, total_steps, seed, settings, described, parent)
+            with opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
+                return run.train(loggers, display, directory, checkpointer)
     finally:
         if recorder is not None:
             recorder.close()
@@ -291,6 +298,28 @@ def _topology_problems(topology, num_envs, offline, record):
     if offline and record is not None:
         problems.append("record= without an env: nothing acts, so there is nothing to record")
     return problems
+
+
+def _resource_problems(resources, topology, env, async_evaluation):
+    """What is wrong with `resources` for this run; one line each."""
+    if resources is None:
+        return []
+    if not isinstance(resources, Resources):
+        return [f"resources={resources!r:.80} are none; pass jaxrl.Resources(...)"]
+    absent = {} if async_evaluation else {"evaluator": "evaluations are the learner's, without async_evaluation=True"}
+    on_host, workers = env is not None and not isinstance(env, Environment), getattr(env, "workers", None)
+    remote = topology.remote if isinstance(topology, Sebulba) else None
+    threads = topology.threads * topology.groups if isinstance(topology, Sebulba) else 1
+    if not on_host:
+        absent |= dict.fromkeys(("actors", "environments", "worker_memory"), "the run has none, in one program")
+    elif remote is not None:
+        absent |= dict.fromkeys(("environments", "worker_memory"), "Ray places its actors, by remote.cpus")
+    elif not workers:
+        absent["worker_memory"] = f"{env.name} has no worker processes; make it with workers=N"
+        if workers == 0:
+            absent["environments"] = "the actor threads step these; set actors, or make it with workers=N"
+    count = (workers or 0) * threads if on_host and remote is None else 0
+    return resource_problems(resources, absent, count)
 
 
 def _begins_with(source, algo, env, spec, run_dir):

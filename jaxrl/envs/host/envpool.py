@@ -13,7 +13,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl.core import registry
+from jaxrl.core import registry, resources
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.spaces import Space
@@ -442,7 +442,7 @@ def _true_bounds(space: Any) -> Any:
 def _make(task: str, options: Mapping[str, Any], num_envs: int, seeds: list[int], batch_size: int) -> Any:
     import envpool
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), resources.on("environments"):
         warnings.simplefilter("ignore")  # of Gymnasium, on the bounds that EnvPool declares
         pool = envpool.make_gymnasium(task, num_envs=num_envs, batch_size=batch_size, seed=seeds, **options)
         pool.observation_space  # noqa: B018  (made now, not at the first step, where it would warn)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl.core import resources
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.envs.host import worker_program
 from jaxrl.envs.host.episodes import environment_seeds
@@ -294,14 +295,16 @@ class _Worker:
         held, self._lifeline = os.pipe()
         try:
             # -P: not the folder of the script, where this package's `gymnasium` would hide the other.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", worker_program.__file__, str(theirs.fileno()), str(held)],
-                pass_fds=(theirs.fileno(), held),
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # of its own, to be ended with whatever its environments start
-                # An environment that uses JAX would otherwise take the learner's accelerator.
-                env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            )
+            with resources.on("environments"):
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", worker_program.__file__, str(theirs.fileno()), str(held)],
+                    pass_fds=(theirs.fileno(), held),
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # of its own, to be ended with whatever its environments start
+                    # An environment that uses JAX would otherwise take the learner's accelerator.
+                    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+                )
+            resources.limit_worker(self._process.pid)
         except BaseException:
             self._release()
             raise

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jaxrl.core import resources
 from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
 from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt
 from jaxrl.parallel.sebulba.inference import ClosedError, Inference
@@ -109,15 +110,17 @@ class ActorThreads:
         self._unpublished = dict.fromkeys(self._collectors, 0.0)  # seconds that groups had nothing to act with
         self._error: BaseException | None = None
         self._closed = False
-        self._steppers = {collector: Stepper() for mine in threads for collector in mine if len(mine) > 1}
+        with resources.on("actors"):
+            self._steppers = {collector: Stepper() for mine in threads for collector in mine if len(mine) > 1}
         self._threads = {
             threading.Thread(
                 target=self._serve, args=(mine, devices[number]), name=f"actor-{number}", daemon=True
             ): mine
             for number, mine in enumerate(threads)
         }
-        for thread in self._threads:
-            thread.start()
+        with resources.on("actors"):
+            for thread in self._threads:
+                thread.start()
 
     # --- the learner's side --------------------------------------------------------------------------------------
 
