@@ -25,7 +25,7 @@ class EpisodeSums(struct.PyTreeNode):
     steps: jax.Array  # real environment steps: rows that count
     lost: jax.Array  # rows that do not, though no episode ended: host environments broke there
     lives: "EpisodeSums | None" = None  # the same over lives, where a game has several
-    info: dict[str, jax.Array] | None = None  # of the means over each episode of what the environment reported
+    info: dict[str, jax.Array] | None = None  # of each episode's number of what the environment reported
 
     @classmethod
     def zero(cls) -> "EpisodeSums":

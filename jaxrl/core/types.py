@@ -50,7 +50,7 @@ class Episode(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     length: Array  # transitions so far, int32
     complete: Array | None = None  # bool; None: wherever `TimeStep.last`
     life: "Episode[Array] | None" = None  # return and length of this part alone; None: an episode is the whole game
-    info: dict[str, Array] | None = None  # sums of `TimeStep.info` so far, float32; None where that is None
+    info: dict[str, Array] | None = None  # of `TimeStep.info` so far (`jaxrl.core.episode_info`), float32; None as that
 
 
 class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.core import spaces
+from jaxrl.core import episode_info, spaces
 from jaxrl.core.keys import reset_keys
 from jaxrl.core.report import EpisodeSums
 from jaxrl.core.types import (
@@ -226,9 +226,12 @@ def episode_sums(rollout: Rollout) -> EpisodeSums:
         apart = returns - total / jnp.maximum(count, 1.0)
         length = episode.length[1:].astype(jnp.float32)
 
-        def over_steps(total):  # an episode's mean
-            return jnp.sum(total[1:].astype(jnp.float32) / jnp.maximum(length, 1.0) * ended)
+        def over_episodes(name, kept):
+            return jnp.sum(episode_info.of_episode(name, kept[1:].astype(jnp.float32), length, jnp) * ended)
 
+        info = None
+        if episode.info is not None:
+            info = {name: over_episodes(name, kept) for name, kept in episode.info.items()}
         return EpisodeSums(
             count=count,
             returns=total,
@@ -237,7 +240,7 @@ def episode_sums(rollout: Rollout) -> EpisodeSums:
             steps=steps,
             lost=lost,
             lives=lives,
-            info=jax.tree.map(over_steps, episode.info),
+            info=info,
         )
 
     episode, lives = rollout.timesteps.episode, None

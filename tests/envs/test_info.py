@@ -13,10 +13,11 @@ from gymnax.environments.classic_control.cartpole import CartPole
 from helpers.programs import ENV, PPO
 
 import jaxrl
-from jaxrl.core import spaces
+from jaxrl.core import episode_info, spaces
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.envs import check_env
 from jaxrl.envs.configs import from_config, to_config
+from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.timestep import restart, transition
 from jaxrl.envs.wrappers import EpisodeStatistics
@@ -134,6 +135,103 @@ def test_brax_tells_the_parts_of_its_reward():
     np.testing.assert_allclose(steps.info["reward_ctrl"], [-1.25] * 3, rtol=1e-5)
     np.testing.assert_allclose(steps.info["reward_ctrl"] + steps.info["reward_dist"], steps.reward, rtol=1e-5)
     np.testing.assert_allclose(steps.episode.info["reward_dist"], np.cumsum(steps.info["reward_dist"]), rtol=1e-5)
+
+
+REDUCED = {"mean": np.mean, "sum": np.sum, "max": np.max, "min": np.min, "last": lambda values: values[-1]}
+NAMES = ("told", *(f"told:{name}" for name in REDUCED if name != "mean"))
+
+
+def by_hand(values, name):
+    """The number of an episode whose steps told these values."""
+    return REDUCED[episode_info.parts(name)[1]](np.asarray(values))
+
+
+def test_what_is_made_of_an_episode_is_in_the_name():
+    assert episode_info.parts("told:max") == ("told", "max") and episode_info.parts("told") == ("told", "mean")
+    assert episode_info.parts("a:told:last") == ("a:told", "last") and episode_info.parts("a:b") == ("a:b", "mean")
+    assert episode_info.reports(NAMES) == ("told",) * 5
+
+
+@struct.dataclass
+class Wandering:
+    """Tells the same uneven numbers, all below 0, under every name; episodes are 4 steps long."""
+
+    name = "tests:Wandering"
+    observation_space, action_space, resets = spaces.Box(0, 9, (1,)), spaces.Discrete(2), False
+    told = (-3.0, -1.0, -5.0, -2.0)
+
+    def reset(self, key):
+        return jnp.int32(0), restart(jnp.zeros(1), info=NAMES)
+
+    def step(self, state, action, key):
+        told = jnp.float32(self.told)[state]
+        end = state == 3
+        return state + 1, transition(jnp.zeros(1), jnp.float32(1), end, False, info=dict.fromkeys(NAMES, told))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", ["anakin", "sebulba"])
+def test_reductions_reach_the_metrics(topology):
+    env = jaxrl.envs.prepared(Wandering())
+    if topology == "sebulba":
+        rows = metrics(ServedFromHost(env), jaxrl.Sebulba(num_envs=8, lockstep=True))
+    else:
+        rows = metrics(Wandering())
+    assert rows
+    for row in rows:
+        found = {name: row[f"train/info/{name}"] for name in NAMES}
+        assert found == pytest.approx({name: by_hand(Wandering.told, name) for name in NAMES})
+
+
+@pytest.mark.parametrize("games", [False, True])
+def test_reductions_on_the_host_are_a_plain_loop(games):
+    rng, episodes = np.random.default_rng(0), Episodes(3, games, NAMES)
+    values, compared = [[] for _ in range(3)], 0
+    whole = np.ones(3, bool)  # the next row begins a game
+    for _ in range(60):
+        told, last, over = rng.normal(size=3) - 1, rng.random(3) < 0.3, rng.random(3) < 0.5
+        shown = episodes.follow(
+            slice(None),
+            np.zeros((3, 1)),
+            np.ones(3, np.float32),
+            last,
+            np.zeros(3, bool),
+            complete=over if games else None,
+            info={"told": told},
+        )
+        for index in range(3):
+            if whole[index]:
+                values[index] = []
+            elif not shown.first[index]:
+                values[index].append(told[index])
+            if values[index]:
+                compared += 1
+                for name in NAMES:
+                    kept, length = shown.episode.info[name][index], shown.episode.length[index]
+                    expected = by_hand(values[index], name)
+                    np.testing.assert_allclose(episode_info.of_episode(name, kept, length, np), expected, rtol=1e-5)
+        whole = last & (over | (not games))
+    assert compared > 80
+
+
+def test_reductions_by_name_from_gymnasium_and_envpool():
+    pytest.importorskip("envpool")
+    host = jaxrl.make(COUNTING, info=("step:last", "step:max", "step")).build(2, 0)
+    shown = [host.reset(), *(host.step(np.zeros(2, np.int32)) for _ in range(3))]
+    host.close()
+    assert {name: x.tolist() for name, x in shown[-1].episode.info.items()} == {
+        "step:last": [3, 3],
+        "step:max": [3, 3],
+        "step": [6, 6],  # a sum until the episode is over, and then the mean
+    }
+    recipe = jaxrl.make("envpool:HalfCheetah-v4", info=("x_position:last",), max_episode_steps=5)
+    assert from_config(json.loads(json.dumps(to_config(recipe)))) == recipe
+    host = recipe.build(2, 0)
+    shown = [host.reset(), *(host.step(np.full((2, 6), 0.5, np.float32)) for _ in range(4))]
+    host.close()
+    np.testing.assert_array_equal(shown[-1].episode.info["x_position:last"], shown[-1].info["x_position:last"])
+    with pytest.raises(ConfigError, match="did you mean 'reward_run'"):
+        jaxrl.make("envpool:HalfCheetah-v4", info=("reward_rum:max",))
 
 
 # --- on the host -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl.core import registry, resources
+from jaxrl.core import episode_info, registry, resources
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.spaces import Space
@@ -371,7 +371,8 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
     if "max_episode_steps" in parameters and (family in _OWN_LIMIT or name in _OWN_LIMIT):
         problems.append(f"max_episode_steps is not for envpool:{name}: EnvPool ends its episodes elsewhere regardless")
     if info:
-        problems += suite.unknown_parameters(f"info of envpool:{name}", info, _scalars(name))
+        reports = episode_info.reports(info)
+        problems += suite.unknown_parameters(f"info of envpool:{name}", reports, _scalars(name))
     if problems:
         raise ConfigError(problems)
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

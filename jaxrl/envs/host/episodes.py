@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxrl.core import episode_info
 from jaxrl.core.types import Episode, PyTree, TimeStep
 
 
@@ -32,7 +33,8 @@ class Episodes:
     Args:
       num_envs: environments.
       games: whether a game may span several episodes, whose true end `follow` is then given (`Episode.complete`).
-      info: names of the scalars that it is also given (`TimeStep.info`).
+      info: names of the scalars that it is also given (`TimeStep.info`), with what is kept of them for an episode
+        (`jaxrl.core.episode_info`).
 
     Attributes:
       ended: which environments begin an episode with their next row, [num_envs] bool.
@@ -72,7 +74,7 @@ class Episodes:
           terminated, truncated: [B]; where both are set it terminated.
           true_reward: the unmodified reward, [B]; None: `reward`.
           complete: whether the game is over, [B], meant where the episode ended; only with `games`.
-          info: scalars that the environments report, each [B], by those names; ignored where an episode begins.
+          info: scalars that the environments report, each [B], by name; ignored where an episode begins.
         """
         first, fresh = self.ended[index].copy(), self._over[index]
         terminated = np.asarray(terminated, np.bool_)
@@ -83,11 +85,12 @@ class Episodes:
         returns = np.where(fresh, 0.0, self._returns[index]) + gained
         lengths = np.where(fresh, 0, self._lengths[index]) + ~first
         over = last if complete is None else last & complete
-        told, reported, sums = info or {}, {}, {}
-        for name, total in self._info.items():
-            reported[name] = np.where(first, 0.0, told[name])
-            total[index] = np.where(fresh, 0.0, total[index]) + reported[name]
-            sums[name] = total[index].astype(np.float32)
+        told, reported, kept = info or {}, {}, {}
+        for name, so_far in self._info.items():
+            reported[name] = np.where(first, 0.0, told[episode_info.parts(name)[0]])
+            before = np.where(fresh, 0.0, so_far[index])
+            so_far[index] = np.where(first, before, episode_info.fold(name, before, reported[name], lengths, np))
+            kept[name] = so_far[index].astype(np.float32)
         self._returns[index], self._lengths[index] = returns, lengths
         self.ended[index], self._over[index] = last, over
         return TimeStep(
@@ -101,7 +104,7 @@ class Episodes:
                 lengths.astype(np.int32, copy=False),
                 over if self._games else None,
                 self._life(index, first, gained) if self._games else None,
-                sums or None,
+                kept or None,
             ),
             info={name: x.astype(np.float32) for name, x in reported.items()} or None,
         )

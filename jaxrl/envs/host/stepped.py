@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxrl.core import spaces
+from jaxrl.core import episode_info, spaces
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.core.spaces import Space
@@ -153,7 +153,8 @@ class SteppedEnvironment:
             raise ConfigError(f"{recipe.name}: num_envs={num_envs}; use at least 1")
         self.name, self.num_envs = recipe.name, num_envs
         self._recipe, self._first_env = recipe, first_env
-        arguments = (self.name, spec, recipe.options, recipe.info, num_envs, seed, first_env)
+        self._reports = episode_info.reports(recipe.info)
+        arguments = (self.name, spec, recipe.options, self._reports, num_envs, seed, first_env)
         self._stepper: InProcess | Workers
         if recipe.workers:
             self._stepper = Workers(
@@ -253,7 +254,7 @@ class SteppedEnvironment:
             np.asarray(rewards, np.float32),
             np.asarray(terminated, np.bool_),
             np.asarray(truncated, np.bool_),
-            info=dict(zip(self._recipe.info, np.asarray(reported).T, strict=True)),
+            info=dict(zip(self._reports, np.asarray(reported).T, strict=True)),
         )
 
     def _batched(self, observations) -> PyTree:

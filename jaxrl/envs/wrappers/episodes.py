@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxrl.core import episode_info
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, Episode, PyTree, TimeStep
 from jaxrl.envs.wrappers.delegate import same
@@ -21,7 +22,7 @@ class EpisodeStatisticsState(struct.PyTreeNode):
 class EpisodeStatistics(struct.PyTreeNode):
     """Fills `TimeStep.episode` with the return and the length so far, of the rewards as `env` gives them.
 
-    It also holds the sums of `TimeStep.info`.
+    It also holds what is kept of `TimeStep.info` (`jaxrl.core.episode_info`).
     """
 
     env: Environment
@@ -40,10 +41,15 @@ class EpisodeStatistics(struct.PyTreeNode):
     ) -> tuple[EpisodeStatisticsState, TimeStep]:
         env_state, time_step = self.env.step(state.env, action, key)
         going = ~time_step.first
+        length, so_far, told = state.episode.length + 1, state.episode.info or {}, time_step.info or {}
+
+        def kept(name):
+            return jnp.where(going, episode_info.fold(name, so_far[name], told[name], length, jnp), 0.0)
+
         episode = Episode(
             returns=jnp.where(going, state.episode.returns + time_step.reward, 0.0),
-            length=jnp.where(going, state.episode.length + 1, 0),
-            info=jax.tree.map(lambda so_far, x: jnp.where(going, so_far + x, 0.0), state.episode.info, time_step.info),
+            length=jnp.where(going, length, 0),
+            info={name: kept(name) for name in told} or None,
         )
         return EpisodeStatisticsState(env_state, episode), time_step.replace(episode=episode)
 
