@@ -221,8 +221,9 @@ class _Signals:
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) != signal.SIG_IGN:  # as by nohup
-                    self._before[number] = signal.signal(number, self._pass_on)
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # by nohup, say
+                self._before[number] = signal.signal(number, self._pass_on)
         return self
 
     def _pass_on(self, number, frame):
