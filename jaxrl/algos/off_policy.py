@@ -139,7 +139,8 @@ class SequenceFields(ReplayFields, Protocol):
 
 def is_recurrent(fields: SequenceFields) -> bool:
     """Whether the policy or the critics have a memory."""
-    return fields.policy.recurrent or fields.critic.recurrent
+    # What is no network is refused later.
+    return any(getattr(network, "recurrent", False) for network in (fields.policy, fields.critic))
 
 
 def replay_with_memory(fields: SequenceFields) -> Replay:
