@@ -100,7 +100,7 @@ class IQL:
         problems, head = field_problems(self) + off_policy.replay_problems(self) + networks, self.value.head
         if self.value.ensemble != 1 or not isinstance(head, ActionValues) or head.noisy:
             problems.append(f"IQL.value={self.value!r} must be one number: ensemble=1 and head=ActionValues()")
-        return problems + network_problems("IQL.value", self.value, spec, TRANSITION_INPUTS)
+        return problems + ([] if networks else network_problems("IQL.value", self.value, spec, TRANSITION_INPUTS))
 
     @property
     def experience(self) -> Mapping[str, Source]:
