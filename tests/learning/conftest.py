@@ -1,14 +1,42 @@
 """Long trainings leave a record: `make learning` writes benchmarks/results/learning-*.json."""
 
 import pathlib
+import shutil
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 import scipy.stats
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
 import _record  # noqa: E402
+
+
+@pytest.fixture
+def kept_dir(request):
+    """A folder for the runs of a training of hours, kept until it passed: begun again, they go on.
+
+    It belongs to a commit, since a record says which one made it.
+    """
+    commit = subprocess.run(
+        ("git", "rev-parse", "--short", "HEAD"), cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    folder = ROOT / ".cache" / "learning" / commit.stdout.strip() / request.node.name
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+    report = getattr(request.node, "report_of_call", None)  # None: another fixture failed
+    if report is not None and report.passed:
+        shutil.rmtree(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call":
+        item.report_of_call = report
+    return report
 
 
 @pytest.fixture

@@ -116,14 +116,14 @@ NO_FASTER = {
 }
 
 
-def task_cases():
-    for name in TASKS:
-        marks = [pytest.mark.xfail(strict=False, reason=NO_FASTER[name])] if name in NO_FASTER else []
-        yield pytest.param(name, marks=marks)
+TASK_CASES = [
+    pytest.param(name, marks=[pytest.mark.xfail(strict=False, reason=NO_FASTER[name])] if name in NO_FASTER else [])
+    for name in TASKS
+]
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("name", task_cases())
+@pytest.mark.parametrize("name", TASK_CASES)
 def test_demonstrations_save_steps(name, tmp_path):
     """Half of each batch from an expert's episodes, rewards and all, against none of it."""
     task = TASKS[name]
