@@ -76,7 +76,12 @@ class Experience:
         return min(max(round(source.batch_size * self.dataset_fraction), least), source.batch_size - least)
 
     def _padded(self, source: Replay, items: int) -> Replay:
-        """The source with as many draws as every shard makes alike; the last of a shard is not always used."""
+        """The source of so many items a batch, with as many draws as every shard makes alike.
+
+        Where a batch is shared with a dataset, the last draw of a shard is not always used.
+        """
+        if items == source.batch_size:  # which has to divide
+            return source
         return dataclasses.replace(source, batch_size=-(-items // self.shards) * self.shards)
 
     def _second(self, source: str, states: Mapping[str, ReplayState], drawn: int) -> jax.Array | None:

@@ -8,11 +8,13 @@ from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, assert_equal
 from helpers.streams import Fed, rows_of
 
 from jaxrl.buffers import replay
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Replay, Sequence
 from jaxrl.core.types import Trajectory, TransitionBatch, env_spec
 from jaxrl.data import rings
 from jaxrl.data.episodes import Episode
+from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import Experience, of_dataset
 from jaxrl.parallel.replicas import SingleReplica
 
@@ -62,6 +64,17 @@ def test_the_dataset_gives_its_fraction_of_every_batch(fraction, items, shards):
     # One place a shard is drawn for by both, unless each shard's part is the same.
     assert own + given == DQN.batch_size + (shards if items % shards else 0)
     assert 0 <= given - items < shards and own % shards == given % shards == 0
+
+
+@pytest.mark.parametrize("batch_size, shards", [(96, 8), (100, 4), (13, 1)])
+def test_a_batch_is_never_more_than_was_asked_for(batch_size, shards):
+    """There are as few shards as it divides over; before, 100 over 8 shards became 104."""
+    algo, spec = DQN.replace(batch_size=batch_size), env_spec(ENV)
+    assert meshes.checked_layout(algo, spec, 8, 1, None) == shards
+    assert Experience(algo, spec, 8, shards, 0.0).online_sources["replay"].batch_size == batch_size
+    if shards < 4:
+        with pytest.raises(ConfigError, match=f"batch_size={batch_size} does not divide over 4 shards"):
+            meshes.checked_layout(algo, spec, 8, 4, None)
 
 
 @pytest.mark.long
