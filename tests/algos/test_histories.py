@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.continuous import ALGORITHMS, BOX, SPEC
 from helpers.programs import assert_equal, plain
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import histories, off_policy
@@ -147,7 +148,7 @@ def test_no_gradient_goes_into_the_burn_in():
     assert not np.abs(carry).any()
 
 
-@pytest.mark.parametrize("name", ["td3", "ddpg"])
+@pytest.mark.parametrize("name", one_quick(["ddpg", "td3"]))
 def test_without_a_core_a_batch_of_sequences_teaches_what_its_transitions_do(name):
     algo = resolve_schedules(ALGORITHMS[name].replace(normalize_observation=True), jnp.float32(0))
     if name == "td3":
@@ -168,7 +169,7 @@ def test_without_a_core_a_batch_of_sequences_teaches_what_its_transitions_do(nam
     assert_equal(one, other, 1e-6)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", one_quick(RECURRENT))
 def test_no_entry_of_the_sequences_that_does_not_count_teaches_anything(name):
     """The last row bootstraps, those after an ending are of another episode; rewards and actions there are noise."""
     algo = resolve_schedules(RECURRENT[name], jnp.float32(0))
@@ -203,6 +204,7 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
         jaxrl.Anakin(num_envs=8).bind(jaxrl.MPO(policy=POLICY), jaxrl.make("gymnax:Pendulum-v1"))
 
 
+@pytest.mark.long
 def test_histories_of_a_run_say_what_it_did():
     """Without noise, and with a policy that does not change: the replay's sequences give the actions again."""
     env = jaxrl.make("gymnax:Pendulum-v1", hide=2, max_steps_in_episode=10)

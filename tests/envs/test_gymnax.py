@@ -45,12 +45,11 @@ def declared_and_true(name):
     return declared, adapter._spaces(name, blueprint, blueprint.params)[0], raw
 
 
-LONG = ("Asterix-MinAtar", "Freeway-MinAtar", "Seaquest-MinAtar", "SpaceInvaders-MinAtar")
+QUICK = ("CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Catch-bsuite", "Breakout-MinAtar", "FourRooms-misc")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in adapter.names()]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in adapter.names()]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_observations_lie_in_the_corrected_space_and_every_correction_is_needed(name):
     declared, true, raw = declared_and_true(name)
     low, high = rollout_range(name)
@@ -67,7 +66,7 @@ def test_only_environments_that_download_are_left_out():
         envs.make("gymnax:MNISTBandit-bsuite")
 
 
-@pytest.mark.parametrize("name", adapter.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_types_are_stable_from_reset_to_step(name):
     env = envs.make(f"gymnax:{name}")
     envs.check_env(env, steps=0)

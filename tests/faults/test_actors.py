@@ -109,6 +109,7 @@ def test_an_environment_that_raises_while_others_wait_for_its_batch():
     assert [host.closed for host in env.built] == [1] * 4
 
 
+@pytest.mark.long
 def test_an_environment_that_hangs_while_others_wait_for_its_batch_is_named(in_phase):
     compiled = Spoiled(ENV).build(NUM_ENVS // 4, 0)  # else a step that compiles takes longer than a second
     compiled.reset()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 from helpers.spoiled import Spoiled, SpoiledEnvironment
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.cli import main
@@ -57,7 +58,7 @@ def actor():
     return PPO.actor(PPO.init(jax.random.key(0), env_spec(HOST)))
 
 
-@pytest.mark.parametrize("how", ["hangs", "raises"])
+@pytest.mark.parametrize("how", one_quick(["raises", "hangs"]))
 def test_a_close_that_goes_wrong_after_training_is_told_and_the_result_there(hang, how, monkeypatch):
     def close(host):
         if how == "raises":

@@ -12,7 +12,6 @@ import pytest
 from helpers import kills, programs
 from helpers.kills import CASES, INTERVAL, ITERATIONS, newest
 from helpers.programs import NUM_ENVS, ROWS, assert_equal
-from helpers.tiers import one_quick
 from helpers.two_processes import both, together
 
 from jaxrl.run import checkpoint, loop
@@ -144,7 +143,8 @@ def assert_the_same_run(resumed, reference, run_dir, case=CASES["ppo"]):
                 assert same[row["step"], name] == value, (row["step"], name)
 
 
-@pytest.mark.parametrize("name", one_quick(LIVES))
+@pytest.mark.long
+@pytest.mark.parametrize("name", LIVES)
 def test_killed_and_started_again(name, whole, cache, tmp_path):
     reference, moments = whole(name)
     life(name, tmp_path / "run", SHARES[name], LIVES[name], moments, cache)

@@ -81,9 +81,8 @@ def checkpoints(run_dir, template):
     return {step // ROWS: checkpoint.restore(directory, template, step)[0] for step in steps}
 
 
-@pytest.mark.parametrize(
-    ("value", "devices"), [(np.nan, 1), (np.inf, 1), pytest.param(np.nan, 2, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("value", "devices"), [(np.nan, 1), (np.inf, 1), (np.nan, 2)])
 def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
     env = spoiled(5 * TICKS + 3, value)
     with pytest.warns(RuntimeWarning, match=f"step {6 * ROWS}.*reward"):

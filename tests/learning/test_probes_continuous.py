@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.continuous import support
-from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl import envs, networks
@@ -71,7 +70,8 @@ SEEN = {"RewardIsObservation": {-1.0, 1.0}, "TwoStepDiscount": {0.0, 1.0}}
 ITERATIONS = 150
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_values(name):
     algo = ALGORITHMS[name]
     before = compiled._chunk._cache_size()

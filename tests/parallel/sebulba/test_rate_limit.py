@@ -122,6 +122,7 @@ def test_a_run_keeps_the_ratio_within_the_tolerance_and_goes_on_where_it_was(fie
     assert int(state.steps_per_env) == 18 * 8 and abs(balance(state)) <= 6
 
 
+@pytest.mark.long
 def test_what_is_recorded_names_the_iterations_behind_the_policy_that_acted():
     """And not the versions that were published, of which there is one after every update."""
     program = topology(8 * UPDATE).bind(ALGO, HOST)
