@@ -191,7 +191,7 @@ class Jaxrl:
         settings |= {"rollout_length": 1 if work == "sac" else 2, "critic": Critic(widths=(64, 64))}
         settings |= {"noise_correlation": 0.0}  # rejax has none
         if work == "sac":
-            return jaxrl.SAC(policy=Actor(widths=(64, 64)), **settings), "gymnax:Pendulum-v1"
+            return jaxrl.SAC(policy=Actor(widths=(64, 64)), random_correlation=None, **settings), "gymnax:Pendulum-v1"
         return jaxrl.TD3(policy=Actor(widths=(64, 64), stochastic=False), **settings), "gymnax:Pendulum-v1"
 
 

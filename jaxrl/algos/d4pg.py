@@ -120,7 +120,7 @@ class D4PG:
         return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return off_policy.initial_carry(self.policy, self.noise_correlation, spec)
+        return off_policy.initial_carry(self.policy, spec, self.noise_correlation)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool

@@ -1,7 +1,6 @@
 """What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
 
 import dataclasses
-import math
 import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Protocol
@@ -659,17 +658,28 @@ class ActingCarry(struct.PyTreeNode):
     noise: Noise
 
 
-def initial_carry(policy: Network, correlation: float, spec: EnvSpec) -> ActingCarry:
+def initial_carry(policy: Network, spec: EnvSpec, correlation: float, at_first: float | None = None) -> ActingCarry:
     """Of one environment before its first step.
 
-    The noise is [n]; () if it is independent from step to step, or actions are discrete.
+    The noise is [n]; () if it is always independent from step to step, or actions are discrete.
+
+    Args:
+      policy: the network.
+      spec: of the environment.
+      correlation: of exploration noise.
+      at_first: of the random actions before the first update; None: `correlation`.
     """
     space = spec.action_space
-    noise = jnp.zeros(space.shape) if correlation and isinstance(space, spaces.Box) else ()
+    noise = jnp.zeros(space.shape) if (correlation or at_first) and isinstance(space, spaces.Box) else ()
     return ActingCarry(policy.initial_carry(spec), noise)
 
 
-def next_noise(noise: Noise, correlation: float, timestep: TimeStep, key: jax.Array) -> Noise:
+def correlation_now(actor: ActorState, correlation: float, at_first: float | None) -> Number:
+    """The correlation of noise between two steps: `at_first`, if not None, before the first update."""
+    return correlation if at_first is None else jnp.where(actor.exploration["warm_up"], at_first, correlation)
+
+
+def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.Array) -> Noise:
     """The noise of a step: of autocorrelation `correlation` to the power of the distance, new with each episode.
 
     Each step's is standard normal, so each action alone has the same distribution as with independent noise. It
@@ -685,7 +695,7 @@ def next_noise(noise: Noise, correlation: float, timestep: TimeStep, key: jax.Ar
     if isinstance(noise, tuple):
         return ()
     fresh = jax.vmap(lambda k: jax.random.normal(k, noise.shape[1:]))(key)
-    return jnp.where(timestep.first[:, None], fresh, correlation * noise + math.sqrt(1.0 - correlation**2) * fresh)
+    return jnp.where(timestep.first[:, None], fresh, correlation * noise + jnp.sqrt(1.0 - correlation**2) * fresh)
 
 
 def sample_action(

@@ -74,11 +74,14 @@ class SAC:
         help="discrete actions: target entropy as a fraction of the maximum",
     )
     noise_correlation: float = static(
+        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise between steps; 0: independent"
+    )
+    random_correlation: float | None = static(
         0.9,
         low=0,
         below=1,
-        before=0.0,
-        help="continuous actions: correlation of exploration noise between steps; 0: independent",
+        before=None,
+        help="continuous actions: the same of the random actions before the first update; None: noise_correlation",
     )
     normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
     observation_clip: Scalar | None = number(
@@ -161,7 +164,7 @@ class SAC:
         return off_policy.actor(state.policy, state.statistics, state.updates)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return off_policy.initial_carry(self.policy, self.noise_correlation, spec)
+        return off_policy.initial_carry(self.policy, spec, self.noise_correlation, self.random_correlation)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
@@ -169,7 +172,8 @@ class SAC:
         distribution, memory = off_policy.act_from(
             self.policy, actor, timestep, carry.network, self.observation_clip, spec
         )
-        noise = off_policy.next_noise(carry.noise, self.noise_correlation, timestep, key)
+        correlation = off_policy.correlation_now(actor, self.noise_correlation, self.random_correlation)
+        noise = off_policy.next_noise(carry.noise, correlation, timestep, key)
         action = off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=noise)
         return ActorOutput(action, ActingCarry(memory, noise))
 

@@ -45,7 +45,13 @@ STATIC = {
     "samples_per_insert": 24,
 }
 STATIC |= {"storage": "flashbax", "sampler": Lifo(), "max_times_sampled": 3}
-STATIC |= {"noise_correlation": 0.5, "target_period": 3, "samples": 5, "per_dimension": False}
+STATIC |= {
+    "noise_correlation": 0.5,
+    "random_correlation": 0.6,
+    "target_period": 3,
+    "samples": 5,
+    "per_dimension": False,
+}
 STATIC |= {"policy_delay": 3, "learn_temperature": False, "optimizer": RMSProp(), "normalize_observation": True}
 STATIC |= {
     "prioritized": False,
@@ -368,6 +374,9 @@ def test_correlated_noise_is_a_recursion_that_begins_anew_with_each_episode():
     np.testing.assert_allclose(np.mean(before[::2] * after[::2]), 0.0, atol=0.06)
 
 
+RANDOM_FIRST = ("sac",)  # its random actions have a correlation of their own
+
+
 @pytest.mark.parametrize("name", one_quick(ALGORITHMS, "sac", "td3"))
 def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_each_other(name):
     algo, batch = resolve_schedules(ALGORITHMS[name], jnp.float32(0)), 4096
@@ -389,6 +398,8 @@ def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_eac
             found.append((np.asarray(output.action) - BOX.low) / (BOX.high - BOX.low))
         return np.stack(found)
 
+    if name in RANDOM_FIRST:
+        algo = algo.replace(random_correlation=None)
     plain, wandering = (acting(algo.replace(noise_correlation=x)) for x in (0.0, 0.9))
     for updates in (0, 1):  # uniform, then the policy's
         usual, other = acted(plain, updates), acted(wandering, updates)
@@ -397,6 +408,11 @@ def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_eac
             np.testing.assert_allclose(*ends, atol=0.03)
         assert [round(np.corrcoef(*x[..., 0])[0, 1], 1) for x in (usual, other)] == [0.0, 0.9]
     np.testing.assert_array_equal(acted(wandering, 1, explore=False), acted(plain, 1, explore=False))
+    if name in RANDOM_FIRST:
+        for always in (0.0, 0.6):
+            at_first = acting(algo.replace(noise_correlation=always, random_correlation=0.9))
+            found = [acted(at_first, updates) for updates in (0, 1)]
+            assert [round(np.corrcoef(*x[..., 0])[0, 1], 1) for x in found] == [0.9, always]
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ TASKS = {
     "mountaincarcontinuous": Task(
         "gymnax:MountainCarContinuous-v0",
         SAC.replace(noise_correlation=0.9),
-        SAC.replace(noise_correlation=0.0),
+        SAC.replace(noise_correlation=0.0, random_correlation=None),
         90.0,
     ),
     "mountaincarcontinuous-correlated": Task(

@@ -88,7 +88,7 @@ def ppo(network: ActorCritic, *, normalized: bool = False, **fields: Any) -> PPO
 def sac(widths: tuple[int, ...], *, initial_log_std: float = 0.0, **fields: Any) -> SAC:
     """SAC that learns its temperature, with dense networks of these widths."""
     settings = _OFF_POLICY.copy()
-    settings.update(temperature=1.0, learn_temperature=True, target_entropy=-1.0)
+    settings.update(temperature=1.0, learn_temperature=True, target_entropy=-1.0, random_correlation=None)
     settings.update(fields)
     return SAC(policy=_actor(widths, True, initial_log_std), critic=_twin_critic(widths), **settings)
 
