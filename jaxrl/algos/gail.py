@@ -149,8 +149,8 @@ class GAIL:
     @property
     def sac(self) -> SAC:
         """What learns from the discriminator's rewards: SAC with these settings."""
-        names = {field.name for field in dataclasses.fields(SAC)} - {"imitate", "n_step", "sequence_length", "burn_in"}
-        return SAC(**{name: getattr(self, name) for name in names})
+        names = {field.name for field in dataclasses.fields(SAC)} & {field.name for field in dataclasses.fields(self)}
+        return SAC(random_correlation=None, **{name: getattr(self, name) for name in names})
 
     def init(self, key: jax.Array, spec: EnvSpec) -> GAILState:
         key, discriminator_key = jax.random.split(key)
