@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos import newest, off_policy, q_learning, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.off_policy import ActingCarry, Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
@@ -81,6 +81,9 @@ class D4PG:
     sampler: Sampler | None = static(None, help="which item is drawn; None: by prioritized")
     remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
     max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
+    newest: int = static(
+        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
+    )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor(stochastic=False))
     critic: Critic = static(Critic(ensemble=1, head=CategoricalValues(51)))
@@ -97,6 +100,7 @@ class D4PG:
         networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, categorical=True)
         problems = field_problems(self) + networks
         problems += off_policy.replay_problems(self, prioritized=self.prioritized)
+        problems += newest.problems(self, recurrent=False)
         if isinstance(self.critic.head, CategoricalValues):
             problems += q_learning.support_problems("D4PG", self.v_min, self.v_max)
         return problems
@@ -104,7 +108,8 @@ class D4PG:
     @property
     def experience(self) -> Mapping[str, Source]:
         prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
-        return {"replay": off_policy.replay(self, prioritized if self.prioritized else None)}
+        replay = off_policy.replay(self, prioritized if self.prioritized else None)
+        return newest.sources(replay, self.newest)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> D4PGState:
         policy_key, critic_key = jax.random.split(key)
@@ -134,7 +139,8 @@ class D4PG:
         self, state: D4PGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[D4PGState, UpdateInfo]:
         clip = self.observation_clip
-        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        drawn = newest.drawn(batch, replicas)
+        statistics, replay = off_policy.normalize_batch(state.statistics, drawn, clip, replicas)
         support = {"v_min": self.v_min, "v_max": self.v_max}
 
         next_action = off_policy.evaluate_policy(
@@ -166,7 +172,8 @@ class D4PG:
             self.policy, state.policy, self._policy_optimizer(), self.critic, critic, replay, spec, replicas, **support
         )
         policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
-        priorities = {"replay": fit.error + q_learning.LEAST_PRIORITY} if self._by_priority else {}
+        error = newest.of_replay(fit.error, batch, replicas)
+        priorities = {"replay": error + q_learning.LEAST_PRIORITY} if self._by_priority else {}
         metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
         return D4PGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics, priorities)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import off_policy, q_learning, q_views, train_state
+from jaxrl.algos import newest, off_policy, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
 from jaxrl.algos.q_learning import QCarry, Returns
@@ -129,6 +129,9 @@ class DQN:
     sampler: Sampler | None = static(None, help="which item is drawn; None: by prioritized")
     remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
     max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
+    newest: int = static(
+        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
+    )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     frame_stack: FrameStack | None = static(None, help="how observations stack frames; each frame is stored once")
     network: Network = static(QNetwork())
@@ -152,6 +155,7 @@ class DQN:
             known = SEQUENCE_INPUTS if self.network.recurrent else TRANSITION_INPUTS
             problems += network_problems(f"{name}.network", self.network, spec, known)
         problems += off_policy.replay_problems(self, prioritized=self.prioritized)
+        problems += newest.problems(self, self.network.recurrent)
         return problems + self._head_problems()
 
     def _head_problems(self) -> list[str]:
@@ -180,14 +184,13 @@ class DQN:
         end = "continue" if self.cross_episodes else "truncate"
         length = 1 if self.rollout_length is None else self.rollout_length
         sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
-        return {
-            "replay": off_policy.replay(
-                self,
-                prioritized if self.prioritized else None,
-                sequence=sequence if self.network.recurrent else None,
-                frame_stack=self.frame_stack,
-            )
-        }
+        replay = off_policy.replay(
+            self,
+            prioritized if self.prioritized else None,
+            sequence=sequence if self.network.recurrent else None,
+            frame_stack=self.frame_stack,
+        )
+        return newest.sources(replay, self.newest)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DQNState:
         network = train_state.create(*self.network.init(key, spec), self._transformation(), target=True)
@@ -231,9 +234,10 @@ class DQN:
     def update(
         self, state: DQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DQNState, UpdateInfo]:
-        view = q_views.view(batch["replay"], self.network, spec, self.n_step)
+        drawn = newest.drawn(batch, replicas)
+        view = q_views.view(drawn, self.network, spec, self.n_step)
         noise = [
-            q_learning.transition_keys(k, batch["replay"].sample_info.position.shape[0], replicas)
+            q_learning.transition_keys(k, drawn.sample_info.position.shape[0], replicas)
             for k in jax.random.split(key, 4)
         ]
 
@@ -270,7 +274,8 @@ class DQN:
         metrics = replicas.mean(metrics) | {"gradient_norm": norm, "epsilon": jnp.asarray(self.epsilon)}
         priorities = {}
         if self._by_priority:
-            priorities["replay"] = view.priorities(error, self.priority_eta) + q_learning.LEAST_PRIORITY
+            error = newest.of_replay(view.priorities(error, self.priority_eta), batch, replicas)
+            priorities["replay"] = error + q_learning.LEAST_PRIORITY
         return DQNState(network, updates), UpdateInfo(metrics, priorities)
 
     @property

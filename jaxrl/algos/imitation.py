@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
+from jaxrl.algos import newest
 from jaxrl.core.sources import Dataset, Replay, Source
 from jaxrl.core.types import Replicas, TransitionBatch
 
@@ -24,10 +24,5 @@ def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
     taken = jnp.arange(shown.rewards.shape[1], dtype=jnp.int32)[None] < shown.steps[:, None]
     own = own.replace(rewards=jnp.zeros_like(own.rewards))
     shown = shown.replace(rewards=taken.astype(shown.rewards.dtype))
-
-    def joined(*parts):  # each logical shard's side by side, so that devices make no difference
-        parts = [x.reshape(replicas.shards, -1, *x.shape[1:]) for x in parts]
-        return jnp.concatenate(parts, axis=1).reshape(-1, *parts[0].shape[2:])
-
     # What was told of the draws is the replays' own.
-    return jax.tree.map(joined, own.replace(sample_info=None), shown.replace(sample_info=None))
+    return newest.joined(own.replace(sample_info=None), shown.replace(sample_info=None), replicas)

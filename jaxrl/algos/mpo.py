@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos import newest, off_policy, q_learning, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
 from jaxrl.algos.off_policy import ActingCarry, Statistics
@@ -142,6 +142,9 @@ class MPO:
     sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
     remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
     max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
+    newest: int = static(
+        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
+    )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor())
     critic: Critic = static(Critic(ensemble=1))
@@ -156,7 +159,7 @@ class MPO:
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         kinds = {"stochastic": True, "discrete": True, "categorical": True}
-        problems = field_problems(self) + off_policy.replay_problems(self)
+        problems = field_problems(self) + off_policy.replay_problems(self) + newest.problems(self, recurrent=False)
         problems += off_policy.problems("MPO", self.policy, self.critic, spec, **kinds)
         if isinstance(self.critic.head, CategoricalValues):
             problems += q_learning.support_problems("MPO", self.v_min, self.v_max)
@@ -164,7 +167,7 @@ class MPO:
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
+        return newest.sources(off_policy.replay(self), self.newest)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> MPOState:
         policy_key, critic_key = jax.random.split(key)
@@ -203,7 +206,8 @@ class MPO:
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[MPOState, UpdateInfo]:
         clip = self.observation_clip
-        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        drawn = newest.drawn(batch, replicas)
+        statistics, replay = off_policy.normalize_batch(state.statistics, drawn, clip, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
 
         following = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from jaxrl.algos import histories, imitation, off_policy, train_state
+from jaxrl.algos import histories, imitation, newest, off_policy, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.off_policy import ActingCarry, Statistics
 from jaxrl.algos.optimizers import Adam, Number, Optimizer
@@ -122,6 +122,9 @@ class SAC:
     sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
     remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
     max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
+    newest: int = static(
+        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
+    )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor())
     critic: Critic = static(Critic())
@@ -139,6 +142,9 @@ class SAC:
             "SAC", self.policy, self.critic, spec, stochastic=True, discrete=True, memory=True
         )
         problems = field_problems(self) + off_policy.replay_problems(self) + networks
+        problems += newest.problems(self, off_policy.is_recurrent(self))
+        if self.imitate and self.newest:
+            problems.append(f"SAC.newest={self.newest} is of what a run does; with imitate=True use 0")
         if self.imitate and off_policy.is_recurrent(self):
             problems.append("SAC.imitate=True learns from single transitions; use networks without a recurrent core")
         return problems
@@ -146,7 +152,7 @@ class SAC:
     @property
     def experience(self) -> Mapping[str, Source]:
         replay = off_policy.replay_with_memory(self)
-        return imitation.sources(replay) if self.imitate else {"replay": replay}
+        return imitation.sources(replay) if self.imitate else newest.sources(replay, self.newest)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
         policy_key, critic_key = jax.random.split(key)
@@ -181,7 +187,7 @@ class SAC:
         self, state: SACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[SACState, UpdateInfo]:
         clip = self.observation_clip
-        drawn = imitation.rewarded(batch, replicas) if self.imitate else batch["replay"]
+        drawn = imitation.rewarded(batch, replicas) if self.imitate else newest.drawn(batch, replicas)
         transitions = histories.transitions(drawn, self.n_step)
         statistics, replay = off_policy.normalize_batch(state.statistics, transitions, clip, replicas)
         next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))

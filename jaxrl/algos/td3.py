@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import histories, off_policy, train_state
+from jaxrl.algos import histories, newest, off_policy, train_state
 from jaxrl.algos.base import algorithm, field_problems, number, static
 from jaxrl.algos.off_policy import ActingCarry, Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
@@ -90,6 +90,9 @@ class TD3:
     sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
     remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
     max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
+    newest: int = static(
+        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
+    )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor(stochastic=False))
     critic: Critic = static(Critic())
@@ -104,11 +107,12 @@ class TD3:
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("TD3", self.policy, self.critic, spec, stochastic=False, memory=True)
-        return field_problems(self) + off_policy.replay_problems(self) + networks
+        found = field_problems(self) + off_policy.replay_problems(self) + networks
+        return found + newest.problems(self, off_policy.is_recurrent(self))
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay_with_memory(self)}
+        return newest.sources(off_policy.replay_with_memory(self), self.newest)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> TD3State:
         policy_key, critic_key = jax.random.split(key)
@@ -139,7 +143,7 @@ class TD3:
         self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[TD3State, UpdateInfo]:
         clip = self.observation_clip
-        transitions = histories.transitions(batch["replay"], self.n_step)
+        transitions = histories.transitions(newest.drawn(batch, replicas), self.n_step)
         statistics, replay = off_policy.normalize_batch(state.statistics, transitions, clip, replicas)
 
         following = off_policy.evaluate_policy(

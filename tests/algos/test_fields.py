@@ -58,6 +58,7 @@ STATIC = {
     "storage": "flashbax",
     "sampler": Lifo(),
     "max_times_sampled": 3,
+    "newest": 2,
     "ladder": True,
     "sequence_length": 6,
     "burn_in": 4,

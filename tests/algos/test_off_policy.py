@@ -44,7 +44,7 @@ STATIC = {
     "replay_ratio": 0.5,
     "samples_per_insert": 24,
 }
-STATIC |= {"storage": "flashbax", "sampler": Lifo(), "max_times_sampled": 3}
+STATIC |= {"storage": "flashbax", "sampler": Lifo(), "max_times_sampled": 3, "newest": 2}
 STATIC |= {
     "noise_correlation": 0.5,
     "random_correlation": 0.6,

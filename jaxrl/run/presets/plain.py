@@ -44,6 +44,7 @@ DQN: dict[str, Any] = {
     "storage": "ring",
     "sampler": None,
     "max_times_sampled": 0,
+    "newest": 0,
 }
 # Of SAC and TD3: an update of 256 transitions each step, and two critics.
 _OFF_POLICY: dict[str, Any] = {
@@ -59,6 +60,7 @@ _OFF_POLICY: dict[str, Any] = {
     "storage": "ring",
     "sampler": None,
     "max_times_sampled": 0,
+    "newest": 0,
     "optimizer": ADAM,
 }
 

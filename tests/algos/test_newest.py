@@ -1,0 +1,101 @@
+"""Combined experience replay: what is in a batch, whose priorities are updated, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.continuous import ALGORITHMS, BATCH, SPEC, initial, transitions
+from helpers.programs import DQN, ENV, all_finite, anakin, assert_equal
+from helpers.streams import Fed, rows_of
+
+import jaxrl
+from jaxrl.algos import newest
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.sources import Prioritized, Replay
+from jaxrl.networks import GRU, MLP, QNetwork
+from jaxrl.parallel.replicas import SingleReplica
+
+# Four environments of 16 rows.
+ROWS = rows_of([[5, 8, 3], [16], [2, 14], [16]], ("terminated", "truncated"))
+OWN, LAST = 12, 4
+
+
+def sources(shards=1, **changes):
+    replay = Replay(capacity=4 * 16, batch_size=OWN + LAST, min_size=1, sampler=Prioritized(), **changes)
+    return Fed(newest.sources(replay, LAST), ROWS, rollout=4, shards=shards)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_newest_are_drawn_once_each_and_are_stored_once(shards):
+    fed = sources(shards).feed(jax.tree.map(lambda x: x[:12], ROWS))
+    assert fed.states["newest"].ring is None
+    own, first, second = fed.sample(0), fed.sample(1, "newest"), fed.sample(2, "newest")
+    assert own.weight.shape == (OWN,) and np.asarray(own.weight).all()
+    # Twelve rows of each environment: the transition that begins at tick 10 is the last whose next row is there.
+    for tick, batch in ((10, first), (9, second)):
+        assert np.asarray(batch.weight).all()
+        np.testing.assert_array_equal(np.sort(batch.sample_info.step), [tick] * LAST)
+        np.testing.assert_array_equal(np.sort(np.asarray(batch.observation) // 1000), range(LAST))
+        np.testing.assert_array_equal(batch.sample_info.importance, 1.0)
+    fed.feed(jax.tree.map(lambda x: x[12:], ROWS))
+    np.testing.assert_array_equal(fed.sample(3, "newest").sample_info.step, [14] * LAST)
+
+
+def test_each_shards_transitions_lie_side_by_side():
+    def only(values):
+        return jax.tree.map(lambda x: jnp.asarray(values), transitions())
+
+    one, other, replicas = only([1, 2, 3, 4]), only([10, 20]), SingleReplica(2)
+    both = newest.drawn({"replay": one, "newest": other}, replicas)
+    np.testing.assert_array_equal(both.weight, [1, 2, 10, 3, 4, 20])
+    np.testing.assert_array_equal(newest.of_replay(both.weight, {"replay": one, "newest": other}, replicas), one.weight)
+    assert newest.drawn({"replay": one}, replicas) is one
+    assert newest.of_replay(one.weight, {"replay": one}, replicas) is one.weight
+
+
+@pytest.mark.parametrize("name", ["sac", "d4pg"])
+def test_an_update_is_that_of_both_parts(name):
+    """A batch in two parts changes the learner as it does in one, and the priorities are those of the first."""
+    algo = resolve_schedules(ALGORITHMS[name], jnp.float32(0))
+    whole, cut = transitions(algo.n_step), BATCH - 4
+    parts = {"replay": jax.tree.map(lambda x: x[:cut], whole), "newest": jax.tree.map(lambda x: x[cut:], whole)}
+
+    @jax.jit
+    def update(batch):
+        state, info = algo.update(initial(algo), batch, spec=SPEC, key=jax.random.key(1), replicas=SingleReplica())
+        return state, info.priorities
+
+    (one, priorities), (two, of_own) = update({"replay": whole}), update(parts)
+    assert_equal(one, two, 1e-6)
+    assert of_own.keys() == priorities.keys()
+    for kind, priority in priorities.items():
+        np.testing.assert_allclose(of_own[kind], priority[:cut], rtol=1e-6)
+
+
+@pytest.mark.long
+def test_a_run_is_the_same_on_any_number_of_devices():
+    algo = DQN.replace(newest=4)
+    train = {"total_steps": 256, "evaluate_every": 0, "progress": False}
+    one, two = (jaxrl.train(algo, ENV, topology=anakin(devices), **train) for devices in (1, 2))
+    assert all_finite(one.state)
+    assert_equal(one.state.learner, two.state.learner, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algo", "words"),
+    [
+        (jaxrl.DQN(newest=128), "DQN.newest=128 must be less than batch_size=128"),
+        (jaxrl.DQN(newest=1, storage="table"), "DQN.newest=1 needs storage='ring', not 'table'"),
+        (jaxrl.DQN(newest=1, network=QNetwork(MLP((4,)), core=GRU(4))), "networks without a recurrent core"),
+        (jaxrl.R2D2(newest=1), "networks without a recurrent core"),
+        (jaxrl.DQN(newest=-1), "newest=-1"),
+    ],
+)
+def test_what_is_refused(algo, words):
+    with pytest.raises(ValueError, match=words):
+        jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=1_000, progress=False)
+
+
+def test_demonstrations_without_rewards_have_no_newest():
+    found = ALGORITHMS["sac"].replace(newest=1, imitate=True).validate(SPEC, 1, 1)
+    assert found == ["SAC.newest=1 is of what a run does; with imitate=True use 0"]
