@@ -96,10 +96,11 @@ def launch(how: Launch | str = "here") -> int:
     if place is None and isinstance(how, Here):
         return 1
     if place is None and isinstance(how, Processes):
-        if hasattr(sys, "ps1") or "ipykernel" in sys.modules or not sys.orig_argv[1:]:
+        typed = hasattr(sys, "ps1") or "ipykernel" in sys.modules
+        if typed or sys.argv[:1] in ([], [""], ["-"]):  # the last is a program that Python read from its input
             raise ConfigError(
-                "launch starts this program once for each process, and an interactive session is none: put it into a "
-                "file, and run that"
+                "launch starts this program once for each process, and cannot start an interactive session or what "
+                "Python reads from its input: put it into a file, and run that"
             )
         raise SystemExit(run_processes([sys.executable, *sys.orig_argv[1:]], how))
     from jaxrl.parallel.multihost import distributed
@@ -139,7 +140,7 @@ def problems(how: Launch) -> list[str]:
         found.append(f"processes: count={how.count} must be at least 1")
     if how.restarts < 0:
         found.append(f"processes: restarts={how.restarts} must be at least 0")
-    gpus = _gpus()
+    gpus = _gpus() if own_place() is None else []  # a process that was started has its share of them alone
     if gpus and how.count >= 1 and len(gpus) % how.count:
         found.append(
             f"processes: count={how.count} does not divide the {len(gpus)} GPUs of this machine "

@@ -81,6 +81,12 @@ def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
     assert [one["gpus"] for one in told(tmp_path)] == ["4,5", "6,7"]
     with pytest.raises(ConfigError, match=r"count=3 does not divide the 4 GPUs of this machine \(4,5,6,7\)"):
         launch.run_processes(program(TELL), Processes(3))
+    # Each process reads the command again, with its share of the GPUs.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    assert launch.problems(Processes(2)) != []
+    monkeypatch.setattr(launch, "_own", [launch.Place("127.0.0.1:1", 2, 0)])
+    assert launch.problems(Processes(2)) == []
+    monkeypatch.setattr(launch, "_own", [])
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert launch.problems(Processes(3)) == []
 
@@ -212,8 +218,18 @@ def test_from_python_this_process_is_the_default_and_a_session_cannot_be_started
     with pytest.raises(ConfigError, match="must be here, cluster or processes:COUNT"):
         jaxrl.launch(4)  # ty: ignore[invalid-argument-type]
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    with pytest.raises(ConfigError, match="an interactive session is none"):
+    with pytest.raises(ConfigError, match="cannot start an interactive session"):
         jaxrl.launch("processes:2")
+
+
+@pytest.mark.parametrize("words", [["-"], ["-B"], []])
+def test_a_program_that_python_reads_from_its_input_cannot_be_started_again(words):
+    text = READ.replace("place = ", "launch.launch('processes:2') or ") + "print('trained')"
+    ended = subprocess.run(
+        [sys.executable, *words], input=text, text=True, capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert "what Python reads from its input: put it into a file" in ended.stderr
 
 
 # --- a run ---------------------------------------------------------------------------------------------------------
