@@ -187,6 +187,7 @@ def test_a_coefficient_that_is_learnt_rises_where_the_gap_is_above_the_threshold
     assert initial(CQL).log_coefficient.params == ()
 
 
+@pytest.mark.long
 def test_where_only_the_datas_action_is_allowed_there_is_no_gap():
     state, batch = initial(DISCRETE, CHOICE), choices()
     only = jax.nn.one_hot(batch.action, 3) > 0

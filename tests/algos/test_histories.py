@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from helpers.continuous import ALGORITHMS, BOX, SPEC
 from helpers.programs import assert_equal, plain
-from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import histories, off_policy
@@ -109,6 +108,7 @@ def test_a_policy_says_what_it_said_when_it_acted():
             assert_equal(jax.tree.map(lambda x, n=n: x[n], output), one, 1e-5)
 
 
+@pytest.mark.long
 def test_a_critic_judges_from_an_empty_state_on():
     batch, (params, _) = sequences(), CRITIC.init(jax.random.key(0), SPEC)
     found = histories.transitions(batch, 1)
@@ -132,6 +132,7 @@ def test_a_critic_judges_from_an_empty_state_on():
             np.testing.assert_allclose(output[member, n], judged[row + BURN_IN][0, column, n], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_no_gradient_goes_into_the_burn_in():
     batch, variables = sequences(), Variables(POLICY.init(jax.random.key(0), SPEC)[0])
     critic = Variables(CRITIC.init(jax.random.key(0), SPEC)[0])
@@ -148,7 +149,8 @@ def test_no_gradient_goes_into_the_burn_in():
     assert not np.abs(carry).any()
 
 
-@pytest.mark.parametrize("name", one_quick(["ddpg", "td3"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ddpg", "td3"])
 def test_without_a_core_a_batch_of_sequences_teaches_what_its_transitions_do(name):
     algo = resolve_schedules(ALGORITHMS[name].replace(normalize_observation=True), jnp.float32(0))
     if name == "td3":
@@ -169,7 +171,8 @@ def test_without_a_core_a_batch_of_sequences_teaches_what_its_transitions_do(nam
     assert_equal(one, other, 1e-6)
 
 
-@pytest.mark.parametrize("name", one_quick(RECURRENT))
+@pytest.mark.long
+@pytest.mark.parametrize("name", RECURRENT)
 def test_no_entry_of_the_sequences_that_does_not_count_teaches_anything(name):
     """The last row bootstraps, those after an ending are of another episode; rewards and actions there are noise."""
     algo = resolve_schedules(RECURRENT[name], jnp.float32(0))

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.on_policy import ACTIONS, SPEC, B, T, collect, learner, moments, updated
-from helpers.tiers import one_quick
 from jax.sharding import PartitionSpec as P
 
 import jaxrl
@@ -163,7 +162,7 @@ def test_a_sum_is_the_mean_times_the_rows_that_count():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("reduction", one_quick(["mean", "sum"]))
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_four_devices_make_the_step_of_one(reduction):
     algo = BASE.replace(reduction=reduction)
     state, rollout = learner(algo), rollout_of(algo, 1)
@@ -192,7 +191,8 @@ def test_four_devices_make_the_step_of_one(reduction):
 # --- on-policy and off-policy --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", one_quick([SEPARATE, RECURRENT]))
+@pytest.mark.long
+@pytest.mark.parametrize("network", [SEPARATE, RECURRENT])
 def test_on_policy_it_is_a2c_with_the_monte_carlo_advantage(network):
     algo = BASE.replace(network=network)
     a2c = jaxrl.A2C(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from helpers import programs
 from helpers.programs import ENV, NUM_ENVS
-from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos.base import field_problems
@@ -62,7 +61,8 @@ def values_of(algo, actor, rollout):
     return np.stack(found)
 
 
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "dqn"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_they_are_the_actors_own_td_errors(name):
     algo = resolve_schedules(ALGORITHMS[name], jnp.float32(0.5))
     actor, rollout = collected(algo)

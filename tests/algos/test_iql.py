@@ -125,6 +125,7 @@ def test_an_expectile_of_a_half_is_half_the_squared_error():
     np.testing.assert_allclose(iql.expectile_loss(error, 0.9), iql.expectile_loss(-error, 1 - 0.9)[...], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_no_temperature_is_cloning():
     state, batch = initial(ALGO), transitions()
     info = updated(ALGO.replace(inverse_temperature=0.0), state, batch, KEY)[1]

@@ -7,6 +7,7 @@ import pytest
 from helpers.continuous import ALGORITHMS, BATCH, SPEC, initial, transitions
 from helpers.programs import DQN, ENV, all_finite, anakin, assert_equal
 from helpers.streams import Fed, rows_of
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.algos import newest
@@ -53,7 +54,7 @@ def test_each_shards_transitions_lie_side_by_side():
     assert newest.of_replay(one.weight, {"replay": one}, replicas) is one.weight
 
 
-@pytest.mark.parametrize("name", ["sac", "d4pg"])
+@pytest.mark.parametrize("name", one_quick(["sac", "d4pg"], "d4pg"))
 def test_an_update_is_that_of_both_parts(name):
     """A batch in two parts changes the learner as it does in one, and the priorities are those of the first."""
     algo = resolve_schedules(ALGORITHMS[name], jnp.float32(0))

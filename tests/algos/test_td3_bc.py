@@ -143,6 +143,7 @@ def test_statistics_are_of_the_data_and_the_policy_acts_with_them():
     np.testing.assert_array_equal(action, output)
 
 
+@pytest.mark.long
 def test_it_is_nearer_to_the_best_of_bad_data_than_cloning_or_believing_the_critic():
     """0.98 and 0.86 away: see `test_bc.py` and `test_offline.py`."""
     assert from_best(ALGO.replace(**QUICK)) < 0.8

@@ -200,6 +200,7 @@ def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
 # --- exports ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [3, 64])
 def test_every_step_of_an_export_is_what_the_environment_showed(tmp_path, monkeypatch, rows):
     monkeypatch.setattr(recording, "_CHUNK_ROWS", rows)

@@ -23,6 +23,7 @@ def play(env, key, batch=20, steps=60):
     return jax.lax.scan(one, state, jax.random.split(key_steps, steps))[1]
 
 
+@pytest.mark.long
 def test_pooled_resets_are_the_exact_ones_bit_for_bit():
     raw = make_raw("CartPole-v1", max_steps_in_episode=15)
     exact = jax.jit(play)(AutoReset(raw), jax.random.key(0))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 from helpers.spoiled import Spoiled, SpoiledEnvironment
-from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import EnvironmentFailedError
@@ -42,7 +41,8 @@ def nothing_is_left():
     assert not actor_threads()
 
 
-@pytest.mark.parametrize("topology", one_quick([{"actors": 2}, {"groups": 2}, {"lockstep": True}]), ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("topology", [{"actors": 2}, {"groups": 2}, {"lockstep": True}], ids=str)
 def test_an_environment_that_raises(topology):
     def fail(host):
         raise ZeroDivisionError("in step 20")
@@ -54,6 +54,7 @@ def test_an_environment_that_raises(topology):
     assert all(host.closed for host in env.built)
 
 
+@pytest.mark.long
 def test_an_environment_that_hangs_is_named():
     free = threading.Event()
     env = Spoiled(ENV, then=lambda host: free.wait(60))
@@ -183,6 +184,7 @@ def test_an_asynchronous_environment_that_raises():
     assert all(host.closed for host in env.built)
 
 
+@pytest.mark.long
 def test_an_asynchronous_environment_that_hangs_is_named():
     free = threading.Event()
     env = Asynchronous(ENV, then=lambda host: free.wait(60))

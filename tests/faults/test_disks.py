@@ -30,6 +30,7 @@ def train(run_dir, *loggers, iterations=6):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["deleted", "moved"])
 def test_a_run_whose_directory_disappears_ends_and_leaves_nothing_there(tmp_path, how):
     path, steps = tmp_path / "run", []

@@ -121,6 +121,7 @@ def test_the_last_observation_of_a_chunk():
     assert result.total_steps == ROWS and all_finite(result.state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["ppo", *(pytest.param(n, marks=pytest.mark.long) for n in sorted(set(ALGORITHMS) - {"ppo"}))]
 )
@@ -174,6 +175,7 @@ def test_host_environments():
     assert result.stopped == "non_finite" and result.total_steps == 3 * ROWS and all_finite(result.state)
 
 
+@pytest.mark.long
 def test_the_state_has_its_own_word():
     """Metrics are of the parameters before the last update, so the report looks at the state as well."""
     program = anakin().bind(PPO, FINE)

@@ -74,6 +74,7 @@ class Seen:
         assert state == {}
 
 
+@pytest.mark.long
 def test_they_see_step_metrics_and_state():
     seen = Seen()
     result = train(callbacks=[seen], callback_every=3 * ROWS)

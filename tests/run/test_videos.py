@@ -20,6 +20,7 @@ def frames(path):
     return Image.open(path).n_frames
 
 
+@pytest.mark.long
 def test_an_episode_every_so_many_steps(tmp_path):
     path = tmp_path / "run"
     filmed = train(run_dir=path, video_every=2 * ROWS)

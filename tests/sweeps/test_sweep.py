@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
-from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
@@ -141,7 +140,8 @@ def test_make_train_refuses_what_it_cannot_compile():
 # --- one that fails -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mapping", "devices"), one_quick([("in_turn", 1), ("vmap", 1), ("in_turn", 4)]))
+@pytest.mark.long
+@pytest.mark.parametrize(("mapping", "devices"), [("in_turn", 1), ("vmap", 1), ("in_turn", 4)])
 def test_a_run_that_fails_is_flagged_and_alone(mapping, devices):
     result = swept(mapping, devices)
     np.testing.assert_array_equal(result.failed, [[False, False], [True, True], [False, False]])
@@ -375,7 +375,7 @@ def test_bad_input():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mapping", one_quick(["vmap", "in_turn"]))
+@pytest.mark.parametrize("mapping", ["vmap", "in_turn"])
 def test_memory_is_that_of_the_replays(mapping):
     """Each run's replay is there once, and changed in place; beside them there is next to nothing."""
     runs, big = 16, DQN.replace(capacity=NUM_ENVS * 8192, prioritized=False)

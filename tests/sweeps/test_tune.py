@@ -365,6 +365,7 @@ def test_a_trial_is_the_run_of_its_settings():
     assert result.best_trial.returns == pytest.approx(returns, rel=1e-6)
 
 
+@pytest.mark.long
 def test_all_trials_are_one_program():
     searched()
     before = _chunk_many._cache_size()

@@ -13,6 +13,7 @@ def compiled():
     return {name: getattr(HostSteps, name)._cache_size() for name in ACTORS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("topology", "act"),
     [({}, "act"), ({"ready": 2}, "act_some"), ({"actors": 2, "batching": jaxrl.DynamicBatching(4, 4)}, "act_some")],
