@@ -27,6 +27,7 @@ from jaxrl.core.errors import ConfigError, unknown
 _PLACE = "JAXRL_LAUNCHED"  # the environment variable in which a process that was started finds its place
 _LOOK = 0.05  # seconds between two looks at the processes
 _LAST_WORDS = 10.0  # seconds that the others have to end by themselves, once one has failed
+_DIGITS = 9  # of a number of processes or restarts, at most
 _LINES = 20  # of what a process said that are shown where it failed
 _ASKED_TO_END = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 _BAD_INPUT = 2  # the exit code of a command line whose settings do not fit
@@ -125,8 +126,8 @@ def parse(text: str) -> Launch:
             name, value = (fields[position] if position < len(fields) else ""), word
         if name not in fields or name in values:
             raise ConfigError(f"{text!r} has too many settings, or one that there is not: {word!r}; write {_USAGE}")
-        if not value.isascii() or not value.removeprefix("-").isdigit():
-            raise ConfigError(f"{text!r}: {name}={value!r} must be a whole number; write {_USAGE}")
+        if not value.isascii() or not value.removeprefix("-").isdigit() or len(value) > _DIGITS:
+            raise ConfigError(f"{text!r:.80}: {name}={value!r:.40} must be a whole number; write {_USAGE}")
         values[name] = int(value)
     return _KINDS[kind](**values)
 
@@ -136,12 +137,16 @@ def problems(how: Launch) -> list[str]:
     if not isinstance(how, Processes):
         return []
     found = []
-    if how.count < 1:
-        found.append(f"processes: count={how.count} must be at least 1")
-    if how.restarts < 0:
-        found.append(f"processes: restarts={how.restarts} must be at least 0")
+    for name, least in (("count", 1), ("restarts", 0)):
+        value = getattr(how, name)
+        if type(value) is not int:
+            found.append(f"processes: {name}={value!r:.80} must be a whole number")
+        elif value < least:
+            found.append(f"processes: {name}={value} must be at least {least}")
+    if found:
+        return found
     gpus = _gpus() if own_place() is None else []  # a process that was started has its share of them alone
-    if gpus and how.count >= 1 and len(gpus) % how.count:
+    if gpus and len(gpus) % how.count:
         found.append(
             f"processes: count={how.count} does not divide the {len(gpus)} GPUs of this machine "
             f"({','.join(gpus)}); use another number, fewer GPUs (CUDA_VISIBLE_DEVICES), or JAX_PLATFORMS=cpu"

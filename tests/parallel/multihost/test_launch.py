@@ -211,6 +211,12 @@ def test_ways_that_there_are_not(text, words):
 def test_numbers_that_do_not_fit():
     found = launch.problems(Processes(0, -1))
     assert found == ["processes: count=0 must be at least 1", "processes: restarts=-1 must be at least 0"]
+    found = launch.problems(Processes("4", 2.5))  # ty: ignore[invalid-argument-type]
+    assert found == ["processes: count='4' must be a whole number", "processes: restarts=2.5 must be a whole number"]
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        jaxrl.launch(Processes(True))
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        launch.parse("processes:" + "9" * 5000)
 
 
 def test_from_python_this_process_is_the_default_and_a_session_cannot_be_started_again(monkeypatch):
