@@ -72,7 +72,7 @@ class TD3:
     )
     n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    min_size: int = static(5_000, low=1, help="transitions collected with random actions before the first update")
     batch_size: int = static(256, low=1, help="transitions per update; of sequences as many as are whole")
     rollout_length: int | None = static(
         None,

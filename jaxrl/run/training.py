@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
+import warnings
 import zlib
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from jaxrl.core.limits import training_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
 from jaxrl.core.resources import problems as resource_problems
+from jaxrl.core.sources import Replay
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.data import rings
 from jaxrl.data.dataset import Dataset, load_dataset
@@ -189,6 +191,8 @@ def train(
     others |= {"record": None if record is None else record.every}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, fraction)
+    if fraction < 1.0 and distributed.is_leader():
+        _tell_if_nothing_is_learned(algo, total_steps)
     initial, parent = None, None
     if init_from is not None:
         with distributed.collective_errors("reading what the run begins with"):
@@ -320,6 +324,17 @@ def _resource_problems(resources, topology, env, async_evaluation):
             absent["environments"] = "the actor threads step these; set actors, or make it with workers=N"
     count = (workers or 0) * threads if on_host and remote is None else 0
     return resource_problems(resources, absent, count)
+
+
+def _tell_if_nothing_is_learned(algo, total_steps):
+    waits = max((source.min_size for source in algo.experience.values() if isinstance(source, Replay)), default=0)
+    if total_steps < waits:
+        warnings.warn(
+            f"nothing is learned in total_steps={total_steps}: {type(algo).__name__}.min_size={waits} transitions come "
+            "before the first update; raise total_steps, or lower min_size",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _begins_with(source, algo, env, spec, run_dir):

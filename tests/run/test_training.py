@@ -357,6 +357,15 @@ def test_quiet():
     assert all(math.isfinite(value) for row in result.metrics for value in row.values())
 
 
+def test_a_run_that_ends_before_its_first_update_says_so():
+    short = {"total_steps": ROWS, "topology": anakin(), "evaluate_every": 0, "progress": False}
+    with pytest.warns(RuntimeWarning, match=f"nothing is learned in total_steps={ROWS}: DQN.min_size={16 * NUM_ENVS}"):
+        jaxrl.train(DQN, ENV, **short)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        jaxrl.train(DQN, ENV, **(short | {"total_steps": 16 * NUM_ENVS}))
+
+
 def test_progress_is_shown(capsys):
     jaxrl.train(PPO, ENV, total_steps=2 * ROWS, topology=anakin(), evaluation_episodes=8)
     assert f"{2 * ROWS:,} / {2 * ROWS:,} steps" in capsys.readouterr().err
