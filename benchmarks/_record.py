@@ -109,7 +109,8 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
         if flag.default is False:
             parser.add_argument(name, action="store_true", help=flag.help)
         else:
-            parser.add_argument(name, type=str if flag.name == "coordinator" else int, help=flag.help)
+            kind = int if flag.kind.name == "int" else str
+            parser.add_argument(name, type=kind, default=flag.default, help=flag.help)
 
 
 def join_processes(arguments: argparse.Namespace) -> bool:

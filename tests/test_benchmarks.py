@@ -1,5 +1,6 @@
 """The benchmarks: what they write keeps what is there, kernels are counted right, and are not more than they were."""
 
+import argparse
 import json
 import pathlib
 import subprocess
@@ -70,6 +71,17 @@ def test_kernels_are_counted():
     assert (loop.turns, loop.kernels, loop.copies, loop.products) == (16, 4, 1, 1)  # a fusion is one, its parts none
     assert (branch.turns, branch.kernels, branch.copies) == (1, 2, 1)  # the larger branch
     assert whole.total == 2 + 16 * 4 + 2
+
+
+@pytest.mark.parametrize(("typed", "several"), [([], False), (["--distributed"], True)])
+def test_the_flags_of_processes_are_those_of_train(typed, several, monkeypatch):
+    parser = argparse.ArgumentParser()
+    _record.add_process_flags(parser)
+    joined = []
+    monkeypatch.setattr("jaxrl.cli.multihost.join", joined.append)
+    asked = parser.parse_args(typed)
+    assert _record.join_processes(asked) is several
+    assert joined == [vars(asked)]
 
 
 def test_a_part_of_a_record_leaves_the_others(tmp_path):
