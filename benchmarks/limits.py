@@ -1,18 +1,26 @@
-"""How much of the time is learning: SAC against its bare update loop, and SAC and DQN against SBX.
+"""How far from what it cannot do without: training against its bare loop, and SAC and DQN against SBX.
 
-    python benchmarks/limits.py [--repeats 5] [--no-peer]
+    python benchmarks/limits.py [--repeats 5] [--only WORK ...] [--no-peer]
 
-SAC: Pendulum, one environment, one update of 256 transitions a row, two hidden layers of 64 or of 256, against the
-same updates in one compiled loop over a batch that is already there: no environment, no replay, no metrics but its own.
-DQN: CartPole, batches of 64, two hidden layers of 64, an update every 4 rows, in one environment and in eight.
+SAC: Pendulum, one environment, one update of 256 transitions a step, two hidden layers of 64 or of 256. TD3: the same
+with layers of 64. DQN: CartPole, an update of 64 transitions every 4 steps, two hidden layers of 64, in one environment
+and in eight; and as in throughput.py, in 10 environments, 120 and 84 units, an update of 128 transitions each step of
+all. Their bare loop makes the same updates of a batch that is already there: no environment, no replay.
+
+PPO: CartPole, as in throughput.py. Its bare loop steps the environments (random numbers cost nothing there), computes
+both networks' outputs, and goes down the gradient of their sums: the same products and activations, of the same
+numbers of rows, and neither shuffling nor advantages, losses, optimizer, clipping or metrics.
+
 SBX (on Gymnasium's environments, in a Python environment of its own) trains with the same numbers. What is timed is
 compiled and warm, to `block_until_ready`, in turn in one run.
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 import time
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import _record as record
@@ -26,8 +34,36 @@ PEER = [
     "imageio",
     "packaging",
 ]
-ENVIRONMENTS = {"sac": "Pendulum-v1", "dqn": "CartPole-v1"}
-BATCH = {"sac": 256, "dqn": 64}
+ENVIRONMENTS = {"sac": "Pendulum-v1", "td3": "Pendulum-v1", "dqn": "CartPole-v1", "ppo": "CartPole-v1"}
+BATCH = {"sac": 256, "td3": 256, "dqn": 64}
+
+
+class Work(NamedTuple):
+    """What is trained: the algorithm, units of the hidden layers, environments; steps of ours and of SBX's.
+
+    They are steps that take about a second; SBX is left out where there are none. `bare`: whether beside a bare loop.
+    """
+
+    name: str
+    widths: tuple[int, ...]
+    num_envs: int
+    steps: int
+    peer_steps: int = 0
+    batch_size: int | None = None
+    bare: bool = True
+
+
+WORKS = {
+    "sac-64": Work("sac", (64, 64), 1, 2_000, 400),
+    "sac-256": Work("sac", (256, 256), 1, 500, 400),
+    "td3-64": Work("td3", (64, 64), 1, 4_000),
+    "dqn-1": Work("dqn", (64, 64), 1, 40_000, 2_000, bare=False),
+    "dqn-8": Work("dqn", (64, 64), 8, 40_000, 4_000, bare=False),
+    "dqn-10": Work("dqn", (120, 84), 10, 60_000, batch_size=128),
+    "ppo-4": Work("ppo", (64, 64), 4, 250_000),
+    "ppo-64": Work("ppo", (64, 64), 64, 500_000),
+    "ppo-2048": Work("ppo", (64, 64), 2048, 1_048_576),
+}
 
 
 class SBX:
@@ -36,16 +72,16 @@ class SBX:
     def __init__(self):
         self.models = {}
 
-    def __call__(self, *, name: str, width: int, num_envs: int, rows: int) -> float:
+    def __call__(self, *, name: str, widths: list[int], num_envs: int, rows: int, batch_size: None) -> float:
         import jax
         import sbx
         from stable_baselines3.common.env_util import make_vec_env
 
-        key = (name, width, num_envs)
+        key = (name, *widths, num_envs)
         if key not in self.models:
             env = make_vec_env(ENVIRONMENTS[name], n_envs=num_envs, seed=0)
             settings = {"learning_rate": 3e-4, "batch_size": BATCH[name], "learning_starts": 500, "buffer_size": 20_000}
-            settings["policy_kwargs"] = {"net_arch": [width, width]}
+            settings["policy_kwargs"] = {"net_arch": list(widths)}
             if name == "sac":
                 model = sbx.SAC("MlpPolicy", env, train_freq=1, gradient_steps=1, **settings)
             else:
@@ -73,51 +109,109 @@ class Jaxrl:
     def __init__(self):
         self.states, self.loops = {}, {}
 
-    def __call__(self, *, name: str, width: int, num_envs: int, rows: int, bare: bool = False) -> float:
+    def __call__(
+        self, *, name: str, widths: list[int], num_envs: int, rows: int, batch_size: int | None, bare: bool = False
+    ) -> float:
         import jax
 
         import jaxrl
 
-        algo = self.algorithm(name, width, num_envs)
         env = jaxrl.make(f"gymnax:{ENVIRONMENTS[name]}")
+        algo = record.resolved(self.algorithm(name, tuple(widths), num_envs, batch_size), env, num_envs)
         program = jaxrl.Anakin(num_envs, devices=1).bind(algo, env)
-        key = (name, width, num_envs)
+        iterations = rows // (algo.rollout_length * num_envs)
+        if bare and name == "ppo":
+            return self.products(algo, env, program.layout.spec, num_envs, iterations)
+        key = (name, *widths, num_envs)
         if key not in self.states:
             # Past `min_size`, so that all that is timed learns.
-            state = program.start(algo, env, 0)
-            self.states[key] = program.chunk(algo, env, state, 1_000, 10**6)[0]
+            self.states[key] = program.start(algo, env, 0)
+            if name != "ppo":
+                self.states[key] = program.chunk(algo, env, self.states[key], 1_000, 10**6)[0]
         if bare:
-            return self.updates(algo, program.layout.spec, self.states[key].learner, rows)
-        steps_per_env = algo.rollout_length * num_envs
+            count = round(rows * algo.replay_ratio)
+            return self.updates(algo, program.layout.spec, self.states[key].learner, count)
         start = time.perf_counter()
-        state = program.chunk(algo, env, self.states[key], rows // steps_per_env, 10**6)[0]
+        state = program.chunk(algo, env, self.states[key], iterations, 10**6)[0]
         self.states[key] = jax.block_until_ready(state)
         return time.perf_counter() - start
 
-    def algorithm(self, name, width, num_envs):
+    def algorithm(self, name, widths, num_envs, batch_size):
         import jaxrl
         from jaxrl.networks import MLP, Actor, Critic, QNetwork
 
-        settings = {"learning_rate": 3e-4, "capacity": 20_000, "min_size": 500, "batch_size": BATCH[name]}
+        if name == "ppo":
+            return jaxrl.PPO()
+        settings: dict[str, Any] = {"learning_rate": 3e-4, "capacity": 20_000, "min_size": 500, "rollout_length": 1}
+        settings["batch_size"] = batch_size or BATCH[name]
+        if name in ("sac", "td3"):
+            settings |= {"critic": Critic(widths=widths), "replay_ratio": 1}
         if name == "sac":
-            widths = (width, width)
-            return jaxrl.SAC(
-                policy=Actor(widths=widths), critic=Critic(widths=widths), replay_ratio=1, rollout_length=1, **settings
-            )
-        torso = MLP((width, width), activation="relu")
-        return jaxrl.DQN(
-            double=False, network=QNetwork(torso), rollout_length=4, replay_ratio=0.25, target_period=100, **settings
-        )
+            return jaxrl.SAC(policy=Actor(widths=widths), **settings)
+        if name == "td3":
+            settings["rollout_length"] = 2
+            return jaxrl.TD3(policy=Actor(widths=widths, stochastic=False), **settings)
+        network, double = QNetwork(MLP(widths, activation="relu")), False
+        if batch_size is not None:
+            return jaxrl.DQN(double=double, network=network, target_period=50, **settings | {"replay_ratio": 0.1})
+        settings |= {"rollout_length": 4, "replay_ratio": 0.25}
+        return jaxrl.DQN(double=double, network=network, target_period=100, **settings)
+
+    def products(self, algo, env, spec, num_envs, iterations):
+        """Seconds of as many iterations of what PPO cannot do without."""
+        import jax
+        import jax.numpy as jnp
+
+        from jaxrl.core.types import NetworkInputs
+
+        key = (algo.network, num_envs, iterations)
+        if key not in self.loops:
+            size = algo.rollout_length * num_envs // algo.minibatches
+            step_all = jax.vmap(env.step, in_axes=(0, 0, None))
+
+            def outputs(params, observation):
+                inputs = NetworkInputs(observation=observation)
+                return algo.network.apply(params, inputs, (), spec=spec, model_state=(), train=False)[0]
+
+            def loss(params, observation):
+                output = outputs(params, observation)
+                return jnp.mean(output.value) + jnp.mean(output.distribution.logits)
+
+            def act(params, carried, _):
+                state, timestep = carried
+                output = outputs(params, timestep.observation[None])
+                # The values join in, so that they are not left out.
+                action = jnp.argmax(output.distribution.logits[0] + output.value[0, :, None], axis=-1)
+                return step_all(state, action.astype(jnp.int32), jax.random.key(0)), timestep.observation
+
+            def learn(params, observation):
+                gradients = jax.grad(loss)(params, observation[None])
+                return jax.tree.map(lambda p, g: p - 1e-4 * g, params, gradients), None
+
+            def iterate(carried, _):
+                params, acting = carried
+                acting, seen = jax.lax.scan(functools.partial(act, params), acting, None, algo.rollout_length)
+                seen = seen.reshape(algo.minibatches, size, -1)
+                params = jax.lax.scan(learn, params, jnp.tile(seen, (algo.epochs, 1, 1)))[0]
+                return (params, acting), None
+
+            params = algo.network.init(jax.random.key(0), spec)[0]
+            acting = jax.vmap(env.reset)(jax.random.split(jax.random.key(1), num_envs))
+            run = jax.jit(lambda carried: jax.lax.scan(iterate, carried, None, iterations)[0])
+            self.loops[key] = run, (params, acting)
+            jax.block_until_ready(run((params, acting)))
+        run, carried = self.loops[key]
+        start = time.perf_counter()
+        jax.block_until_ready(run(carried))
+        return time.perf_counter() - start
 
     def updates(self, algo, spec, learner, count):
         """Seconds of `count` updates from one batch, in a compiled loop whose state is donated."""
-        import functools
-
         import jax
         import jax.numpy as jnp
 
         from jaxrl.core.schedules import resolve_schedules
-        from jaxrl.core.types import TransitionBatch
+        from jaxrl.core.types import SampleInfo, TransitionBatch
         from jaxrl.parallel.replicas import SingleReplica
 
         @functools.partial(jax.jit, static_argnames=("count", "spec"), donate_argnames="learner")
@@ -143,9 +237,19 @@ class Jaxrl:
             bootstrap=jnp.ones(size, bool),
             next_observation=observation,
             weight=jnp.ones(size, bool),
+            sample_info=SampleInfo(
+                position=jnp.arange(size, dtype=jnp.int32),
+                step=jnp.zeros(size, jnp.uint32),
+                probability=jnp.ones(size),
+                importance=jnp.ones(size),
+                priority=jnp.ones(size),
+                age_steps=jnp.zeros(size, jnp.int32),
+                age_updates=jnp.zeros(size, jnp.int32),
+                times_sampled=jnp.ones(size, jnp.int32),
+            ),
         )
         learner = jax.tree.map(jnp.copy, learner)
-        known = (algo.policy, count)
+        known = (repr(algo), count)
         if known not in self.loops:
             self.loops[known] = loop
             jax.block_until_ready(loop(algo, jax.tree.map(jnp.copy, learner), batch, jax.random.key(1), count, spec))
@@ -161,47 +265,40 @@ class Jaxrl:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=list(WORKS), metavar="WORK", default=list(WORKS))
     parser.add_argument("--no-peer", action="store_true")
     arguments = parser.parse_args()
 
     here = pathlib.Path(__file__)
+    works = {name: WORKS[name] for name in arguments.only}
     ours = record.Worker(sys.executable, here)
-    peer = None if arguments.no_peer else record.Worker(record.peer_python("sbx", PEER), here)
+    beside = not arguments.no_peer and any(work.peer_steps for work in works.values())
+    peer = record.Worker(record.peer_python("sbx", PEER), here) if beside else None
     rows = []
     try:
-        # Algorithm, width, environments, and rows that take about a second.
-        for name, width, num_envs, steps, peer_steps in (
-            ("sac", 64, 1, 2_000, 400),
-            ("sac", 256, 1, 500, 400),
-            ("dqn", 64, 1, 40_000, 2_000),
-            ("dqn", 64, 8, 40_000, 4_000),
-        ):
-            request = {"name": name, "width": width, "num_envs": num_envs}
-            asks = {"jaxrl": lambda request=request, rows=steps: ours.ask(rows=rows, **request)}
-            counts = {"jaxrl": steps}
-            if name == "sac":
-                asks["bare updates"] = lambda request=request, rows=steps: ours.ask(rows=rows, bare=True, **request)
-                counts["bare updates"] = steps
-            if peer is not None:
-                asks["SBX"] = lambda request=request, rows=peer_steps: peer.ask(rows=rows, peer=True, **request)
-                counts["SBX"] = peer_steps
-            seconds = record.alternate(asks, arguments.repeats)
-            rate = {which: counts[which] / value for which, value in seconds.items()}
-            row = {"algorithm": name, "width": width, "num_envs": num_envs}
-            row |= {f"{which} (rows/s)": value for which, value in rate.items()}
-            if name == "sac":
-                row["jaxrl / bare updates"] = rate["jaxrl"] / rate["bare updates"]
-            if peer is not None:
-                row["jaxrl / SBX"] = rate["jaxrl"] / rate["SBX"]
-                if name == "sac":
-                    row["SBX / bare updates"] = rate["SBX"] / rate["bare updates"]
-            rows.append(row)
-            print(record.table([row]), flush=True)
+        for name, work in works.items():
+            rows.append({"work": name} | measured(work, ours, peer, arguments.repeats))
+            print(record.table(rows[-1:]), flush=True)
     finally:
         ours.close()
         if peer is not None:
             peer.close()
     print(record.save("limits", rows, repeats=arguments.repeats))
+
+
+def measured(work: Work, ours: record.Worker, peer: record.Worker | None, repeats: int) -> dict[str, Any]:
+    """One row: steps a second of each, in turn, and their ratios."""
+    request = {"name": work.name, "widths": work.widths, "num_envs": work.num_envs, "batch_size": work.batch_size}
+    asks = {"jaxrl": functools.partial(ours.ask, rows=work.steps, **request)}
+    if work.bare:
+        asks["bare loop"] = functools.partial(ours.ask, rows=work.steps, bare=True, **request)
+    if peer is not None and work.peer_steps:
+        asks["SBX"] = functools.partial(peer.ask, rows=work.peer_steps, peer=True, **request)
+    seconds = record.alternate(asks, repeats)
+    rate = {which: (work.peer_steps if which == "SBX" else work.steps) / seconds[which] for which in asks}
+    row = {"algorithm": work.name, "widths": list(work.widths), "num_envs": work.num_envs}
+    row |= {f"{which} (steps/s)": value for which, value in rate.items()}
+    return row | {f"jaxrl / {which}": rate["jaxrl"] / value for which, value in rate.items() if which != "jaxrl"}
 
 
 def answer_requests() -> None:

@@ -91,6 +91,9 @@ class DQN:
     prioritized: bool = static(False, help="prioritized replay: sample by the last error")
     value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different sizes")
     munchausen: bool = static(False, help="Munchausen targets: soft values, and the log-policy in the reward")
+    random_persistence: float = static(
+        0.0, low=0, below=1, before=0.0, help="probability that a random action is repeated at the next step"
+    )
     ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
     sequence_length: int = static(
         16,
@@ -200,7 +203,7 @@ class DQN:
         return q_learning.actor(state.network, self.epsilon, self.ladder_exponent if self.ladder else None)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        return QCarry(self.network.initial_carry(spec), q_learning.ladder_position(env_index, num_envs))
+        return q_learning.initial_carry(self.network, spec, env_index, num_envs, self.random_persistence)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
@@ -212,10 +215,12 @@ class DQN:
         )
         values = q_learning.action_values(jax.tree.map(lambda x: x[0], output), self.v_min, self.v_max)
         action = jnp.argmax(values, axis=-1).astype(jnp.int32)
+        carry = carry.replace(network=network)
         if explore:
-            actions = spaces.expect(spec.action_space, spaces.Discrete).n
-            action = q_learning.explore(actor, action, timestep.action_mask, carry, key, actions)
-        return ActorOutput(action, carry.replace(network=network))
+            action, carry = q_learning.explore(
+                actor, action, timestep, carry, key, spec=spec, persistence=self.random_persistence
+            )
+        return ActorOutput(action, carry)
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
         """What every row is stored with: its TD error, by what acted, within the rollout (R2D2, section 2.3)."""

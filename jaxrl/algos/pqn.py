@@ -32,7 +32,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import MLP, ActionValues, QNetwork, resolve_network
+from jaxrl.networks import MLP, ActionValues, QNetwork, has_images, resolve_network
 
 # What reads vectors where the network has no torso; images get the usual CNN, with layer normalization too.
 _VECTORS = MLP((128, 128), activation="relu", normalization="layer")
@@ -58,12 +58,23 @@ class PQN:
     rollout_length: int = static(64, low=1, help="steps per environment and batch")
     epochs: int = static(4, low=1, help="passes over each batch")
     minibatches: int = static(4, low=1, help="gradient steps per pass")
+    random_persistence: float | None = static(
+        None,
+        low=0,
+        below=1,
+        before=0.0,
+        help="probability that a random action is repeated at the next step; None: 0.95, for images 0",
+    )
     ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
     optimizer: Optimizer = number(RAdam())
     network: Network = static(QNetwork())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, network=resolve_network(self.network, spec, _VECTORS))
+        persistence = self.random_persistence
+        if persistence is None:
+            persistence = 0.0 if has_images(spec.observation_space) else 0.95
+        network = resolve_network(self.network, spec, _VECTORS)
+        return dataclasses.replace(self, network=network, random_persistence=persistence)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = field_problems(self) + self._minibatch_problems(num_envs, shards)
@@ -97,7 +108,7 @@ class PQN:
         return q_learning.actor(state.network, self.epsilon, self.ladder_exponent if self.ladder else None)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        return QCarry(self.network.initial_carry(spec), q_learning.ladder_position(env_index, num_envs))
+        return q_learning.initial_carry(self.network, spec, env_index, num_envs, self.random_persistence or 0.0)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
@@ -107,10 +118,12 @@ class PQN:
             actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False
         )
         action = jnp.argmax(values[0], axis=-1).astype(jnp.int32)
+        carry = carry.replace(network=network)
         if explore:
-            actions = spaces.expect(spec.action_space, spaces.Discrete).n
-            action = q_learning.explore(actor, action, timestep.action_mask, carry, key, actions)
-        return ActorOutput(action, carry.replace(network=network))
+            action, carry = q_learning.explore(
+                actor, action, timestep, carry, key, spec=spec, persistence=self.random_persistence or 0.0
+            )
+        return ActorOutput(action, carry)
 
     def update(
         self, state: PQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

@@ -12,8 +12,9 @@ import optax
 from flax import struct
 
 from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.types import ActorState, Carry, Metrics, Replicas
+from jaxrl.core.types import ActorState, Carry, EnvSpec, Metrics, Network, Replicas, TimeStep
 from jaxrl.networks.heads import mask_values
 from jaxrl.networks.q_heads import CategoricalReturns, QuantileReturns
 
@@ -21,10 +22,11 @@ LEAST_PRIORITY = 1e-6  # added to every priority, so that nothing is never drawn
 
 
 class QCarry(struct.PyTreeNode):
-    """Per environment: the network's recurrent state, and its position on the ladder of epsilons."""
+    """Per environment: the network's recurrent state, its position on the ladder of epsilons, and its random action."""
 
     network: Carry
     ladder_position: jax.Array  # float32 in [0, 1]: 0 explores most
+    random_action: jax.Array | tuple[()] = ()  # int32, -1 while acting greedily; () where none is repeated
 
 
 class Returns(struct.PyTreeNode):
@@ -53,12 +55,56 @@ def epsilon_greedy(
       int32 [B].
     """
     draws = jax.vmap(lambda k: jax.random.uniform(k, (2,)))(key)
+    return jnp.where(draws[:, 0] < epsilon, _uniform_action(draws[:, 1], mask, actions), greedy)
+
+
+def persistent_epsilon_greedy(
+    key: jax.Array,
+    greedy: jax.Array,
+    mask: jax.Array | None,
+    epsilon: jax.Array,
+    actions: int,
+    *,
+    previous: jax.Array,
+    persistence: float,
+) -> tuple[jax.Array, jax.Array]:
+    """`epsilon_greedy` whose random actions go on: each is repeated with a probability at the next step.
+
+    Actions of which each is drawn anew cancel one another out; repeated ones go somewhere (temporally extended
+    epsilon-greedy, Dabney et al., 2021, arXiv:2006.01782, with geometric durations of mean 1 / (1 - persistence)).
+    The share of random steps stays epsilon: a new random action begins with the probability
+    epsilon (1 - persistence) / (1 - epsilon persistence) wherever none goes on.
+
+    Args:
+      key, greedy, mask, epsilon, actions: as in `epsilon_greedy`.
+      previous: the random action of the step before, int32 [B]; -1 if that was greedy, or of another episode.
+      persistence: in [0, 1).
+
+    Returns:
+      The actions, int32 [B], and the same with -1 where they are greedy: the next step's `previous`.
+    """
+    draws = jax.vmap(lambda k: jax.random.uniform(k, (3,)))(key)
+    goes_on = (previous >= 0) & (draws[:, 2] < persistence)
+    if mask is not None:
+        goes_on &= jnp.take_along_axis(mask, jnp.maximum(previous, 0)[:, None], axis=-1)[:, 0]
+    begins = draws[:, 0] < epsilon * (1.0 - persistence) / (1.0 - epsilon * persistence)
+    fresh = jnp.where(begins, _uniform_action(draws[:, 1], mask, actions), -1)
+    random = jnp.where(goes_on, previous, fresh)
+    return jnp.where(random >= 0, random, greedy), random
+
+
+def _uniform_action(draw, mask, actions):
+    """The allowed action [B] that a number in [0, 1) stands for."""
     if mask is None:
-        random = (draws[:, 1] * actions).astype(jnp.int32)
-    else:
-        rank = (draws[:, 1] * jnp.sum(mask, axis=-1).astype(jnp.float32)).astype(jnp.int32)
-        random = jnp.argmax(jnp.cumsum(mask.astype(jnp.int32), axis=-1) > rank[:, None], axis=-1).astype(jnp.int32)
-    return jnp.where(draws[:, 0] < epsilon, random, greedy)
+        return (draw * actions).astype(jnp.int32)
+    rank = (draw * jnp.sum(mask, axis=-1).astype(jnp.float32)).astype(jnp.int32)
+    return jnp.argmax(jnp.cumsum(mask.astype(jnp.int32), axis=-1) > rank[:, None], axis=-1).astype(jnp.int32)
+
+
+def initial_carry(network: Network, spec: EnvSpec, env_index: jax.Array, num_envs: int, persistence: float) -> QCarry:
+    """Of one environment before its first step; `persistence` is that of its random actions."""
+    random_action = jnp.int32(-1) if persistence else ()
+    return QCarry(network.initial_carry(spec), ladder_position(env_index, num_envs), random_action)
 
 
 def ladder_position(env_index: jax.Array, num_envs: int) -> jax.Array:
@@ -85,13 +131,36 @@ def actor(network: TrainState, epsilon: Scalar, ladder_exponent: Scalar | None) 
 
 
 def explore(
-    actor: ActorState, greedy: jax.Array, mask: jax.Array | None, carry: QCarry, key: jax.Array, actions: int
-) -> jax.Array:
-    """`epsilon_greedy` actions [B], with each environment's own epsilon if there is a ladder."""
+    actor: ActorState,
+    greedy: jax.Array,
+    timestep: TimeStep,
+    carry: QCarry,
+    key: jax.Array,
+    *,
+    spec: EnvSpec,
+    persistence: float,
+) -> tuple[jax.Array, QCarry]:
+    """`epsilon_greedy` actions [B], persistent ones if the carry knows of them, with their own epsilons on a ladder.
+
+    Returns:
+      The actions, and the carry with what the next step must know of them.
+    """
+    actions = spaces.expect(spec.action_space, spaces.Discrete).n
     epsilon = actor.exploration["epsilon"]
     if "ladder_exponent" in actor.exploration:
         epsilon = epsilon_ladder(epsilon, carry.ladder_position, actor.exploration["ladder_exponent"])
-    return epsilon_greedy(key, greedy, mask, epsilon, actions)
+    if isinstance(carry.random_action, tuple):
+        return epsilon_greedy(key, greedy, timestep.action_mask, epsilon, actions), carry
+    action, random = persistent_epsilon_greedy(
+        key,
+        greedy,
+        timestep.action_mask,
+        epsilon,
+        actions,
+        previous=jnp.where(timestep.first, -1, carry.random_action),
+        persistence=persistence,
+    )
+    return action, carry.replace(random_action=random)
 
 
 def transition_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array:

@@ -59,6 +59,7 @@ STATIC = {
     "sampler": Lifo(),
     "max_times_sampled": 3,
     "newest": 2,
+    "random_persistence": 0.5,
     "ladder": True,
     "sequence_length": 6,
     "burn_in": 4,

@@ -81,6 +81,7 @@ PRESETS = (
             epochs=4,
             minibatches=4,
             ladder=False,
+            random_persistence=0.0,
             optimizer=plain.RADAM,
             network=QNetwork(
                 torso=MLP((120, 84), activation="relu", normalization="layer"),

@@ -39,6 +39,7 @@ DQN: dict[str, Any] = {
     "value_rescaling": False,
     "munchausen": False,
     "ladder": False,
+    "random_persistence": 0.0,
     "huber": None,
     "frame_stack": None,
     "storage": "ring",

@@ -87,6 +87,7 @@ PRESETS = (
             epochs=2,
             minibatches=32,
             ladder=False,
+            random_persistence=0.0,
             optimizer=plain.RADAM,
             network=QNetwork(
                 torso=MinAtarCNN(filters=16, kernel=3, width=128, normalization="layer"),

@@ -1,0 +1,89 @@
+"""How Q-learning explores: the share of random steps, how long random actions go on, and where they end."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl
+from jaxrl.algos import q_learning
+from jaxrl.core.spaces import Box, Discrete
+from jaxrl.core.types import ActorState, EnvSpec
+from jaxrl.networks import MLP, QNetwork
+
+ENVS, STEPS, ACTIONS = 512, 300, 5
+
+
+def played(epsilon, persistence, mask=None):
+    """The random actions [STEPS, ENVS] of so many environments; -1 where they are greedy. The greedy action is 0."""
+    keys = jax.random.split(jax.random.key(0), (STEPS, ENVS))
+
+    def step(previous, key):
+        action, random = q_learning.persistent_epsilon_greedy(
+            key, jnp.zeros(ENVS, jnp.int32), mask, epsilon, ACTIONS, previous=previous, persistence=persistence
+        )
+        return random, (action, random)
+
+    return jax.tree.map(np.asarray, jax.lax.scan(step, jnp.full(ENVS, -1), keys)[1])
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.6])
+@pytest.mark.parametrize("persistence", [0.5, 0.9])
+def test_the_share_of_random_steps_is_epsilon(epsilon, persistence):
+    action, random = played(epsilon, persistence)
+    is_random = random[100:] >= 0  # past the first steps, before which every environment was greedy
+    assert is_random.mean() == pytest.approx(epsilon, abs=0.04)
+    np.testing.assert_array_equal(action, np.where(random >= 0, random, 0))
+    drawn = np.bincount(random[random >= 0], minlength=ACTIONS)
+    np.testing.assert_allclose(drawn / drawn.sum(), 1 / ACTIONS, atol=0.05)
+
+
+@pytest.mark.parametrize("persistence", [0.5, 0.9])
+def test_a_random_action_goes_on_as_often_as_it_should(persistence):
+    _, random = played(0.5, persistence)
+    before, after = random[:-1], random[1:]
+    same = (after == before)[before >= 0].mean()
+    # It goes on, or another begins and happens to be the same.
+    begins = 0.5 * (1 - persistence) / (1 - 0.5 * persistence)
+    assert same == pytest.approx(persistence + (1 - persistence) * begins / ACTIONS, abs=0.02)
+
+
+def test_epsilon_decides_whatever_the_persistence():
+    assert (played(1.0, 0.9)[1] >= 0).all()
+    assert (played(0.0, 0.9)[1] == -1).all()
+
+
+def test_forbidden_actions_do_not_go_on():
+    previous = jnp.asarray([1, 1, 1, 1])
+    mask = jnp.asarray([[True, True, False], [True, False, True]] * 2)
+    keys = jax.random.split(jax.random.key(0), 4)
+    action, random = q_learning.persistent_epsilon_greedy(
+        keys, jnp.zeros(4, jnp.int32), mask, 0.0, 3, previous=previous, persistence=0.999999
+    )
+    np.testing.assert_array_equal(action, [1, 0, 1, 0])
+    np.testing.assert_array_equal(random, [1, -1, 1, -1])
+
+
+def test_random_actions_end_with_their_episode():
+    spec = EnvSpec("probe", Box(-1.0, 1.0, (2,)), Discrete(3))
+    network = QNetwork(MLP((4,)))
+    carry = jax.vmap(lambda i: q_learning.initial_carry(network, spec, i, 2, 0.999999))(jnp.arange(2))
+    carry = carry.replace(random_action=jnp.asarray([2, 2]))
+    env = jaxrl.make("gymnax:CartPole-v1")
+    _, timestep = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 2))
+    timestep = timestep.replace(first=jnp.asarray([True, False]))
+    actor = ActorState((), exploration={"epsilon": jnp.float32(0.0)})
+    action, carry = q_learning.explore(
+        actor, jnp.zeros(2, jnp.int32), timestep, carry, jax.random.split(jax.random.key(1), 2), spec=spec,
+        persistence=0.999999,
+    )  # fmt: skip
+    np.testing.assert_array_equal(action, [0, 2])
+    np.testing.assert_array_equal(carry.random_action, [-1, 2])
+
+
+@pytest.mark.parametrize("algo", [jaxrl.DQN, jaxrl.PQN])
+def test_without_persistence_nothing_is_carried(algo):
+    spec = EnvSpec("probe", Box(-1.0, 1.0, (2,)), Discrete(3))
+    carried = algo(random_persistence=0.0).initial_carry(spec, jnp.int32(0), 4)
+    assert carried.random_action == ()
+    assert algo(random_persistence=0.5).initial_carry(spec, jnp.int32(0), 4).random_action == -1
