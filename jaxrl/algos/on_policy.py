@@ -62,7 +62,7 @@ class OnPolicyFields(Protocol):
     """The fields by which an algorithm acts, normalizes, and learns from rollouts or whole episodes."""
 
     @property
-    def learning_rate(self) -> Scalar: ...
+    def learning_rate(self) -> Scalar | None: ...
     @property
     def value_learning_rate(self) -> Scalar | None: ...
     @property
@@ -286,8 +286,12 @@ def whole_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Arr
       ConfigError: the algorithm was not resolved.
     """
     if algo.entropy_cost is None:
-        raise ConfigError(f"{type(algo).__name__}.entropy_cost is open; call algo.resolve(spec, num_envs) before")
+        raise _unresolved(algo, "entropy_cost")
     return policy_loss + algo.value_cost * value_loss - algo.entropy_cost * entropy
+
+
+def _unresolved(algo, field):
+    return ConfigError(f"{type(algo).__name__}.{field} is open; call algo.resolve(spec, num_envs) before")
 
 
 def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
@@ -296,6 +300,8 @@ def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
     Separate networks are clipped each by its own norm: the gradient of a value far from its targets is hundreds of
     times the policy's, which one norm of both would scale down to nothing.
     """
+    if algo.learning_rate is None:
+        raise _unresolved(algo, "learning_rate")
     steps = algo.optimizer(algo.learning_rate)
     if algo.value_learning_rate is not None:
         steps = _partition(steps, algo.optimizer(algo.value_learning_rate), _value_and_rest)

@@ -32,7 +32,8 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import MLP, ActionValues, QNetwork, has_images, resolve_network
+from jaxrl.networks import MLP, ActionValues, QNetwork, resolve_network
+from jaxrl.networks.torsos import has_images
 
 # What reads vectors where the network has no torso; images get the usual CNN, with layer normalization too.
 _VECTORS = MLP((128, 128), activation="relu", normalization="layer")

@@ -131,11 +131,25 @@ class MLP:
 # --- images --------------------------------------------------------------------------------------------------------
 
 
+_NATURE_SIZE = 36  # the fewest pixels of height and width that `NatureCNN` fits
+
+
 def has_images(space: spaces.Space) -> bool:
     """Whether a space is of images (height, width, channels), or a dictionary with some."""
     if isinstance(space, spaces.Dict):
         return any(has_images(child) for _, child in space.items)
     return isinstance(space, spaces.Box) and len(space.shape) == 3
+
+
+def has_grids(space: spaces.Space) -> bool:
+    """Whether a space is of images too small for `NatureCNN`, as MinAtar's, or a dictionary with no larger ones."""
+    if isinstance(space, spaces.Dict):
+        images = [child for _, child in space.items if has_images(child)]
+        return bool(images) and all(has_grids(child) for child in images)
+    if not has_images(space):
+        return False
+    _, (height, width, _), _ = _image_space("", space)
+    return min(height, width) < _NATURE_SIZE
 
 
 def _image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
@@ -433,7 +447,7 @@ def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: 
         )
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
         _, (height, width, _), _ = _image_space("", space)
-        if min(height, width) >= 36:
+        if min(height, width) >= _NATURE_SIZE:
             return NatureCNN(normalization=vectors.normalization)
         if min(height, width) >= 3:
             return MinAtarCNN(normalization=vectors.normalization)

@@ -21,8 +21,8 @@ DQN = jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_si
 PQN = jaxrl.PQN(rollout_length=8, network=QNetwork(MLP((4,))))
 PLAIN = {"rollout_length": 8, "entropy_cost": 0.01, "network": TINY}
 BASES = {
-    "ppo": jaxrl.PPO(**PLAIN, normalize_observation=True, normalize_reward=True),
-    "ppo-kl": jaxrl.PPO(**PLAIN, objective="kl"),
+    "ppo": jaxrl.PPO(**PLAIN, learning_rate=1e-3, normalize_observation=True, normalize_reward=True),
+    "ppo-kl": jaxrl.PPO(**PLAIN, learning_rate=1e-3, objective="kl"),
     "a2c": jaxrl.A2C(**PLAIN, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
     "impala": jaxrl.IMPALA(**PLAIN, normalize_observation=True, normalize_reward=True),
     "vmpo": jaxrl.VMPO(**PLAIN, normalize_observation=True, normalize_reward=True),
