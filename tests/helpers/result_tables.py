@@ -141,6 +141,20 @@ def _throughput() -> str:
     return _table("work, environments | steps/s | of rejax | of purejaxrl |", lines)
 
 
+def _limits() -> str:
+    def of(row, name):
+        return f"{row[name]:.3g}" if name in row else ""
+
+    names = {"sac": "SAC Pendulum", "td3": "TD3 Pendulum", "dqn": "DQN CartPole", "ppo": "PPO CartPole"}
+    lines = [
+        f"| {names[row['algorithm']]}, layers of {' and '.join(str(width) for width in row['widths'])}, "
+        f"{row['num_envs']} environments | {row['jaxrl (steps/s)'] / 1e3:.3g}k | {of(row, 'jaxrl / bare loop')} "
+        f"| {of(row, 'jaxrl / SBX')} |"
+        for row in _read("limits")["rows"]
+    ]
+    return _table("work | steps/s | of its bare loop | of SBX |", lines)
+
+
 def _memory() -> str:
     lines = [
         f"| {row['work']} | {row['predicted (bytes)'] / 1e6:.0f} MB | {row['measured (bytes)'] / 1e6:.0f} MB "
@@ -167,5 +181,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "offline": _offline,
     "highlights": _highlights,
     "throughput": _throughput,
+    "limits": _limits,
     "memory": _memory,
 }
