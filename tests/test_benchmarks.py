@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import _record  # noqa: E402
 import kernels  # noqa: E402
+import sampling  # noqa: E402
 
 PROGRAM = """
 HloModule jit_f, entry_computation_layout={(f32[4]{0})->f32[4]{0}}
@@ -82,6 +83,12 @@ def test_the_flags_of_processes_are_those_of_train(typed, several, monkeypatch):
     asked = parser.parse_args(typed)
     assert _record.join_processes(asked) is several
     assert joined == [vars(asked)]
+
+
+def test_the_record_has_every_way_of_sampling():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "sampling.json").read_text())["rows"]
+    assert [row["way"] for row in rows] == list(sampling.ways())
+    assert all(row["steps/s"] > 0 for row in rows)
 
 
 def test_a_part_of_a_record_leaves_the_others(tmp_path):

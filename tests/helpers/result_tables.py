@@ -155,6 +155,13 @@ def _limits() -> str:
     return _table("work | steps/s | of its bare loop | of SBX |", lines)
 
 
+def _sampling() -> str:
+    lines = [
+        f"| {row['way']} | {row['steps/s'] / 1e3:.3g}k | {row['of serial']:.2f} |" for row in _read("sampling")["rows"]
+    ]
+    return _table("way | steps/s | of serial |", lines)
+
+
 def _memory() -> str:
     lines = [
         f"| {row['work']} | {row['predicted (bytes)'] / 1e6:.0f} MB | {row['measured (bytes)'] / 1e6:.0f} MB "
@@ -182,5 +189,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "highlights": _highlights,
     "throughput": _throughput,
     "limits": _limits,
+    "sampling": _sampling,
     "memory": _memory,
 }
