@@ -35,7 +35,7 @@ def export(episodes: int) -> dict:
 
     env = jaxrl.make("gymnax:CartPole-v1")
     spec = env_spec(jaxrl.envs.prepared(env))
-    algo = resolve_schedules(jaxrl.PPO(), np.float32(0.0))
+    algo = resolve_schedules(jaxrl.PPO().resolve(spec, 1), np.float32(0.0))
     policy = Policy(algo, algo.actor(algo.init(jax.random.key(0), spec)), spec)
     with tempfile.TemporaryDirectory() as folder:
 

@@ -87,7 +87,7 @@ def written(folder: pathlib.Path, episodes: int):
 
     env = jaxrl.make("gymnax:CartPole-v1")
     spec = env_spec(jaxrl.envs.prepared(env))
-    algo = resolve_schedules(jaxrl.PPO(), np.float32(0.0))
+    algo = resolve_schedules(jaxrl.PPO().resolve(spec, 1), np.float32(0.0))
     policy = Policy(algo, algo.actor(algo.init(jax.random.key(0), spec)), spec)
     for file_format in FILE_FORMATS:
         for dtype in TYPES:

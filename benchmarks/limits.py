@@ -1,15 +1,16 @@
-"""How far from what it cannot do without: training against its bare loop, and SAC and DQN against SBX.
+"""Training against its bare loop, and SAC and DQN against SBX.
 
     python benchmarks/limits.py [--repeats 5] [--only WORK ...] [--no-peer]
 
 SAC: Pendulum, one environment, one update of 256 transitions a step, two hidden layers of 64 or of 256. TD3: the same
 with layers of 64. DQN: CartPole, an update of 64 transitions every 4 steps, two hidden layers of 64, in one environment
-and in eight; and as in throughput.py, in 10 environments, 120 and 84 units, an update of 128 transitions each step of
-all. Their bare loop makes the same updates of a batch that is already there: no environment, no replay.
+and in eight; and in 10 environments with 120 and 84 units, an update of 128 transitions each step of all. Their bare
+loop makes the same updates of a batch that is already there: no environment, no replay.
 
 PPO: CartPole, as in throughput.py. Its bare loop steps the environments (random numbers cost nothing there), computes
-both networks' outputs, and goes down the gradient of their sums: the same products and activations, of the same
-numbers of rows, and neither shuffling nor advantages, losses, optimizer, clipping or metrics.
+both networks' outputs, and goes down the gradient of their sums: the products and activations of the same numbers of
+rows (in minibatches without those of the output layers, which XLA leaves out), and neither shuffling nor advantages,
+losses, optimizer, clipping or metrics.
 
 SBX (on Gymnasium's environments, in a Python environment of its own) trains with the same numbers. What is timed is
 compiled and warm, to `block_until_ready`, in turn in one run.

@@ -48,8 +48,8 @@ class PPO:
     learning_rate: Scalar | None = number(
         None,
         above=0,
-        help="learning rate (of the policy, if value_learning_rate is set); None: from 5e-4 to 0, for images under "
-        "36 x 36 from 5e-3",
+        help="learning rate (of the policy, if value_learning_rate is set); None: from 5e-4 to 0, for grids of 10 x 10 "
+        "(MinAtar) from 5e-3",
     )
     value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
@@ -103,7 +103,7 @@ class PPO:
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         found = on_policy.resolved(self, spec)
         if self.learning_rate is None:
-            # MinAtar's grids: at 5e-4 all seeds settle on the first few bricks of Breakout (docs/algorithms/ppo.md).
+            # At 5e-4 every seed that was tried settles on the first few bricks of Breakout (docs/algorithms/ppo.md).
             found["learning_rate"] = Linear(5e-3 if has_grids(spec.observation_space) else 5e-4, 0.0)
         return dataclasses.replace(self, **found)
 

@@ -16,6 +16,7 @@ from jaxrl.algos.optimizers import Optimizer, RAdam, clipped
 from jaxrl.algos.q_learning import QCarry
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
@@ -96,6 +97,12 @@ class PQN:
         # Targets are the learner's own; actions of an update before are as exploratory, and lambda is not corrected.
         return {"rollout": Rollouts(self.rollout_length, max_policy_lag=1)}
 
+    @property
+    def _persistence(self) -> float:
+        if self.random_persistence is None:
+            raise ConfigError("PQN.random_persistence is open; call algo.resolve(spec, num_envs) before")
+        return self.random_persistence
+
     def _minibatch_problems(self, num_envs: int, shards: int) -> list[str]:
         by = on_policy.minibatch_unit(self.network)
         return minibatch_problems(
@@ -109,7 +116,7 @@ class PQN:
         return q_learning.actor(state.network, self.epsilon, self.ladder_exponent if self.ladder else None)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> QCarry:
-        return q_learning.initial_carry(self.network, spec, env_index, num_envs, self.random_persistence or 0.0)
+        return q_learning.initial_carry(self.network, spec, env_index, num_envs, self._persistence)
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: QCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
@@ -122,7 +129,7 @@ class PQN:
         carry = carry.replace(network=network)
         if explore:
             action, carry = q_learning.explore(
-                actor, action, timestep, carry, key, spec=spec, persistence=self.random_persistence or 0.0
+                actor, action, timestep, carry, key, spec=spec, persistence=self._persistence
             )
         return ActorOutput(action, carry)
 

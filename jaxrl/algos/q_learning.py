@@ -66,30 +66,34 @@ def persistent_epsilon_greedy(
     actions: int,
     *,
     previous: jax.Array,
+    first: jax.Array,
     persistence: float,
 ) -> tuple[jax.Array, jax.Array]:
     """`epsilon_greedy` whose random actions go on: each is repeated with a probability at the next step.
 
     Actions of which each is drawn anew cancel one another out; repeated ones go somewhere (temporally extended
     epsilon-greedy, Dabney et al., 2021, arXiv:2006.01782, with geometric durations of mean 1 / (1 - persistence)).
-    The share of random steps stays epsilon: a new random action begins with the probability
-    epsilon (1 - persistence) / (1 - epsilon persistence) wherever none goes on.
+    Every step is random with probability epsilon, as without persistence: an episode begins with a random action with
+    that probability; later, where none goes on, one begins with epsilon (1 - persistence) / (1 - epsilon persistence).
+    Where the action that would go on is forbidden, another random one takes its place.
 
     Args:
       key, greedy, mask, epsilon, actions: as in `epsilon_greedy`.
-      previous: the random action of the step before, int32 [B]; -1 if that was greedy, or of another episode.
+      previous: the random action of the step before, int32 [B]; -1 if that was greedy.
+      first: bool [B], at an episode's first step, where nothing goes on.
       persistence: in [0, 1).
 
     Returns:
       The actions, int32 [B], and the same with -1 where they are greedy: the next step's `previous`.
     """
     draws = jax.vmap(lambda k: jax.random.uniform(k, (3,)))(key)
-    goes_on = (previous >= 0) & (draws[:, 2] < persistence)
+    goes_on = ~first & (previous >= 0) & (draws[:, 2] < persistence)
+    begins = draws[:, 0] < jnp.where(first, epsilon, epsilon * (1.0 - persistence) / (1.0 - epsilon * persistence))
+    same = goes_on
     if mask is not None:
-        goes_on &= jnp.take_along_axis(mask, jnp.maximum(previous, 0)[:, None], axis=-1)[:, 0]
-    begins = draws[:, 0] < epsilon * (1.0 - persistence) / (1.0 - epsilon * persistence)
-    fresh = jnp.where(begins, _uniform_action(draws[:, 1], mask, actions), -1)
-    random = jnp.where(goes_on, previous, fresh)
+        same = goes_on & jnp.take_along_axis(mask, jnp.maximum(previous, 0)[:, None], axis=-1)[:, 0]
+    fresh = jnp.where(goes_on | begins, _uniform_action(draws[:, 1], mask, actions), -1)
+    random = jnp.where(same, previous, fresh)
     return jnp.where(random >= 0, random, greedy), random
 
 
@@ -157,7 +161,8 @@ def explore(
         timestep.action_mask,
         epsilon,
         actions,
-        previous=jnp.where(timestep.first, -1, carry.random_action),
+        previous=carry.random_action,
+        first=timestep.first,
         persistence=persistence,
     )
     return action, carry.replace(random_action=random)

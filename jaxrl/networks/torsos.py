@@ -131,9 +131,6 @@ class MLP:
 # --- images --------------------------------------------------------------------------------------------------------
 
 
-_NATURE_SIZE = 36  # the fewest pixels of height and width that `NatureCNN` fits
-
-
 def has_images(space: spaces.Space) -> bool:
     """Whether a space is of images (height, width, channels), or a dictionary with some."""
     if isinstance(space, spaces.Dict):
@@ -142,14 +139,8 @@ def has_images(space: spaces.Space) -> bool:
 
 
 def has_grids(space: spaces.Space) -> bool:
-    """Whether a space is of images too small for `NatureCNN`, as MinAtar's, or a dictionary with no larger ones."""
-    if isinstance(space, spaces.Dict):
-        images = [child for _, child in space.items if has_images(child)]
-        return bool(images) and all(has_grids(child) for child in images)
-    if not has_images(space):
-        return False
-    _, (height, width, _), _ = _image_space("", space)
-    return min(height, width) < _NATURE_SIZE
+    """Whether a space is of images of 10 x 10, as MinAtar's games have them."""
+    return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[:2] == (10, 10)
 
 
 def _image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
@@ -447,7 +438,7 @@ def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: 
         )
     if isinstance(space, spaces.Box) and len(space.shape) == 3:
         _, (height, width, _), _ = _image_space("", space)
-        if min(height, width) >= _NATURE_SIZE:
+        if min(height, width) >= 36:
             return NatureCNN(normalization=vectors.normalization)
         if min(height, width) >= 3:
             return MinAtarCNN(normalization=vectors.normalization)

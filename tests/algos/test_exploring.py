@@ -14,28 +14,51 @@ from jaxrl.networks import MLP, QNetwork
 ENVS, STEPS, ACTIONS = 512, 300, 5
 
 
-def played(epsilon, persistence, mask=None):
-    """The random actions [STEPS, ENVS] of so many environments; -1 where they are greedy. The greedy action is 0."""
+def played(epsilon, persistence, length=STEPS, masks=None):
+    """Actions, and the random ones, -1 where they are greedy, [STEPS, ENVS]; the greedy action is 0.
+
+    Episodes have `length` steps; `masks` [n, ACTIONS] take turns.
+    """
     keys = jax.random.split(jax.random.key(0), (STEPS, ENVS))
 
-    def step(previous, key):
+    def step(previous, inputs):
+        key, number = inputs
+        mask = None if masks is None else jnp.broadcast_to(masks[number % len(masks)], (ENVS, ACTIONS))
         action, random = q_learning.persistent_epsilon_greedy(
-            key, jnp.zeros(ENVS, jnp.int32), mask, epsilon, ACTIONS, previous=previous, persistence=persistence
+            key,
+            jnp.zeros(ENVS, jnp.int32),
+            mask,
+            epsilon,
+            ACTIONS,
+            previous=previous,
+            first=jnp.full(ENVS, number % length == 0),
+            persistence=persistence,
         )
         return random, (action, random)
 
-    return jax.tree.map(np.asarray, jax.lax.scan(step, jnp.full(ENVS, -1), keys)[1])
+    return jax.tree.map(np.asarray, jax.lax.scan(step, jnp.full(ENVS, -1), (keys, jnp.arange(STEPS)))[1])
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.6])
 @pytest.mark.parametrize("persistence", [0.5, 0.9])
 def test_the_share_of_random_steps_is_epsilon(epsilon, persistence):
     action, random = played(epsilon, persistence)
-    is_random = random[100:] >= 0  # past the first steps, before which every environment was greedy
-    assert is_random.mean() == pytest.approx(epsilon, abs=0.04)
+    assert (random >= 0).mean() == pytest.approx(epsilon, abs=0.03)
     np.testing.assert_array_equal(action, np.where(random >= 0, random, 0))
     drawn = np.bincount(random[random >= 0], minlength=ACTIONS)
     np.testing.assert_allclose(drawn / drawn.sum(), 1 / ACTIONS, atol=0.05)
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_it_is_epsilon_in_short_episodes_too(length):
+    assert (played(0.1, 0.95, length)[1] >= 0).mean() == pytest.approx(0.1, abs=0.01)
+
+
+def test_it_is_epsilon_where_masks_change():
+    masks = jnp.asarray([[True, True, False, False, False], [True, False, True, True, True]])
+    action, random = played(0.1, 0.95, masks=masks)
+    assert (random >= 0).mean() == pytest.approx(0.1, abs=0.03)
+    assert masks[np.arange(STEPS)[:, None] % 2, action].all()
 
 
 @pytest.mark.parametrize("persistence", [0.5, 0.9])
@@ -53,15 +76,21 @@ def test_epsilon_decides_whatever_the_persistence():
     assert (played(0.0, 0.9)[1] == -1).all()
 
 
-def test_forbidden_actions_do_not_go_on():
-    previous = jnp.asarray([1, 1, 1, 1])
-    mask = jnp.asarray([[True, True, False], [True, False, True]] * 2)
+def test_another_random_action_replaces_a_forbidden_one():
+    mask = jnp.asarray([[True, True, False], [False, False, True]] * 2)
     keys = jax.random.split(jax.random.key(0), 4)
     action, random = q_learning.persistent_epsilon_greedy(
-        keys, jnp.zeros(4, jnp.int32), mask, 0.0, 3, previous=previous, persistence=0.999999
+        keys,
+        jnp.zeros(4, jnp.int32),
+        mask,
+        0.0,
+        3,
+        previous=jnp.asarray([1, 1, 1, 1]),
+        first=jnp.zeros(4, bool),
+        persistence=0.999999,
     )
-    np.testing.assert_array_equal(action, [1, 0, 1, 0])
-    np.testing.assert_array_equal(random, [1, -1, 1, -1])
+    np.testing.assert_array_equal(action, [1, 2, 1, 2])
+    np.testing.assert_array_equal(random, action)
 
 
 def test_random_actions_end_with_their_episode():

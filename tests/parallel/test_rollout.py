@@ -97,7 +97,8 @@ def test_the_twin_on_the_host_gives_the_same_rollout_in_stretches(name, explore)
 BOXED = jaxrl.make("probe:ActionReward", continuous=True)  # actions within [-2, 2]; episodes of one step
 BOXED_SPEC = env_spec(BOXED)
 WIDE = resolve_schedules(
-    jaxrl.PPO(network=ActorCritic(MLP((4,)), initial_log_std=1.5, previous_action=True)), jnp.float32(0.0)
+    jaxrl.PPO(network=ActorCritic(MLP((4,)), initial_log_std=1.5, previous_action=True)).resolve(BOXED_SPEC, TOTAL),
+    jnp.float32(0.0),
 )
 
 

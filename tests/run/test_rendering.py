@@ -31,7 +31,7 @@ from jaxrl.run.policy import Policy
 def untrained(env):
     env = jaxrl.envs.prepared(env)
     spec = env_spec(env)
-    algo = resolve_schedules(jaxrl.PPO(network=ActorCritic(torso=MLP((8,)))), np.float32(0.0))
+    algo = resolve_schedules(jaxrl.PPO(network=ActorCritic(torso=MLP((8,)))).resolve(spec, 1), np.float32(0.0))
     return Policy(algo, algo.actor(algo.init(jax.random.key(1), spec)), spec)
 
 

@@ -15,7 +15,7 @@ from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin, assert_equal
 import jaxrl
 from jaxrl import envs
 from jaxrl.core.errors import ConfigError, RunDirectoryError
-from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import GRU, MLP, Actor, Critic, QNetwork
@@ -442,7 +442,7 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
     ("algo", "env", "said"),
     [
         (
-            jaxrl.PPO(),
+            jaxrl.PPO(learning_rate=1e-3),  # without one nothing can be initialized
             "gymnax:CartPole-v1",
             [
                 "entropy_cost: 0.01",
@@ -463,7 +463,7 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
             "gymnax:Pendulum-v1",
             ["rollout_length: 1", *[f"{n}.torso: MLP(" for n in ("policy", "critic", "value")]],
         ),
-        (jaxrl.PQN(network=QNetwork(MLP((8,)))), "gymnax:CartPole-v1", []),
+        (jaxrl.PQN(network=QNetwork(MLP((8,)))), "gymnax:CartPole-v1", ["random_persistence: 0.95"]),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -479,6 +479,26 @@ def test_defaults_are_resolved_from_the_environment(algo, env, said):
     )
     assert jax.tree.structure(one) == jax.tree.structure(other), "what it resolves to is what it was all along"
     assert jax.tree.leaves(one) == jax.tree.leaves(other)
+
+
+@pytest.mark.parametrize(
+    ("env", "rate", "persistence"),
+    [("CartPole-v1", 5e-4, 0.95), ("Breakout-MinAtar", 5e-3, 0.0), ("FourRooms-misc", 5e-4, 0.95)],
+)
+def test_rates_and_exploration_suit_the_observations(env, rate, persistence):
+    spec = env_spec(envs.prepared(jaxrl.make(f"gymnax:{env}")))
+    assert jaxrl.PPO().resolve(spec, 8).learning_rate == Linear(rate, 0.0)
+    assert jaxrl.PPO(learning_rate=1e-4).resolve(spec, 8).learning_rate == 1e-4
+    assert jaxrl.PQN().resolve(spec, 8).random_persistence == persistence
+    assert jaxrl.PQN(random_persistence=0.5).resolve(spec, 8).random_persistence == 0.5
+
+
+@pytest.mark.parametrize(("algo", "field"), [(jaxrl.PPO(), "learning_rate"), (jaxrl.PQN(), "random_persistence")])
+def test_what_is_open_is_not_guessed(algo, field):
+    spec = env_spec(envs.prepared(jaxrl.make("gymnax:CartPole-v1")))
+    with pytest.raises(ConfigError, match=f"{field} is open; call algo.resolve"):
+        algo.init(jax.random.key(0), spec)
+        algo.initial_carry(spec, jnp.int32(0), 1)
 
 
 def test_the_default_number_of_environments_follows_the_algorithm():

@@ -60,7 +60,7 @@ CALLS = [
     ("optax", lambda: train(PPO(optimizer=optax.adam(1e-3)))),
     ("PPO.learning_rate is a function", lambda: train(PPO(learning_rate=lambda progress: 1e-3))),
     ("PPO.learning_rate='1e-3' must be a number", lambda: train(PPO(learning_rate="1e-3"))),
-    ("PPO.learning_rate=None must be a number", lambda: train(PPO(learning_rate=None))),
+    ("A2C.learning_rate=None must be a number", lambda: train(jaxrl.A2C(learning_rate=None))),
     ("PPO.epochs=4.0 must be a whole number", lambda: train(PPO(epochs=4.0))),
     ("PPO.epochs='4' must be a whole number", lambda: train(PPO(epochs="4"))),
     ("PPO.clip_value=1 must be True or False", lambda: train(PPO(clip_value=1))),
