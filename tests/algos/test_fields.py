@@ -18,7 +18,7 @@ from jaxrl.sweeps.launcher import launch
 
 TINY = ActorCritic(MLP((4,)))
 DQN = jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16)
-PQN = jaxrl.PQN(rollout_length=8, network=QNetwork(MLP((4,))))
+PQN = jaxrl.PQN(rollout_length=8, random_persistence=0.9, network=QNetwork(MLP((4,))))
 PLAIN = {"rollout_length": 8, "entropy_cost": 0.01, "network": TINY}
 BASES = {
     "ppo": jaxrl.PPO(**PLAIN, learning_rate=1e-3, normalize_observation=True, normalize_reward=True),

@@ -96,7 +96,7 @@ def spoil(directory, rng):
 def untrained(env, algo):
     """A policy by chance."""
     spec = env_spec(jaxrl.envs.prepared(env))
-    algo = resolve_schedules(algo, np.float32(0.0))
+    algo = resolve_schedules(algo.resolve(spec, 1), np.float32(0.0))
     return Policy(algo, jax.jit(lambda key: algo.actor(algo.init(key, spec)))(root_key(1)), spec)
 
 
