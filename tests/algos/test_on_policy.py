@@ -129,7 +129,9 @@ RECURRENT = ActorCritic(MLP((8,)), core=GRU(6), value_gain=2.0)
     [
         jaxrl.A2C(**PLAIN, network=RECURRENT),
         jaxrl.PPO(**PLAIN, epochs=1, minibatches=1, network=RECURRENT),
-        jaxrl.PQN(rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))),
+        jaxrl.PQN(
+            random_persistence=0.0, rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))
+        ),
     ],
     ids=["a2c", "ppo", "pqn"],
 )

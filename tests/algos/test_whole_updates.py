@@ -406,7 +406,9 @@ def test_impala(reduction):
 @pytest.mark.long
 def test_pqn():
     network = QNetwork(MLP((4,), "relu", "layer"))
-    algo = jaxrl.PQN(**FIELDS, **WHOLE, network=network, return_lambda=LAMBDA, max_grad_norm=0.1)
+    algo = jaxrl.PQN(
+        random_persistence=0.0, **FIELDS, **WHOLE, network=network, return_lambda=LAMBDA, max_grad_norm=0.1
+    )
     _, state, rollout = data_and_states(algo)
     data = Data(rollout)
 

@@ -102,6 +102,7 @@ LIMITED = {
     ),
     "pqn": (
         jaxrl.PQN(
+            random_persistence=0.0,
             gamma=GAMMA,
             learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
             rollout_length=16,

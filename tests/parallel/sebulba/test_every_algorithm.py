@@ -18,7 +18,10 @@ RUNS = {
     "ddpg": (DDPG.replace(**SMALL), BOX),
     "mpo": (MPO.replace(**SMALL), BOX),
     "sac-discrete": (jaxrl.SAC(**NETWORKS, **SMALL), DISCRETE),
-    "pqn": (jaxrl.PQN(rollout_length=4, epochs=2, minibatches=2, network=QNetwork(MLP((8,)))), DISCRETE),
+    "pqn": (
+        jaxrl.PQN(random_persistence=0.9, rollout_length=4, epochs=2, minibatches=2, network=QNetwork(MLP((8,)))),
+        DISCRETE,
+    ),
     "vmpo": (
         jaxrl.VMPO(rollout_length=4, epochs=2, minibatches=2, target_period=2, network=ActorCritic(MLP((8,)))),
         BOX,
