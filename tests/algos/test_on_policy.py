@@ -16,7 +16,7 @@ from jaxrl.networks import GRU, MLP, ActorCritic, QNetwork
 SEPARATE = ActorCritic(MLP((8,)))
 PLAIN = {"rollout_length": T, "entropy_cost": 0.01}
 ALGORITHMS = {
-    "ppo": jaxrl.PPO(**PLAIN, epochs=1, minibatches=1, network=SEPARATE, normalize_advantage=False),
+    "ppo": jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=1, minibatches=1, network=SEPARATE, normalize_advantage=False),
     "a2c": jaxrl.A2C(**PLAIN, network=SEPARATE),
     "impala": jaxrl.IMPALA(**PLAIN, network=SEPARATE, reduction="mean"),
     "vmpo": jaxrl.VMPO(**PLAIN, epochs=1, minibatches=1, network=SEPARATE),
@@ -128,7 +128,7 @@ RECURRENT = ActorCritic(MLP((8,)), core=GRU(6), value_gain=2.0)
     "algo",
     [
         jaxrl.A2C(**PLAIN, network=RECURRENT),
-        jaxrl.PPO(**PLAIN, epochs=1, minibatches=1, network=RECURRENT),
+        jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=1, minibatches=1, network=RECURRENT),
         jaxrl.PQN(
             random_persistence=0.0, rollout_length=T, epochs=1, minibatches=1, network=QNetwork(MLP((8,)), core=GRU(6))
         ),
