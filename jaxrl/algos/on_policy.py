@@ -286,11 +286,12 @@ def whole_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Arr
       ConfigError: the algorithm was not resolved.
     """
     if algo.entropy_cost is None:
-        raise _unresolved(algo, "entropy_cost")
+        raise unresolved(algo, "entropy_cost")
     return policy_loss + algo.value_cost * value_loss - algo.entropy_cost * entropy
 
 
-def _unresolved(algo, field):
+def unresolved(algo: Any, field: str) -> ConfigError:
+    """The error of an algorithm that is used while `field` still depends on the environment."""
     return ConfigError(f"{type(algo).__name__}.{field} is open; call algo.resolve(spec, num_envs) before")
 
 
@@ -301,7 +302,7 @@ def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
     times the policy's, which one norm of both would scale down to nothing.
     """
     if algo.learning_rate is None:
-        raise _unresolved(algo, "learning_rate")
+        raise unresolved(algo, "learning_rate")
     steps = algo.optimizer(algo.learning_rate)
     if algo.value_learning_rate is not None:
         steps = _partition(steps, algo.optimizer(algo.value_learning_rate), _value_and_rest)

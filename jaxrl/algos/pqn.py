@@ -16,7 +16,6 @@ from jaxrl.algos.optimizers import Optimizer, RAdam, clipped
 from jaxrl.algos.q_learning import QCarry
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
@@ -100,7 +99,7 @@ class PQN:
     @property
     def _persistence(self) -> float:
         if self.random_persistence is None:
-            raise ConfigError("PQN.random_persistence is open; call algo.resolve(spec, num_envs) before")
+            raise on_policy.unresolved(self, "random_persistence")
         return self.random_persistence
 
     def _minibatch_problems(self, num_envs: int, shards: int) -> list[str]:
