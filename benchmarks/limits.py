@@ -36,34 +36,41 @@ PEER = [
     "packaging",
 ]
 ENVIRONMENTS = {"sac": "Pendulum-v1", "td3": "Pendulum-v1", "dqn": "CartPole-v1", "ppo": "CartPole-v1"}
-BATCH = {"sac": 256, "td3": 256, "dqn": 64}
+# What both train with: of DQN as in throughput.py, or an update of 64 transitions every 4 rows as SBX does.
+OURS: dict[str, dict[str, Any]] = {
+    "actor-critic": {"batch_size": 256, "replay_ratio": 1, "rollout_length": 1},
+    "delayed": {"batch_size": 256, "replay_ratio": 1, "rollout_length": 2},
+    "every 4 rows": {"batch_size": 64, "replay_ratio": 0.25, "rollout_length": 4, "target_period": 100},
+    "every 10 rows": {"batch_size": 128, "replay_ratio": 0.1, "rollout_length": 1, "target_period": 50},
+    "on-policy": {},
+}
 
 
 class Work(NamedTuple):
-    """What is trained: the algorithm, units of the hidden layers, environments; steps of ours and of SBX's.
+    """What is trained: algorithm, settings in `OURS`, units of the hidden layers, environments; steps of either.
 
     They are steps that take about a second; SBX is left out where there are none. `bare`: whether beside a bare loop.
     """
 
     name: str
+    settings: str
     widths: tuple[int, ...]
     num_envs: int
     steps: int
     peer_steps: int = 0
-    batch_size: int | None = None
     bare: bool = True
 
 
 WORKS = {
-    "sac-64": Work("sac", (64, 64), 1, 2_000, 400),
-    "sac-256": Work("sac", (256, 256), 1, 500, 400),
-    "td3-64": Work("td3", (64, 64), 1, 4_000),
-    "dqn-1": Work("dqn", (64, 64), 1, 40_000, 2_000, bare=False),
-    "dqn-8": Work("dqn", (64, 64), 8, 40_000, 4_000, bare=False),
-    "dqn-10": Work("dqn", (120, 84), 10, 60_000, batch_size=128),
-    "ppo-4": Work("ppo", (64, 64), 4, 250_000),
-    "ppo-64": Work("ppo", (64, 64), 64, 500_000),
-    "ppo-2048": Work("ppo", (64, 64), 2048, 1_048_576),
+    "sac-64": Work("sac", "actor-critic", (64, 64), 1, 2_000, 400),
+    "sac-256": Work("sac", "actor-critic", (256, 256), 1, 500, 400),
+    "td3-64": Work("td3", "delayed", (64, 64), 1, 4_000),
+    "dqn-1": Work("dqn", "every 4 rows", (64, 64), 1, 40_000, 2_000, bare=False),
+    "dqn-8": Work("dqn", "every 4 rows", (64, 64), 8, 40_000, 4_000, bare=False),
+    "dqn-10": Work("dqn", "every 10 rows", (120, 84), 10, 60_000),
+    "ppo-4": Work("ppo", "on-policy", (64, 64), 4, 250_000),
+    "ppo-64": Work("ppo", "on-policy", (64, 64), 64, 500_000),
+    "ppo-2048": Work("ppo", "on-policy", (64, 64), 2048, 1_048_576),
 }
 
 
@@ -73,7 +80,7 @@ class SBX:
     def __init__(self):
         self.models = {}
 
-    def __call__(self, *, name: str, widths: list[int], num_envs: int, rows: int, batch_size: None) -> float:
+    def __call__(self, *, name: str, settings: str, widths: list[int], num_envs: int, rows: int) -> float:
         import jax
         import sbx
         from stable_baselines3.common.env_util import make_vec_env
@@ -81,10 +88,10 @@ class SBX:
         key = (name, *widths, num_envs)
         if key not in self.models:
             env = make_vec_env(ENVIRONMENTS[name], n_envs=num_envs, seed=0)
-            settings = {"learning_rate": 3e-4, "batch_size": BATCH[name], "learning_starts": 500, "buffer_size": 20_000}
-            settings["policy_kwargs"] = {"net_arch": list(widths)}
+            given = {"learning_rate": 3e-4, "learning_starts": 500, "buffer_size": 20_000}
+            given |= {"batch_size": OURS[settings]["batch_size"], "policy_kwargs": {"net_arch": list(widths)}}
             if name == "sac":
-                model = sbx.SAC("MlpPolicy", env, train_freq=1, gradient_steps=1, **settings)
+                model = sbx.SAC("MlpPolicy", env, train_freq=1, gradient_steps=1, **given)
             else:
                 # An update for every 4 rows over all environments.
                 model = sbx.DQN(
@@ -93,7 +100,7 @@ class SBX:
                     train_freq=4,
                     gradient_steps=num_envs,
                     target_update_interval=400,
-                    **settings,
+                    **given,
                 )
             model.learn(total_timesteps=2_000)
             self.models[key] = model
@@ -111,14 +118,14 @@ class Jaxrl:
         self.states, self.loops = {}, {}
 
     def __call__(
-        self, *, name: str, widths: list[int], num_envs: int, rows: int, batch_size: int | None, bare: bool = False
+        self, *, name: str, settings: str, widths: list[int], num_envs: int, rows: int, bare: bool = False
     ) -> float:
         import jax
 
         import jaxrl
 
         env = jaxrl.make(f"gymnax:{ENVIRONMENTS[name]}")
-        algo = record.resolved(self.algorithm(name, tuple(widths), num_envs, batch_size), env, num_envs)
+        algo = record.resolved(self.algorithm(name, settings, tuple(widths)), env, num_envs)
         program = jaxrl.Anakin(num_envs, devices=1).bind(algo, env)
         iterations = rows // (algo.rollout_length * num_envs)
         if bare and name == "ppo":
@@ -137,26 +144,17 @@ class Jaxrl:
         self.states[key] = jax.block_until_ready(state)
         return time.perf_counter() - start
 
-    def algorithm(self, name, widths, num_envs, batch_size):
+    def algorithm(self, name, settings, widths):
         import jaxrl
         from jaxrl.networks import MLP, Actor, Critic, QNetwork
 
         if name == "ppo":
             return jaxrl.PPO()
-        settings: dict[str, Any] = {"learning_rate": 3e-4, "capacity": 20_000, "min_size": 500, "rollout_length": 1}
-        settings["batch_size"] = batch_size or BATCH[name]
-        if name in ("sac", "td3"):
-            settings |= {"critic": Critic(widths=widths), "replay_ratio": 1}
-        if name == "sac":
-            return jaxrl.SAC(policy=Actor(widths=widths), **settings)
-        if name == "td3":
-            settings["rollout_length"] = 2
-            return jaxrl.TD3(policy=Actor(widths=widths, stochastic=False), **settings)
-        network, double = QNetwork(MLP(widths, activation="relu")), False
-        if batch_size is not None:
-            return jaxrl.DQN(double=double, network=network, target_period=50, **settings | {"replay_ratio": 0.1})
-        settings |= {"rollout_length": 4, "replay_ratio": 0.25}
-        return jaxrl.DQN(double=double, network=network, target_period=100, **settings)
+        given = {"learning_rate": 3e-4, "capacity": 20_000, "min_size": 500} | OURS[settings]
+        if name == "dqn":
+            return jaxrl.DQN(double=False, network=QNetwork(MLP(widths, activation="relu")), **given)
+        kind = {"sac": jaxrl.SAC, "td3": jaxrl.TD3}[name]
+        return kind(policy=Actor(widths=widths, stochastic=name == "sac"), critic=Critic(widths=widths), **given)
 
     def products(self, algo, env, spec, num_envs, iterations):
         """Seconds of as many iterations of what PPO cannot do without."""
@@ -289,7 +287,7 @@ def main() -> None:
 
 def measured(work: Work, ours: record.Worker, peer: record.Worker | None, repeats: int) -> dict[str, Any]:
     """One row: steps a second of each, in turn, and their ratios."""
-    request = {"name": work.name, "widths": work.widths, "num_envs": work.num_envs, "batch_size": work.batch_size}
+    request = {name: getattr(work, name) for name in ("name", "settings", "widths", "num_envs")}
     asks = {"jaxrl": functools.partial(ours.ask, rows=work.steps, **request)}
     if work.bare:
         asks["bare loop"] = functools.partial(ours.ask, rows=work.steps, bare=True, **request)

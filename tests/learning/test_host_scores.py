@@ -68,6 +68,29 @@ def test_ppo_in_halfcheetah(record):
 
 
 @pytest.mark.learning
+def test_the_kl_penalty_in_halfcheetah(record):
+    """1M rows at the defaults, 5 seeds; the clipped ratio beside it, whose 25th percentile the mean must reach."""
+    scores = {}
+    for objective in ("clip", "kl"):
+        algo = jaxrl.PPO(objective=objective)
+        result = trained(algo, "envpool:HalfCheetah-v4", 1_000_000, 5, None)
+        scores[objective] = result.scores[0]
+        record(
+            f"halfcheetah-defaults-{objective}",
+            result,
+            total_steps=1_000_000,
+            reference=1443,
+            source=CLEANRL,
+            settings={
+                "algorithm": str(algo),
+                "command": "jaxrl train ppo --env envpool:HalfCheetah-v4 --total-steps 1000000 "
+                f"--objective {objective}",
+            },
+        )
+    assert scores["kl"].mean() >= np.percentile(scores["clip"], 25), scores
+
+
+@pytest.mark.learning
 def test_sac_in_halfcheetah_at_the_defaults(record, kept_dir):
     """`jaxrl train sac --env envpool:HalfCheetah-v4 --total-steps 300000`, two seeds: issue 14 asks for 4,500."""
     scores = trained(jaxrl.SAC(), "envpool:HalfCheetah-v4", 300_000, 2, None, run_dir=kept_dir)
