@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from jaxrl.envs import check_env, environments, make
     from jaxrl.envs.host.dm_env import from_dm_env
     from jaxrl.parallel.anakin import Anakin
-    from jaxrl.parallel.multihost.launch import Processes, launch
+    from jaxrl.parallel.multihost.launch import Processes, RayProcesses, launch
     from jaxrl.parallel.offline import Offline
     from jaxrl.parallel.ray.remote import Remote
     from jaxrl.parallel.sebulba.inference import DynamicBatching
@@ -91,6 +91,7 @@ _PUBLIC = {
     "Policy": "run.policy",
     "Preset": "run.presets",
     "Processes": "parallel.multihost.launch",
+    "RayProcesses": "parallel.multihost.launch",
     "Record": "run.recorder",
     "Remote": "parallel.ray.remote",
     "Resources": "core.resources",
@@ -155,6 +156,7 @@ __all__ = [
     "Policy",
     "Preset",
     "Processes",
+    "RayProcesses",
     "Record",
     "Remote",
     "Resources",

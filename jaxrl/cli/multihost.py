@@ -10,7 +10,7 @@ from jaxrl.cli import table
 from jaxrl.cli.flags import Flag
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import launch
-from jaxrl.parallel.multihost.launch import Cluster, Processes
+from jaxrl.parallel.multihost.launch import Cluster, Several
 
 _EXPLICIT = ("coordinator", "num_processes", "process_id")
 _PATIENCE = 10.0  # seconds without a word, where others should arrive at about the same time
@@ -29,9 +29,9 @@ def problems(asked: Mapping[str, Any]) -> list[str]:
     except ConfigError as error:
         return [f"--launch: {problem}" for problem in error.problems]
     found = [f"--launch: {problem}" for problem in launch.problems(how)]
-    if asked["distributed"] and isinstance(how, Processes):
+    if asked["distributed"] and isinstance(how, Several):
         found.append(f"--distributed: not with --launch {asked['launch']}, which starts the processes itself")
-    if isinstance(how, Processes) and how.restarts > 0 and asked.get("run_dir") is None:
+    if isinstance(how, Several) and how.restarts > 0 and asked.get("run_dir") is None:
         found.append(f"--launch {asked['launch']}: needs --run-dir, whose newest checkpoint a restart goes on from")
     given = {name: asked[name] for name in _EXPLICIT if asked[name] is not None}
     written = {name: f"--{name.replace('_', '-')}" for name in _EXPLICIT}
@@ -62,7 +62,7 @@ def start(command: str, argv: Sequence[str], asked: Mapping[str, Any]) -> int | 
       asked: the values of `flags`.
     """
     how = launch.parse(asked["launch"])
-    if not isinstance(how, Processes) or launch.own_place() is not None:
+    if not isinstance(how, Several) or launch.own_place() is not None:
         return None
     again = ["--no-overwrite"] if asked.get("overwrite") else []  # what a restart goes on from
     return launch.run_processes([sys.executable, "-m", "jaxrl", command, *argv], how, again)

@@ -1,8 +1,8 @@
-"""How a run is started: as this process, as several processes of this machine, or as one that a cluster has started.
+"""How a run is started: as this process, as several of this machine or of a Ray cluster, or as one of a cluster's.
 
-Several processes of this machine are the same program, started once for each, which finds its place among them where it
-calls `launch`. The process that starts them trains nothing and does not import JAX: it divides cores and GPUs among
-them, passes signals on, and watches them to their end.
+Several processes are the same program, started once for each, which finds its place among them where it calls `launch`.
+The process that starts them trains nothing and does not import JAX: it says which cores and GPUs each has, passes
+signals on, and watches them to their end.
 """
 
 import contextlib
@@ -18,15 +18,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from jaxrl.core.errors import ConfigError, unknown
 
-_PLACE = "JAXRL_LAUNCHED"  # the environment variable in which a process that was started finds its place
+PLACE = "JAXRL_LAUNCHED"  # the environment variable in which a process that was started finds its place
 _LOOK = 0.05  # seconds between two looks at the processes
 _LAST_WORDS = 10.0  # seconds that the others have to end by themselves, once one has failed
+_LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0}
 _DIGITS = 9  # of a number of processes or restarts, at most
 _LINES = 20  # of what a process said that are shown where it failed
 _ASKED_TO_END = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -60,9 +61,31 @@ class Processes:
     restarts: int = 0
 
 
-Launch = Here | Cluster | Processes
-_KINDS: dict[str, type[Launch]] = {"here": Here, "cluster": Cluster, "processes": Processes}
-_USAGE = "here, cluster or processes:COUNT, such as processes:4 or processes:4:restarts=3"
+@dataclasses.dataclass(frozen=True)
+class RayProcesses:
+    """Several processes on the machines of a Ray cluster, started, watched and ended together.
+
+    The cluster is the one that RAY_ADDRESS names, else one of this machine alone. Ray places the processes, on as many
+    machines as it can. Each machine needs this program, its packages and the run's folder under the same paths; a
+    process has this one's variables whose names begin with JAX, XLA or PYTHONPATH.
+
+    Args:
+      count: number of processes.
+      restarts: as of `Processes`; where a machine was lost, others take its place.
+      cpus: CPUs that Ray keeps for each process.
+      gpus: GPUs that Ray gives each process; with 0 it computes on processors.
+    """
+
+    count: int = 2
+    restarts: int = 0
+    cpus: int = 1
+    gpus: int = 0
+
+
+Several = Processes | RayProcesses
+Launch = Here | Cluster | Several
+_KINDS: dict[str, type[Launch]] = {"here": Here, "cluster": Cluster, "processes": Processes, "ray": RayProcesses}
+_USAGE = "here, cluster, processes:COUNT or ray:COUNT, such as processes:4:restarts=3 or ray:4:gpus=1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +100,13 @@ class Place:
 def launch(how: Launch | str = "here") -> int:
     """Starts a run as `how` says; before anything else asks JAX for its devices.
 
-    With `Processes` this program is started again, once for each process, and this call does not return: it ends the
-    program with their exit code. In each of them, and in all other cases, it returns.
+    With `Processes` and `RayProcesses` this program is started again, once for each process, and this call does not
+    return: it ends the program with their exit code. In each of them, and in all other cases, it returns.
 
     Args:
       how: "here", this process alone; "cluster", one of several processes that were detected; "processes:4", or
-        `jaxrl.Processes(4)`: as many processes of this machine.
+        `jaxrl.Processes(4)`: as many processes of this machine; "ray:4:gpus=1", or `jaxrl.RayProcesses(4, gpus=1)`: of
+        a Ray cluster.
 
     Returns:
       How many processes the run has.
@@ -96,7 +120,7 @@ def launch(how: Launch | str = "here") -> int:
     place = own_place()
     if place is None and isinstance(how, Here):
         return 1
-    if place is None and isinstance(how, Processes):
+    if place is None and isinstance(how, Several):
         typed = hasattr(sys, "ps1") or "ipykernel" in sys.modules
         if typed or sys.argv[:1] in ([], [""], ["-"]):  # the last is a program that Python read from its input
             raise ConfigError(
@@ -110,7 +134,7 @@ def launch(how: Launch | str = "here") -> int:
 
 
 def parse(text: str) -> Launch:
-    """`here`, `cluster`, `processes:4` or `processes:4:restarts=3`.
+    """`here`, `cluster`, `processes:4`, `processes:4:restarts=3` or `ray:4:restarts=3:cpus=8:gpus=1`.
 
     Raises:
       ConfigError: it is none of these.
@@ -134,16 +158,20 @@ def parse(text: str) -> Launch:
 
 def problems(how: Launch) -> list[str]:
     """What is wrong with the numbers of `how`, or more than this machine has; one line each."""
-    if not isinstance(how, Processes):
+    if not isinstance(how, Several):
         return []
-    found = []
-    for name, least in (("count", 1), ("restarts", 0)):
-        value = getattr(how, name)
+    found, kind = [], next(kind for kind, known in _KINDS.items() if isinstance(how, known))
+    for field in dataclasses.fields(how):
+        value, least = getattr(how, field.name), _LEAST[field.name]
         if type(value) is not int:
-            found.append(f"processes: {name}={value!r:.80} must be a whole number")
+            found.append(f"{kind}: {field.name}={value!r:.80} must be a whole number")
         elif value < least:
-            found.append(f"processes: {name}={value} must be at least {least}")
+            found.append(f"{kind}: {field.name}={value} must be at least {least}")
     if found:
+        return found
+    if isinstance(how, RayProcesses):
+        if importlib.util.find_spec("ray") is None:
+            found.append("ray: Ray is not installed; pip install 'jaxrl[ray]'")
         return found
     gpus = _gpus() if own_place() is None else []  # a process that was started has its share of them alone
     if gpus and len(gpus) % how.count:
@@ -161,7 +189,7 @@ _own: list[Place] = []  # once it was read
 
 def own_place() -> Place | None:
     """The place of this process among those that `run_processes` started; None if it did not start this one."""
-    if not _own and (told := os.environ.pop(_PLACE, None)) is not None:  # none of the processes that this one starts
+    if not _own and (told := os.environ.pop(PLACE, None)) is not None:  # none of the processes that this one starts
         place = json.loads(told)
         pipe = place.pop("pipe")
         threading.Thread(target=_end_with_parent, args=(pipe,), name="launched", daemon=True).start()
@@ -180,32 +208,52 @@ def _end_with_parent(pipe):
 # --- the process that starts and watches -------------------------------------------------------------------------
 
 
-def run_processes(command: Sequence[str], how: Processes, again: Sequence[str] = ()) -> int:
+class Started(Protocol):
+    """A process that was started, wherever it runs. None of these waits for long."""
+
+    def poll(self) -> int | None:
+        """Its exit code, 128 + n if signal n ended it; None while it runs."""
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal; nothing where it has ended. It may be called from within a signal's handler."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        ...
+
+    def last_words(self) -> str:
+        """What it said that was not shown."""
+        ...
+
+
+def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = ()) -> int:
     """Runs a command as the processes of one run, and waits for all to end.
 
     The output of process 0 is shown as it comes; of the others, the end of what they said where they failed.
 
     Args:
       command: the program and its arguments, the same for each.
-      how: how many, and how often they are started again.
+      how: how many, where, and how often they are started again.
       again: further arguments where they are.
 
     Returns:
       0, or the exit code of the process that failed first; 128 + n if signal n ended it.
 
     Raises:
-      ConfigError: this machine has less than `how` asks for.
+      ConfigError: there is less than `how` asks for.
     """
     if found := problems(how):
         raise ConfigError(found)
-    with _Signals() as signals, tempfile.TemporaryDirectory(prefix="jaxrl-launch-") as folder:
+    with _Signals() as signals:
         for attempt in range(how.restarts + 1):
-            words = [*command, *again] if attempt else command
-            processes = _Together(words, how.count, Path(folder), signals)
-            code = processes.wait()
-            last = attempt == how.restarts or signals.passed or code in (0, _BAD_INPUT)
-            if code:
-                processes.tell()
+            with _started([*command, *again] if attempt else command, how, signals) as processes:
+                watched = _Together(processes, how.count, signals)
+                code = watched.wait()
+                last = attempt == how.restarts or signals.passed or code in (0, _BAD_INPUT)
+                if code:
+                    watched.tell()
             if last:
                 return code
             print(
@@ -216,12 +264,35 @@ def run_processes(command: Sequence[str], how: Processes, again: Sequence[str] =
     raise AssertionError("a loop that ends by returning")
 
 
+@contextlib.contextmanager
+def _started(command, how, signals):
+    """The processes of one attempt, or as many as there were when a signal came; none is left after it."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(how, Processes):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-launch-")))
+            coming = _start_here(command, how.count, folder, stack)
+        else:
+            from jaxrl.parallel.ray.processes import start
+
+            coming = start(command, how, stack)
+        try:
+            for process in coming:
+                signals.processes = (*signals.processes, process)
+                if signals.passed:
+                    break
+            yield signals.processes
+        finally:
+            for process in signals.processes:
+                process.kill()
+            signals.processes = ()
+
+
 class _Signals:
     """Passes signals on to the processes that run, while entered; those that were passed on."""
 
     def __init__(self):
         self.passed: list[int] = []
-        self.processes: Sequence[subprocess.Popen] = ()
+        self.processes: tuple[Started, ...] = ()
         self._before: dict[int, Any] = {}
 
     def __enter__(self):
@@ -245,60 +316,25 @@ class _Signals:
 class _Together:
     """The processes of one attempt."""
 
-    def __init__(self, command: Sequence[str], count: int, folder: Path, signals: _Signals):
+    def __init__(self, processes: Sequence[Started], count: int, signals: _Signals):
         self._ended: list[tuple[int, int]] = []  # index and exit code, in the order of their ends
         self._killed: set[int] = set()
-        self._logs: list[Path] = [folder / str(index) for index in range(count)]
-        self._processes: list[subprocess.Popen] = []
-        self._signals = signals
-        coordinator, gpus = f"127.0.0.1:{_free_port()}", _gpus()
-        with contextlib.ExitStack() as stack:
-            watched, self._alive = os.pipe()
-            stack.callback(os.close, watched)
-            for index in range(count):
-                place = dataclasses.asdict(Place(coordinator, count, index)) | {"pipe": watched}
-                environment = os.environ | {_PLACE: json.dumps(place)}
-                if gpus:
-                    environment["CUDA_VISIBLE_DEVICES"] = ",".join(_share(gpus, index, count))
-                output: IO[bytes] | None = None
-                if index:
-                    output = stack.enter_context(open(self._logs[index], "wb"))
-                with _on_cores(_share(_cores(), index, count)):
-                    process = subprocess.Popen(
-                        command,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=output,
-                        pass_fds=(watched,),
-                        start_new_session=True,  # Ctrl-C in the terminal is for this process, which passes it on
-                    )
-                self._processes.append(process)
-                signals.processes = tuple(self._processes)
-                if signals.passed:
-                    break
+        self._processes, self._count, self._signals = processes, count, signals
 
     def wait(self) -> int:
         """Waits for all to end; the exit code of the run."""
         until = None
-        try:
-            if self._signals.passed:  # while they were started
-                for process in self._processes:
-                    process.send_signal(self._signals.passed[-1])
-            while len(self._ended) < len(self._processes):
-                self._look()
-                if until is None and any(code for _, code in self._ended):
-                    until = time.monotonic() + _LAST_WORDS
-                if until is not None and time.monotonic() > until:
-                    self._kill()
-                time.sleep(_LOOK)
-        finally:
-            self._kill()
+        if self._signals.passed:  # while they were started
             for process in self._processes:
-                process.wait()
-            self._signals.processes = ()
-            os.close(self._alive)
-        if self._signals.passed and len(self._processes) < len(self._logs):
+                process.send_signal(self._signals.passed[-1])
+        while len(self._ended) < len(self._processes):
+            self._look()
+            if until is None and any(code for _, code in self._ended):
+                until = time.monotonic() + _LAST_WORDS
+            if until is not None and time.monotonic() > until:
+                self._kill()
+            time.sleep(_LOOK)
+        if self._signals.passed and len(self._processes) < self._count:
             return 128 + self._signals.passed[0]
         return next((code for _, code in self._ended if code), 0)
 
@@ -312,7 +348,7 @@ class _Together:
                 name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
                 print(f"error: process {index} was ended by {name}", file=sys.stderr)
             if index and not code == codes.get(0) == _BAD_INPUT:  # else the first has told the same
-                for line in self._logs[index].read_text(errors="replace").splitlines()[-_LINES:]:
+                for line in self._processes[index].last_words().splitlines()[-_LINES:]:
                     print(f"process {index}: {line}", file=sys.stderr)
         if self._killed:
             which = ", ".join(map(str, sorted(self._killed)))
@@ -323,7 +359,7 @@ class _Together:
         known = {index for index, _ in self._ended}
         for index, process in enumerate(self._processes):
             if index not in known and (code := process.poll()) is not None:
-                self._ended.append((index, 128 - code if code < 0 else code))
+                self._ended.append((index, code))
 
     def _kill(self):
         known = {index for index, _ in self._ended}
@@ -333,7 +369,81 @@ class _Together:
                 process.kill()
 
 
-def _free_port() -> int:
+# --- processes of this machine -----------------------------------------------------------------------------------
+
+
+class Local:
+    """A process of this machine, in a session of its own: Ctrl-C in the terminal is for who started it.
+
+    Args:
+      command: the program and its arguments.
+      place: of the process.
+      environment: its variables, without its place.
+      stdout, stderr: where its output goes; None: where that of this process goes.
+      directory: where it runs; None: here.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        place: Place,
+        environment: Mapping[str, str],
+        stdout: IO[bytes] | None = None,
+        stderr: IO[bytes] | None = None,
+        directory: str | None = None,
+    ):
+        watched, self._alive = os.pipe()  # closed by the kernel at the latest, where this process is killed
+        told = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env={**environment, PLACE: told},
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(watched,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._alive)
+            raise
+        finally:
+            os.close(watched)
+        self._output = stdout
+
+    def poll(self) -> int | None:
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
+
+    def last_words(self) -> str:
+        return "" if self._output is None else Path(self._output.name).read_text(errors="replace")
+
+
+def _start_here(command: Sequence[str], count: int, folder: Path, stack: contextlib.ExitStack) -> Iterator[Started]:
+    coordinator, gpus = f"127.0.0.1:{free_port()}", _gpus()
+    for index in range(count):
+        environment = dict(os.environ)
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(_share(gpus, index, count))
+        output = stack.enter_context(open(folder / str(index), "wb")) if index else None
+        with _on_cores(_share(_cores(), index, count)):
+            process = Local(command, Place(coordinator, count, index), environment, output, output)
+        yield process
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -221,7 +221,7 @@ def test_numbers_that_do_not_fit():
 
 def test_from_python_this_process_is_the_default_and_a_session_cannot_be_started_again(monkeypatch):
     assert jaxrl.launch() == 1
-    with pytest.raises(ConfigError, match="must be here, cluster or processes:COUNT"):
+    with pytest.raises(ConfigError, match="must be here, cluster, processes:COUNT or ray:COUNT"):
         jaxrl.launch(4)  # ty: ignore[invalid-argument-type]
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     with pytest.raises(ConfigError, match="cannot start an interactive session"):

@@ -1,0 +1,178 @@
+"""The processes of one run on a Ray cluster (Moritz et al., 2018, arXiv:1712.05889): `--launch ray:4`.
+
+An actor holds each: it starts the process on its machine, passes signals on to it, and tells what it says and how it
+ends. Where actor, machine or the way to it is lost, so is the process, which then ends by itself.
+"""
+
+import collections
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxrl.core.errors import ConfigError, JaxrlError
+from jaxrl.parallel.multihost.launch import Local, Place, RayProcesses, Started
+from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
+
+_PASSED_ON = ("JAX", "XLA", "PYTHONPATH")  # how the names of variables begin that the processes have, too
+_PATIENCE = 60.0  # seconds without an answer from an actor, after which its process is lost
+_TO_KILL = 5.0  # seconds that an actor has to end its process
+_KEPT = 20_000  # characters of what a process said that is not shown
+_LOST = 1  # the exit code of a process that was lost
+
+
+class Holder:
+    """The actor: holds one process of its machine."""
+
+    def __init__(self):
+        self._files: list[Any] = []
+        self._process: Local | None = None
+
+    def address(self) -> str:
+        """HOST:PORT of a port that nobody has now, for process 0 to be found at."""
+        from ray.util import get_node_ip_address
+
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return f"{get_node_ip_address()}:{free.getsockname()[1]}"
+
+    def start(self, command: Sequence[str], place: Place, variables: Mapping[str, str], directory: str) -> None:
+        """Starts the command, with this machine's Python in place of the first word."""
+        self._files = [tempfile.NamedTemporaryFile(prefix="jaxrl-launch-") for _ in ("stdout", "stderr")]
+        environment = {**os.environ, **variables}
+        self._process = Local([sys.executable, *command[1:]], place, environment, *self._files, directory=directory)
+
+    def look(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
+        """The exit code if there is one, and what was written to output and errors since so many bytes of each."""
+        assert self._process is not None
+        code = self._process.poll()  # before the files: what it wrote last is in them
+        said = []
+        for file, start in zip(self._files, since, strict=True):
+            with open(file.name, "rb") as written:
+                written.seek(start)
+                said.append(written.read())
+        return code, (said[0], said[1])
+
+    def send_signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+
+class _Held:
+    """A process that an actor holds, as who watches it sees it."""
+
+    def __init__(self, ray: Any, actor: Any, index: int):
+        self._ray, self._actor, self._shown = ray, actor, index == 0
+        self._asked: collections.deque[int] = collections.deque()
+        self._code: int | None = None
+        self._looking: Any = None
+        self._since = 0.0
+        self._read = [0, 0]
+        self._said = ""
+
+    def poll(self) -> int | None:
+        if self._code is not None:
+            return self._code
+        while self._asked:
+            self._actor.send_signal.remote(self._asked.popleft())
+        if self._looking is None:
+            self._looking, self._since = self._actor.look.remote(tuple(self._read)), time.monotonic()
+        ready, _ = self._ray.wait([self._looking], timeout=0)
+        if not ready and time.monotonic() - self._since < _PATIENCE:
+            return None
+        try:
+            code, said = self._ray.get(self._looking, timeout=0)
+        except self._ray.exceptions.RayError as error:
+            lost = f"lost with its Ray actor: {str(error).splitlines()[0]}"
+            self._said += f"\n{lost}"
+            if self._shown:
+                print(f"process 0: {lost}", file=sys.stderr, flush=True)
+            self._code = _LOST
+            return self._code
+        self._looking = None
+        for which, (new, stream) in enumerate(zip(said, (sys.stdout, sys.stderr), strict=True)):
+            self._read[which] += len(new)
+            if not new:
+                continue
+            if self._shown:
+                stream.write(new.decode(errors="replace"))
+                stream.flush()
+            else:
+                self._said = (self._said + new.decode(errors="replace"))[-_KEPT:]
+        self._code = code
+        return code
+
+    def send_signal(self, number: int) -> None:
+        self._asked.append(number)  # Ray is not called from within a signal's handler, which may interrupt it
+
+    def kill(self) -> None:
+        # Should the actor not answer, the pipe closes that its process watches, which then ends by itself.
+        with contextlib.suppress(Exception):
+            self._ray.get(self._actor.kill.remote(), timeout=_TO_KILL)
+        with contextlib.suppress(Exception):
+            self._ray.kill(self._actor, no_restart=True)
+        if self._code is None:
+            self._code = 128 + signal.SIGKILL
+
+    def last_words(self) -> str:
+        return self._said
+
+
+def start(command: Sequence[str], how: RayProcesses, stack: contextlib.ExitStack) -> Iterator[Started]:
+    """Starts the processes of a run on the cluster, one after another.
+
+    Args:
+      command: the program and its arguments.
+      how: how many, and with what.
+      stack: ends what Ray keeps for them.
+
+    Raises:
+      ConfigError: the cluster has less, or nothing of it is free.
+      JaxrlError: a process could not be started on its machine.
+    """
+    ray = connect()
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    share = {"CPU": how.cpus} | ({"GPU": how.gpus} if how.gpus else {})
+    places = placement_group([share] * how.count, strategy="SPREAD")
+    stack.callback(remove_placement_group, places)
+    if not places.wait(START_TIMEOUT):
+        free = ", ".join(f"{ray.available_resources().get(name, 0):g} {name}s" for name in share)
+        each = " and ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in share.items())
+        raise ConfigError(
+            f"ray: {how.count} processes of {each} each found no place within {START_TIMEOUT:g} s; Ray has {free} "
+            "free. Ask for less, or add machines"
+        )
+    variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    if not how.gpus:
+        variables["JAX_PLATFORMS"] = "cpu"
+    actors = [
+        ray.remote(Holder)
+        .options(
+            num_cpus=how.cpus,
+            num_gpus=how.gpus,
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(places, placement_group_bundle_index=index),
+        )
+        .remote()
+        for index in range(how.count)
+    ]
+    coordinator = None
+    for index, actor in enumerate(actors):
+        try:
+            coordinator = coordinator or ray.get(actor.address.remote(), timeout=START_TIMEOUT)
+            place = Place(coordinator, how.count, index)
+            ray.get(actor.start.remote(list(command), place, variables, os.getcwd()), timeout=START_TIMEOUT)
+        except ray.exceptions.RayError as error:
+            raise JaxrlError(f"process {index} could not be started on its machine:\n{error}") from error
+        yield _Held(ray, actor, index)

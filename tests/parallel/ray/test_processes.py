@@ -1,0 +1,181 @@
+"""Processes of one run on a Ray cluster: started, watched, ended and started again."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers import clusters
+from helpers.patience import within
+
+from jaxrl.core.errors import ConfigError, JaxrlError
+from jaxrl.parallel.multihost import launch
+from jaxrl.parallel.multihost.launch import RayProcesses
+from jaxrl.parallel.ray import processes
+
+PATIENCE = 120  # seconds
+LAUNCHED = Path(__file__).parents[1] / "multihost" / "launched.py"
+READ = "import os, signal, sys, time\nfrom jaxrl.parallel.multihost import launch\nplace = launch.own_place()\n"
+
+
+@pytest.fixture(scope="module")
+def started():
+    with clusters.cluster() as ray:
+        yield ray
+
+
+@pytest.fixture
+def program(started, tmp_path, monkeypatch):
+    """The command that runs a script which knows its place."""
+    monkeypatch.chdir(tmp_path)
+
+    def written(text):
+        (tmp_path / "script.py").write_text(READ + text)
+        return [sys.executable, str(tmp_path / "script.py")]
+
+    with within(PATIENCE):
+        yield written
+
+
+def test_each_finds_its_place_and_the_first_alone_is_heard(program, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("JAX_OF_TEST", "passed on")
+    text = """
+import json
+names = ("JAX_OF_TEST", "JAX_PLATFORMS", "JAXRL_LAUNCHED")
+found = {"place": vars(place), "variables": {name: os.environ.get(name) for name in names}}
+with open(f"{place.process_id}.json", "w") as file:
+    json.dump(found, file)
+print("word of", place.process_id)
+"""
+    assert launch.run_processes(program(text), RayProcesses(2)) == 0
+    found = [json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2)]
+    assert [one["place"]["process_id"] for one in found] == [0, 1]
+    assert {one["place"]["num_processes"] for one in found} == {2}
+    assert len({one["place"]["coordinator"] for one in found}) == 1
+    expected = {"JAX_OF_TEST": "passed on", "JAX_PLATFORMS": "cpu", "JAXRL_LAUNCHED": None}
+    assert all(one["variables"] == expected for one in found)
+    heard = capfd.readouterr().out
+    assert "word of 0\n" in heard and "word of 1" not in heard
+
+
+def test_where_one_fails_all_end_and_are_started_again(program, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    text = """
+with open(f"{place.process_id}.tries", "a") as file:
+    file.write(" ".join(sys.argv[1:]) + ";")
+if sys.argv[1:] == ["first"]:
+    if place.process_id == 0:
+        time.sleep(600)
+    print("cannot go on", file=sys.stderr)
+    sys.exit(3)
+"""
+    assert launch.run_processes([*program(text), "first"], RayProcesses(2, restarts=1), ["again"]) == 0
+    assert (tmp_path / "1.tries").read_text() == "first;first again;"
+    said = capfd.readouterr().err
+    assert "process 1: cannot go on" in said and "process 0: ended, 0.1 s after the other had failed" in said
+    assert "(restart 1 of 1)" in said
+
+
+def test_signals_are_passed_on_and_end_the_run_for_good(program, tmp_path):
+    text = """
+def ask(number, frame):
+    open(f"{place.process_id}.asked", "w").close()
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, ask)
+open(f"{place.process_id}.ready", "w").close()
+time.sleep(600)
+"""
+    command = program(text)
+
+    def ask():
+        while len(list(tmp_path.glob("*.ready"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert launch.run_processes(command, RayProcesses(2, restarts=3)) == 128 + signal.SIGTERM
+    assert sorted(path.name for path in tmp_path.glob("*.asked")) == ["0.asked", "1.asked"]
+
+
+def test_a_process_ends_with_its_actor(program, started, tmp_path, capfd, monkeypatch):
+    """As where a machine is lost: the run fails."""
+    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    text = """
+open(f"{place.process_id}.pid", "w").write(str(os.getpid()))
+os.rename(f"{place.process_id}.pid", f"{place.process_id}.ready")
+time.sleep(600)
+"""
+    made, held = [], processes._Held
+    monkeypatch.setattr(processes, "_Held", lambda *given: made.append(given[1]) or held(*given))
+
+    def lose():
+        while len(list(tmp_path.glob("*.ready"))) < 2:
+            time.sleep(0.02)
+        started.kill(made[1])
+
+    command = program(text)
+    threading.Thread(target=lose, daemon=True).start()
+    assert launch.run_processes(command, RayProcesses(2)) == 1
+    assert "process 1: lost with its Ray actor" in capfd.readouterr().err
+    for index in range(2):
+        pid = int((tmp_path / f"{index}.ready").read_text())
+        while _runs(pid):
+            time.sleep(0.02)
+
+
+def _runs(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/status")
+    return not status.exists() or "State:\tZ" not in status.read_text()
+
+
+def test_what_the_cluster_has_not_or_cannot_start_is_told(program, monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "START_TIMEOUT", 1.0)
+    with pytest.raises(ConfigError, match=r"3 processes of 1 CPU each found no place within 1 s; Ray has 2 CPUs free"):
+        launch.run_processes(program(""), RayProcesses(3))
+    monkeypatch.setattr(processes, "START_TIMEOUT", float(PATIENCE))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(processes.os, "getcwd", lambda: str(tmp_path / "gone"))
+    with pytest.raises(JaxrlError, match=r"(?s)process 0 could not be started on its machine.*gone"):
+        launch.run_processes([sys.executable], RayProcesses(1))
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("ray", RayProcesses()),
+        ("ray:4", RayProcesses(4)),
+        ("ray:4:restarts=3:cpus=8:gpus=1", RayProcesses(4, 3, 8, 1)),
+    ],
+)
+def test_ways_as_text(text, how):
+    assert launch.parse(text) == how
+
+
+def test_numbers_that_do_not_fit(monkeypatch):
+    found = launch.problems(RayProcesses(0, 0, 0, -1))
+    words = ("count=0 must be at least 1", "cpus=0 must be at least 1", "gpus=-1 must be at least 0")
+    assert found == [f"ray: {what}" for what in words]
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+    assert launch.problems(RayProcesses(2)) == ["ray: Ray is not installed; pip install 'jaxrl[ray]'"]
+
+
+@pytest.mark.long
+def test_a_run_whose_process_is_killed_is_started_again(program, tmp_path, capfd):
+    """What it comes to is what it does on one machine: tests/parallel/multihost/test_launch.py."""
+    words = [sys.executable, str(LAUNCHED), "ray:2", str(tmp_path)]
+    assert launch.run_processes(words, RayProcesses(2, restarts=1)) == 0
+    heard = capfd.readouterr()
+    assert "error: process 1 was ended by SIGKILL" in heard.err and "(restart 1 of 1)" in heard.err
+    assert heard.out.count("process 0 of 2: finished") == 1
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert record["stopped"] == "finished" and 0 < record["session_steps"] < record["total_steps"]
