@@ -54,8 +54,9 @@ def steps_per_second(case: str) -> float:
             name, env, seeds=SEEDS, total_steps=steps, num_envs=num_envs, evaluation_episodes=1, progress=False
         )
         return float(swept.steps_per_second)
-    if name == "dqn":  # whose default has changed
-        settings = settings | {"network": jaxrl.networks.QNetwork(jaxrl.networks.MLP((64, 64)))}
+    if name == "dqn":  # whose defaults have changed
+        network = jaxrl.networks.QNetwork(jaxrl.networks.MLP((64, 64)))
+        settings = settings | {"network": network, "n_step": 1, "learning_rate": 2.5e-4}
     algo = jaxrl.make_algorithm(name, **settings)
     result = jaxrl.train(
         algo, env, total_steps=steps, num_envs=num_envs, evaluate_every=0, evaluation_episodes=1, progress=False

@@ -40,8 +40,8 @@ ENVIRONMENTS = {"sac": "Pendulum-v1", "td3": "Pendulum-v1", "dqn": "CartPole-v1"
 OURS: dict[str, dict[str, Any]] = {
     "actor-critic": {"batch_size": 256, "replay_ratio": 1, "rollout_length": 1},
     "delayed": {"batch_size": 256, "replay_ratio": 1, "rollout_length": 2},
-    "every 4 rows": {"batch_size": 64, "replay_ratio": 0.25, "rollout_length": 4, "target_period": 100},
-    "every 10 rows": {"batch_size": 128, "replay_ratio": 0.1, "rollout_length": 1, "target_period": 50},
+    "every 4 rows": {"batch_size": 64, "replay_ratio": 0.25, "rollout_length": 4, "n_step": 1, "target_period": 100},
+    "every 10 rows": {"batch_size": 128, "replay_ratio": 0.1, "rollout_length": 1, "n_step": 1, "target_period": 50},
     "on-policy": {},
 }
 

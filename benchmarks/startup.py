@@ -67,7 +67,7 @@ TASKS = {
     ),
     "dqn": (
         "dqn --env gymnax:CartPole-v1 --total-steps 100000 --num-envs 8 --rollout-length 1 --replay-ratio 0.125 "
-        "--batch-size 128 --capacity 50000 --min-size 1000 --learning-rate 2.5e-4 "
+        "--batch-size 128 --capacity 50000 --min-size 1000 --learning-rate 2.5e-4 --n-step 1 "
         "--network.torso mlp:64,64:activation=relu",
         "DQN",
         {

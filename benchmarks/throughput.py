@@ -184,7 +184,7 @@ class Jaxrl:
             return jaxrl.PPO(minibatches=8, network=ActorCritic(MLP((64, 64)))), "gymnax:Breakout-MinAtar"
         if work == "dqn":
             settings: dict[str, Any] = {"capacity": 10_000, "min_size": 128, "batch_size": 128, "learning_rate": 2.5e-4}
-            settings |= {"replay_ratio": 0.1, "rollout_length": 1, "target_period": 500, "double": False}
+            settings |= {"replay_ratio": 0.1, "rollout_length": 1, "target_period": 500, "double": False, "n_step": 1}
             network = QNetwork(MLP((120, 84), activation="relu"))
             return jaxrl.DQN(network=network, epsilon=Linear(1.0, 0.05, 0.5), **settings), "gymnax:CartPole-v1"
         settings = {"capacity": 20_000, "min_size": 256, "batch_size": 256, "learning_rate": 3e-4, "replay_ratio": 1}

@@ -195,6 +195,11 @@ def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozen
     return []
 
 
+def unresolved(algo: Any, field: str) -> ConfigError:
+    """The error of an algorithm that is used while `field` still depends on the environment."""
+    return ConfigError(f"{type(algo).__name__}.{field} is open; call algo.resolve(spec, num_envs) before")
+
+
 def field_problems(algo: "DataclassInstance") -> list[str]:
     """Every field whose value is of the wrong type, out of its limits, or without effect; one line each."""
     problems = []

@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from jaxrl.algos import newest, off_policy, q_learning, q_views, train_state
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static, unresolved
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
 from jaxrl.algos.q_learning import QCarry, Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -33,6 +33,7 @@ from jaxrl.core.types import (
     UpdateInfo,
 )
 from jaxrl.networks import MLP, ActionValues, CategoricalValues, QNetwork, resolve_network
+from jaxrl.networks.torsos import has_images
 
 
 class DQNState(struct.PyTreeNode):
@@ -46,7 +47,9 @@ class DQNState(struct.PyTreeNode):
 class DQN:
     """Deep Q-learning with replay and a target network; expected or distributional by the network's head."""
 
-    learning_rate: Scalar = number(2.5e-4, above=0, help="learning rate")
+    learning_rate: Scalar | None = number(
+        None, above=0, help="learning rate; None: from 1e-3 linearly to 0, for images 2.5e-4"
+    )
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     epsilon: Scalar = number(Linear(1.0, 0.05, 0.1), low=0, high=1, help="probability of a random action")
     ladder_exponent: Scalar = number(7.0, low=0, only_with="ladder", help="last environment uses epsilon^(1 + this)")
@@ -87,7 +90,12 @@ class DQN:
     munchausen_clip: Scalar = number(-1.0, high=0, only_with="munchausen", help="lower bound of the log-policy term")
     target_period: int = static(100, low=1, help="updates between target updates")
     double: bool = static(True, help="double DQN: the online network selects the next action")
-    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+    n_step: int | None = static(
+        None,
+        low=1,
+        whole=True,
+        help="number of rewards summed before bootstrapping; None: 3, with munchausen or storage=flashbax 1",
+    )
     prioritized: bool = static(False, help="prioritized replay: sample by the last error")
     value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different sizes")
     munchausen: bool = static(False, help="Munchausen targets: soft values, and the log-policy in the reward")
@@ -145,8 +153,14 @@ class DQN:
             length = max(self.sequence_length // 4, 1)  # sequences begin at every rollout
         elif length is None:
             length = off_policy.rollout_length(self, num_envs)
-        network = resolve_network(self.network, spec, MLP((120, 84), activation="relu"))
-        return dataclasses.replace(self, network=network, rollout_length=length)
+        network = resolve_network(self.network, spec, MLP((120, 84), activation="relu", stretch=True))
+        rate = self.learning_rate
+        if rate is None:
+            # The rate that MountainCar needs; kept to the end, it costs score in CartPole (docs/algorithms/dqn.md).
+            rate = 2.5e-4 if has_images(spec.observation_space) else Linear(1e-3, 0.0)
+        return dataclasses.replace(
+            self, network=network, rollout_length=length, learning_rate=rate, n_step=self._n_step
+        )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems, name = field_problems(self), type(self).__name__
@@ -166,7 +180,7 @@ class DQN:
         name, head = type(self).__name__, self.network.head if isinstance(self.network, QNetwork) else ActionValues()
         categorical = isinstance(head, CategoricalValues)
         found = q_learning.support_problems(name, self.v_min, self.v_max) if categorical else []
-        if self.munchausen and (self.n_step > 1 or categorical or self.value_rescaling):
+        if self.munchausen and (self._n_step > 1 or categorical or self.value_rescaling):
             found.append(
                 f"{name}.munchausen=True needs n_step=1, because its bonus belongs to every step and the replay knows "
                 "the first one's action alone, a head of values or quantiles, whose returns its target shifts by "
@@ -192,6 +206,7 @@ class DQN:
             prioritized if self.prioritized else None,
             sequence=sequence if self.network.recurrent else None,
             frame_stack=self.frame_stack,
+            n_step=self._n_step,
         )
         return newest.sources(replay, self.newest)
 
@@ -226,7 +241,7 @@ class DQN:
         """What every row is stored with: its TD error, by what acted, within the rollout (R2D2, section 2.3)."""
         if not self.prioritized or self.initial_priorities == "max":
             return {}
-        view = q_views.of_rollout(rollout, self.network, spec, self.n_step)
+        view = q_views.of_rollout(rollout, self.network, spec, self._n_step)
         acted = Variables(actor.params, actor.model_state)
         output, _ = view.output(acted, None, train=False)
         target = self._target(view, acted, acted, output, [None] * 4)
@@ -240,7 +255,7 @@ class DQN:
         self, state: DQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DQNState, UpdateInfo]:
         drawn = newest.drawn(batch, replicas)
-        view = q_views.view(drawn, self.network, spec, self.n_step)
+        view = q_views.view(drawn, self.network, spec, self._n_step)
         noise = [
             q_learning.transition_keys(k, drawn.sample_info.position.shape[0], replicas)
             for k in jax.random.split(key, 4)
@@ -287,7 +302,15 @@ class DQN:
     def _by_priority(self) -> bool:
         return self.prioritized or by_priority(self.sampler, self.remover)
 
+    @property
+    def _n_step(self) -> int:
+        if self.n_step is not None:
+            return self.n_step
+        return 1 if self.munchausen or self.storage == "flashbax" else 3
+
     def _transformation(self) -> optax.GradientTransformation:
+        if self.learning_rate is None:
+            raise unresolved(self, "learning_rate")
         return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)
 
     def _target(

@@ -78,7 +78,7 @@ class ReplayFields(Protocol):
     @property
     def samples_per_insert(self) -> float | None: ...
     @property
-    def n_step(self) -> int: ...
+    def n_step(self) -> int | None: ...
     @property
     def storage(self) -> Literal["ring", "table", "flashbax"]: ...
     @property
@@ -96,6 +96,7 @@ def replay(
     sequence: Sequence | None = None,
     batch_size: int | None = None,
     frame_stack: FrameStack | None = None,
+    n_step: int = 1,
 ) -> Replay:
     """The source that these fields describe.
 
@@ -105,6 +106,7 @@ def replay(
       sequence: items are sequences instead of transitions.
       batch_size: items of a batch; None: `fields.batch_size`.
       frame_stack: how observations stack frames.
+      n_step: rewards summed before bootstrapping, where `fields.n_step` is None.
     """
     items = fields.batch_size if batch_size is None else batch_size
     return Replay(
@@ -113,7 +115,7 @@ def replay(
         min_size=fields.min_size,
         rollout_length=1 if fields.rollout_length is None else fields.rollout_length,
         replay_ratio=updates_per_step(fields, items * (1 if sequence is None else sequence.length - 1)),
-        n_step=fields.n_step,
+        n_step=n_step if fields.n_step is None else fields.n_step,
         sequence=sequence,
         frame_stack=frame_stack,
         storage=fields.storage,

@@ -9,10 +9,10 @@ import optax
 from flax import struct
 
 from jaxrl.algos import minibatches, normalization, returns, train_state
+from jaxrl.algos.base import unresolved
 from jaxrl.algos.optimizers import Optimizer, clip_by_norm, clip_factor, clipped
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     ActorOutput,
@@ -288,11 +288,6 @@ def whole_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Arr
     if algo.entropy_cost is None:
         raise unresolved(algo, "entropy_cost")
     return policy_loss + algo.value_cost * value_loss - algo.entropy_cost * entropy
-
-
-def unresolved(algo: Any, field: str) -> ConfigError:
-    """The error of an algorithm that is used while `field` still depends on the environment."""
-    return ConfigError(f"{type(algo).__name__}.{field} is open; call algo.resolve(spec, num_envs) before")
 
 
 def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:

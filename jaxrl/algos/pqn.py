@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from jaxrl.algos import on_policy, q_learning, returns, train_state
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static, unresolved
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.optimizers import Optimizer, RAdam, clipped
 from jaxrl.algos.q_learning import QCarry
@@ -99,7 +99,7 @@ class PQN:
     @property
     def _persistence(self) -> float:
         if self.random_persistence is None:
-            raise on_policy.unresolved(self, "random_persistence")
+            raise unresolved(self, "random_persistence")
         return self.random_persistence
 
     def _minibatch_problems(self, num_envs: int, shards: int) -> list[str]:

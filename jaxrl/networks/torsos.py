@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxrl.core import spaces
@@ -80,16 +81,32 @@ def flatten(x: Any, space: spaces.Space) -> jax.Array:
     return to_float(x, box).reshape((*leading, math.prod(box.shape)))
 
 
+def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
+    """Numbers of a bounded box between -1 and 1 where their bounds are closer together; all else as it is."""
+    if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.bounded:
+        return x
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    narrow = (high > low) & (high - low < 2.0)
+    if not narrow.any():
+        return x
+    middle, half = np.where(narrow, (low + high) / 2, 0.0), np.where(narrow, (high - low) / 2, 1.0)
+    shape = (1,) * (x.ndim - low.ndim) + low.shape
+    return (x - middle.reshape(shape).astype(np.float32)) / half.reshape(shape).astype(np.float32)
+
+
 # --- vectors -------------------------------------------------------------------------------------------------------
 
 
 class _FlatTorso(nnx.Module):
-    def __init__(self, space: spaces.Space, stack: DenseStack):
+    def __init__(self, space: spaces.Space, stack: DenseStack, stretch: bool):
         self.space = space
         self.dense = stack
         self.features = stack.features
+        self.stretch = stretch
 
     def __call__(self, observation: jax.Array) -> jax.Array:
+        if self.stretch:
+            observation = stretched(observation, self.space)
         return self.dense(flatten(observation, self.space))
 
 
@@ -103,12 +120,15 @@ class MLP:
       normalization: before every activation, "layer" or "batch"; None: none.
       dtype: what layers and activations compute in, "float32" or "bfloat16"; parameters, normalizations and features
         are float32 in either.
+      stretch: whether numbers of a bounded box whose bounds are less than 2 apart are stretched to [-1, 1]: of much
+        smaller ones a new layer sees little. Not for observations that are normalized.
     """
 
     widths: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     normalization: str | None = None
     dtype: str = "float32"
+    stretch: bool = False
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -125,7 +145,8 @@ class MLP:
         size = flat_size(space)
         if size == 0:
             raise ConfigError(f"MLP cannot read the empty observation {space}; leave it out with DictEncoder")
-        return _FlatTorso(space, DenseStack(size, self.widths, self.activation, self.normalization, rngs, self.dtype))
+        stack = DenseStack(size, self.widths, self.activation, self.normalization, rngs, self.dtype)
+        return _FlatTorso(space, stack, self.stretch)
 
 
 # --- images --------------------------------------------------------------------------------------------------------

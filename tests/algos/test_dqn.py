@@ -16,6 +16,7 @@ from jaxrl.algos import q_learning, q_views
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import FrameStack as Stacked
 from jaxrl.core.types import EnvSpec, SampleInfo, TransitionBatch
@@ -220,7 +221,7 @@ def updated(algo, batch):
 
 @pytest.mark.long
 def test_priorities_are_errors_and_importance_scales_the_loss():
-    algo = jaxrl.DQN(network=QNetwork(SMALL), prioritized=True)
+    algo = jaxrl.DQN(learning_rate=2.5e-4, n_step=1, network=QNetwork(SMALL), prioritized=True)
     _, info = updated(algo, batch_of(6))
     params, _ = algo.network.init(jax.random.key(0), SPEC)
 
@@ -304,6 +305,20 @@ def test_a_frame_of_stacked_observations_is_kept_once():
 def test_settings_that_do_not_go_together(fields, words):
     said = "\n".join(jaxrl.DQN(**fields).validate(SPEC, 8, 1))
     assert all(word in said for word in words), said
+
+
+def test_what_is_left_open_goes_with_the_rest():
+    """The shortest commands of Munchausen and of flashbax's replay need transitions of one step."""
+    steps = [jaxrl.DQN(**fields).resolve(SPEC, 1).n_step for fields in ({}, {"munchausen": True}, {"n_step": 2})]
+    assert steps == [3, 1, 2]
+    for fields in ({"munchausen": True}, {"storage": "flashbax"}):
+        assert jaxrl.DQN(**fields).validate(SPEC, 1, 1) == []
+        assert jaxrl.DQN(**fields).experience["replay"].n_step == 1
+    image = EnvSpec("images", spaces.Box(0, 1, (10, 10, 4)), spaces.Discrete(4))
+    assert jaxrl.DQN().resolve(image, 1).learning_rate == 2.5e-4
+    assert jaxrl.DQN().resolve(SPEC, 1).learning_rate == jaxrl.schedules.Linear(1e-3, 0.0)
+    with pytest.raises(ConfigError, match=r"DQN.learning_rate is open; call algo.resolve"):
+        jaxrl.DQN().init(jax.random.key(0), SPEC)
 
 
 def test_the_defaults_are_fine():

@@ -17,7 +17,7 @@ from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, QNetwork, Q
 from jaxrl.sweeps.launcher import launch
 
 TINY = ActorCritic(MLP((4,)))
-DQN = jaxrl.DQN(network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16)
+DQN = jaxrl.DQN(learning_rate=2.5e-4, n_step=1, network=QNetwork(MLP((4,))), capacity=256, min_size=32, batch_size=16)
 PQN = jaxrl.PQN(rollout_length=8, random_persistence=0.9, network=QNetwork(MLP((4,))))
 PLAIN = {"rollout_length": 8, "entropy_cost": 0.01, "network": TINY}
 BASES = {

@@ -91,6 +91,7 @@ WITH_STATISTICS = {
     # Numbers, no schedules: these would have another length in the run that stops earlier.
     "ppo": jaxrl.PPO(rollout_length=8, learning_rate=1e-3, network=ActorCritic(NORMED)),
     "dqn": jaxrl.DQN(
+        learning_rate=2.5e-4,
         rollout_length=8,
         capacity=256,
         min_size=64,

@@ -51,7 +51,7 @@ def test_ppo_in_minatar(game, record):
 
 
 BESIDE = {"optimizer": Adam(eps=1.5e-4), "capacity": 100_000, "min_size": 5_000, "batch_size": 32}
-BESIDE |= {"rollout_length": 4, "replay_ratio": 1 / 16, "learning_rate": 2.5e-4, "target_period": 250}
+BESIDE |= {"rollout_length": 4, "n_step": 1, "replay_ratio": 1 / 16, "learning_rate": 2.5e-4, "target_period": 250}
 
 
 @pytest.mark.learning

@@ -13,7 +13,7 @@ from helpers.tiers import one_quick
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.networks import MLP, DictEncoder, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN, default_torso
-from jaxrl.networks.torsos import flatten
+from jaxrl.networks.torsos import flatten, stretched
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
 MINATAR = spaces.Box(0, 1, (10, 10, 4), np.bool_)
@@ -173,6 +173,27 @@ def test_observations_become_floats():
     np.testing.assert_array_equal(two, [[0, 1, 1, 0, 0]])
 
 
+LARGEST = np.finfo(np.float32).max
+
+
+def test_numbers_with_narrow_bounds_are_stretched():
+    low, high = np.asarray([-1.2, -0.07, -1.0, 0.0, -8.0]), np.asarray([0.6, 0.07, 1.0, 1.0, 8.0])
+    space = spaces.Box(low, high, (5,))
+    ends = np.asarray([[-1, -1, -1, -1, -8], [1, 1, 1, 1, 8], [0, 0, 0, 0, 0]])
+    given = np.stack([low, high, (low + high) / 2])
+    np.testing.assert_allclose(stretched(jnp.asarray(given, jnp.float32), space), ends, atol=1e-6)
+    module = build(MLP((), stretch=True), space)
+    np.testing.assert_allclose(module(jnp.asarray(given, jnp.float32)), ends, atol=1e-6)
+    x = jnp.asarray([[0.3, 0.01]], jnp.float32)
+    for same in (
+        spaces.Box(np.asarray([-0.4, -np.inf]), np.asarray([0.4, np.inf]), (2,)),  # as CartPole's
+        spaces.Box(np.float32([-0.4, -LARGEST]), np.float32([0.4, LARGEST]), (2,)),
+        spaces.Box(0, 1, (2,), np.int32),
+        spaces.Box(0.5, 0.5, (2,)),
+    ):
+        np.testing.assert_array_equal(stretched(x, same), x)
+
+
 def test_channels_first_is_channels_last_transposed():
     torso, key = NatureCNN((2, 2, 2), 3), jax.random.key(1)
     first, last = spaces.Box(0, 255, (2, 36, 37), np.uint8), spaces.Box(0, 255, (36, 37, 2), np.uint8)
@@ -248,7 +269,11 @@ def test_what_does_not_fit_is_said(torso, space, words):
 @pytest.mark.parametrize(
     ("torso", "space", "changes"),
     [
-        (MLP((4, 4)), VECTOR, {"widths": (4,), "activation": "relu", "normalization": "layer", "dtype": "bfloat16"}),
+        (
+            MLP((4, 4)),
+            spaces.Box(0, 1, (3,)),
+            {"widths": (4,), "activation": "relu", "normalization": "layer", "dtype": "bfloat16", "stretch": True},
+        ),
         (
             MinAtarCNN(2, 3, 4),
             MINATAR,

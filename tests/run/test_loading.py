@@ -15,6 +15,8 @@ from jaxrl.core.schedules import Linear
 from jaxrl.run.loading import load, load_run
 
 ALGO = jaxrl.DQN(
+    learning_rate=2.5e-4,
+    n_step=1,
     epsilon=Linear(1.0, 0.1),
     capacity=64,
     min_size=8,

@@ -452,7 +452,11 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
                 "network.shared: False",
             ],
         ),
-        (jaxrl.DQN(), "gymnax:Breakout-MinAtar", ["rollout_length: 1", "network.torso: MinAtarCNN("]),
+        (
+            jaxrl.DQN(learning_rate=1e-3),
+            "gymnax:Breakout-MinAtar",
+            ["n_step: 3", "rollout_length: 1", "network.torso: MinAtarCNN("],
+        ),
         (
             jaxrl.SAC(),
             "gymnax:Pendulum-v1",
