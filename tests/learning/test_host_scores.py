@@ -68,6 +68,26 @@ def test_ppo_in_halfcheetah(record):
 
 
 @pytest.mark.learning
+@pytest.mark.parametrize(
+    ("algo", "env", "total_steps", "published"),
+    [("ppo", "envpool:Pendulum-v1", 500_000, -172), ("sac", "gymnasium:Pendulum-v1", 20_000, -157)],
+)
+def test_pendulum_on_the_host_at_the_defaults(algo, env, total_steps, published, record):
+    """`jaxrl train ALGO --env ENV --total-steps N`, five seeds: none below -200."""
+    made = jaxrl.make_algorithm(algo)
+    scores = trained(made, env, total_steps, 5, None)
+    record(
+        f"host-pendulum-{algo}",
+        scores,
+        total_steps=total_steps,
+        reference=published,
+        source="RL Zoo",
+        settings={"algorithm": str(made), "command": f"jaxrl train {algo} --env {env} --total-steps {total_steps}"},
+    )
+    assert scores.scores.min() >= -200.0, scores.scores
+
+
+@pytest.mark.learning
 def test_the_kl_penalty_in_halfcheetah(record):
     """1M rows at the defaults, 5 seeds; the clipped ratio beside it, whose 25th percentile the mean must reach."""
     scores = {}
