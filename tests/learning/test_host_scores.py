@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 
 import jaxrl
 from jaxrl.core.schedules import Linear
@@ -18,7 +19,7 @@ class Scores:
     def __init__(self, results):
         self.configurations, self.seeds = [{}], len(results)
         self.scores = np.asarray([[result.evaluation.return_mean for result in results]])
-        self.interquartile_means = [float(np.mean(self.scores))]
+        self.interquartile_means = [float(scipy.stats.trim_mean(self.scores[0], 0.25))]
         self.steps_per_second = float(np.mean([result.steps_per_second for result in results]))
         self.steps = max(result.total_steps for result in results)
         self.wall_seconds = float(sum(result.wall_seconds for result in results))
