@@ -1,6 +1,6 @@
 """Environments on the host: PPO through EnvPool against SB3, and what the topology costs beside EnvPool alone.
 
-    python benchmarks/host.py [--repeats 5] [--no-peer] [--only cartpole halfcheetah pong]
+    python benchmarks/host.py [--repeats 5] [--no-peer] [--only cartpole halfcheetah pong pong-16]
 
     python benchmarks/host.py --distributed [--coordinator HOST:PORT --num-processes N --process-id I]
 
@@ -8,9 +8,9 @@ With `--distributed`, the same command on every machine, it is jaxrl alone: one 
 with a lag of one, and the settings count those of all processes.
 
 PPO: the same rows a batch, epochs, minibatches and networks (two of 2 x 64 tanh) in both; SB3 has 8 environments of
-Gymnasium in its process, as in its documentation, ours come from EnvPool and their number is printed. Pong: rows a
-second of `Sebulba` with an algorithm that acts at random and learns nothing, against EnvPool stepped with random
-actions by hand, in the same number of environments. What is timed is compiled and warm, in turn in one run.
+Gymnasium in its process, as in its documentation, ours come from EnvPool and their number is printed. Pong, 64 and 16 environments: rows a second of
+`Sebulba` with an algorithm that acts at random and learns nothing, against EnvPool stepped with random actions by hand,
+in the same number of environments. What is timed is compiled and warm, in turn in one run.
 """
 
 import argparse
@@ -30,9 +30,13 @@ PPO: dict[str, dict[str, Any]] = {
     "halfcheetah": {"env": "HalfCheetah-v4", "batch": 2048, "epochs": 10, "minibatch": 64, "num_envs": 32},
 }
 PEER_ENVS = 8
-PONG = {"env": "Pong-v5", "num_envs": 64, "rollout": 16}
+PONG: dict[str, dict[str, Any]] = {
+    "pong": {"env": "Pong-v5", "num_envs": 64, "rollout": 16},
+    "pong-16": {"env": "Pong-v5", "num_envs": 16, "rollout": 16},
+}
+TASKS = {**PPO, **PONG}
 _BATCHES = 60  # that PPO learns from in a timed run
-_PONG_ROWS = 40 * PONG["num_envs"] * PONG["rollout"]
+_PONG_ROWS = 40_960
 
 
 class SB3:
@@ -75,7 +79,7 @@ class Jaxrl:
         import jax
 
         if bare:
-            return self.pool(rows)
+            return self.pool(PONG[name], rows)
         if name not in self.runs:
             self.runs[name] = self.started(name)
         program, algo, env, state = self.runs[name]
@@ -89,13 +93,12 @@ class Jaxrl:
     def started(self, name):
         import jaxrl
 
-        if name == "pong":
-            env = jaxrl.make("envpool:" + PONG["env"])
-            algo = random_actor()(rollout_length=PONG["rollout"])
-            topology = jaxrl.Sebulba(num_envs=PONG["num_envs"], actors=2, queue=2, **self.layout)
+        settings = TASKS[name]
+        env = jaxrl.make("envpool:" + settings["env"])
+        if name in PONG:
+            algo = random_actor()(rollout_length=settings["rollout"])
+            topology = jaxrl.Sebulba(num_envs=settings["num_envs"], actors=2, queue=2, **self.layout)
         else:
-            settings = PPO[name]
-            env = jaxrl.make("envpool:" + settings["env"])
             algo = jaxrl.PPO(
                 rollout_length=settings["batch"] // settings["num_envs"],
                 epochs=settings["epochs"],
@@ -108,17 +111,17 @@ class Jaxrl:
         state, _ = program.chunk(algo, env, state, 3, 10**9)
         return program, algo, env, state
 
-    def pool(self, rows):
+    def pool(self, settings, rows):
         """EnvPool by itself: the same two pools, each stepped by a thread of its own."""
         import threading
 
         import envpool
         import numpy as np
 
-        size = PONG["num_envs"] // 2
-        if not self.pools:
-            self.pools = {n: envpool.make_gymnasium(PONG["env"], num_envs=size, seed=n) for n in range(2)}
-            for pool in self.pools.values():
+        size = settings["num_envs"] // 2
+        if size not in self.pools:
+            self.pools[size] = [envpool.make_gymnasium(settings["env"], num_envs=size, seed=n) for n in range(2)]
+            for pool in self.pools[size]:
                 pool.reset()
         actions = np.random.default_rng(0).integers(0, 6, (rows // (2 * size), size)).astype(np.int32)
 
@@ -126,7 +129,7 @@ class Jaxrl:
             for action in actions:
                 pool.step(action)
 
-        threads = [threading.Thread(target=play, args=(pool,)) for pool in self.pools.values()]
+        threads = [threading.Thread(target=play, args=(pool,)) for pool in self.pools[size]]
         start = time.perf_counter()
         for thread in threads:
             thread.start()
@@ -188,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=[*PPO, "pong"], default=[*PPO, "pong"])
+    parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS))
     record.add_process_flags(parser)
     arguments = parser.parse_args()
     if record.join_processes(arguments):
@@ -200,18 +203,18 @@ def main() -> None:
     rows = []
     try:
         for name in arguments.only:
-            if name == "pong":
+            settings = TASKS[name]
+            if name in PONG:
                 count = _PONG_ROWS
                 asks = {
-                    "jaxrl": lambda count=count: ours.ask(name="pong", rows=count),
-                    "EnvPool alone": lambda count=count: ours.ask(name="pong", rows=count, bare=True),
+                    "jaxrl": functools.partial(ours.ask, name=name, rows=count),
+                    "EnvPool alone": functools.partial(ours.ask, name=name, rows=count, bare=True),
                 }
                 seconds = record.alternate(asks, arguments.repeats)
-                row = {"task": "random in Pong-v5", "num_envs": PONG["num_envs"]}
+                row = {"task": f"random in {settings['env']}", "num_envs": settings["num_envs"]}
                 row |= {f"{which} (rows/s)": count / value for which, value in seconds.items()}
                 row["jaxrl / EnvPool alone"] = seconds["EnvPool alone"] / seconds["jaxrl"]
             else:
-                settings = PPO[name]
                 count, peer_count = _BATCHES * settings["batch"], 4 * settings["batch"]
                 asks = {"jaxrl": lambda name=name, count=count: ours.ask(name=name, rows=count)}
                 if peer is not None:
@@ -238,9 +241,10 @@ def in_processes(arguments: argparse.Namespace) -> None:
     ours = Jaxrl(devices=jax.device_count(), lockstep=True, lag=1)
     tasks = []
     for name in arguments.only:
-        what = f"random in {PONG['env']}" if name == "pong" else f"PPO in {PPO[name]['env']}"
-        count = _PONG_ROWS if name == "pong" else _BATCHES * PPO[name]["batch"]
-        row = {"task": what, "num_envs": (PONG if name == "pong" else PPO[name])["num_envs"]}
+        settings = TASKS[name]
+        what = f"{'random' if name in PONG else 'PPO'} in {settings['env']}"
+        count = _PONG_ROWS if name in PONG else _BATCHES * settings["batch"]
+        row = {"task": what, "num_envs": settings["num_envs"]}
         tasks.append((row, "rows", count, functools.partial(ours, name=name, rows=count)))
     try:
         record.in_processes("host", tasks, arguments.repeats)

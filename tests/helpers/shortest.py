@@ -108,6 +108,7 @@ DEFAULTS = [
         for algo in ("ppo", "pqn")
         for game, (published, worst) in MINATAR.items()
     ),
+    Row("minatar-breakout-vmpo", f"vmpo --env gymnax:Breakout-MinAtar {LONG}", "", worst=MINATAR["Breakout"][1]),
 ]
 PRESETS = [
     Row("purejaxrl-cartpole", "--preset purejaxrl-cartpole --seeds 10", "", mean=SOLVED),
