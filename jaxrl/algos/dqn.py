@@ -94,7 +94,7 @@ class DQN:
         None,
         low=1,
         whole=True,
-        help="number of rewards summed before bootstrapping; None: 3, with munchausen or storage=flashbax 1",
+        help="number of rewards summed before bootstrapping; None: 3; for images, munchausen or storage=flashbax 1",
     )
     prioritized: bool = static(False, help="prioritized replay: sample by the last error")
     value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different sizes")
@@ -154,13 +154,13 @@ class DQN:
         elif length is None:
             length = off_policy.rollout_length(self, num_envs)
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu", stretch=True))
-        rate = self.learning_rate
+        images, rate, n_step = has_images(spec.observation_space), self.learning_rate, self._n_step
         if rate is None:
             # The rate that MountainCar needs; kept to the end, it costs score in CartPole (docs/algorithms/dqn.md).
-            rate = 2.5e-4 if has_images(spec.observation_space) else Linear(1e-3, 0.0)
-        return dataclasses.replace(
-            self, network=network, rollout_length=length, learning_rate=rate, n_step=self._n_step
-        )
+            rate = 2.5e-4 if images else Linear(1e-3, 0.0)
+        if self.n_step is None and images:
+            n_step = 1
+        return dataclasses.replace(self, network=network, rollout_length=length, learning_rate=rate, n_step=n_step)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems, name = field_problems(self), type(self).__name__
@@ -291,7 +291,11 @@ class DQN:
         updates = state.updates + 1
         share = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
         network = train_state.polyak_update(network, share)
-        metrics = replicas.mean(metrics) | {"gradient_norm": norm, "epsilon": jnp.asarray(self.epsilon)}
+        metrics = replicas.mean(metrics) | {
+            "gradient_norm": norm,
+            "epsilon": jnp.asarray(self.epsilon),
+            "learning_rate": jnp.asarray(self.learning_rate),
+        }
         priorities = {}
         if self._by_priority:
             error = newest.of_replay(view.priorities(error, self.priority_eta), batch, replicas)

@@ -82,16 +82,15 @@ def flatten(x: Any, space: spaces.Space) -> jax.Array:
 
 
 def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
-    """Numbers of a bounded box between -1 and 1 where their bounds are closer together; all else as it is."""
+    """Numbers of a bounded box that never reach 1 in size, over the largest that they can be; all else as it is."""
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.bounded:
         return x
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    narrow = (high > low) & (high - low < 2.0)
-    if not narrow.any():
+    largest = np.maximum(np.abs(space.low), np.abs(space.high)).astype(np.float32)
+    small = (largest > 0) & (largest < 1)
+    if not small.any():
         return x
-    middle, half = np.where(narrow, (low + high) / 2, 0.0), np.where(narrow, (high - low) / 2, 1.0)
-    shape = (1,) * (x.ndim - low.ndim) + low.shape
-    return (x - middle.reshape(shape).astype(np.float32)) / half.reshape(shape).astype(np.float32)
+    scale = np.where(small, largest, np.float32(1.0))
+    return x.astype(jnp.float32) / scale.reshape((1,) * (x.ndim - scale.ndim) + scale.shape)
 
 
 # --- vectors -------------------------------------------------------------------------------------------------------
@@ -120,8 +119,8 @@ class MLP:
       normalization: before every activation, "layer" or "batch"; None: none.
       dtype: what layers and activations compute in, "float32" or "bfloat16"; parameters, normalizations and features
         are float32 in either.
-      stretch: whether numbers of a bounded box whose bounds are less than 2 apart are stretched to [-1, 1]: of much
-        smaller ones a new layer sees little. Not for observations that are normalized.
+      stretch: whether numbers of a bounded box that never reach 1 in size are divided by the largest that they can be:
+        of small ones a new layer sees little. Not for observations that are normalized.
     """
 
     widths: tuple[int, ...] = (64, 64)

@@ -176,22 +176,24 @@ def test_observations_become_floats():
 LARGEST = np.finfo(np.float32).max
 
 
-def test_numbers_with_narrow_bounds_are_stretched():
-    low, high = np.asarray([-1.2, -0.07, -1.0, 0.0, -8.0]), np.asarray([0.6, 0.07, 1.0, 1.0, 8.0])
-    space = spaces.Box(low, high, (5,))
-    ends = np.asarray([[-1, -1, -1, -1, -8], [1, 1, 1, 1, 8], [0, 0, 0, 0, 0]])
-    given = np.stack([low, high, (low + high) / 2])
-    np.testing.assert_allclose(stretched(jnp.asarray(given, jnp.float32), space), ends, atol=1e-6)
+def test_small_numbers_are_stretched():
+    low, high = np.asarray([-1.2, -0.07, 0.0, 0.0, 0.1, -8.0]), np.asarray([0.6, 0.07, 1.0, 0.5, 0.2, 8.0])
+    space = spaces.Box(low, high, (6,))
+    given = np.stack([low, high])
+    expected = np.asarray([[-1.2, -1, 0, 0, 0.5, -8], [0.6, 1, 1, 1, 1, 8]])
+    np.testing.assert_allclose(stretched(jnp.asarray(given, jnp.float32), space), expected, atol=1e-6)
     module = build(MLP((), stretch=True), space)
-    np.testing.assert_allclose(module(jnp.asarray(given, jnp.float32)), ends, atol=1e-6)
+    np.testing.assert_allclose(module(jnp.asarray(given, jnp.float32)), expected, atol=1e-6)
     x = jnp.asarray([[0.3, 0.01]], jnp.float32)
     for same in (
         spaces.Box(np.asarray([-0.4, -np.inf]), np.asarray([0.4, np.inf]), (2,)),  # as CartPole's
         spaces.Box(np.float32([-0.4, -LARGEST]), np.float32([0.4, LARGEST]), (2,)),
         spaces.Box(0, 1, (2,), np.int32),
-        spaces.Box(0.5, 0.5, (2,)),
+        spaces.Box(0.0, 0.0, (2,)),
     ):
         np.testing.assert_array_equal(stretched(x, same), x)
+    half = stretched(x.astype(jnp.float16), spaces.Box(-0.4, 0.4, (2,), np.float16))
+    np.testing.assert_allclose(half, x / 0.4, rtol=1e-3)
 
 
 def test_channels_first_is_channels_last_transposed():
@@ -271,7 +273,7 @@ def test_what_does_not_fit_is_said(torso, space, words):
     [
         (
             MLP((4, 4)),
-            spaces.Box(0, 1, (3,)),
+            spaces.Box(0, 0.5, (3,)),
             {"widths": (4,), "activation": "relu", "normalization": "layer", "dtype": "bfloat16", "stretch": True},
         ),
         (

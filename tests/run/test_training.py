@@ -455,7 +455,7 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
         (
             jaxrl.DQN(learning_rate=1e-3),
             "gymnax:Breakout-MinAtar",
-            ["n_step: 3", "rollout_length: 1", "network.torso: MinAtarCNN("],
+            ["n_step: 1", "rollout_length: 1", "network.torso: MinAtarCNN("],
         ),
         (
             jaxrl.SAC(),
