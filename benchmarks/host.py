@@ -8,9 +8,10 @@ With `--distributed`, the same command on every machine, it is jaxrl alone: one 
 with a lag of one, and the settings count those of all processes.
 
 PPO: the same rows a batch, epochs, minibatches and networks (two of 2 x 64 tanh) in both; SB3 has 8 environments of
-Gymnasium in its process, as in its documentation, ours come from EnvPool and their number is printed. Pong, 64 and 16 environments: rows a second of
-`Sebulba` with an algorithm that acts at random and learns nothing, against EnvPool stepped with random actions by hand,
-in the same number of environments. What is timed is compiled and warm, in turn in one run.
+Gymnasium in its process, as in its documentation, ours come from EnvPool and their number is printed. Pong, 64 and 16
+environments: rows a second of `Sebulba` with an algorithm that acts at random and learns nothing, against EnvPool
+stepped with random actions by hand, in the same number of environments. What is timed is compiled and warm, in turn in
+one run.
 """
 
 import argparse
