@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.errors import ConfigError, JaxrlError, unknown
 
 PLACE = "JAXRL_LAUNCHED"  # the environment variable in which a process that was started finds its place
 _LOOK = 0.05  # seconds between two looks at the processes
@@ -172,6 +172,8 @@ def problems(how: Launch) -> list[str]:
     if isinstance(how, RayProcesses):
         if importlib.util.find_spec("ray") is None:
             found.append("ray: Ray is not installed; pip install 'jaxrl[ray]'")
+        if how.gpus and os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+            found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset that, or leave gpus out")
         return found
     gpus = _gpus() if own_place() is None else []  # a process that was started has its share of them alone
     if gpus and len(gpus) % how.count:
@@ -246,15 +248,26 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
     """
     if found := problems(how):
         raise ConfigError(found)
+    if isinstance(how, RayProcesses):
+        from jaxrl.parallel.ray.remote import connect
+
+        connect()  # before the signals are ours: it takes SIGTERM for itself
     with _Signals() as signals:
+        code = 0
         for attempt in range(how.restarts + 1):
-            with _started([*command, *again] if attempt else command, how, signals) as processes:
-                watched = _Together(processes, how.count, signals)
-                code = watched.wait()
-                last = attempt == how.restarts or signals.passed or code in (0, _BAD_INPUT)
-                if code:
-                    watched.tell()
-            if last:
+            last = attempt == how.restarts
+            try:
+                with _started([*command, *again] if attempt else command, how, signals) as processes:
+                    watched = _Together(processes, how.count, signals)
+                    code = watched.wait()
+                    last = last or code in (0, _BAD_INPUT)
+                    if code:
+                        watched.tell()
+            except JaxrlError as error:  # of a cluster that has lost machines, say
+                if not attempt:
+                    raise
+                print(f"error: {error}", file=sys.stderr)
+            if last or signals.passed:
                 return code
             print(
                 f"the {how.count} processes are started again (restart {attempt + 1} of {how.restarts})",
@@ -274,7 +287,7 @@ def _started(command, how, signals):
         else:
             from jaxrl.parallel.ray.processes import start
 
-            coming = start(command, how, stack)
+            coming = start(command, how, stack, lambda: bool(signals.passed))
         try:
             for process in coming:
                 signals.processes = (*signals.processes, process)

@@ -12,17 +12,22 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.parallel.multihost.launch import Local, Place, RayProcesses, Started
 from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
 
-_PASSED_ON = ("JAX", "XLA", "PYTHONPATH")  # how the names of variables begin that the processes have, too
+_PASSED_ON = (
+    "JAX",
+    "XLA",
+    "PYTHONPATH",
+    "OMP_NUM_THREADS",
+)  # how the names of variables begin that the processes have, too
 _PATIENCE = 60.0  # seconds without an answer from an actor, after which its process is lost
 _TO_KILL = 5.0  # seconds that an actor has to end its process
-_KEPT = 20_000  # characters of what a process said that is not shown
+_KEPT = 20_000  # bytes of what a process said that is not shown
 _LOST = 1  # the exit code of a process that was lost
 
 
@@ -43,28 +48,37 @@ class Holder:
 
     def start(self, command: Sequence[str], place: Place, variables: Mapping[str, str], directory: str) -> None:
         """Starts the command, with this machine's Python in place of the first word."""
-        self._files = [tempfile.NamedTemporaryFile(prefix="jaxrl-launch-") for _ in ("stdout", "stderr")]
-        environment = {**os.environ, **variables}
-        self._process = Local([sys.executable, *command[1:]], place, environment, *self._files, directory=directory)
+        self._files = [tempfile.TemporaryFile(prefix="jaxrl-launch-") for _ in ("stdout", "stderr")]
+        environment = dict(os.environ)
+        environment.pop("OMP_NUM_THREADS", None)  # Ray's: as many as the CPUs that it keeps
+        # Ray starts its own with SIGINT blocked, and the process would inherit that.
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        try:
+            command = [sys.executable, *command[1:]]
+            self._process = Local(command, place, {**environment, **variables}, *self._files, directory=directory)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def look(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
         """The exit code if there is one, and what was written to output and errors since so many bytes of each."""
         assert self._process is not None
         code = self._process.poll()  # before the files: what it wrote last is in them
-        said = []
-        for file, start in zip(self._files, since, strict=True):
-            with open(file.name, "rb") as written:
-                written.seek(start)
-                said.append(written.read())
-        return code, (said[0], said[1])
+        # The process has the files' offsets too, so that they stay where they are.
+        new = [
+            os.pread(file.fileno(), max(os.fstat(file.fileno()).st_size - start, 0), start)
+            for file, start in zip(self._files, since, strict=True)
+        ]
+        return code, (new[0], new[1])
 
     def send_signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+    def kill(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
+        """Ends the process at once; as `look`."""
+        assert self._process is not None
+        self._process.kill()
+        return self.look(since)
 
 
 class _Held:
@@ -77,7 +91,7 @@ class _Held:
         self._looking: Any = None
         self._since = 0.0
         self._read = [0, 0]
-        self._said = ""
+        self._said = b""
 
     def poll(self) -> int | None:
         if self._code is not None:
@@ -90,25 +104,29 @@ class _Held:
         if not ready and time.monotonic() - self._since < _PATIENCE:
             return None
         try:
-            code, said = self._ray.get(self._looking, timeout=0)
+            self._code = self._taken(self._ray.get(self._looking, timeout=0))
         except self._ray.exceptions.RayError as error:
             lost = f"lost with its Ray actor: {str(error).splitlines()[0]}"
-            self._said += f"\n{lost}"
+            self._said += f"\n{lost}".encode()
             if self._shown:
                 print(f"process 0: {lost}", file=sys.stderr, flush=True)
             self._code = _LOST
-            return self._code
         self._looking = None
+        return self._code
+
+    def _taken(self, found):
+        """The exit code, once what was said is shown or kept."""
+        code, said = found
         for which, (new, stream) in enumerate(zip(said, (sys.stdout, sys.stderr), strict=True)):
             self._read[which] += len(new)
-            if not new:
-                continue
-            if self._shown:
-                stream.write(new.decode(errors="replace"))
+            if not self._shown:
+                self._said = (self._said + new)[-_KEPT:]
+            elif new and hasattr(stream, "buffer"):
                 stream.flush()
-            else:
-                self._said = (self._said + new.decode(errors="replace"))[-_KEPT:]
-        self._code = code
+                stream.buffer.write(new)
+                stream.buffer.flush()
+            elif new:  # a notebook's
+                stream.write(new.decode(errors="replace"))
         return code
 
     def send_signal(self, number: int) -> None:
@@ -116,24 +134,27 @@ class _Held:
 
     def kill(self) -> None:
         # Should the actor not answer, the pipe closes that its process watches, which then ends by itself.
-        with contextlib.suppress(Exception):
-            self._ray.get(self._actor.kill.remote(), timeout=_TO_KILL)
+        if self._code is None:
+            with contextlib.suppress(Exception):
+                self._code = self._taken(self._ray.get(self._actor.kill.remote(tuple(self._read)), timeout=_TO_KILL))
+            self._code = 128 + signal.SIGKILL if self._code is None else self._code
         with contextlib.suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
-        if self._code is None:
-            self._code = 128 + signal.SIGKILL
 
     def last_words(self) -> str:
-        return self._said
+        return self._said.decode(errors="replace")
 
 
-def start(command: Sequence[str], how: RayProcesses, stack: contextlib.ExitStack) -> Iterator[Started]:
-    """Starts the processes of a run on the cluster, one after another.
+def start(
+    command: Sequence[str], how: RayProcesses, stack: contextlib.ExitStack, stopped: Callable[[], bool]
+) -> Iterator[Started]:
+    """Starts the processes of a run on the cluster, one after another; no more of them once `stopped`.
 
     Args:
       command: the program and its arguments.
       how: how many, and with what.
       stack: ends what Ray keeps for them.
+      stopped: whether a signal came.
 
     Raises:
       ConfigError: the cluster has less, or nothing of it is free.
@@ -146,7 +167,12 @@ def start(command: Sequence[str], how: RayProcesses, stack: contextlib.ExitStack
     share = {"CPU": how.cpus} | ({"GPU": how.gpus} if how.gpus else {})
     places = placement_group([share] * how.count, strategy="SPREAD")
     stack.callback(remove_placement_group, places)
-    if not places.wait(START_TIMEOUT):
+    until = time.monotonic() + START_TIMEOUT
+    while not places.wait(1):
+        if stopped():
+            return
+        if time.monotonic() < until:
+            continue
         free = ", ".join(f"{ray.available_resources().get(name, 0):g} {name}s" for name in share)
         each = " and ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in share.items())
         raise ConfigError(
@@ -156,23 +182,28 @@ def start(command: Sequence[str], how: RayProcesses, stack: contextlib.ExitStack
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
     if not how.gpus:
         variables["JAX_PLATFORMS"] = "cpu"
-    actors = [
-        ray.remote(Holder)
-        .options(
-            num_cpus=how.cpus,
-            num_gpus=how.gpus,
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(places, placement_group_bundle_index=index),
-        )
-        .remote()
-        for index in range(how.count)
-    ]
+
+    def answer(asked):
+        """What an actor answers; None if a signal came before."""
+        until = time.monotonic() + START_TIMEOUT
+        while not ray.wait([asked], timeout=1.0)[0] and time.monotonic() < until:
+            if stopped():
+                return None
+        return ray.get(asked, timeout=0)
+
     coordinator = None
-    for index, actor in enumerate(actors):
+    for index in range(how.count):
+        there = PlacementGroupSchedulingStrategy(places, placement_group_bundle_index=index)
+        options = {"num_cpus": how.cpus, "num_gpus": how.gpus, "max_restarts": 0, "scheduling_strategy": there}
+        actor = ray.remote(Holder).options(**options).remote()
         try:
-            coordinator = coordinator or ray.get(actor.address.remote(), timeout=START_TIMEOUT)
+            coordinator = coordinator or answer(actor.address.remote())
+            if coordinator is None:
+                return
             place = Place(coordinator, how.count, index)
-            ray.get(actor.start.remote(list(command), place, variables, os.getcwd()), timeout=START_TIMEOUT)
+            begun = actor.start.remote(list(command), place, variables, os.getcwd())
+            if answer(begun) is None and stopped():
+                return
         except ray.exceptions.RayError as error:
             raise JaxrlError(f"process {index} could not be started on its machine:\n{error}") from error
         yield _Held(ray, actor, index)

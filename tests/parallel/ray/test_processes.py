@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -80,25 +81,48 @@ if sys.argv[1:] == ["first"]:
     assert "(restart 1 of 1)" in said
 
 
-def test_signals_are_passed_on_and_end_the_run_for_good(program, tmp_path):
-    text = """
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_are_passed_on_and_end_the_run_for_good(program, started, tmp_path, number):
+    """From a process of its own, whose Ray is not connected yet."""
+    text = f"""
 def ask(number, frame):
-    open(f"{place.process_id}.asked", "w").close()
+    open(f"{{place.process_id}}.asked", "w").close()
     sys.exit(128 + number)
-signal.signal(signal.SIGTERM, ask)
-open(f"{place.process_id}.ready", "w").close()
+signal.signal({int(number)}, ask)
+open(f"{{place.process_id}}.ready", "w").close()
 time.sleep(600)
 """
-    command = program(text)
-
-    def ask():
+    how = "from jaxrl.parallel.multihost import launch\n"
+    how += f"raise SystemExit(launch.run_processes({program(text)}, launch.RayProcesses(2, restarts=3)))"
+    env = os.environ | {"RAY_ADDRESS": started.get_runtime_context().gcs_address}
+    process = subprocess.Popen([sys.executable, "-c", how], env=env)
+    try:
         while len(list(tmp_path.glob("*.ready"))) < 2:
+            assert process.poll() is None
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=ask, daemon=True).start()
-    assert launch.run_processes(command, RayProcesses(2, restarts=3)) == 128 + signal.SIGTERM
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+    finally:
+        process.kill()
+        process.wait()
     assert sorted(path.name for path in tmp_path.glob("*.asked")) == ["0.asked", "1.asked"]
+
+
+def test_a_restart_that_finds_no_place_ends_with_the_first_code(program, monkeypatch, capfd):
+    text = "sys.exit(3)"
+    command = program(text)
+    starts = []
+
+    def start(*given):
+        starts.append(given)
+        if len(starts) > 1:
+            raise ConfigError("ray: no place")
+        return before(*given)
+
+    before = processes.start
+    monkeypatch.setattr(processes, "start", start)
+    assert launch.run_processes(command, RayProcesses(1, restarts=2)) == 3
+    assert len(starts) == 3 and capfd.readouterr().err.count("error: ray: no place") == 2
 
 
 def test_a_process_ends_with_its_actor(program, started, tmp_path, capfd, monkeypatch):
@@ -165,6 +189,9 @@ def test_numbers_that_do_not_fit(monkeypatch):
     found = launch.problems(RayProcesses(0, 0, 0, -1))
     words = ("count=0 must be at least 1", "cpus=0 must be at least 1", "gpus=-1 must be at least 0")
     assert found == [f"ray: {what}" for what in words]
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    [problem] = launch.problems(RayProcesses(2, gpus=1))
+    assert "gpus=1 would be idle with JAX_PLATFORMS=cpu" in problem
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     assert launch.problems(RayProcesses(2)) == ["ray: Ray is not installed; pip install 'jaxrl[ray]'"]
 
