@@ -66,8 +66,8 @@ class RayProcesses:
     """Several processes on the machines of a Ray cluster, started, watched and ended together.
 
     The cluster is the one that RAY_ADDRESS names, else one of this machine alone. Ray places the processes, on as many
-    machines as it can. Each machine needs this program, its packages and the run's folder under the same paths; a
-    process has this one's variables whose names begin with JAX, XLA or PYTHONPATH.
+    machines as it can. Each machine needs this program, its packages and the run's folder under the same paths. Of this
+    one's variables a process has those whose names begin with JAX, XLA, PYTHONPATH or OMP_NUM_THREADS.
 
     Args:
       count: number of processes.
