@@ -48,7 +48,6 @@ DEFAULTS = [
         f"dqn {CARTPOLE} --network.head categoricalvalues --v-min 0 --v-max 100",
         "491.07 ± 9.70 (CleanRL)",
         worst=SOLVED,
-        missed="one seed of ten at 458",
     ),
     Row("cartpole-dueling", f"dqn {CARTPOLE} --network.head actionvalues:dueling=True", "", worst=SOLVED),
     Row(
