@@ -24,7 +24,7 @@ TRAININGS = {
     "the same, 5M steps": "minatar-breakout-5m-ppo",
     "DQN in MinAtar Breakout, 5M steps": "minatar-breakout-5m-dqn",
     "Rainbow the same, when noise alone explored": "minatar-breakout-5m-rainbow",
-    "`jaxrl train ppo --env envpool:Pendulum-v1 --total-steps 500000`, its seeds one after another": "host-pendulum-ppo",
+    "`jaxrl train ppo --env envpool:Pendulum-v1 --total-steps 500000`, seed by seed": "host-pendulum-ppo",
     "PPO in HalfCheetah-v4 (EnvPool), 1M steps, 8 environments": "halfcheetah-ppo",
     "PPO in Pong-v5 (EnvPool), 1M steps, a smaller network": "pong-ppo",
 }
