@@ -113,6 +113,7 @@ class Frames:
             ),
             pytest.param(
                 jaxrl.DQN(
+                    n_step=1,
                     rollout_length=32,
                     capacity=16 * 64,
                     min_size=16 * 32,
