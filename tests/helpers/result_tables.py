@@ -26,6 +26,8 @@ TRAININGS = {
     "Rainbow the same, when noise alone explored": "minatar-breakout-5m-rainbow",
     "`jaxrl train ppo --env envpool:Pendulum-v1 --total-steps 500000`, seed by seed": "host-pendulum-ppo",
     "PPO in HalfCheetah-v4 (EnvPool), 1M steps, 8 environments": "halfcheetah-ppo",
+    "`jaxrl train ppo --env envpool:HalfCheetah-v4 --total-steps 1000000`, seed by seed": "halfcheetah-defaults-clip",
+    "the same, `--objective kl`": "halfcheetah-defaults-kl",
     "PPO in Pong-v5 (EnvPool), 1M steps, a smaller network": "pong-ppo",
 }
 
