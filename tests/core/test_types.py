@@ -113,6 +113,7 @@ class Frames:
             ),
             pytest.param(
                 jaxrl.DQN(
+                    learning_rate=2.5e-4,
                     n_step=1,
                     rollout_length=32,
                     capacity=16 * 64,
