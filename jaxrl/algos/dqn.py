@@ -154,12 +154,11 @@ class DQN:
         elif length is None:
             length = off_policy.rollout_length(self, num_envs)
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu", stretch=True))
-        images, rate, n_step = has_images(spec.observation_space), self.learning_rate, self._n_step
+        images, rate = has_images(spec.observation_space), self.learning_rate
         if rate is None:
             # The rate that MountainCar needs; kept to the end, it costs score in CartPole (docs/algorithms/dqn.md).
             rate = 2.5e-4 if images else Linear(1e-3, 0.0)
-        if self.n_step is None and images:
-            n_step = 1
+        n_step = 1 if images and self.n_step is None else self._n_step
         return dataclasses.replace(self, network=network, rollout_length=length, learning_rate=rate, n_step=n_step)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:

@@ -444,7 +444,7 @@ class Local:
 
 
 def _start_here(command: Sequence[str], count: int, folder: Path, stack: contextlib.ExitStack) -> Iterator[Started]:
-    coordinator, gpus = f"127.0.0.1:{free_port()}", _gpus()
+    coordinator, gpus = f"127.0.0.1:{free_port('127.0.0.1')}", _gpus()
     for index in range(count):
         environment = dict(os.environ)
         if gpus:
@@ -455,10 +455,10 @@ def _start_here(command: Sequence[str], count: int, folder: Path, stack: context
         yield process
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody has now."""
+def free_port(host: str) -> int:
+    """A port of an address of this machine ("": of all) that nobody has now."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((host, 0))
         return free.getsockname()[1]
 
 

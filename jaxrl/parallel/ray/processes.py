@@ -8,7 +8,6 @@ import collections
 import contextlib
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -16,15 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl.core.errors import ConfigError, JaxrlError
-from jaxrl.parallel.multihost.launch import Local, Place, RayProcesses, Started
+from jaxrl.parallel.multihost.launch import Local, Place, RayProcesses, Started, free_port
 from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
 
-_PASSED_ON = (
-    "JAX",
-    "XLA",
-    "PYTHONPATH",
-    "OMP_NUM_THREADS",
-)  # how the names of variables begin that the processes have, too
+# How the names of the variables begin that the processes have, too.
+_PASSED_ON = ("JAX", "XLA", "PYTHONPATH", "OMP_NUM_THREADS")
 _PATIENCE = 60.0  # seconds without an answer from an actor, after which its process is lost
 _TO_KILL = 5.0  # seconds that an actor has to end its process
 _KEPT = 20_000  # bytes of what a process said that is not shown
@@ -42,9 +37,7 @@ class Holder:
         """HOST:PORT of a port that nobody has now, for process 0 to be found at."""
         from ray.util import get_node_ip_address
 
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return f"{get_node_ip_address()}:{free.getsockname()[1]}"
+        return f"{get_node_ip_address()}:{free_port('')}"
 
     def start(self, command: Sequence[str], place: Place, variables: Mapping[str, str], directory: str) -> None:
         """Starts the command, with this machine's Python in place of the first word."""
@@ -183,27 +176,27 @@ def start(
     if not how.gpus:
         variables["JAX_PLATFORMS"] = "cpu"
 
-    def answer(asked):
-        """What an actor answers; None if a signal came before."""
+    def answered(asked):
+        """Whether an actor has answered; else a signal came before, or its time is over."""
         until = time.monotonic() + START_TIMEOUT
-        while not ray.wait([asked], timeout=1.0)[0] and time.monotonic() < until:
-            if stopped():
-                return None
-        return ray.get(asked, timeout=0)
+        while not (found := ray.wait([asked], timeout=1.0)[0]) and not stopped() and time.monotonic() < until:
+            pass
+        return bool(found)
 
-    coordinator = None
+    coordinator = ""
     for index in range(how.count):
         there = PlacementGroupSchedulingStrategy(places, placement_group_bundle_index=index)
         options = {"num_cpus": how.cpus, "num_gpus": how.gpus, "max_restarts": 0, "scheduling_strategy": there}
         actor = ray.remote(Holder).options(**options).remote()
         try:
-            coordinator = coordinator or answer(actor.address.remote())
-            if coordinator is None:
+            address = actor.address.remote()
+            if not answered(address) and stopped():
                 return
-            place = Place(coordinator, how.count, index)
-            begun = actor.start.remote(list(command), place, variables, os.getcwd())
-            if answer(begun) is None and stopped():
+            coordinator = coordinator or ray.get(address, timeout=0)
+            begun = actor.start.remote(list(command), Place(coordinator, how.count, index), variables, os.getcwd())
+            if not answered(begun) and stopped():
                 return
+            ray.get(begun, timeout=0)
         except ray.exceptions.RayError as error:
             raise JaxrlError(f"process {index} could not be started on its machine:\n{error}") from error
         yield _Held(ray, actor, index)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from helpers.launching import scripts, until_asked
 from helpers.programs import ENV, PPO, ROWS, assert_equal
 
 import jaxrl
@@ -21,8 +22,6 @@ from jaxrl.run import checkpoint
 
 PATIENCE = 240  # seconds; on an idle core a hundredth
 LAUNCHED = Path(__file__).with_name("launched.py")
-# What the scripts begin with: their place, as a run reads it.
-READ = "import os, signal, sys, time\nfrom jaxrl.parallel.multihost import launch\nplace = launch.own_place()\n"
 
 
 @pytest.fixture
@@ -31,11 +30,7 @@ def program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def written(text):
-        (tmp_path / "script.py").write_text(READ + text)
-        return [sys.executable, str(tmp_path / "script.py")]
-
-    return written
+    return scripts(tmp_path)
 
 
 def told(folder, count=2):
@@ -129,18 +124,16 @@ def test_wrong_settings_are_not_tried_again(program, tmp_path):
     ("number", "ignored"), [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGINT, True)]
 )
 def test_signals_are_passed_on_and_end_the_run_for_good(program, tmp_path, number, ignored):
-    text = f"""
-def ask(number, frame):
-    open(f"{{place.process_id}}.asked", "w").close()
-    sys.exit(128 + number)
-signal.signal({int(number)}, ask)
-open(f"{{place.process_id}}.ready", "w").close()
+    text = (
+        until_asked(number)
+        + f"""
 while place.process_id == 0 and not os.path.exists("1.ready"):
     time.sleep(0.01)
 if place.process_id == 0:
     os.kill(os.getppid(), {int(number)})
 time.sleep(600)
 """
+    )
     own = signal.getsignal(number)
     before = signal.SIG_IGN if ignored else own  # as a shell has it for what it runs in the background
     try:
@@ -230,7 +223,7 @@ def test_from_python_this_process_is_the_default_and_a_session_cannot_be_started
 
 @pytest.mark.parametrize("words", [["-"], ["-B"], []])
 def test_a_program_that_python_reads_from_its_input_cannot_be_started_again(words):
-    text = READ.replace("place = ", "launch.launch('processes:2') or ") + "print('trained')"
+    text = "from jaxrl.parallel.multihost import launch\nlaunch.launch('processes:2')\nprint('trained')"
     ended = subprocess.run(
         [sys.executable, *words], input=text, text=True, capture_output=True, timeout=PATIENCE, check=False
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import clusters
+from helpers.launching import scripts, until_asked
 from helpers.patience import within
 
 from jaxrl.core.errors import ConfigError, JaxrlError
@@ -20,7 +21,6 @@ from jaxrl.parallel.ray import processes
 
 PATIENCE = 120  # seconds
 LAUNCHED = Path(__file__).parents[1] / "multihost" / "launched.py"
-READ = "import os, signal, sys, time\nfrom jaxrl.parallel.multihost import launch\nplace = launch.own_place()\n"
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,8 @@ def program(started, tmp_path, monkeypatch):
     """The command that runs a script which knows its place."""
     monkeypatch.chdir(tmp_path)
 
-    def written(text):
-        (tmp_path / "script.py").write_text(READ + text)
-        return [sys.executable, str(tmp_path / "script.py")]
-
     with within(PATIENCE):
-        yield written
+        yield scripts(tmp_path)
 
 
 def test_each_finds_its_place_and_the_first_alone_is_heard(program, tmp_path, capfd, monkeypatch):
@@ -84,16 +80,9 @@ if sys.argv[1:] == ["first"]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_passed_on_and_end_the_run_for_good(program, started, tmp_path, number):
     """From a process of its own, whose Ray is not connected yet."""
-    text = f"""
-def ask(number, frame):
-    open(f"{{place.process_id}}.asked", "w").close()
-    sys.exit(128 + number)
-signal.signal({int(number)}, ask)
-open(f"{{place.process_id}}.ready", "w").close()
-time.sleep(600)
-"""
+    command = program(until_asked(number) + "time.sleep(600)")
     how = "from jaxrl.parallel.multihost import launch\n"
-    how += f"raise SystemExit(launch.run_processes({program(text)}, launch.RayProcesses(2, restarts=3)))"
+    how += f"raise SystemExit(launch.run_processes({command}, launch.RayProcesses(2, restarts=3)))"
     env = os.environ | {"RAY_ADDRESS": started.get_runtime_context().gcs_address}
     process = subprocess.Popen([sys.executable, "-c", how], env=env)
     try:
