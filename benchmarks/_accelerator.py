@@ -272,11 +272,11 @@ def host(asked: Asked) -> list[Task]:
             runs.append(benchmark.Jaxrl())
         return runs[0]
 
-    def pong():
-        rows = (1 if asked.small else 200) * benchmark.PONG["num_envs"] * benchmark.PONG["rollout"]
+    def pong(name):
+        rows = (1 if asked.small else 200) * benchmark.PONG[name]["num_envs"] * benchmark.PONG[name]["rollout"]
         asks = {
-            "jaxrl (steps/s)": lambda: ours()(name="pong", rows=rows),
-            "EnvPool alone (steps/s)": lambda: ours()(name="pong", rows=rows, bare=True),
+            "jaxrl (steps/s)": lambda: ours()(name=name, rows=rows),
+            "EnvPool alone (steps/s)": lambda: ours()(name=name, rows=rows, bare=True),
         }
         seconds = record.alternate(asks, asked.repeats)
         row = {name: rows / took for name, took in seconds.items()}
@@ -295,7 +295,10 @@ def host(asked: Asked) -> list[Task]:
         return {key: value for key, value in row.items() if key not in ("algorithm", "num_envs", "actors")}
 
     cores = {"cores": len(os.sched_getaffinity(0))}
-    tasks = [Task({"work": "random actions in Pong", "num_envs": benchmark.PONG["num_envs"]} | cores, pong)]
+    tasks = []
+    for name, settings in benchmark.PONG.items():
+        about = {"work": "random actions in Pong", "num_envs": settings["num_envs"]}
+        tasks.append(Task(about | cores, functools.partial(pong, name)))
     if asked.small:
         return [*tasks, Task({"work": "PPO in CartPole and HalfCheetah; IMPALA, R2D2 and PPO in Pong"}, not_in_small)]
     for name, settings in benchmark.PPO.items():
