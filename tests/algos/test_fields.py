@@ -21,8 +21,8 @@ DQN = jaxrl.DQN(learning_rate=2.5e-4, n_step=1, network=QNetwork(MLP((4,))), cap
 PQN = jaxrl.PQN(rollout_length=8, random_persistence=0.9, network=QNetwork(MLP((4,))))
 PLAIN = {"rollout_length": 8, "entropy_cost": 0.01, "network": TINY}
 BASES = {
-    "ppo": jaxrl.PPO(**PLAIN, learning_rate=1e-3, normalize_observation=True, normalize_reward=True),
-    "ppo-kl": jaxrl.PPO(**PLAIN, learning_rate=1e-3, objective="kl"),
+    "ppo": jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=2, normalize_observation=True, normalize_reward=True),
+    "ppo-kl": jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=2, objective="kl"),
     "a2c": jaxrl.A2C(**PLAIN, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
     "impala": jaxrl.IMPALA(**PLAIN, normalize_observation=True, normalize_reward=True),
     "vmpo": jaxrl.VMPO(**PLAIN, normalize_observation=True, normalize_reward=True),

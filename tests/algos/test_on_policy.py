@@ -196,6 +196,12 @@ def test_the_entropy_bonus_is_for_discrete_actions_unless_it_is_set(algo, discre
     assert [algo.resolve(spec, 8).entropy_cost for spec in (SPEC, BOXED)] == [discrete, boxed]
 
 
+@pytest.mark.parametrize(("epochs", "discrete", "boxed"), [(None, 4, 10), (3, 3, 3)])
+def test_continuous_actions_have_more_passes_over_a_batch_unless_they_are_set(epochs, discrete, boxed):
+    algo = jaxrl.PPO(epochs=epochs)
+    assert [algo.resolve(spec, 8).epochs for spec in (SPEC, BOXED)] == [discrete, boxed]
+
+
 @pytest.mark.parametrize(("network", "shared"), [(ActorCritic(), True), (ActorCritic(shared=False), False)])
 def test_images_have_one_body_for_policy_and_value_unless_it_is_set(network, shared):
     images = spaces.Box(0.0, 1.0, (10, 10, 4))

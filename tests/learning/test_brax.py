@@ -18,6 +18,7 @@ def test_ppo_balances_braxs_inverted_pendulum():
             gamma=0.999,
             gae_lambda=0.95,
             rollout_length=64,
+            epochs=4,
             minibatches=8,
             entropy_cost=0.0,
             normalize_observation=True,
