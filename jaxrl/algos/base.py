@@ -37,13 +37,12 @@ def _field(
     below=None,
     choices=None,
     only_with=None,
-    whole=False,
     help="",
     before=dataclasses.MISSING,
 ):
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices}
     limits = {name: limit for name, limit in limits.items() if limit is not None}
-    metadata = {"limits": limits, "only_with": only_with, "whole": whole, "help": help}
+    metadata = {"limits": limits, "only_with": only_with, "help": help}
     if before is not dataclasses.MISSING:
         metadata[BEFORE] = before
     return struct.field(pytree_node=traced, default=default, metadata=metadata)
@@ -65,7 +64,7 @@ def number(default: Any, **limits) -> Any:
 def static(default: Any, **limits) -> Any:
     """A static field: it changes shapes or control flow. Hashable.
 
-    Limits as in `number`, and `choices`; `whole` of one that is a whole number or None.
+    Limits as in `number`, and `choices`. One that is declared as `int` or `int | None` takes whole numbers only.
     """
     return _field(default, False, **limits)
 
@@ -219,8 +218,7 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
         return [] if value in limits["choices"] else [f"{label}={value!r} is not one of {allowed}"]
     if isinstance(field.default, bool):
         return [] if isinstance(value, bool) else [f"{label}={value!r} must be True or False"]
-    whole = isinstance(field.default, int) and not traced
-    whole |= field.metadata.get("whole", False) and value is not None
+    whole = _is_whole(field) and not traced and not (value is None and _takes_none(field))
     if whole and (not isinstance(value, int) or isinstance(value, bool)):
         return [f"{label}={value!r} must be a whole number"]
     if whole and abs(value) >= 2**31:  # as programs count
@@ -235,6 +233,13 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
     if value is None and not _takes_none(field):
         return [f"{label}=None must be a number or a schedule"]
     return _limit_problems(label, value, limits) if limits else []
+
+
+def _is_whole(field: dataclasses.Field) -> bool:
+    """Whether it is declared as `int` or `int | None`."""
+    if isinstance(field.type, str):  # of a user's module
+        return isinstance(field.default, int)
+    return field.type is int or int in typing.get_args(field.type)
 
 
 def _takes_none(field: dataclasses.Field) -> bool:

@@ -69,7 +69,7 @@ class CRR:
     min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
     batch_size: int = static(256, low=1, help="transitions per update")
     rollout_length: int | None = static(
-        None, low=1, whole=True, help="steps of each environment per iteration; None: as many as make one update"
+        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
     )
     replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
     samples_per_insert: float | None = static(

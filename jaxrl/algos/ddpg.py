@@ -73,7 +73,6 @@ class DDPG:
     rollout_length: int | None = static(
         None,
         low=1,
-        whole=True,
         help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
     )
     replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")

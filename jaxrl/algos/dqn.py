@@ -93,7 +93,6 @@ class DQN:
     n_step: int | None = static(
         None,
         low=1,
-        whole=True,
         help="number of rewards summed before bootstrapping; None: 3; for images, munchausen or storage=flashbax 1",
     )
     prioritized: bool = static(False, help="prioritized replay: sample by the last error")
@@ -127,7 +126,6 @@ class DQN:
     rollout_length: int | None = static(
         None,
         low=1,
-        whole=True,
         help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
     )
     replay_ratio: float | None = static(0.1, above=0, help="gradient updates per environment step")

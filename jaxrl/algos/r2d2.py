@@ -41,7 +41,7 @@ class R2D2(DQN):
     min_size: int = static(50_000, low=1, help="transitions collected before the first update")
     batch_size: int = static(64, low=1, help="sequences per update")
     rollout_length: int | None = static(
-        40, low=1, whole=True, help="steps of each environment per iteration; None: a quarter of a sequence"
+        40, low=1, help="steps of each environment per iteration; None: a quarter of a sequence"
     )
     replay_ratio: float | None = static(0.003125, above=0, help="gradient updates per environment step")
     optimizer: Optimizer = number(Adam(eps=1e-3))

@@ -208,6 +208,21 @@ def test_a_field_with_its_switch_or_at_its_default_is_fine():
     assert field_problems(jaxrl.DQN(v_max=5.0, network=head)) == []
 
 
+@pytest.mark.parametrize("name", sorted(registry.registered("algorithm")))
+def test_static_whole_numbers_take_nothing_else(name):
+    algo = registry.registered("algorithm")[name]()
+    fields = [
+        field.name
+        for field in dataclasses.fields(algo)
+        if field.type in (int, int | None) and not field.metadata.get("pytree_node", True)
+    ]
+    assert fields
+    for field in fields:
+        for wrong in (4.0, "4", True):
+            problems = field_problems(dataclasses.replace(algo, **{field: wrong}))
+            assert f"{type(algo).__name__}.{field}={wrong!r} must be a whole number" in problems
+
+
 @pytest.mark.parametrize("function", [jaxrl.train, jaxrl.sweep, launch], ids=lambda function: function.__name__)
 @pytest.mark.parametrize("name", sorted(registry.registered("algorithm")))
 def test_no_field_has_the_name_of_an_argument(function, name):

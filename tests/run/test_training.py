@@ -448,6 +448,7 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
                 "entropy_cost: 0.01",
                 "normalize_observation: False",
                 "normalize_reward: False",
+                "epochs: 4",
                 "network.torso: MLP(",
                 "network.shared: False",
             ],
