@@ -49,8 +49,8 @@ class PPO:
     learning_rate: Scalar | None = number(
         None,
         above=0,
-        help="learning rate (of the policy, if value_learning_rate is set); None: from 5e-4 to 0, for grids of 10 x 10 "
-        "(MinAtar) from 5e-3",
+        help="learning rate (of the policy, if value_learning_rate is set); None: falls to 0, from 3e-4 for continuous "
+        "actions, from 5e-3 for grids of 10 x 10 (MinAtar), else from 5e-4",
     )
     value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
@@ -105,12 +105,13 @@ class PPO:
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         found = on_policy.resolved(self, spec)
+        # Why, with figures: docs/algorithms/ppo.md.
+        continuous = spaces.is_continuous(spec.action_space)
         if self.learning_rate is None:
-            # At 5e-4 every seed that was tried settles on the first few bricks of Breakout (docs/algorithms/ppo.md).
-            found["learning_rate"] = Linear(5e-3 if has_grids(spec.observation_space) else 5e-4, 0.0)
+            rate = 5e-3 if has_grids(spec.observation_space) else 3e-4 if continuous else 5e-4
+            found["learning_rate"] = Linear(rate, 0.0)
         if self.epochs is None:
-            # With 4, one seed of twenty fails in Pendulum (docs/algorithms/ppo.md); CleanRL and SB3 have 10 there too.
-            found["epochs"] = 10 if spaces.is_continuous(spec.action_space) else 4
+            found["epochs"] = 10 if continuous else 4
         return dataclasses.replace(self, **found)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:

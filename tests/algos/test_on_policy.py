@@ -9,7 +9,7 @@ from helpers.on_policy import SPEC, B, T, collect, learner, moments, updated
 import jaxrl
 from jaxrl.algos import on_policy, returns
 from jaxrl.core import spaces
-from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.schedules import Linear, resolve_schedules
 from jaxrl.core.types import EnvSpec, NetworkInputs
 from jaxrl.networks import GRU, MLP, ActorCritic, QNetwork
 
@@ -200,6 +200,13 @@ def test_the_entropy_bonus_is_for_discrete_actions_unless_it_is_set(algo, discre
 def test_continuous_actions_have_more_passes_over_a_batch_unless_they_are_set(epochs, discrete, boxed):
     algo = jaxrl.PPO(epochs=epochs)
     assert [algo.resolve(spec, 8).epochs for spec in (SPEC, BOXED)] == [discrete, boxed]
+
+
+@pytest.mark.parametrize(("rate", "discrete", "boxed"), [(None, 5e-4, 3e-4), (Linear(1e-3, 0.0), 1e-3, 1e-3)])
+def test_continuous_actions_have_a_smaller_rate_unless_it_is_set(rate, discrete, boxed):
+    algo = jaxrl.PPO(learning_rate=rate)
+    found = [algo.resolve(spec, 8).learning_rate for spec in (SPEC, BOXED)]
+    assert found == [Linear(discrete, 0.0), Linear(boxed, 0.0)]
 
 
 @pytest.mark.parametrize(("network", "shared"), [(ActorCritic(), True), (ActorCritic(shared=False), False)])
