@@ -23,7 +23,7 @@ TRAININGS = {
     "PPO in MinAtar Breakout, 10M steps, `purejaxrl-minatar`": "minatar-breakout",
     "the same, 5M steps": "minatar-breakout-5m-ppo",
     "DQN in MinAtar Breakout, 5M steps": "minatar-breakout-5m-dqn",
-    "Rainbow the same, when noise alone explored": "minatar-breakout-5m-rainbow",
+    "Rainbow the same": "minatar-breakout-5m-rainbow",
     "`jaxrl train ppo --env envpool:Pendulum-v1 --total-steps 500000`, seed by seed": "host-pendulum-ppo",
     "PPO in HalfCheetah-v4 (EnvPool), 1M steps, 8 environments": "halfcheetah-ppo",
     "`jaxrl train ppo --env envpool:HalfCheetah-v4 --total-steps 1000000`, seed by seed": "halfcheetah-defaults-clip",

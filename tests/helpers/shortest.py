@@ -71,7 +71,14 @@ DEFAULTS = [
     Row("mountaincar-pqn", f"pqn {MOUNTAINCAR}", "-200 (CleanRL)", worst=-130.0),
     Row("pendulum-ppo", f"ppo {PENDULUM} 500000", "-172 (RL Zoo, 100k steps)", worst=-200.0),
     # At least the 25th percentile of the clipped objective's seeds in the row before.
-    Row("pendulum-ppo-kl", f"ppo {PENDULUM} 500000 --objective kl", "", worst=-200.0, mean=-182),
+    Row(
+        "pendulum-ppo-kl",
+        f"ppo {PENDULUM} 500000 --objective kl",
+        "",
+        worst=-200.0,
+        mean=-182.75,
+        missed="one seed of five at -207.5",
+    ),
     Row(
         "pendulum-vmpo",
         f"vmpo {PENDULUM} 500000",
