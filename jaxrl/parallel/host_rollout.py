@@ -19,7 +19,7 @@ from jaxrl.parallel import rollout as ro
 
 # Takes actions in numpy to the environments, and gives a function that waits for what they show then.
 Step = Callable[[PyTree], Callable[[], TimeStep[np.ndarray]]]
-Storage = tuple[TimeStep[np.ndarray], PyTree, PyTree]  # of a rollout: time steps [T + 1, B], actions and extras [T, B]
+Storage = tuple[TimeStep[jax.Array], PyTree, PyTree]  # of a rollout: time steps [T + 1, B], actions and extras [T, B]
 
 # Each index is there once. Those beyond the environments pad a batch: what is read there is anything, and nothing is
 # written.
@@ -36,6 +36,7 @@ class HostActing:
       previous_action, carry: on the device that acts, `[B, ...]`.
       roots: of the random numbers of acting, keys `[B]`.
       steps_per_env: steps of each environment so far, which name those numbers.
+      extras: names of the extras that acting gives; of a complete rollout there may be more.
     """
 
     shown: TimeStep[np.ndarray]
@@ -43,10 +44,15 @@ class HostActing:
     carry: PyTree
     roots: jax.Array
     steps_per_env: int = 0
+    extras: tuple[str, ...] = ()
 
     def tick(self, number: int = 0) -> np.uint32:
         """The number of the step `number` steps ahead, as keys are folded with it."""
         return np.uint32((self.steps_per_env + number) % 2**32)
+
+    def storage(self, rollout: Rollout) -> Storage:
+        """The room of a rollout from here, which nobody reads any more."""
+        return rollout.timesteps, rollout.action, {name: rollout.extras[name] for name in self.extras}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +157,7 @@ def unroll(
     acting: HostActing,
     step: Step,
     version: jax.Array | np.int32 | None = None,
+    storage: Storage | None = None,
 ) -> Generator[None, None, Rollout]:
     """Acts for `steps.length` steps in host environments, and moves `acting` on; the rollout is returned.
 
@@ -163,11 +170,14 @@ def unroll(
       acting: where the environments stand.
       step: of the environments.
       version: of `actor`.
+      storage: room for the rollout, which is written over; None: fresh memory, whose first touch costs page faults.
     """
     initial = acting.carry
-    (device,) = acting.roots.devices()
-    with jax.default_device(device):  # else it would be made on the first device, and moved
-        storage = steps.storage(algo, actor, acting.shown, acting.carry, acting.previous_action, acting.roots)
+    if storage is None:
+        (device,) = acting.roots.devices()
+        with jax.default_device(device):  # else it would be made on the first device, and moved
+            storage = steps.storage(algo, actor, acting.shown, acting.carry, acting.previous_action, acting.roots)
+        acting.extras = tuple(storage[2])
     for number in range(steps.length):
         storage, acting.previous_action, acting.carry = steps.act(
             algo,

@@ -14,7 +14,7 @@ import jax
 
 from jaxrl.core import resources
 from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
-from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt
+from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt, Reusing
 from jaxrl.parallel.sebulba.inference import ClosedError, Inference
 
 _GLANCE = 2e-3  # seconds between two looks at the learner, while it learns
@@ -149,6 +149,17 @@ class ActorThreads:
         """
         next_ = [self._next(collector, learning) for collector in self._collectors]
         return next_, self._parameters.version_of(number)
+
+    def give_back(self, rollouts: Sequence[Collected], is_learned: Callable[[], bool]) -> None:
+        """Has the actors write over rollouts that `rollouts` gave, as soon as `is_learned` says that nobody reads them.
+
+        Args:
+          rollouts: of every group.
+          is_learned: whether the programs that read them are done.
+        """
+        for collector, collected in zip(self._collectors, rollouts, strict=True):
+            if isinstance(collector, Reusing):
+                collector.give_back(collected.rollout, is_learned)
 
     def is_round_ready(self) -> bool:
         """Whether the next rollout of every group is there, so that `rollouts` need not wait.

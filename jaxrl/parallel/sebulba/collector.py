@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -95,6 +96,20 @@ class Collector(Protocol):
         ...
 
 
+@runtime_checkable
+class Reusing(Protocol):
+    """A `Collector` that writes rollouts over earlier ones, as fresh memory costs more than what is written to it."""
+
+    def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
+        """Takes a rollout back, which it had collected.
+
+        Args:
+          rollout: nobody looks at it from now on, but for programs that were dispatched before.
+          is_learned: whether those are done; before, to write would be to wait for them.
+        """
+        ...
+
+
 class Group:
     """What acts for one group in this process: the compiled pieces, and who its environments are.
 
@@ -175,6 +190,7 @@ class StepCollector:
     def __init__(self, group: Group, host: HostEnvironment):
         self.host, self.stepping = host, Stepping()
         self._group = group
+        self._given_back: deque[tuple[Rollout, Callable[[], bool]]] = deque()
         with self.stepping:
             self._first = host.reset()
 
@@ -195,7 +211,19 @@ class StepCollector:
             wait = self._reset() if stepper is None else self._wait_in(stepper, self._reset)
             yield
             acting.shown = wait()
-        return counted((yield from unroll(self._group.steps, algo, actor, acting, step, version)))
+        storage = self._storage(acting)
+        return counted((yield from unroll(self._group.steps, algo, actor, acting, step, version, storage)))
+
+    def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
+        """As of `Reusing`."""
+        self._given_back.append((rollout, is_learned))
+
+    def _storage(self, acting):
+        """That of the oldest rollout given back, if it is learned from by now."""
+        if not self._given_back or not self._given_back[0][1]():
+            return None
+        rollout, _ = self._given_back.popleft()
+        return acting.storage(rollout)
 
     def _step(self, action: PyTree) -> Callable[[], TimeStep[np.ndarray]]:
         with self.stepping:

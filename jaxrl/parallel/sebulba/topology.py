@@ -425,10 +425,11 @@ class SebulbaProgram:
                 rollouts, version = threads.rollouts(self._updates, _under_way(state))
                 lags.append(self._updates - version)
                 keep(rollouts, version)
-                rollouts = self._learning.gathered(rollouts)
+                gathered = self._learning.gathered(rollouts)
                 state, report = self._learning.learn(
-                    resolved, state.replace(buffers={}), state.buffers, rollouts, dataset
+                    resolved, state.replace(buffers={}), state.buffers, gathered, dataset
                 )
+                threads.give_back(rollouts, state.steps_per_env.low.is_ready)
                 self._updates += 1
                 total = summed(report if total is None else total, report, self.layout.place(np.int32(number)))
         assert total is not None  # length is at least 1
@@ -466,6 +467,7 @@ class SebulbaProgram:
                 state, report = learning.store(
                     resolved, state.replace(buffers={}), state.buffers, learning.gathered(rollouts)
                 )
+                threads.give_back(rollouts, state.steps_per_env.low.is_ready)
                 stored = summed(report if stored is None else stored, report, layout.place(np.int32(number)))
                 self._published_at = {v: at for v, at in self._published_at.items() if v >= version}
                 number, since_stored, self._updates = number + 1, 0, self._updates + 1
