@@ -51,13 +51,16 @@ def test_ppo_in_minatar(game, record):
 
 
 BESIDE = {"optimizer": Adam(eps=1.5e-4), "capacity": 100_000, "min_size": 5_000, "batch_size": 32}
-BESIDE |= {"rollout_length": 4, "n_step": 1, "replay_ratio": 1 / 16, "learning_rate": 2.5e-4, "target_period": 250}
+BESIDE |= {"rollout_length": 4, "replay_ratio": 1 / 16, "learning_rate": 2.5e-4, "target_period": 250}
 
 
 @pytest.mark.learning
-@pytest.mark.xfail(strict=False, reason="by noise alone Rainbow had 16.6, DQN 58.4; with epsilon not measured yet")
+@pytest.mark.xfail(strict=False, reason="with targets of one step: Rainbow 59.9, DQN 72.8, one seed each")
 def test_rainbow_is_above_dqn(record):
-    """Breakout, 5M rows, an update of 32 transitions every 16 rows; PPO at the same number of rows beside them."""
+    """Breakout, 5M rows, an update of 32 transitions every 16 rows; PPO at the same number of rows beside them.
+
+    What the two share is fixed; each keeps what it consists of, Rainbow's targets of three steps among it.
+    """
     algorithms = {
         "dqn": jaxrl.DQN(epsilon=Linear(1.0, 0.05, 0.1), **BESIDE),
         "rainbow": PRESETS["rainbow"].algorithm.replace(**BESIDE),
@@ -69,7 +72,7 @@ def test_rainbow_is_above_dqn(record):
             algo,
             "gymnax:Breakout-MinAtar",
             total_steps=5_000_000,
-            seeds=1,
+            seeds=3,
             num_envs=64 if name == "ppo" else 8,
             progress=False,
         )
