@@ -7,9 +7,13 @@ Both samplers have the same space (that of PPO in `jaxrl.sweeps.spaces`), pruner
 `search_seed=i`. The best settings of each search are trained again with seeds that no trial had, and the mean return of
 these runs is what counts. Of the repeats: the mean and its 95 % bootstrap interval, for each sampler and for the
 difference of pairs; beside it the score within the search and how many trials were pruned.
+
+A search takes minutes, all of them hours. What is finished is kept in `.cache/tune.json`: the same command, killed and
+started again, goes on with the next search, and one with other settings begins anew.
 """
 
 import argparse
+import json
 import pathlib
 import sys
 
@@ -23,6 +27,7 @@ import _record as record
 
 ENV, NUM_ENVS = "gymnax:Pendulum-v1", 16
 HELD_OUT = [1000, 1001, 1002, 1003, 1004]
+KEPT = record.ROOT / ".cache" / "tune.json"
 
 
 def searched(sampler: str, repeat: int, trials: int, total_steps: int) -> dict[str, object]:
@@ -47,6 +52,19 @@ def interval(values: np.ndarray) -> dict[str, float]:
     return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
 
 
+def kept(settings: dict[str, object]) -> list[dict[str, object]]:
+    """The searches that the same command finished before it was killed."""
+    held = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    return held["rows"] if held.get("settings") == settings else []
+
+
+def keep(settings: dict[str, object], rows: list[dict[str, object]]) -> None:
+    KEPT.parent.mkdir(exist_ok=True)
+    beside = KEPT.with_suffix(".tmp")
+    beside.write_text(json.dumps({"settings": settings, "rows": rows}))
+    beside.replace(KEPT)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=30)
@@ -56,11 +74,14 @@ def main() -> None:
     arguments = parser.parse_args()
     small = {"trials": 3, "repeats": 2, "total_steps": 20_000} if arguments.small else {}
     asked = {"trials": arguments.trials, "repeats": arguments.repeats, "total_steps": arguments.total_steps} | small
-    rows = []
-    for repeat in range(asked["repeats"]):
-        for sampler in ("tpe", "random"):
-            rows.append(searched(sampler, repeat, asked["trials"], asked["total_steps"]))
-            print(record.table([{name: value for name, value in rows[-1].items() if name != "best"}]), flush=True)
+    settings = asked | {"env": ENV, "num_envs": NUM_ENVS, "held_out_seeds": HELD_OUT}
+    settings |= {"commit": record.machine()["commit"]}
+    searches = [(sampler, repeat) for repeat in range(asked["repeats"]) for sampler in ("tpe", "random")]
+    rows = kept(settings)
+    for sampler, repeat in searches[len(rows) :]:
+        rows.append(searched(sampler, repeat, asked["trials"], asked["total_steps"]))
+        print(record.table([{name: value for name, value in rows[-1].items() if name != "best"}]), flush=True)
+        keep(settings, rows)
     held_out = {
         sampler: np.asarray([row["held out"] for row in rows if row["sampler"] == sampler])
         for sampler in ("tpe", "random")
@@ -70,8 +91,8 @@ def main() -> None:
     for name, found in summary.items():
         print(f"{name}: {found['mean']:.1f} ({found['low']:.1f} to {found['high']:.1f})")
     if not arguments.small:
-        settings = asked | {"env": ENV, "num_envs": NUM_ENVS, "held_out_seeds": HELD_OUT}
         print(record.save("tune", rows, summary=summary, settings=settings))
+    KEPT.unlink()
 
 
 if __name__ == "__main__":
