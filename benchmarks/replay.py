@@ -3,10 +3,11 @@
     python benchmarks/replay.py [--capacity 1000000] [--add 64] [--batch 256] [--repeats 15]
 
 One compiled, donated loop a case: add 64 rows of 17 floats, draw 256 transitions, and, where prioritized, compute
-importance weights and give new priorities. Priorities do not depend on the weights, as an algorithm's do not; for
-flashbax a case more lets them, because XLA copies its tree in the one case and not in the other. The buffer is full
-before the clock starts. Prints microseconds an iteration (the least of several alternations) and writes
-benchmarks/results/replay.json. Needs the `flashbax` extra; without it only ours is measured.
+importance weights and give new priorities. Random keys are of the kind that a run has: ours for ours (`core/keys.py`),
+JAX's for flashbax. Priorities do not depend on the weights, as an algorithm's do not; for flashbax a case more lets
+them, because XLA copies its tree in the one case and not in the other. The buffer is full before the clock starts.
+Prints microseconds an iteration (the least of several alternations) and writes benchmarks/results/replay.json. Needs
+the `flashbax` extra; without it only ours is measured.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers import replay
+from jaxrl.core import keys
 from jaxrl.core.sources import Prioritized, Replay
 from jaxrl.core.types import Trajectory
 from jaxrl.parallel.replicas import SingleReplica
@@ -130,15 +132,17 @@ def main() -> None:
         }
     except ImportError:
         print("flashbax is not installed (pip install 'jaxrl[flashbax]'): only ours is measured")
+    made = {name: keys.root_key if name.startswith("ours") else jax.random.key for name in cases}
     fill = -(-arguments.capacity // arguments.add)
     states, best = {}, dict.fromkeys(cases, float("inf"))
     for name, (state, loop) in cases.items():
-        states[name] = jax.block_until_ready(loop(state, jax.random.key(0), fill))[0]
+        states[name] = jax.block_until_ready(loop(state, made[name](0), fill))[0]
     for number in range(arguments.repeats):
         # In turn, so that what else the machine does meets all of them.
         for name, (_, loop) in cases.items():
+            key = jax.block_until_ready(made[name](number))
             start = time.perf_counter()
-            result = loop(states[name], jax.random.key(number), arguments.iterations)
+            result = loop(states[name], key, arguments.iterations)
             states[name] = jax.block_until_ready(result)[0]
             best[name] = min(best[name], (time.perf_counter() - start) / arguments.iterations * 1e6)
     for name, microseconds in best.items():
