@@ -38,26 +38,16 @@ def draw(
     oldest = jnp.where(ring.filled == ring.slots, lookback, 0) if lookback else jnp.int32(0)
     room = jnp.maximum(ring.filled - lookahead - oldest, 1)
 
-    here = jnp.arange(shard.shape[0], dtype=jnp.int32)[:, None]
-
-    def tried(words):
-        number = below(words, room * columns)
-        slot = (ring.cursor - ring.filled + oldest + number // columns) % ring.slots
-        column = number % columns
-        return slot * columns + column, transitions.eligible(ring, slot, here * columns + column)
-
-    def again(held):
-        tries, words, position, counts = held
-        words = mixed(words)
-        other, fine = tried(words)
-        return tries + 1, words, jnp.where(counts, position, other), counts | fine
-
-    # Most batches need no second try, which reads as much memory at random as all observations of the batch.
-    words = bits(key, shard, count)
-    first = (jnp.int32(1), words, *tried(words))
-    more = lambda held: (held[0] < _TRIES) & ~jnp.all(held[3])  # noqa: E731
-    _, _, position, counts = jax.lax.while_loop(more, again, first)
-    return position, counts & (ring.filled > lookahead + oldest)
+    words = [bits(key, shard, count)]
+    for _ in range(_TRIES - 1):
+        words.append(mixed(words[-1]))
+    number = below(jnp.stack(words, axis=1), room * columns)
+    slot = (ring.cursor - ring.filled + oldest + number // columns) % ring.slots
+    here = jnp.arange(shard.shape[0], dtype=jnp.int32)[:, None, None]
+    counts = transitions.eligible(ring, slot, here * columns + number % columns) & (ring.filled > lookahead + oldest)
+    first = jnp.argmax(counts, axis=1, keepdims=True)
+    position = jnp.take_along_axis(slot * columns + number % columns, first, axis=1)[:, 0]
+    return position, jnp.any(counts, axis=1)
 
 
 def bits(key: jax.Array, shard: jax.Array, count: int) -> jax.Array:
