@@ -241,7 +241,7 @@ def _is_dict(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _check_name(path: Path) -> None:
-    """Whether Orbax, which takes names in UTF-8 alone, could write there."""
+    """Whether Orbax could write there: it takes names in UTF-8 alone, and looks for its files by a pattern."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
@@ -249,6 +249,11 @@ def _check_name(path: Path) -> None:
             f"the name of the run directory {os.fsencode(path)!r} is not UTF-8, so no checkpoint could be saved in it; "
             "use another --run-dir"
         ) from None
+    if found := [character for character in "*?[" if character in os.fspath(path)]:
+        raise RunDirectoryError(
+            f"the path of the run directory {path} has {' and '.join(found)} in it, which is a pattern to the library "
+            "that writes checkpoints, so none could be read again; use another --run-dir"
+        )
 
 
 def _check_links(path: Path) -> None:

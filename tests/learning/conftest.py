@@ -23,7 +23,8 @@ def kept_dir(request):
     commit = subprocess.run(
         ("git", "rev-parse", "--short", "HEAD"), cwd=ROOT, check=True, capture_output=True, text=True
     )
-    folder = ROOT / ".cache" / "learning" / commit.stdout.strip() / request.node.name
+    name = request.node.name.translate(str.maketrans("[]", "--")).strip("-")  # no directory of a run has brackets
+    folder = ROOT / ".cache" / "learning" / commit.stdout.strip() / name
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
     report = getattr(request.node, "report_of_call", None)  # None: another fixture failed

@@ -22,9 +22,10 @@ def case(kind, row):
 @pytest.mark.parametrize(
     ("kind", "row"), [case("defaults", row) for row in DEFAULTS] + [case("preset", row) for row in PRESETS]
 )
-def test_the_shortest_command(kind, row, tmp_path, record_command):
+def test_the_shortest_command(kind, row, tmp_path, kept_dir, record_command):
+    """In a directory that outlives a kill: begun again, an hour's training goes on."""
     path = tmp_path / "sweep.npz"
-    assert main(["sweep", *shlex.split(row.command), "--out", str(path)]) == 0
+    assert main(["sweep", *shlex.split(row.command), "--run-dir", str(kept_dir), "--out", str(path)]) == 0
     with np.load(path) as saved:
         [scores] = np.nanmean(saved["returns"], axis=-1)
     record_command(f"{kind}-{row.name}", row, scores)
