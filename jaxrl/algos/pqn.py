@@ -37,6 +37,8 @@ from jaxrl.networks.torsos import has_images
 
 # What reads vectors where the network has no torso; images get the usual CNN, with layer normalization too.
 _VECTORS = MLP((128, 128), activation="relu", normalization="layer")
+# Most observations whose values are computed at once for the targets: of 32,768 images a convolution takes 130 MB.
+_AT_ONCE = 1024
 
 
 class PQNState(struct.PyTreeNode):
@@ -182,7 +184,7 @@ class PQN:
     def _targets(self, network: Variables, rollout: Rollout, spec: EnvSpec) -> jax.Array:
         """Q(lambda) returns [T, B] with the parameters that the update begins with."""
 
-        def best_values(timesteps: TimeStep, carry: Carry) -> tuple[jax.Array, Carry]:
+        def best_values(carry: Carry, timesteps: TimeStep) -> tuple[Carry, jax.Array]:
             values, carry, _ = self.network.apply(
                 network.params,
                 NetworkInputs.of_timesteps(timesteps),
@@ -191,10 +193,13 @@ class PQN:
                 model_state=network.model_state,
                 train=False,
             )
-            return jnp.max(values, axis=-1), carry
+            return carry, jnp.max(values, axis=-1)
 
-        values, carry = best_values(rollout.timesteps[:-1], rollout.carry.network)
+        length, envs = rollout.rows.reward.shape
+        steps = max(n for n in range(1, length + 1) if length % n == 0 and (n == 1 or n * envs <= _AT_ONCE))
+        slices = jax.tree.map(lambda x: x.reshape(length // steps, steps, *x.shape[1:]), rollout.timesteps[:-1])
+        carry, values = jax.lax.scan(best_values, rollout.carry.network, slices)
         # Not the actors' final carry, which may be of older parameters.
-        bootstrap_values, _ = best_values(rollout.final[None], carry)
-        segment = returns.Segment.of_rows(rollout.rows, values, bootstrap_values[0])
+        _, bootstrap_values = best_values(carry, rollout.final[None])
+        segment = returns.Segment.of_rows(rollout.rows, values.reshape(length, envs), bootstrap_values[0])
         return returns.lambda_returns(segment, self.gamma, self.return_lambda)

@@ -108,8 +108,8 @@ def _highlights() -> str:
     sweep = _times(speed["PPO CartPole, 64, 8 seeds"][name] for name in ("seeds / one seed", "jaxrl / rejax"))
     host = {row["task"]: row["jaxrl / SB3"] for row in _read("host")["rows"] if "jaxrl / SB3" in row}
     took = _read("replay")["microseconds"]
-    theirs = (took[f"flashbax, prioritised{more}"] for more in ("", ", priorities depend on weights"))
-    prioritized = _times(microseconds / took["ours, prioritised"] for microseconds in theirs)
+    theirs = (took[f"flashbax, prioritized{more}"] for more in ("", ", priorities depend on weights"))
+    prioritized = _times(microseconds / took["ours, prioritized"] for microseconds in theirs)
     uniform = _times([took["flashbax, uniform"] / took["ours, uniform"]])
     breakout = _read("learning-defaults-minatar-breakout-ppo")
     [scores] = breakout["rows"]
