@@ -78,7 +78,7 @@ class OnPolicyFields(Protocol):
     @property
     def reward_clip(self) -> Scalar: ...
     @property
-    def rollout_length(self) -> int: ...
+    def rollout_length(self) -> int | None: ...
     @property
     def normalize_observation(self) -> bool | None: ...
     @property
@@ -348,7 +348,8 @@ def apply_gradients(
 
 def source(algo: OnPolicyFields, *, max_policy_lag: int | None) -> Rollouts | Episodes:
     """The experience that an on-policy algorithm asks for, acted by a policy of at most that age."""
-    return (Episodes if algo.whole_episodes else Rollouts)(algo.rollout_length, max_policy_lag)
+    length = 1 if algo.rollout_length is None else algo.rollout_length  # None is not resolved yet
+    return (Episodes if algo.whole_episodes else Rollouts)(length, max_policy_lag)
 
 
 def minibatch_unit(network: Network) -> minibatches.By:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import on_policy, returns, train_state
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static, unresolved
 from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, Statistics
@@ -68,7 +68,12 @@ class VMPO:
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
     )
     reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
-    rollout_length: int = static(64, low=1, help="steps per environment and batch; whole_episodes: longest episode")
+    rollout_length: int | None = static(
+        None,
+        low=1,
+        help="steps per environment and batch; None: 64 for discrete actions, 128 for continuous ones; "
+        "whole_episodes: longest episode",
+    )
     normalize_observation: bool | None = static(
         None,
         choices=(None, True, False),
@@ -85,15 +90,29 @@ class VMPO:
     )
     bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
     epochs: int = static(4, low=1, help="passes over each batch")
-    minibatches: int = static(4, low=1, help="gradient steps per pass; each takes the better half of its own rows")
+    minibatches: int | None = static(
+        None,
+        low=1,
+        help="gradient steps per pass; each takes the better half of its own rows; None: 4 for discrete actions, 8 for "
+        "continuous ones",
+    )
     optimizer: Optimizer = number(Adam(eps=1e-5))
     network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(self, **on_policy.resolved(self, spec))
+        found = on_policy.resolved(self, spec)
+        # Why, with figures: docs/algorithms/vmpo.md.
+        length, count = (128, 8) if spaces.is_continuous(spec.action_space) else (64, 4)
+        if self.rollout_length is None:
+            found["rollout_length"] = length
+        if self.minibatches is None:
+            found["minibatches"] = count
+        return dataclasses.replace(self, **found)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = field_problems(self) + network_problems("VMPO.network", self.network, spec, SEQUENCE_INPUTS)
+        if self.rollout_length is None or self.minibatches is None:
+            return problems  # it is asked what actions it has, and not resolved yet
         by = on_policy.minibatch_unit(self.network)
         return problems + minibatch_problems(
             rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
@@ -155,6 +174,8 @@ class VMPO:
             "weight": rows.weight,
         }
         by = on_policy.minibatch_unit(self.network)
+        if self.rollout_length is None or self.minibatches is None:
+            raise unresolved(self, "rollout_length" if self.rollout_length is None else "minibatches")
         divided = on_policy.split_into_minibatches(
             data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
         )

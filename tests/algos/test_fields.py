@@ -25,7 +25,7 @@ BASES = {
     "ppo-kl": jaxrl.PPO(**PLAIN, learning_rate=1e-3, epochs=2, objective="kl"),
     "a2c": jaxrl.A2C(**PLAIN, normalize_observation=True, normalize_reward=True, normalize_advantage=True),
     "impala": jaxrl.IMPALA(**PLAIN, normalize_observation=True, normalize_reward=True),
-    "vmpo": jaxrl.VMPO(**PLAIN, normalize_observation=True, normalize_reward=True),
+    "vmpo": jaxrl.VMPO(**PLAIN, minibatches=4, normalize_observation=True, normalize_reward=True),
     "dqn": DQN,
     "dqn-categorical": DQN.replace(
         network=QNetwork(MLP((4,)), head=CategoricalValues(3)), prioritized=True, ladder=True

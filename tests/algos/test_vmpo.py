@@ -3,6 +3,8 @@
 A whole update against numpy is in `test_whole_updates.py`.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.algos import vmpo
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.spaces import Box
 from jaxrl.core.types import NetworkInputs
 from jaxrl.networks import GRU, MLP, ActorCritic, Categorical, DiagonalGaussian, Joint, TanhGaussian
 from jaxrl.parallel.replicas import SingleReplica
@@ -102,6 +106,22 @@ def test_what_does_not_fit_is_said():
     found = wrong.validate(SPEC, 4, 4)
     for name in ("epsilon=0.0", "temperature=-1.0", "target_period=0", "7"):
         assert any(name in line for line in found), name
+
+
+def test_batches_suit_the_actions():
+    box = dataclasses.replace(SPEC, action_space=Box(-1.0, 1.0, (2,)))
+    for spec, length, count in ((SPEC, 64, 4), (box, 128, 8)):
+        found = jaxrl.VMPO().resolve(spec, 4)
+        assert (found.rollout_length, found.minibatches) == (length, count)
+        given = jaxrl.VMPO(rollout_length=32, minibatches=2).resolve(spec, 4)
+        assert (given.rollout_length, given.minibatches) == (32, 2)
+
+
+@pytest.mark.parametrize("field", ["rollout_length", "minibatches"])
+def test_what_is_open_is_not_guessed(field):
+    state, rollout = made(ALGO)
+    with pytest.raises(ConfigError, match=rf"VMPO\.{field} is open; call algo\.resolve"):
+        updated(ALGO.replace(**{field: None}), state, rollout)
 
 
 def test_the_limits_are_on_all_parts_together():
