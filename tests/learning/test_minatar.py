@@ -55,7 +55,6 @@ BESIDE |= {"rollout_length": 4, "replay_ratio": 1 / 16, "learning_rate": 2.5e-4,
 
 
 @pytest.mark.learning
-@pytest.mark.xfail(strict=False, reason="with targets of one step: Rainbow 59.9, DQN 72.8, one seed each")
 def test_rainbow_is_above_dqn(record):
     """Breakout, 5M rows, an update of 32 transitions every 16 rows; PPO at the same number of rows beside them.
 
