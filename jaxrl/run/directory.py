@@ -249,7 +249,7 @@ def _check_name(path: Path) -> None:
             f"the name of the run directory {os.fsencode(path)!r} is not UTF-8, so no checkpoint could be saved in it; "
             "use another --run-dir"
         ) from None
-    if found := [character for character in "*?[" if character in os.fspath(path)]:
+    if found := [repr(character) for character in "*?[" if character in os.fspath(path)]:
         raise RunDirectoryError(
             f"the path of the run directory {path} has {' and '.join(found)} in it, which is a pattern to the library "
             "that writes checkpoints, so none could be read again; use another --run-dir"
