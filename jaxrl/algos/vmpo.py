@@ -71,7 +71,7 @@ class VMPO:
     rollout_length: int | None = static(
         None,
         low=1,
-        help="steps per environment and batch; None: 64 for discrete actions, 128 for continuous ones; "
+        help="steps per environment and batch; None: 64, or 128 for continuous actions without a recurrent core; "
         "whole_episodes: longest episode",
     )
     normalize_observation: bool | None = static(
@@ -93,8 +93,8 @@ class VMPO:
     minibatches: int | None = static(
         None,
         low=1,
-        help="gradient steps per pass; each takes the better half of its own rows; None: 4 for discrete actions, 8 for "
-        "continuous ones",
+        help="gradient steps per pass; each takes the better half of its own rows; None: 4, or 8 where "
+        "rollout_length is 128 by itself",
     )
     optimizer: Optimizer = number(Adam(eps=1e-5))
     network: ValueNetwork = static(ActorCritic())
@@ -102,11 +102,12 @@ class VMPO:
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         found = on_policy.resolved(self, spec)
         # Why, with figures: docs/algorithms/vmpo.md.
-        length, count = (128, 8) if spaces.is_continuous(spec.action_space) else (64, 4)
+        longer = spaces.is_continuous(spec.action_space) and not found["network"].recurrent
         if self.rollout_length is None:
-            found["rollout_length"] = length
+            found["rollout_length"] = 128 if longer else 64
         if self.minibatches is None:
-            found["minibatches"] = count
+            # Eight belong to the longer rollouts: in shorter ones they cost score.
+            found["minibatches"] = 8 if longer and self.rollout_length is None else 4
         return dataclasses.replace(self, **found)
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:

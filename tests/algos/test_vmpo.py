@@ -113,8 +113,12 @@ def test_batches_suit_the_actions():
     for spec, length, count in ((SPEC, 64, 4), (box, 128, 8)):
         found = jaxrl.VMPO().resolve(spec, 4)
         assert (found.rollout_length, found.minibatches) == (length, count)
-        given = jaxrl.VMPO(rollout_length=32, minibatches=2).resolve(spec, 4)
-        assert (given.rollout_length, given.minibatches) == (32, 2)
+        given = jaxrl.VMPO(rollout_length=20).resolve(spec, 1)
+        assert (given.rollout_length, given.minibatches) == (20, 4)
+        assert jaxrl.VMPO(minibatches=2).resolve(spec, 4).minibatches == 2
+        recurrent = jaxrl.VMPO(network=ActorCritic(core=GRU(8))).resolve(spec, 4)
+        assert (recurrent.rollout_length, recurrent.minibatches) == (64, 4)
+        assert recurrent.validate(spec, 4, 1) == []
 
 
 @pytest.mark.parametrize("field", ["rollout_length", "minibatches"])
