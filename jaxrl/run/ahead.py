@@ -22,6 +22,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run.compile_cache import VARIABLE, keep_compiled_programs, kept_in
+from jaxrl.run.directory import check_no_pattern
 from jaxrl.run.loop import Pace
 from jaxrl.run.recorder import Record
 from jaxrl.run.result import Result
@@ -95,6 +96,8 @@ def compile_ahead(
     fixed = {"evaluate_every": 0, "checkpoint_every": 0, "progress": False, "loggers": (), "overwrite": False}
     fixed["video_every"] = None
     fixed["target_return"] = None if target_return is None else math.inf
+    if run_dir is not None:
+        check_no_pattern(run_dir)
     with _events() as events, _folder(run_dir) as folder, at_pace(_PACE), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a run that has learned nothing, or was resumed
 

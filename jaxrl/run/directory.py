@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import fnmatch
 import json
 import os
 import secrets
@@ -241,7 +242,7 @@ def _is_dict(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _check_name(path: Path) -> None:
-    """Whether Orbax could write there: it takes names in UTF-8 alone, and looks for its files by a pattern."""
+    """Whether Orbax, which takes names in UTF-8 alone, could write there."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
@@ -249,11 +250,20 @@ def _check_name(path: Path) -> None:
             f"the name of the run directory {os.fsencode(path)!r} is not UTF-8, so no checkpoint could be saved in it; "
             "use another --run-dir"
         ) from None
-    if found := [repr(character) for character in "*?[" if character in os.fspath(path)]:
-        raise RunDirectoryError(
-            f"the path of the run directory {path} has {' and '.join(found)} in it, which is a pattern to the library "
-            "that writes checkpoints, so none could be read again; use another --run-dir"
-        )
+
+
+def check_no_pattern(path: str | os.PathLike) -> None:
+    """Refuses a directory in whose checkpoints Orbax would find nothing again: it takes its own path as a pattern.
+
+    Raises:
+      RunDirectoryError: a part of the path has brackets that match something else, or two stars.
+    """
+    for part in Path(path).absolute().parts:
+        if "**" in part or not fnmatch.fnmatchcase(part, part):
+            raise RunDirectoryError(
+                f"{part!r} in the path of the run directory {Path(path).absolute()} is a pattern that does not match "
+                "itself to the library that writes checkpoints, so none could be read again; use another --run-dir"
+            )
 
 
 def _check_links(path: Path) -> None:

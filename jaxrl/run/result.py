@@ -24,7 +24,7 @@ from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.plots.curves import plot_run
 from jaxrl.run.checkpoint import Checkpointer
-from jaxrl.run.directory import MAY_CHANGE, RunDirectory, read_config
+from jaxrl.run.directory import MAY_CHANGE, RunDirectory, check_no_pattern, read_config
 from jaxrl.run.evaluation import Evaluation, evaluate
 from jaxrl.run.plotting import as_run, plot_runs
 from jaxrl.run.policy import Policy
@@ -150,6 +150,7 @@ def opened(
     with contextlib.ExitStack() as stack:
         directory = None
         with distributed.collective_errors("opening the run directory"):
+            check_no_pattern(path)
             if distributed.is_leader():
                 directory = RunDirectory(path, config, overwrite=overwrite, may_change=_MAY_CHANGE)
                 stack.enter_context(directory)

@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.limits import count_problems, described, hold
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.parallel.ray.remote import connect
-from jaxrl.run.directory import check_below, difference, read_config, with_new_fields
+from jaxrl.run.directory import check_below, check_no_pattern, difference, read_config, with_new_fields
 from jaxrl.run.ending import read_result
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
@@ -116,6 +116,7 @@ def launch(
     for paths in run_dirs:
         for path in paths:
             check_below(root, path)
+            check_no_pattern(path)
     shared = {"total_steps": total_steps, "topology": topology, "evaluation_episodes": evaluation_episodes}
     shared |= {"explore_in_evaluation": explore_in_evaluation, "progress": False}
     looks = logging_settings(None, evaluation_episodes, explore_in_evaluation)

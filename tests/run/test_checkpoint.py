@@ -17,9 +17,12 @@ from helpers.hostile import checksummed
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrl.core.errors import CheckpointError
+import jaxrl
+from jaxrl.core.errors import CheckpointError, RunDirectoryError
 from jaxrl.run import checkpoint
+from jaxrl.run.ahead import compile_ahead
 from jaxrl.run.checkpoint import Checkpointer, best_step, read_manifest, restore
+from jaxrl.run.directory import check_no_pattern
 
 # Orbax's event loop, after an error that is expected here.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -95,6 +98,33 @@ def test_every_kind_of_leaf_comes_back_bitwise(tmp_path):
     assert (manifest.jax_version, manifest.score) == (jax.__version__, 3.5)
     names = [leaf.name for leaf in manifest.leaves]
     assert "learner/params/policy/kernel" in names and "learner/opt/1/0" in names
+
+
+@pytest.mark.parametrize("name", ["seed[1]", "[1", "1]", "a*", "what?", "a**b", "[[]"])
+def test_what_could_not_be_read_again_is_refused_and_nothing_else(tmp_path, name):
+    """Orbax takes its own path as a pattern: under `seed[1]` it wrote a checkpoint, and found none of its parts."""
+    folder, state = tmp_path / name / "run", {"x": jnp.arange(3)}
+    try:
+        with Checkpointer(folder, config={}) as checkpointer:
+            checkpointer.save(1, state)
+            checkpointer.wait(last=True)
+        readable = np.array_equal(restore(folder, state)[0]["x"], state["x"])
+    except (CheckpointError, NotImplementedError):
+        readable = False
+    assert readable == (name in ("[1", "1]", "a*", "what?"))
+    if readable:
+        check_no_pattern(folder)
+    else:
+        with pytest.raises(RunDirectoryError, match="is a pattern that does not match itself"):
+            check_no_pattern(folder)
+
+
+@pytest.mark.parametrize("start", [jaxrl.train, jaxrl.sweep, compile_ahead])
+def test_a_pattern_is_refused_before_anything_is_made(tmp_path, monkeypatch, start):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunDirectoryError, match=r"'seed\[1\]' in the path of the run directory"):
+        start(jaxrl.PPO(), "gymnax:CartPole-v1", total_steps=64, run_dir="seed[1]/run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_template_may_be_shapes_only(tmp_path):
