@@ -37,7 +37,8 @@ from jaxrl.networks.torsos import has_images
 
 # What reads vectors where the network has no torso; images get the usual CNN, with layer normalization too.
 _VECTORS = MLP((128, 128), activation="relu", normalization="layer")
-# Most observations whose values are computed at once for the targets: of 32,768 images a convolution takes 130 MB.
+# Observations whose values are computed at once for the targets, or one step of all environments if that is more: of
+# 32,768 images a convolution takes 130 MB.
 _AT_ONCE = 1024
 
 

@@ -115,7 +115,13 @@ DEFAULTS = [
         for algo in ("ppo", "pqn")
         for game, (published, worst) in MINATAR.items()
     ),
-    Row("minatar-breakout-vmpo", f"vmpo --env gymnax:Breakout-MinAtar {LONG}", "", worst=MINATAR["Breakout"][1]),
+    Row(
+        "minatar-breakout-vmpo",
+        f"vmpo --env gymnax:Breakout-MinAtar {LONG}",
+        "",
+        worst=MINATAR["Breakout"][1],
+        missed="every seed stays at 6 from the first million steps on, where PPO has 24 after the first",
+    ),
 ]
 PRESETS = [
     Row("purejaxrl-cartpole", "--preset purejaxrl-cartpole --seeds 10", "", mean=SOLVED),

@@ -16,19 +16,23 @@ import _record  # noqa: E402
 
 @pytest.fixture
 def kept_dir(request):
-    """A folder for the runs of a training of hours, kept until it passed: begun again, they go on.
+    """A folder for the runs of a training of hours, kept until they are over: begun again, they go on.
 
-    It belongs to a commit, since a record says which one made it.
+    It belongs to a commit, since a record says which one made it; with changes beside it nothing is kept.
     """
-    commit = subprocess.run(
-        ("git", "rev-parse", "--short", "HEAD"), cwd=ROOT, check=True, capture_output=True, text=True
-    )
+
+    def git(*words):
+        return subprocess.run(("git", *words), cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "jaxrl")
     name = request.node.name.translate(str.maketrans("[]", "--")).strip("-")  # no directory of a run has brackets
-    folder = ROOT / ".cache" / "learning" / commit.stdout.strip() / name
+    folder = ROOT / ".cache" / "learning" / git("rev-parse", "--short", "HEAD") / name
+    if changed:
+        shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
     report = getattr(request.node, "report_of_call", None)  # None: another fixture failed
-    if report is not None and report.passed:
+    if report is not None and (report.passed or report.over):
         shutil.rmtree(folder)
 
 
@@ -36,6 +40,7 @@ def kept_dir(request):
 def pytest_runtest_makereport(item, call):
     report = yield
     if report.when == "call":
+        report.over = call.excinfo is None or call.excinfo.errisinstance(AssertionError)  # a score too low is one
         item.report_of_call = report
     return report
 
