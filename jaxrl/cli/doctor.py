@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
+from jaxrl.core.errors import RunDirectoryError
 from jaxrl.parallel.mesh import cores
+from jaxrl.run.directory import check_no_pattern
 
 OK, NOTE, PROBLEM = "ok", "note", "PROBLEM"
 _ENOUGH_DISK = 1 << 30  # bytes
@@ -146,6 +148,10 @@ def threads() -> Iterator[Finding]:
 
 def disk(run_dir: Path) -> Iterator[Finding]:
     """Whether runs can be written, and how much room there is."""
+    try:
+        check_no_pattern(run_dir)
+    except RunDirectoryError as error:
+        yield Finding(PROBLEM, "disk", str(error))
     place = run_dir.absolute()
     while not place.exists():
         place = place.parent

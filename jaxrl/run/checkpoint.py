@@ -41,6 +41,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.parallel import memory
 from jaxrl.run import host_copy
 from jaxrl.run import manifest as manifests
+from jaxrl.run.directory import check_no_pattern
 from jaxrl.run.manifest import Damaged, Manifest
 
 _TEMPORARY = ".saving-"  # a save under way, or one that was killed
@@ -334,6 +335,7 @@ def _best(scores: Mapping[int, float | None]) -> int | None:
 
 
 def _restore(directory: Path, template: PyTree, step: int | None, partial: bool, damaged: set[int]):
+    check_no_pattern(directory)  # else what a folder above it is called would pass for damage
     here = _numbered(directory)
     if step is not None and step not in here:
         raise CheckpointError(f"no checkpoint {step} in {directory}; there are: {sorted(here) or 'none'}")

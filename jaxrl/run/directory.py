@@ -262,7 +262,8 @@ def check_no_pattern(path: str | os.PathLike) -> None:
         if "**" in part or not fnmatch.fnmatchcase(part, part):
             raise RunDirectoryError(
                 f"{part!r} in the path of the run directory {Path(path).absolute()} is a pattern that does not match "
-                "itself to the library that writes checkpoints, so none could be read again; use another --run-dir"
+                "itself to the library that writes checkpoints, so none can be read there; rename it, or use another "
+                "--run-dir"
             )
 
 

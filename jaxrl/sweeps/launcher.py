@@ -112,11 +112,11 @@ def launch(
     variants = [replace(algo, **setting).resolve(env_spec(env), topology.num_envs or 0) for setting in settings]
     shards = [topology.bind(variant, env).layout.shards for variant in variants]
     root = Path(run_dir).absolute()
+    check_no_pattern(root)
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     for paths in run_dirs:
         for path in paths:
             check_below(root, path)
-            check_no_pattern(path)
     shared = {"total_steps": total_steps, "topology": topology, "evaluation_episodes": evaluation_episodes}
     shared |= {"explore_in_evaluation": explore_in_evaluation, "progress": False}
     looks = logging_settings(None, evaluation_episodes, explore_in_evaluation)

@@ -32,7 +32,7 @@ def kept_dir(request):
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
     report = getattr(request.node, "report_of_call", None)  # None: another fixture failed
-    if report is not None and (report.passed or report.over):
+    if report is not None and report.over:
         shutil.rmtree(folder)
 
 
