@@ -23,6 +23,7 @@ from jaxrl import algos
 from jaxrl.cli import main, runs
 from jaxrl.cli.flags import build_parts
 from jaxrl.core import spaces
+from jaxrl.run.presets import preset
 from jaxrl.sweeps.spaces import search_space
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +80,9 @@ def test_every_command_line_in_the_documentation_could_be_typed():
         command, *rest = words[1:]
         assert command in main.COMMANDS, line
         algorithm = rest[0] if rest and rest[0] in algos.ALGORITHMS else "ppo"
+        for word, name in itertools.pairwise(rest):
+            if word == "--preset" and name != "NAME":
+                algorithm = type(preset(name).algorithm).__name__.lower()
         key = (command, algorithm) if command in ("train", "compile", "sweep", "tune") else (command,)
         if key not in known:
             known[key] = flags(*key) | {"--help"}
