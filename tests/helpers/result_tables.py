@@ -64,13 +64,15 @@ def _unrecorded() -> str:
     """The shortest commands that have no record yet."""
     rows = [*((f"defaults-{row.name}", row) for row in DEFAULTS), *((f"preset-{row.name}", row) for row in PRESETS)]
     missing = [row for name, row in rows if not (RECORDS / f"learning-{name}.json").exists()]
+    if not missing:
+        return "None: each of them has one, above."
     asked = ("each seed" if row.worst > row.mean else "the mean" for row in missing)
     least = (max(row.worst, row.mean) for row in missing)
     lines = [
         f"| `jaxrl sweep {row.command}` | {which} {score:g} | {row.published} |"
         for row, which, score in zip(missing, asked, least, strict=True)
     ]
-    return _table("command | asked: at least | published |", lines)
+    return "What they come to is not known.\n\n" + _table("command | asked: at least | published |", lines)
 
 
 def _trainings() -> str:
