@@ -32,6 +32,7 @@ from jaxrl.core.types import (
 )
 from jaxrl.networks import ActorCritic, Distribution
 from jaxrl.networks.distributions import DiagonalGaussian, Joint, TanhGaussian
+from jaxrl.networks.torsos import has_images
 
 
 class VMPOState(struct.PyTreeNode):
@@ -62,7 +63,9 @@ class VMPO:
     alpha_mean: Scalar = number(1.0, above=0, help="initial weight of the KL of the mean")
     alpha_std: Scalar = number(1.0, above=0, help="continuous actions: initial weight of the standard deviation's KL")
     value_cost: Scalar = number(1.0, low=0, help="weight of the value loss")
-    entropy_cost: Scalar | None = number(0.0, low=0, help="weight of an entropy bonus")
+    entropy_cost: Scalar | None = number(
+        None, low=0, help="weight of the entropy bonus; None: 0.15 for discrete actions from images, else 0"
+    )
     max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
     observation_clip: Scalar = number(
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
@@ -102,7 +105,10 @@ class VMPO:
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         found = on_policy.resolved(self, spec)
         # Why, with figures: docs/algorithms/vmpo.md.
-        longer = spaces.is_continuous(spec.action_space) and not found["network"].recurrent
+        continuous = spaces.is_continuous(spec.action_space)
+        if self.entropy_cost is None:
+            found["entropy_cost"] = 0.15 if has_images(spec.observation_space) and not continuous else 0.0
+        longer = continuous and not found["network"].recurrent
         if self.rollout_length is None:
             found["rollout_length"] = 128 if longer else 64
         if self.minibatches is None:

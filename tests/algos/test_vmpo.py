@@ -121,7 +121,16 @@ def test_batches_suit_the_actions():
         assert recurrent.validate(spec, 4, 1) == []
 
 
-@pytest.mark.parametrize("field", ["rollout_length", "minibatches"])
+def test_the_entropy_bonus_suits_actions_and_observations():
+    box, image = Box(-1.0, 1.0, (2,)), Box(0.0, 1.0, (10, 10, 4))
+    for action, observation, cost in ((SPEC.action_space, image, 0.15), (box, image, 0.0)):
+        spec = dataclasses.replace(SPEC, action_space=action, observation_space=observation)
+        assert jaxrl.VMPO().resolve(spec, 4).entropy_cost == cost
+        assert jaxrl.VMPO(entropy_cost=0.5).resolve(spec, 4).entropy_cost == 0.5
+    assert jaxrl.VMPO().resolve(SPEC, 4).entropy_cost == 0.0
+
+
+@pytest.mark.parametrize("field", ["rollout_length", "minibatches", "entropy_cost"])
 def test_what_is_open_is_not_guessed(field):
     state, rollout = made(ALGO)
     with pytest.raises(ConfigError, match=rf"VMPO\.{field} is open; call algo\.resolve"):

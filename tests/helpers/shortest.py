@@ -120,7 +120,6 @@ DEFAULTS = [
         f"vmpo --env gymnax:Breakout-MinAtar {LONG}",
         "",
         worst=MINATAR["Breakout"][1],
-        missed="every seed stays at 6 from the first million steps on, where PPO has 24 after the first",
     ),
 ]
 PRESETS = [
