@@ -18,13 +18,13 @@ import jaxrl
 from jaxrl.algos import vmpo
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.spaces import Box
+from jaxrl.core.spaces import Box, Dict
 from jaxrl.core.types import NetworkInputs
 from jaxrl.networks import GRU, MLP, ActorCritic, Categorical, DiagonalGaussian, Joint, TanhGaussian
 from jaxrl.parallel.replicas import SingleReplica
 
 ONE = SingleReplica()
-ALGO = jaxrl.VMPO(rollout_length=T, network=ActorCritic(MLP((8,))), epochs=1, minibatches=1)
+ALGO = jaxrl.VMPO(rollout_length=T, entropy_cost=0.0, network=ActorCritic(MLP((8,))), epochs=1, minibatches=1)
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
 
@@ -122,12 +122,20 @@ def test_batches_suit_the_actions():
 
 
 def test_the_entropy_bonus_suits_actions_and_observations():
-    box, image = Box(-1.0, 1.0, (2,)), Box(0.0, 1.0, (10, 10, 4))
-    for action, observation, cost in ((SPEC.action_space, image, 0.15), (box, image, 0.0)):
+    discrete, box, image = SPEC.action_space, Box(-1.0, 1.0, (2,)), Box(0.0, 1.0, (10, 10, 4))
+    parts = Dict({"vector": SPEC.observation_space, "image": image})
+    for action, observation, cost in (
+        (discrete, SPEC.observation_space, 0.0),
+        (discrete, image, 0.15),
+        (discrete, parts, 0.15),
+        (Dict({"a": discrete, "b": discrete}), image, 0.15),
+        (Dict({"a": discrete, "b": box}), image, 0.0),
+        (box, image, 0.0),
+    ):
         spec = dataclasses.replace(SPEC, action_space=action, observation_space=observation)
         assert jaxrl.VMPO().resolve(spec, 4).entropy_cost == cost
-        assert jaxrl.VMPO(entropy_cost=0.5).resolve(spec, 4).entropy_cost == 0.5
-    assert jaxrl.VMPO().resolve(SPEC, 4).entropy_cost == 0.0
+        for fixed in (0.0, 0.5):
+            assert jaxrl.VMPO(entropy_cost=fixed).resolve(spec, 4).entropy_cost == fixed
 
 
 @pytest.mark.parametrize("field", ["rollout_length", "minibatches", "entropy_cost"])

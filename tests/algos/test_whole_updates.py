@@ -279,7 +279,14 @@ def test_vmpo(name):
     spec = BOXED if name == "gaussian" else SPEC
     fields = FIELDS | WHOLE | {"network": NETWORK, "max_grad_norm": 0.05} | VMPO[name]
     algo = jaxrl.VMPO(
-        **fields, gae_lambda=LAMBDA, temperature=0.7, alpha_mean=2.0, alpha_std=3.0, epsilon_std=1e-2, target_period=2
+        **fields,
+        gae_lambda=LAMBDA,
+        entropy_cost=0.15,
+        temperature=0.7,
+        alpha_mean=2.0,
+        alpha_std=3.0,
+        epsilon_std=1e-2,
+        target_period=2,
     ).resolve(spec, B)
     algo = algo.replace(normalize_observation=False, normalize_reward=False)
     acted, state, rollout = data_and_states(algo, spec)
@@ -310,13 +317,15 @@ def test_vmpo(name):
         return {
             "policy_loss": -(psi * log_prob(policy, data.action)).sum(),
             "value_loss": 0.5 * (weight * (targets - values) ** 2).sum(),
+            "entropy": (weight * entropy(policy)).sum(),
             **{f"kl_{which}": kl for which, kl in moved(policy).items()},
         }
 
     def loss(params):
         found = pieces(params)
         paid = 2.0 * found["kl_mean"] + 3.0 * found.get("kl_std", 0.0)
-        return found["policy_loss"] + algo.value_cost * found["value_loss"] + paid
+        lost = found["policy_loss"] + algo.value_cost * found["value_loss"]
+        return lost - algo.entropy_cost * found["entropy"] + paid
 
     metrics = pieces(params)
     expected, norms = stepped(params, loss, PARTS, algo.max_grad_norm)

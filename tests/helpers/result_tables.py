@@ -65,7 +65,7 @@ def _unrecorded() -> str:
     rows = [*((f"defaults-{row.name}", row) for row in DEFAULTS), *((f"preset-{row.name}", row) for row in PRESETS)]
     missing = [row for name, row in rows if not (RECORDS / f"learning-{name}.json").exists()]
     if not missing:
-        return "None: each of them has one, above."
+        return "None: each has its record, above."
     asked = ("each seed" if row.worst > row.mean else "the mean" for row in missing)
     least = (max(row.worst, row.mean) for row in missing)
     lines = [

@@ -15,7 +15,13 @@ from jaxrl.envs.host.jax_host import ServedFromHost
 UPDATES = 10
 A2C = jaxrl.A2C(rollout_length=8, entropy_cost=0.01, learning_rate=1e-2, network=programs.PPO.network)
 VMPO = jaxrl.VMPO(
-    rollout_length=8, epochs=1, minibatches=2, target_period=2, learning_rate=1e-3, network=programs.PPO.network
+    rollout_length=8,
+    epochs=1,
+    minibatches=2,
+    target_period=2,
+    entropy_cost=0.01,
+    learning_rate=1e-3,
+    network=programs.PPO.network,
 )
 # Batches of an episode of every environment; those that end early leave the rest of their rows out.
 WHOLE = programs.PPO.replace(whole_episodes=True, rollout_length=14)

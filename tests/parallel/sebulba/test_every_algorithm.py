@@ -23,7 +23,14 @@ RUNS = {
         DISCRETE,
     ),
     "vmpo": (
-        jaxrl.VMPO(rollout_length=4, epochs=2, minibatches=2, target_period=2, network=ActorCritic(MLP((8,)))),
+        jaxrl.VMPO(
+            rollout_length=4,
+            epochs=2,
+            minibatches=2,
+            target_period=2,
+            entropy_cost=0.01,
+            network=ActorCritic(MLP((8,))),
+        ),
         BOX,
     ),
     "r2d2": (
