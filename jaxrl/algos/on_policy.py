@@ -95,18 +95,18 @@ class OnPolicyFields(Protocol):
     def network(self) -> ValueNetwork: ...
 
 
-def resolved(algo: OnPolicyFields, spec: EnvSpec) -> dict[str, Any]:
+def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0.01) -> dict[str, Any]:
     """The fields that an algorithm leaves open, by name, as they suit the environment.
 
     For continuous actions: observations and rewards are normalized, and entropy has no bonus. For discrete ones:
-    neither is normalized, and the bonus is 0.01. Both are the field's usage. Of several parts one `Box` makes them
-    continuous.
+    neither is normalized, and the bonus is `discrete_entropy`. Both are the field's usage, as is a bonus of 0.01. Of
+    several parts one `Box` makes them continuous.
     """
     continuous = spaces.is_continuous(spec.action_space)
     suits = {
         "normalize_observation": continuous,
         "normalize_reward": continuous,
-        "entropy_cost": 0.0 if continuous else 0.01,
+        "entropy_cost": 0.0 if continuous else discrete_entropy,
     }
     given = {name: getattr(algo, name) for name in suits}
     found = {name: suits[name] if value is None else value for name, value in given.items()}

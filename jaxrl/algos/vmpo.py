@@ -103,12 +103,10 @@ class VMPO:
     network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        found = on_policy.resolved(self, spec)
         # Why, with figures: docs/algorithms/vmpo.md.
-        continuous = spaces.is_continuous(spec.action_space)
-        if self.entropy_cost is None:
-            found["entropy_cost"] = 0.15 if has_images(spec.observation_space) and not continuous else 0.0
-        longer = continuous and not found["network"].recurrent
+        images = has_images(spec.observation_space)
+        found = on_policy.resolved(self, spec, discrete_entropy=0.15 if images else 0.0)
+        longer = spaces.is_continuous(spec.action_space) and not found["network"].recurrent
         if self.rollout_length is None:
             found["rollout_length"] = 128 if longer else 64
         if self.minibatches is None:
