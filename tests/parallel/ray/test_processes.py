@@ -19,7 +19,7 @@ from jaxrl.parallel.multihost import launch
 from jaxrl.parallel.multihost.launch import RayProcesses
 from jaxrl.parallel.ray import processes
 
-PATIENCE = 120  # seconds
+PATIENCE = 300  # seconds: two starts of two processes of JAX in Ray's, 40 s on two idle cores
 LAUNCHED = Path(__file__).parents[1] / "multihost" / "launched.py"
 
 
