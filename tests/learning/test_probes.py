@@ -184,6 +184,7 @@ def trained(algo, iterations, probe):
     """Observations, values and actions of what was learned on a probe."""
     env = envs.prepared(envs.make(f"probe:{probe}"))
     program = TOPOLOGY.bind(algo, env)
+    algo = algo.resolve(program.layout.spec, program.layout.num_envs)
     steps_per_env = iterations * program.steps_per_iteration(algo) // program.layout.num_envs
     state, report = program.chunk(algo, env, program.start(algo, env, 0), iterations, steps_per_env)
     assert report.failed_at == -1
