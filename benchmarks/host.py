@@ -1,6 +1,6 @@
 """Environments on the host: PPO through EnvPool against SB3, and what the topology costs beside EnvPool alone.
 
-    python benchmarks/host.py [--repeats 5] [--no-peer] [--only cartpole halfcheetah pong pong-16]
+    python benchmarks/host.py [--repeats 5] [--no-peer] [--only cartpole halfcheetah pong pong-16 impala]
 
     python benchmarks/host.py --distributed [--coordinator HOST:PORT --num-processes N --process-id I]
 
@@ -10,8 +10,13 @@ with a lag of one, and the settings count those of all processes.
 PPO: the same rows a batch, epochs, minibatches and networks (two of 2 x 64 tanh) in both; SB3 has 8 environments of
 Gymnasium in its process, as in its documentation, ours come from EnvPool and their number is printed. Pong, 64 and 16
 environments: rows a second of `Sebulba` with an algorithm that acts at random and learns nothing, against EnvPool
-stepped with random actions by hand, in the same number of environments. What is timed is compiled and warm, in turn in
-one run.
+stepped with random actions by hand, in the same number of environments.
+
+IMPALA in Pong, its preset `impala-paper-shallow`: rows a second against what its parts would reach by turns, each alone
+on all cores: EnvPool with random actions, the policy on what a group of environments shows, and the update on a batch
+of rollouts that is already there.
+
+What is timed is compiled and warm, in turn in one run.
 """
 
 import argparse
@@ -35,9 +40,13 @@ PONG: dict[str, dict[str, Any]] = {
     "pong": {"env": "Pong-v5", "num_envs": 64, "rollout": 16},
     "pong-16": {"env": "Pong-v5", "num_envs": 16, "rollout": 16},
 }
-TASKS = {**PPO, **PONG}
+IMPALA: dict[str, dict[str, Any]] = {"impala": {"env": "Pong-v5", "num_envs": 64, "rollout": 20}}
+PARTS = ("environments", "policy", "updates")
+TASKS = {**PPO, **PONG, **IMPALA}
 _BATCHES = 60  # that PPO learns from in a timed run
 _PONG_ROWS = 40_960
+_IMPALA_ROWS = 10_240
+_ACTORS = 2  # each with half of Pong's environments
 
 
 class SB3:
@@ -74,16 +83,21 @@ class Jaxrl:
     """Runs here; `layout` is what else its topology is."""
 
     def __init__(self, **layout: Any):
-        self.layout, self.runs, self.pools = layout, {}, {}
+        self.layout, self.runs, self.pools, self.parts = layout, {}, {}, None
 
-    def __call__(self, *, name: str, rows: int, bare: bool = False) -> float:
+    def __call__(self, *, name: str, rows: int, part: str | None = None) -> float:
+        """Seconds of a run, or of a part of it alone."""
         import jax
 
-        if bare:
-            return self.pool(PONG[name], rows)
+        if part == "environments":
+            return self.pool(TASKS[name], rows)
         if name not in self.runs:
             self.runs[name] = self.started(name)
         program, algo, env, state = self.runs[name]
+        if part is not None:
+            if self.parts is None:
+                self.parts = ImpalasParts(algo, env, TASKS[name])
+            return getattr(self.parts, part)(rows)
         iterations = rows // program.steps_per_iteration(algo)
         start = time.perf_counter()
         state, _ = jax.block_until_ready(program.chunk(algo, env, state, iterations, 10**9))
@@ -93,12 +107,16 @@ class Jaxrl:
 
     def started(self, name):
         import jaxrl
+        from jaxrl.run.presets import PRESETS
 
         settings = TASKS[name]
         env = jaxrl.make("envpool:" + settings["env"])
         if name in PONG:
             algo = random_actor()(rollout_length=settings["rollout"])
-            topology = jaxrl.Sebulba(num_envs=settings["num_envs"], actors=2, queue=2, **self.layout)
+            topology = jaxrl.Sebulba(num_envs=settings["num_envs"], actors=_ACTORS, queue=2, **self.layout)
+        elif name in IMPALA:
+            algo = PRESETS["impala-paper-shallow"].algorithm.replace(rollout_length=settings["rollout"])
+            topology = jaxrl.Sebulba(num_envs=settings["num_envs"], actors=_ACTORS, queue=2, **self.layout)
         else:
             algo = jaxrl.PPO(
                 rollout_length=settings["batch"] // settings["num_envs"],
@@ -119,12 +137,12 @@ class Jaxrl:
         import envpool
         import numpy as np
 
-        size = settings["num_envs"] // 2
+        size = settings["num_envs"] // _ACTORS
         if size not in self.pools:
-            self.pools[size] = [envpool.make_gymnasium(settings["env"], num_envs=size, seed=n) for n in range(2)]
+            self.pools[size] = [envpool.make_gymnasium(settings["env"], num_envs=size, seed=n) for n in range(_ACTORS)]
             for pool in self.pools[size]:
                 pool.reset()
-        actions = np.random.default_rng(0).integers(0, 6, (rows // (2 * size), size)).astype(np.int32)
+        actions = np.random.default_rng(0).integers(0, 6, (rows // (_ACTORS * size), size)).astype(np.int32)
 
         def play(pool):
             for action in actions:
@@ -141,6 +159,66 @@ class Jaxrl:
     def close(self):
         for program, *_ in self.runs.values():
             program.close()
+
+
+class ImpalasParts:
+    """What IMPALA cannot do without, each alone: seconds of acting for so many rows, and of learning from as many."""
+
+    def __init__(self, algo: Any, env: Any, settings: dict[str, Any]):
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        from jaxrl.core import keys
+        from jaxrl.core.schedules import resolve_schedules
+        from jaxrl.core.types import env_spec
+        from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
+        from jaxrl.parallel.replicas import SingleReplica
+
+        spec, num_envs = env_spec(env), settings["num_envs"]
+        self.group, self.batch = num_envs // _ACTORS, num_envs * settings["rollout"]
+        algo, key = resolve_schedules(algo, jnp.float32(0.0)), keys.root_key(0)
+        self.learner = algo.init(key, spec)
+        actor = algo.actor(self.learner)
+        host, everybody = env.build(num_envs, 0), np.arange(num_envs, dtype=np.int32)
+        steps = HostSteps(spec, num_envs, num_envs, settings["rollout"])
+        acting = steps.begin(algo, host.reset(), key, everybody)
+        self.rollout = complete(unroll(steps, algo, actor, acting, in_this_thread(host.step)))
+        host.close()
+        self.shown, self.carry, self.keys = jax.tree.map(
+            lambda x: x[: self.group], (acting.shown, acting.carry, acting.roots)
+        )
+
+        @jax.jit
+        def act(shown, carry):
+            timestep = shown.replace(previous_action=jnp.zeros(self.group, jnp.int32))
+            output = algo.act(actor, timestep, carry, self.keys, spec=spec, explore=True)
+            return output.action, output.carry, output.extras
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def learn(learner, rollout):
+            replicas = SingleReplica()
+            return algo.update(learner, {"rollout": rollout}, spec=spec, key=key, replicas=replicas)[0]
+
+        self.act, self.learn = act, learn
+
+    def policy(self, rows: int) -> float:
+        import jax
+
+        start = time.perf_counter()
+        for _ in range(rows // self.group):
+            action, self.carry, _ = self.act(self.shown, self.carry)
+            jax.device_get(action)
+        return time.perf_counter() - start
+
+    def updates(self, rows: int) -> float:
+        import jax
+
+        start = time.perf_counter()
+        for _ in range(rows // self.batch):
+            self.learner = self.learn(self.learner, self.rollout)
+        jax.block_until_ready(self.learner)
+        return time.perf_counter() - start
 
 
 def random_actor():
@@ -185,6 +263,17 @@ def random_actor():
     return Random
 
 
+def _task(name: str) -> str:
+    """What a record calls it."""
+    kind = "random" if name in PONG else "IMPALA" if name in IMPALA else "PPO"
+    return f"{kind} in {TASKS[name]['env']}"
+
+
+def _rows(name: str) -> int:
+    """Of a run of jaxrl."""
+    return _PONG_ROWS if name in PONG else _IMPALA_ROWS if name in IMPALA else _BATCHES * PPO[name]["batch"]
+
+
 # --- the comparison --------------------------------------------------------------------------------------------
 
 
@@ -206,22 +295,30 @@ def main() -> None:
         for name in arguments.only:
             settings = TASKS[name]
             if name in PONG:
-                count = _PONG_ROWS
+                count = _rows(name)
                 asks = {
                     "jaxrl": functools.partial(ours.ask, name=name, rows=count),
-                    "EnvPool alone": functools.partial(ours.ask, name=name, rows=count, bare=True),
+                    "EnvPool alone": functools.partial(ours.ask, name=name, rows=count, part="environments"),
                 }
                 seconds = record.alternate(asks, arguments.repeats)
-                row = {"task": f"random in {settings['env']}", "num_envs": settings["num_envs"]}
+                row = {"task": _task(name), "num_envs": settings["num_envs"]}
                 row |= {f"{which} (rows/s)": count / value for which, value in seconds.items()}
                 row["jaxrl / EnvPool alone"] = seconds["EnvPool alone"] / seconds["jaxrl"]
+            elif name in IMPALA:
+                count = _rows(name)
+                asks = {"jaxrl": functools.partial(ours.ask, name=name, rows=count)}
+                asks |= {part: functools.partial(ours.ask, name=name, rows=count, part=part) for part in PARTS}
+                seconds = record.alternate(asks, arguments.repeats)
+                row = {"task": _task(name), "num_envs": settings["num_envs"]}
+                row |= {f"{which} (rows/s)": count / value for which, value in seconds.items()}
+                row["jaxrl / its parts by turns"] = sum(seconds[part] for part in PARTS) / seconds["jaxrl"]
             else:
-                count, peer_count = _BATCHES * settings["batch"], 4 * settings["batch"]
+                count, peer_count = _rows(name), 4 * settings["batch"]
                 asks = {"jaxrl": lambda name=name, count=count: ours.ask(name=name, rows=count)}
                 if peer is not None:
                     asks["SB3"] = lambda name=name, count=peer_count: peer.ask(name=name, rows=count, peer=True)
                 seconds = record.alternate(asks, arguments.repeats)
-                row = {"task": f"PPO in {settings['env']}", "num_envs": settings["num_envs"]}
+                row = {"task": _task(name), "num_envs": settings["num_envs"]}
                 row["jaxrl (rows/s)"] = count / seconds["jaxrl"]
                 if peer is not None:
                     row["SB3 (rows/s)"] = peer_count / seconds["SB3"]
@@ -232,7 +329,7 @@ def main() -> None:
         ours.close()
         if peer is not None:
             peer.close()
-    print(record.save("host", rows, repeats=arguments.repeats, settings={"ppo": PPO, "pong": PONG}))
+    print(record.save("host", rows, repeats=arguments.repeats, settings={"ppo": PPO, "pong": PONG, "impala": IMPALA}))
 
 
 def in_processes(arguments: argparse.Namespace) -> None:
@@ -243,9 +340,8 @@ def in_processes(arguments: argparse.Namespace) -> None:
     tasks = []
     for name in arguments.only:
         settings = TASKS[name]
-        what = f"{'random' if name in PONG else 'PPO'} in {settings['env']}"
-        count = _PONG_ROWS if name in PONG else _BATCHES * settings["batch"]
-        row = {"task": what, "num_envs": settings["num_envs"]}
+        count = _rows(name)
+        row = {"task": _task(name), "num_envs": settings["num_envs"]}
         tasks.append((row, "rows", count, functools.partial(ours, name=name, rows=count)))
     try:
         record.in_processes("host", tasks, arguments.repeats)
