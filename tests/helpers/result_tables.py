@@ -28,6 +28,8 @@ TRAININGS = {
     "PPO in HalfCheetah-v4 (EnvPool), 1M steps, 8 environments": "halfcheetah-ppo",
     "`jaxrl train ppo --env envpool:HalfCheetah-v4 --total-steps 1000000`, seed by seed": "halfcheetah-defaults-clip",
     "the same, `--objective kl`": "halfcheetah-defaults-kl",
+    "`jaxrl train sac --env gymnasium:Pendulum-v1 --total-steps 20000`, seed by seed": "host-pendulum-sac",
+    "`jaxrl train sac --env envpool:HalfCheetah-v4 --total-steps 300000`, seed by seed": "halfcheetah-sac-defaults",
     "PPO in Pong-v5 (EnvPool), 1M steps, a smaller network": "pong-ppo",
 }
 

@@ -81,9 +81,9 @@ def record():
 def record_rows():
     """Writes down figures that are held against nothing published."""
 
-    def save(name, rows):
+    def save(name, rows, **more):
         print(f"\n{name}: {rows}")
-        assert _record.save(f"learning-{name}", rows).exists()
+        assert _record.save(f"learning-{name}", rows, **more).exists()
 
     return save
 

@@ -34,7 +34,6 @@ IMITATING = {
         critic=Critic(widths=(64, 64)),
     ),
 }
-MOST = 20_000  # the steps after which a run that has not reached a mark counts as it is
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def test_imitation_is_nearly_the_expert(name, expert):
         episodes=EPISODES,
         random_return=round(float(worst), 1),
         expert_return=round(float(best), 1),
-        settings="tests/learning/test_imitation.py",
+        settings=str(IMITATING[name]),
         reference={"score": 0.9, "source": "issue 18"},
     )
     assert scores.mean() >= 0.9
@@ -85,52 +84,45 @@ def test_imitation_is_nearly_the_expert(name, expert):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Where demonstrations may save steps: `algo` with and without them, until its evaluation reaches `mark`."""
+    """Where demonstrations may save steps: `algo` with and without them, until its evaluation reaches `mark`.
+
+    The teacher is `teacher` after `taught` steps. A run that has not reached the mark after `most` counts as that. With
+    demonstrations it may take at most `share` of the steps without.
+    """
 
     env: str
-    teacher: jaxrl.SAC  # whose episodes are shown
-    algo: jaxrl.SAC
+    teacher: jaxrl.SAC | jaxrl.DQN
+    taught: int
+    algo: jaxrl.SAC | jaxrl.DQN
     mark: float
+    most: int = 20_000
+    evaluate_every: int = 500
+    share: float = 0.6
 
 
+CONTINUOUS = "gymnax:MountainCarContinuous-v0"
 TASKS = {
-    "pendulum": Task(ENV, SAC, SAC, -200.0),
-    # The goal alone has a reward. With noise that is independent from step to step, as SAC was published, no episode
-    # comes upon it; the teacher had correlated noise.
-    "mountaincarcontinuous": Task(
-        "gymnax:MountainCarContinuous-v0",
-        SAC.replace(noise_correlation=0.9),
-        SAC.replace(noise_correlation=0.0, random_correlation=None),
-        90.0,
-    ),
-    "mountaincarcontinuous-correlated": Task(
-        "gymnax:MountainCarContinuous-v0",
-        SAC.replace(noise_correlation=0.9),
-        SAC.replace(noise_correlation=0.9),
-        90.0,
+    # Solved in a few thousand steps without: demonstrations may not do harm.
+    "pendulum": Task(ENV, SAC, 15_000, SAC, -200.0, share=1.25),
+    # The goal alone has a reward. With random actions that are independent from step to step, as SAC was published, no
+    # episode comes upon it; with those of jaxrl's defaults they do.
+    "mountaincarcontinuous": Task(CONTINUOUS, jaxrl.SAC(), 15_000, jaxrl.SAC(random_correlation=None), 90.0),
+    "mountaincarcontinuous-defaults": Task(CONTINUOUS, jaxrl.SAC(), 15_000, jaxrl.SAC(), 90.0, share=1.25),
+    "mountaincar-dqn": Task(
+        "gymnax:MountainCar-v0", jaxrl.DQN(), 500_000, jaxrl.DQN(), -130.0, most=500_000, evaluate_every=10_000
     ),
 }
-NO_FASTER = {
-    "pendulum": "1.05 of the steps: Pendulum is solved in 4,400 without",
-    "mountaincarcontinuous-correlated": "1.1 of the steps: with such noise it is solved in 4,700 without",
-}
-
-
-TASK_CASES = [
-    pytest.param(name, marks=[pytest.mark.xfail(strict=False, reason=NO_FASTER[name])] if name in NO_FASTER else [])
-    for name in TASKS
-]
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("name", TASK_CASES)
+@pytest.mark.parametrize("name", TASKS)
 def test_demonstrations_save_steps(name, tmp_path):
     """Half of each batch from an expert's episodes, rewards and all, against none of it."""
     task = TASKS[name]
-    teacher = jaxrl.train(task.teacher, task.env, total_steps=15_000, num_envs=1, evaluate_every=0, progress=False)
+    teacher = jaxrl.train(task.teacher, task.env, total_steps=task.taught, evaluate_every=0, progress=False)
     jaxrl.export_rlds(teacher.policy, task.env, tmp_path / "shown", episodes=EPISODES, seed=1, progress=False)
     dataset = jaxrl.load_dataset(f"rlds:{tmp_path / 'shown'}")
-    arguments = {"total_steps": MOST, "num_envs": 1, "target_return": task.mark, "evaluate_every": 500}
+    arguments = {"total_steps": task.most, "target_return": task.mark, "evaluate_every": task.evaluate_every}
     arguments |= {"evaluation_episodes": 32, "progress": False}
     steps = {
         kind: [jaxrl.train(task.algo, task.env, seed=seed, **arguments, **more).total_steps for seed in range(SEEDS)]
@@ -142,14 +134,14 @@ def test_demonstrations_save_steps(name, tmp_path):
     _record.save(
         f"learning-demonstrations-{name}",
         rows,
+        env=task.env,
         seeds=list(range(SEEDS)),
         share_of_steps=round(float(share), 3),
         mark=task.mark,
-        most=MOST,
-        noise_correlation=task.algo.noise_correlation,
+        most=task.most,
         expert_return=round(float(teacher.evaluation.return_mean), 1),
         episodes=EPISODES,
-        settings="tests/learning/test_imitation.py",
-        reference={"score": 0.6, "source": "issue 18: at most this share of the steps"},
+        settings=str(task.algo),
+        reference={"score": task.share, "source": "issue 18 asks for 0.6 in one task"},
     )
-    assert share <= 0.6
+    assert share <= task.share

@@ -95,14 +95,15 @@ def test_feed_forward_dqn_cannot():
 
 @pytest.mark.learning
 def test_recurrent_sac_balances_without_seeing_velocities(record_rows):
-    """Issue 18 asks for -250, and for far less without a memory; -146 where the velocity is seen (docs/results.md)."""
+    """Issue 18 asks for -250, and for far less without a memory; where the velocity is seen, docs/results.md."""
     env = jaxrl.make("gymnax:Pendulum-v1", hide=2)
     memory = {"core": GRU(64), "previous_action": True}
+    algorithms = {
+        "with a GRU of 64": jaxrl.SAC(policy=Actor(**memory), critic=Critic(**memory)),
+        "without a memory": jaxrl.SAC(),
+    }
     rows = []
-    for name, algo in (
-        ("with a GRU of 64", jaxrl.SAC(policy=Actor(**memory), critic=Critic(**memory))),
-        ("without a memory", jaxrl.SAC()),
-    ):
+    for name, algo in algorithms.items():
         # Eight environments are the default of the first; one of the second.
         settings = {"num_envs": 8, "evaluation_episodes": 64, "progress": False}
         scores = jaxrl.sweep(algo, env, total_steps=15_000, seeds=5, **settings).scores[0]
@@ -115,6 +116,6 @@ def test_recurrent_sac_balances_without_seeing_velocities(record_rows):
                 "worst": round(float(scores.min()), 2),
             }
         )
-    record_rows("hidden-velocity", rows)
+    record_rows("hidden-velocity", rows, settings={name: str(algo) for name, algo in algorithms.items()})
     assert rows[0]["worst"] >= -250, rows
     assert rows[1]["mean"] <= -400, rows
