@@ -1,15 +1,15 @@
 """One whole update of each on-policy algorithm against numpy that shares no line with it, to 1e-5.
 
 The numpy is float64: the network's forward pass, returns as sums over what follows each step, the losses, gradients by
-central differences, clipping and one step of Adam. The data are stale, and hold every kind of ending: terminations,
-time limits, the rollout's own end, and an environment that was built again within an episode.
+central differences, clipping and one step of Adam; PPO's over two devices too. The data are stale, and hold every kind
+of ending: terminations, time limits, the rollout's own end, and an environment that was built again within an episode.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.on_policy import ACTIONS, SPEC, B, T, collect, learner, moments, updated
+from helpers.on_policy import ACTIONS, SPEC, B, T, collect, learner, moments, updated, updated_on_two
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -125,6 +125,10 @@ def entropy(policy):
 
 
 def divergence(old, new):
+    if isinstance(old, tuple):
+        (mean, log_std), (new_mean, new_log_std) = old, new
+        far = (np.exp(2 * log_std) + (mean - new_mean) ** 2) / (2 * np.exp(2 * new_log_std))
+        return (new_log_std - log_std + far - 0.5).sum(-1)
     log_old, log_new = log_softmax(old), log_softmax(new)
     return (np.exp(log_old) * (log_old - log_new)).sum(-1)
 
@@ -177,27 +181,49 @@ def gae(data, values):
 
 
 PARTS = ("policy", "value")
+GAUSSIAN = {"network": ActorCritic(MLP((4,)), policy_gain=0.5, initial_log_std=-0.2)}
+KL = {"objective": "kl", "kl_target": 0.05, "kl_cutoff_cost": 7.0, "initial_penalty": 1.5, "clip_value": False}
 PPO = {
     "clip": {},
-    "kl": {"objective": "kl", "kl_target": 0.05, "kl_cutoff_cost": 7.0, "initial_penalty": 1.5, "clip_value": False},
-    "gaussian": {"network": ActorCritic(MLP((4,)), policy_gain=0.5, initial_log_std=-0.2), "clip": 0.3},
+    "kl": KL,
+    "gaussian": GAUSSIAN | {"clip": 0.3},
+    "gaussian kl": GAUSSIAN | KL,
     "joint": {"joint_grad_norm": True, "normalize_advantage": False, "bootstrap_truncated": False},
 }
+# Of how many devices each; two hold half of the environments each, and so different numbers of transitions.
+CASES = [(name, 1) for name in PPO] + [("clip", 2), ("kl", 2), ("gaussian kl", 2)]
 
 
-@pytest.mark.parametrize("name", one_quick(PPO, "clip"))
-def test_ppo(name):
-    spec = BOXED if name == "gaussian" else SPEC
+def divided_by_divergence(algo, rollout, acted, params):
+    """The far half of the environments on the second device, and the hinge between the first one's mean and all's."""
+    data = Data(rollout)
+    old, new = (policy_and_value(x, data.observation[:-1])[0] for x in (acted, params))
+    far = np.where(data.counts, divergence(old, new), 0.0)
+    order = np.argsort(far.sum(0) / data.counts.sum(0))
+    by_time = {name: getattr(rollout, name) for name in ("timesteps", "action", "extras")}
+    rollout = rollout.replace(**jax.tree.map(lambda x: x[:, order], by_time))
+    first = order[: B // 2]
+    counted = data.counts[:, first].sum()
+    near, mean = far[:, first].sum() / counted, far.sum() / data.counts.sum()
+    assert near < 0.9 * mean and 2 * counted != data.counts.sum()
+    return algo.replace(kl_target=float(near + mean) / 4), rollout
+
+
+@pytest.mark.parametrize(("name", "devices"), one_quick(CASES, ("clip", 1)))
+def test_ppo(name, devices):
+    spec = BOXED if name.startswith("gaussian") else SPEC
     fields = FIELDS | WHOLE | {"network": NETWORK, "gae_lambda": LAMBDA, "max_grad_norm": 0.05} | PPO[name]
     algo = jaxrl.PPO(**fields, entropy_cost=0.01)
     acted, state, rollout = data_and_states(algo, spec)
+    params = as_numpy(state.network.params)
+    if name.endswith("kl") and devices == 2:
+        algo, rollout = divided_by_divergence(algo, rollout, as_numpy(acted), params)
     data = Data(rollout)
     if not algo.bootstrap_truncated:
         data.terminated = data.terminated | data.truncated
     old_policy, old_values = policy_and_value(as_numpy(acted), data.observation)
     old_policy, old_values = jax.tree.map(lambda x: x[:-1], old_policy), old_values[:-1]
     old_log_prob = log_prob(old_policy, data.action)
-    params = as_numpy(state.network.params)
     bootstrap = policy_and_value(params, data.observation[-1])[1]
     advantages = gae(data, np.concatenate([old_values, bootstrap[None]]))
     targets = advantages + old_values
@@ -234,7 +260,7 @@ def test_ppo(name):
     metrics = pieces(params)
     assert 0.1 < metrics["clip_fraction"] < 0.95, "the data should be stale"
     expected, norms = stepped(params, loss, ("",) if algo.joint_grad_norm else PARTS, algo.max_grad_norm)
-    new, info = updated(algo, state, rollout, spec)
+    new, info = (updated if devices == 1 else updated_on_two)(algo, state, rollout, spec)
     assert_is(new.network.params, info, expected, norms, metrics)
     if algo.objective == "kl":
         after = policy_and_value(expected, data.observation[:-1])[0]
@@ -271,7 +297,7 @@ def test_a2c():
     assert_is(new.network.params, info, expected, norms, pieces(params))
 
 
-VMPO = {"categorical": {}, "gaussian": {"network": ActorCritic(MLP((4,)), policy_gain=0.5, initial_log_std=-0.2)}}
+VMPO = {"categorical": {}, "gaussian": GAUSSIAN}
 
 
 @pytest.mark.parametrize("name", one_quick(VMPO, "categorical"))

@@ -10,7 +10,7 @@ from jaxrl.core import spaces
 from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import EnvSpec, Rollout, TimeStep
-from jaxrl.parallel.replicas import SingleReplica
+from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
 from jaxrl.parallel.rollout import first_timestep, with_previous_action
 
 T, B, ACTIONS = 9, 8, 3
@@ -64,3 +64,24 @@ def updated(algo, state, rollout, spec=SPEC):
     algo = resolve_schedules(algo, jnp.float32(0))
     batch = {"rollout": rollout}
     return algo.update(state, batch, spec=spec, key=jax.random.key(0), replicas=SingleReplica())
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def updated_on_two(algo, state, rollout, spec=SPEC):
+    """One update, of which two devices hold half of the environments each.
+
+    What comes back is the same on both devices, for else `vmap` objects to `out_axes=None`.
+    """
+    algo = resolve_schedules(algo, jnp.float32(0))
+
+    def halved(x, axis):
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], 2, -1, *x.shape[axis + 1 :]), axis, 0)
+
+    def update(half):
+        half = half.replace(statistics=rollout.statistics)
+        key, replicas = jax.random.key(0), MeshReplicas("device")
+        return algo.update(state, {"rollout": half}, spec=spec, key=key, replicas=replicas)
+
+    by_time = jax.tree.map(lambda x: halved(x, 1), (rollout.timesteps, rollout.action, rollout.extras))
+    carries = jax.tree.map(lambda x: halved(x, 0), (rollout.carry, rollout.final_carry))
+    return jax.vmap(update, axis_name="device", out_axes=None)(Rollout(*by_time, *carries))
