@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers.on_policy import SPEC, B, T, collect, learner, moments, updated
+from helpers.programs import assert_equal
 
 import jaxrl
 from jaxrl.algos import on_policy, returns
@@ -67,6 +69,25 @@ def test_a_shared_body_is_clipped_as_a_whole_and_small_gradients_are_left_alone(
     assert np.hypot.reduce(list(free.values())) == pytest.approx(float(info.metrics["gradient_norm"]), rel=1e-4)
     _, info = step_sizes(shared.replace(max_grad_norm=None), 1.0)
     assert "clip_factor" not in info.metrics
+
+
+# --- passes over a batch -------------------------------------------------------------------------------------------
+
+
+def test_each_pass_of_one_minibatch_is_a_step_on_the_whole_batch():
+    """BatchPPO's 25 of policy and value each. With gamma=0 no target depends on what earlier steps moved."""
+    algo = ALGORITHMS["ppo"].replace(gamma=0.0, learning_rate=1e-2)
+    state = steps = learner(algo)
+    rollout = collect(algo, algo.actor(learner(algo, 1)), moments(), jax.random.key(3))
+    at_once, _ = updated(algo.replace(epochs=25), state, rollout)
+    for _ in range(25):
+        steps, _ = updated(algo, steps, rollout)
+    assert int(at_once.updates) == 1
+    assert_equal(steps.network, at_once.network, 1e-5)
+    counts = optax.tree.get_all_with_path(at_once.network.optimizer_state, "count")
+    assert {int(count) for _, count in counts} == {25}
+    moved = jax.tree.map(lambda x, y: bool((x != y).any()), at_once.network.params, state.network.params)
+    assert all(jax.tree.leaves(moved))
 
 
 # --- statistics ----------------------------------------------------------------------------------------------------
