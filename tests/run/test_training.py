@@ -133,6 +133,16 @@ def test_run_directory(finished):
     assert config["topology"]["shards"] == 4 and config["seed"] == 0 and config["total_steps"] == TOTAL
 
 
+def test_every_checkpoint_stays_where_as_many_are_kept(tmp_path):
+    """With the default, keep=3, the newest three would."""
+    train(tmp_path / "run", total_steps=6 * ROWS, evaluate_every=0, checkpoint_every=ROWS, keep=1000)
+    steps = checkpoint.complete_steps(tmp_path / "run" / "checkpoints")
+    assert steps == [ROWS * number for number in range(1, 7)]
+    first, last = (jaxrl.load(tmp_path / "run", step=step) for step in (steps[0], steps[-1]))
+    with pytest.raises(AssertionError):
+        assert_equal(first.actor, last.actor)
+
+
 def test_the_same_seed_is_the_same_run_and_chunks_do_not_matter(finished, monkeypatch):
     result, _ = finished
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration
