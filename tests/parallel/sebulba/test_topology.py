@@ -6,14 +6,18 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
+from helpers.patience import within
 from helpers.programs import (
     ALGORITHMS,
     ENV,
     NUM_ENVS,
     R2D2,
     ROWS,
+    SMALL,
     actor_threads,
     all_finite,
     anakin,
@@ -22,6 +26,7 @@ from helpers.programs import (
 )
 
 import jaxrl
+from jaxrl import networks
 from jaxrl.core import config, spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import env_spec
@@ -96,6 +101,73 @@ def test_overlapping_runs_learn_from_every_row_and_tell_how_it_went():
     assert figures["seconds"] > 0 and figures["stepping_seconds"] > 0
     assert figures["actor_blocked_seconds"] >= 0 and figures["learner_blocked_seconds"] >= 0
     assert {f"actors/{name}" for name in figures} <= set(report.metrics())
+
+
+@struct.dataclass
+class Kept:
+    """IMPALA, whose state keeps what every update got: observations `[iteration, T + 1, B, ...]` and versions."""
+
+    impala: jaxrl.IMPALA
+    iterations: int = struct.field(pytree_node=False, default=8)
+
+    experience = property(lambda self: self.impala.experience)
+
+    def validate(self, spec, num_envs, shards):
+        return self.impala.validate(spec, num_envs, shards)
+
+    def init(self, key, spec):
+        shape = (self.iterations, self.impala.rollout_length + 1, NUM_ENVS, *spec.observation_space.shape)
+        return self.impala.init(key, spec), jnp.zeros(shape), jnp.full(self.iterations, -1, jnp.int32)
+
+    def actor(self, state):
+        return self.impala.actor(state[0])
+
+    def initial_carry(self, spec, env_index, num_envs):
+        return self.impala.initial_carry(spec, env_index, num_envs)
+
+    def act(self, *arguments, **settings):
+        return self.impala.act(*arguments, **settings)
+
+    def update(self, state, batch, **settings):
+        (learner, observations, versions), rollout = state, batch["rollout"]
+        observations = observations.at[learner.updates].set(rollout.timesteps.observation)
+        versions = versions.at[learner.updates].set(rollout.version)
+        learner, info = self.impala.update(learner, batch, **settings)
+        return (learner, observations, versions), info
+
+
+@pytest.mark.long
+def test_impala_learns_from_every_rollout_once_while_others_wait(monkeypatch):
+    """With a learner so slow that both queues are full whenever it learns, and policies two or three updates old."""
+    impala = jaxrl.IMPALA(learning_rate=1e-2, rollout_length=8, network=networks.ActorCritic(torso=SMALL))
+    algo, learn = Kept(impala.resolve(HOST_SPEC, NUM_ENVS)), HostLearning.learn
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2, queue=2).bind(algo, HOST)
+    assert not program.topology.lockstep
+
+    def learn_when_full(*arguments):
+        while program._threads.metrics()["queue_depth"] < 2:
+            program._threads.is_round_ready()  # which raises what an actor raised
+            time.sleep(1e-3)
+        return learn(*arguments)
+
+    monkeypatch.setattr(HostLearning, "learn", learn_when_full)
+    try:
+        with within(120):
+            state, report = program.chunk(algo, HOST, program.start(algo, HOST, 3), algo.iterations, 100)
+        (learner, observations, versions), report = plain((state.learner, report))
+        standing = plain(state.timestep.observation)
+    finally:
+        program.close()
+    assert int(learner.updates) == algo.iterations and all_finite(learner) and report.failed_at == -1
+    # What an environment showed last in a rollout it shows first in the next one, and no two rows are the same.
+    np.testing.assert_array_equal(observations[1:, 0], observations[:-1, -1])
+    np.testing.assert_array_equal(observations[-1, -1], standing)
+    rows = observations[:, :-1].reshape(-1, *observations.shape[3:])
+    assert len(np.unique(rows, axis=0)) == len(rows) == algo.iterations * ROWS
+    age = np.arange(algo.iterations) - versions
+    assert age[:3].tolist() == [0, 1, 2] and set(age[3:]) <= {2, 3} and (np.diff(versions) >= 0).all()
+    assert report.actors["policy_lag"] == pytest.approx(age.mean())
+    assert report.metrics()["update/importance_weight"] < 1.0
 
 
 @pytest.mark.long
