@@ -34,6 +34,15 @@ TRAININGS = {
 }
 
 
+# Runs until an evaluation reaches a mark, with and without demonstrations.
+DEMONSTRATIONS = {
+    "DQN in MountainCar, at the defaults": "mountaincar-dqn",
+    "SAC in MountainCarContinuous, `--random-correlation none`": "mountaincarcontinuous",
+    "the same, at the defaults": "mountaincarcontinuous-defaults",
+    "SAC in Pendulum, (64, 64)": "pendulum",
+}
+
+
 def with_tables(text: str) -> str:
     """A page with what stands between `<!-- records: NAME -->` and `<!-- end -->` made anew."""
     return _PLACE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
@@ -95,6 +104,44 @@ def _offline() -> str:
         for row in _read(f"learning-offline-{name}")["rows"]
     ]
     return _table("training | mean | each seed |", lines)
+
+
+def _imitation() -> str:
+    lines = []
+    for name in ("sqil", "gail"):
+        record = _read(f"learning-{name}-pendulum")
+        [row] = record["rows"]
+        each = ", ".join(f"{score:.3f}" for score in row["scores"])
+        lines.append(f"| {name.upper()}, Pendulum, {record['steps']:,} steps | {row['mean']:.3f} | {each} |")
+    return _table("training | mean | each seed |", lines)
+
+
+def _demonstrations() -> str:
+    lines = []
+    for what, name in DEMONSTRATIONS.items():
+        record = _read(f"learning-demonstrations-{name}")
+        steps = {row["demonstrations"]: f"{row['mean']:,.0f} ({max(row['steps']):,})" for row in record["rows"]}
+        without, beside = steps["without"], steps["with"]
+        lines.append(f"| {what} | {record['mark']:g} | {without} | {beside} | {record['share_of_steps']:.2f} |")
+    return _table("training | mark | steps without | steps with | share |", lines)
+
+
+def _memory_needed() -> str:
+    lines = [
+        f"| {row['run']} | {row['mean']:g} | {row['worst']:g} | {len(row['scores'])} |"
+        for row in _read("learning-hidden-velocity")["rows"]
+    ]
+    return _table("training | mean | worst | seeds |", lines)
+
+
+def _searches() -> str:
+    record = _read("tune")
+    names = {"tpe": "Bayesian (TPE)", "random": "random", "tpe - random": "the difference"}
+    lines = [
+        f"| {name} | {found['mean']:.0f} | {found['low']:.0f} to {found['high']:.0f} |"
+        for name, found in ((name, record["summary"][kind]) for kind, name in names.items())
+    ]
+    return _table("search | mean | 95 % interval |", lines)
 
 
 def _interrupted() -> str:
@@ -192,6 +239,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "unrecorded": _unrecorded,
     "trainings": _trainings,
     "halfcheetah": _interrupted,
+    "imitation": _imitation,
+    "demonstrations": _demonstrations,
+    "memory-needed": _memory_needed,
+    "searches": _searches,
     "offline": _offline,
     "highlights": _highlights,
     "throughput": _throughput,

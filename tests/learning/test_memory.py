@@ -94,22 +94,24 @@ def test_feed_forward_dqn_cannot():
 
 
 @pytest.mark.learning
-def test_recurrent_sac_balances_without_seeing_velocities(record_rows):
-    """Issue 18 asks for -250, and for far less without a memory; where the velocity is seen, docs/results.md."""
+def test_a_memory_balances_without_seeing_velocities(record_rows):
+    """Issue 18 asks for -250 of SAC, and for far less without a memory; where the velocity is seen, docs/results.md."""
     env = jaxrl.make("gymnax:Pendulum-v1", hide=2)
     memory = {"core": GRU(64), "previous_action": True}
+    remembering = {"policy": Actor(**memory), "critic": Critic(**memory)}
     algorithms = {
-        "with a GRU of 64": jaxrl.SAC(policy=Actor(**memory), critic=Critic(**memory)),
-        "without a memory": jaxrl.SAC(),
+        "SAC with a GRU of 64": jaxrl.SAC(**remembering),
+        "TD3 with a GRU of 64": jaxrl.TD3(**remembering | {"policy": Actor(stochastic=False, **memory)}),
+        "SAC without a memory": jaxrl.SAC(),
     }
     rows = []
     for name, algo in algorithms.items():
-        # Eight environments are the default of the first; one of the second.
+        # Eight environments are the default with a memory; one without.
         settings = {"num_envs": 8, "evaluation_episodes": 64, "progress": False}
         scores = jaxrl.sweep(algo, env, total_steps=15_000, seeds=5, **settings).scores[0]
         rows.append(
             {
-                "run": f"SAC {name}",
+                "run": name,
                 "total_steps": 15_000,
                 "scores": [round(float(score), 2) for score in scores],
                 "mean": round(float(scores.mean()), 2),
@@ -117,5 +119,5 @@ def test_recurrent_sac_balances_without_seeing_velocities(record_rows):
             }
         )
     record_rows("hidden-velocity", rows, settings={name: str(algo) for name, algo in algorithms.items()})
-    assert rows[0]["worst"] >= -250, rows
-    assert rows[1]["mean"] <= -400, rows
+    assert min(row["worst"] for row in rows[:2]) >= -250, rows
+    assert rows[2]["mean"] <= -400, rows
