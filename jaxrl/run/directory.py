@@ -24,6 +24,7 @@ FORMAT = 1  # of config.json; a change that earlier files do not survive takes t
 
 _FILES = ("config.json", "metrics.jsonl", "metrics.csv", "learning_curve.png", "result.json", "study.journal")
 _WANDB_ID = "wandb_run.json"  # of jaxrl.run.loggers, which knows no directories
+EVALUATIONS = "evaluations.jsonl"  # of an evaluator that follows the run
 _FOLDERS = ("checkpoints", "tensorboard", "videos")
 _ABSENT = object()
 
@@ -331,7 +332,8 @@ def _delete_run(path: Path) -> None:
         return  # no run of ours; what is in the way is named by the comparison
     for name in _FILES[1:]:
         (path / name).unlink(missing_ok=True)
-    (path / _WANDB_ID).unlink(missing_ok=True)
+    for name in (_WANDB_ID, EVALUATIONS):
+        (path / name).unlink(missing_ok=True)
     for step in _steps(path):
         shutil.rmtree(step)
     for events in (path / "tensorboard").glob("events.out.tfevents.*"):

@@ -8,7 +8,7 @@ from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.types import Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.run import checkpoint
-from jaxrl.run.directory import read_config
+from jaxrl.run.directory import EVALUATIONS, read_config
 from jaxrl.run.ending import has_ended
 from jaxrl.run.evaluation import Evaluation, evaluate
 from jaxrl.run.loading import load_run
@@ -51,7 +51,7 @@ def follow(
         raise ConfigError(f"out={str(out)!r} holds no evaluations and would be overwritten; name another or delete it")
     while not _begun(path):
         time.sleep(poll)
-    out = path / "evaluations.jsonl" if out is None else Path(out)
+    out = path / EVALUATIONS if out is None else Path(out)
     log = JSONLLogger(out)
     known = {row["step"] for row in read_metrics(out)}
     try:

@@ -70,6 +70,7 @@ def test_overwrite_deletes_only_what_jaxrl_makes(tmp_path):
     ours = [
         tmp_path / "metrics.jsonl",
         tmp_path / "result.json",
+        tmp_path / "evaluations.jsonl",
         tmp_path / "checkpoints" / "000000000100" / "manifest.json",
         tmp_path / "checkpoints" / ".saving-000000000200" / "manifest.json",
         tmp_path / "tensorboard" / "events.out.tfevents.1.host",
