@@ -241,7 +241,8 @@ def _process_flags():
     )
     how = (
         "here: this process; processes:N[:restarts=R]: N processes of this machine, started again up to R times where "
-        "one fails; ray:N[:restarts=R][:cpus=C][:gpus=G]: N of a Ray cluster; cluster: as --distributed"
+        "one fails; ray:N[:restarts=R][:cpus=C][:gpus=G]: N of a Ray cluster; either with :evaluators=1: and one that "
+        "evaluates every checkpoint in --run-dir; cluster: as --distributed"
     )
     return [
         Flag("launch", TEXT, "here", how),

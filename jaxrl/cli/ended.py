@@ -31,8 +31,8 @@ def answer(given: Given) -> bool:
     """Prints the result of a run that this command has brought to its end before; whether there is one."""
     run = given.values["run"]
     path = run["run_dir"]
-    if run["import_"] is not None:
-        return False  # the user's own code may be another by now
+    if run["import_"] is not None or multihost.has_evaluator(run):
+        return False  # the user's own code may be another by now; what an evaluator has left may not be all
     if path is None or run["overwrite"] or multihost.is_one_of_several(run) or not has_ended(path):
         return False
     try:

@@ -1,6 +1,5 @@
 """`--launch` and `--distributed`: one command as several processes of one run, wherever they are started."""
 
-import dataclasses
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,8 @@ def flags() -> list[Flag]:
     return table.command_flags("processes")
 
 
-def problems(asked: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values of `flags`, one line each."""
+def problems(asked: Mapping[str, Any], command: str = "train") -> list[str]:
+    """What is wrong with the values of `flags` for a command, one line each."""
     try:
         how = launch.parse(asked["launch"])
     except ConfigError as error:
@@ -33,6 +32,14 @@ def problems(asked: Mapping[str, Any]) -> list[str]:
         found.append(f"--distributed: not with --launch {asked['launch']}, which starts the processes itself")
     if isinstance(how, Several) and how.restarts > 0 and asked.get("run_dir") is None:
         found.append(f"--launch {asked['launch']}: needs --run-dir, whose newest checkpoint a restart goes on from")
+    if isinstance(how, Several) and how.evaluators > 0:
+        if command in ("sweep", "compile"):  # tune has no --launch at all
+            found.append(
+                f"--launch {asked['launch']}: not with {command}; an evaluator plays the checkpoints of jaxrl train: "
+                "leave evaluators out"
+            )
+        elif command == "train" and asked["run_dir"] is None:
+            found.append(f"--launch {asked['launch']}: needs --run-dir, whose checkpoints the evaluator plays")
     given = {name: asked[name] for name in _EXPLICIT if asked[name] is not None}
     written = {name: f"--{name.replace('_', '-')}" for name in _EXPLICIT}
     if not given:
@@ -51,6 +58,12 @@ def problems(asked: Mapping[str, Any]) -> list[str]:
 def is_one_of_several(asked: Mapping[str, Any]) -> bool:
     """Whether this process is to join others, by the values of `flags` and by who started it."""
     return asked["distributed"] or launch.own_place() is not None or launch.parse(asked["launch"]) == Cluster()
+
+
+def has_evaluator(asked: Mapping[str, Any]) -> bool:
+    """Whether an evaluator is a part of the run, by the values of `flags`."""
+    how = launch.parse(asked["launch"])
+    return isinstance(how, Several) and how.evaluators > 0
 
 
 def start(command: str, argv: Sequence[str], asked: Mapping[str, Any]) -> int | None:
@@ -81,22 +94,22 @@ def join(asked: Mapping[str, Any]) -> int:
     from jaxrl.parallel.multihost import distributed
 
     own = launch.own_place()
-    place = {name: asked[name] for name in _EXPLICIT} if own is None else dataclasses.asdict(own)
-    note = threading.Timer(_PATIENCE, _say_what_is_awaited, [place])
+    place = [asked[name] for name in _EXPLICIT] if own is None else [own.coordinator, own.num_processes, own.process_id]
+    note = threading.Timer(_PATIENCE, _say_what_is_awaited, [place[0], place[2]])
     note.daemon = True
     note.start()
     try:
-        return distributed.initialize(**place)
+        return distributed.initialize(*place) if own is None else own.join()
     finally:
         note.cancel()
 
 
-def _say_what_is_awaited(place):
+def _say_what_is_awaited(coordinator, process_id):
     where, why = "", None
-    if place["coordinator"] is not None:
+    if coordinator is not None:
         from jaxrl.parallel.multihost import addresses
 
-        where = f" at {place['coordinator']}"
-        why = addresses.diagnose_connection(place["coordinator"], place["process_id"])
+        where = f" at {coordinator}"
+        why = addresses.diagnose_connection(coordinator, process_id)
     why = why or "if none comes, see what they said"
     print(f"waiting for the other processes{where}; {why}", file=sys.stderr)

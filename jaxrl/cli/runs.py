@@ -160,7 +160,7 @@ def read(command: str, argv: Sequence[str]) -> Given:
     )
     values["run"] = {flag.name: _value(values, fields, flag.name) for flag in groups[0].flags}
     run = values["run"]
-    problems += limit_problems(fields[0], values[fields[0].title]) + multihost.problems(run)
+    problems += limit_problems(fields[0], values[fields[0].title]) + multihost.problems(run, command)
     problems += limits.training_problems(**{name: run[name] for name in limits.LEAST if name in run})
     problems += _network_problems(fields, values)
     if run["env"] is None and run.get("dataset") is None:

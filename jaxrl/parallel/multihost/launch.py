@@ -11,6 +11,7 @@ import glob
 import importlib.util
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,14 +21,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Literal, Protocol
 
 from jaxrl.core.errors import ConfigError, JaxrlError, unknown
 
 PLACE = "JAXRL_LAUNCHED"  # the environment variable in which a process that was started finds its place
+ON_PROCESSORS = {"JAX_PLATFORMS": "cpu"}  # the variables of a process that has no accelerator
 _LOOK = 0.05  # seconds between two looks at the processes
 _LAST_WORDS = 10.0  # seconds that the others have to end by themselves, once one has failed
-_LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0}
+_LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0, "evaluators": 0}
+_MOST_EVALUATORS = 1
 _DIGITS = 9  # of a number of processes or restarts, at most
 _LINES = 20  # of what a process said that are shown where it failed
 _ASKED_TO_END = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -52,13 +55,16 @@ class Processes:
     cores share them all.
 
     Args:
-      count: number of processes.
+      count: number of processes that train.
       restarts: how often all are started again after one failed; they go on from the newest checkpoint of their
         `run_dir`. Wrong settings and signals to this process are no such failures.
+      evaluators: 0, or 1: one process more, which evaluates every checkpoint of the run (`launch` says how). It has a
+        share of the cores, the last one, as each of the others, and computes on them: GPUs are for those that train.
     """
 
     count: int = 2
     restarts: int = 0
+    evaluators: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,31 +76,54 @@ class RayProcesses:
     one's variables a process has those whose names begin with JAX, XLA, PYTHONPATH or OMP_NUM_THREADS.
 
     Args:
-      count: number of processes.
+      count: number of processes that train.
       restarts: as of `Processes`; where a machine was lost, others take its place.
       cpus: CPUs that Ray keeps for each process.
-      gpus: GPUs that Ray gives each process; with 0 it computes on processors.
+      gpus: GPUs that Ray gives each process that trains; with 0 it computes on processors.
+      evaluators: as of `Processes`; Ray keeps `cpus` for it, too.
     """
 
     count: int = 2
     restarts: int = 0
     cpus: int = 1
     gpus: int = 0
+    evaluators: int = 0
 
 
 Several = Processes | RayProcesses
 Launch = Here | Cluster | Several
 _KINDS: dict[str, type[Launch]] = {"here": Here, "cluster": Cluster, "processes": Processes, "ray": RayProcesses}
-_USAGE = "here, cluster, processes:COUNT or ray:COUNT, such as processes:4:restarts=3 or ray:4:gpus=1"
+_USAGE = "here, cluster, processes:COUNT or ray:COUNT, such as processes:4:restarts=3:evaluators=1 or ray:4:gpus=1"
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of a process among those of its run, as `distributed.initialize` takes it."""
+    """The place of a process among those of its run.
+
+    Attributes:
+      coordinator, num_processes, process_id: as `distributed.initialize` takes them; evaluators are not counted, and
+        come after the processes that are.
+      evaluators: how many the run has.
+      start: random text that all processes of this start have in common.
+    """
 
     coordinator: str
     num_processes: int
     process_id: int
+    evaluators: int = 0
+    start: str = ""
+
+    @property
+    def role(self) -> Literal["learner", "evaluator"]:
+        return "learner" if self.process_id < self.num_processes else "evaluator"
+
+    def join(self) -> int:
+        """Joins the learners of the run, if this is one of them; how many there are."""
+        if self.role == "evaluator":
+            return self.num_processes
+        from jaxrl.parallel.multihost import distributed
+
+        return distributed.initialize(self.coordinator, self.num_processes, self.process_id)
 
 
 def launch(how: Launch | str = "here") -> int:
@@ -103,13 +132,19 @@ def launch(how: Launch | str = "here") -> int:
     With `Processes` and `RayProcesses` this program is started again, once for each process, and this call does not
     return: it ends the program with their exit code. In each of them, and in all other cases, it returns.
 
+    With `evaluators=1` one process more is started, which does not train. Its first `jaxrl.train` follows the run in
+    `run_dir` instead, which all calls must then have. It evaluates every checkpoint that is kept there, as that call
+    says (`evaluation_episodes`, `eval_env`, `explore_in_evaluation`), with other episodes than the run's own
+    evaluations, and writes `evaluations.jsonl`. Once the run has ended and its last checkpoint is evaluated, it ends
+    its process with exit code 0: what the program does after that call, this process does not.
+
     Args:
       how: "here", this process alone; "cluster", one of several processes that were detected; "processes:4", or
         `jaxrl.Processes(4)`: as many processes of this machine; "ray:4:gpus=1", or `jaxrl.RayProcesses(4, gpus=1)`: of
         a Ray cluster.
 
     Returns:
-      How many processes the run has.
+      How many processes train.
 
     Raises:
       ConfigError: there is no such way, this machine has less than it asks for, or it cannot be done from here.
@@ -128,13 +163,15 @@ def launch(how: Launch | str = "here") -> int:
                 "Python reads from its input: put it into a file, and run that"
             )
         raise SystemExit(run_processes([sys.executable, *sys.orig_argv[1:]], how))
+    if place is not None:
+        return place.join()
     from jaxrl.parallel.multihost import distributed
 
-    return distributed.initialize(**({} if place is None else dataclasses.asdict(place)))
+    return distributed.initialize()
 
 
 def parse(text: str) -> Launch:
-    """`here`, `cluster`, `processes:4`, `processes:4:restarts=3` or `ray:4:restarts=3:cpus=8:gpus=1`.
+    """`here`, `cluster`, `processes:4`, `processes:4:restarts=3:evaluators=1` or `ray:4:restarts=3:cpus=8:gpus=1`.
 
     Raises:
       ConfigError: it is none of these.
@@ -169,10 +206,16 @@ def problems(how: Launch) -> list[str]:
             found.append(f"{kind}: {field.name}={value} must be at least {least}")
     if found:
         return found
+    if how.evaluators > _MOST_EVALUATORS:
+        found.append(
+            f"{kind}: evaluators={how.evaluators} must be at most {_MOST_EVALUATORS}, since more would play the same; "
+            "in another environment plays jaxrl eval RUN --follow --env NAME --out FILE"
+        )
     if isinstance(how, RayProcesses):
         if importlib.util.find_spec("ray") is None:
             found.append("ray: Ray is not installed; pip install 'jaxrl[ray]'")
-        if how.gpus and os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+        # An evaluator was started with that variable.
+        if own_place() is None and how.gpus and os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
             found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset that, or leave gpus out")
         return found
     gpus = _gpus() if own_place() is None else []  # a process that was started has its share of them alone
@@ -187,6 +230,7 @@ def problems(how: Launch) -> list[str]:
 # --- the process that is started ---------------------------------------------------------------------------------
 
 _own: list[Place] = []  # once it was read
+_learners_ended: list[float] = []  # when this process heard of it
 
 
 def own_place() -> Place | None:
@@ -194,16 +238,56 @@ def own_place() -> Place | None:
     if not _own and (told := os.environ.pop(PLACE, None)) is not None:  # none of the processes that this one starts
         place = json.loads(told)
         pipe = place.pop("pipe")
-        threading.Thread(target=_end_with_parent, args=(pipe,), name="launched", daemon=True).start()
+        threading.Thread(target=_hear_parent, args=(pipe,), name="launched", daemon=True).start()
         _own.append(Place(**place))
     return _own[0] if _own else None
 
 
-def _end_with_parent(pipe):
-    """Asks this process to end when the one that started it has: the kernel then closes the pipe."""
+def is_evaluator() -> bool:
+    """Whether this process was started to evaluate what others train."""
+    place = own_place()
+    return place is not None and place.role == "evaluator"
+
+
+def evaluator_problems(run_dir: Any) -> list[str]:
+    """Why the evaluator that this run was started with, if it was, could not follow it; one line each.
+
+    Args:
+      run_dir: of the training.
+    """
+    place = own_place()
+    if place is None or not place.evaluators or run_dir is not None:
+        return []
+    return ["no run_dir: the evaluator that this run was launched with plays the checkpoints there; pass run_dir="]
+
+
+def check_no_evaluator(what: str) -> None:
+    """Refuses, in all processes, what an evaluator could not follow, and would do once more.
+
+    Args:
+      what: is refused.
+
+    Raises:
+      ConfigError: this program was launched with an evaluator.
+    """
+    place = own_place()
+    if place is not None and place.evaluators:
+        raise ConfigError(f"{what} has nothing that an evaluator could follow; launch this program without evaluators")
+
+
+def have_learners_ended(seconds: float = 0.0) -> bool:
+    """Whether this is an evaluator whose learners have all ended, and well, so many seconds ago or more."""
+    return bool(_learners_ended) and time.monotonic() - _learners_ended[0] >= seconds
+
+
+def _hear_parent(pipe):
+    """Hears that the learners have ended, and asks this process to end when the one that started it has.
+
+    The first is what comes through the pipe; at the second the kernel closes it.
+    """
     with contextlib.suppress(OSError):
         while os.read(pipe, 1):
-            pass
+            _learners_ended.append(time.monotonic())
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -227,6 +311,10 @@ class Started(Protocol):
 
     def last_words(self) -> str:
         """What it said that was not shown."""
+        ...
+
+    def tell_learners_ended(self) -> None:
+        """Tells an evaluator that no checkpoint will come any more."""
         ...
 
 
@@ -258,7 +346,7 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
             last = attempt == how.restarts
             try:
                 with _started([*command, *again] if attempt else command, how, signals) as processes:
-                    watched = _Together(processes, how.count, signals)
+                    watched = _Together(processes, how, signals)
                     code = watched.wait()
                     last = last or code in (0, _BAD_INPUT)
                     if code:
@@ -270,11 +358,17 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
             if last or signals.passed:
                 return code
             print(
-                f"the {how.count} processes are started again (restart {attempt + 1} of {how.restarts})",
+                f"{_all(how)} started again (restart {attempt + 1} of {how.restarts})",
                 file=sys.stderr,
                 flush=True,
             )
     raise AssertionError("a loop that ends by returning")
+
+
+def _all(how):
+    if how.count == 1:
+        return "the process and the evaluator are" if how.evaluators else "the process is"
+    return f"the {how.count} processes{' and the evaluator' * how.evaluators} are"
 
 
 @contextlib.contextmanager
@@ -283,7 +377,7 @@ def _started(command, how, signals):
     with contextlib.ExitStack() as stack:
         if isinstance(how, Processes):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-launch-")))
-            coming = _start_here(command, how.count, folder, stack)
+            coming = _start_here(command, how, folder, stack)
         else:
             from jaxrl.parallel.ray.processes import start
 
@@ -329,14 +423,17 @@ class _Signals:
 class _Together:
     """The processes of one attempt."""
 
-    def __init__(self, processes: Sequence[Started], count: int, signals: _Signals):
+    def __init__(self, processes: Sequence[Started], how: Several, signals: _Signals):
         self._ended: list[tuple[int, int]] = []  # index and exit code, in the order of their ends
         self._killed: set[int] = set()
-        self._processes, self._count, self._signals = processes, count, signals
+        self._processes, self._signals = processes, signals
+        self._learners, self._count = how.count, how.count + how.evaluators
+        self._evaluators_asked = False  # to end, because a learner failed
+        self._cut_short = 0  # the exit code of an evaluator that was asked to end
 
     def wait(self) -> int:
         """Waits for all to end; the exit code of the run."""
-        until = None
+        until, told = None, False
         if self._signals.passed:  # while they were started
             for process in self._processes:
                 process.send_signal(self._signals.passed[-1])
@@ -344,12 +441,17 @@ class _Together:
             self._look()
             if until is None and any(code for _, code in self._ended):
                 until = time.monotonic() + _LAST_WORDS
+                self._ask_others()
             if until is not None and time.monotonic() > until:
                 self._kill()
+            if not told and sum(index < self._learners for index, _ in self._ended) == self._learners:
+                told = True
+                for process in self._processes[self._learners :]:
+                    process.tell_learners_ended()
             time.sleep(_LOOK)
         if self._signals.passed and len(self._processes) < self._count:
             return 128 + self._signals.passed[0]
-        return next((code for _, code in self._ended if code), 0)
+        return next((code for _, code in self._ended if code), self._cut_short)
 
     def tell(self) -> None:
         """Prints what the processes but the first said before they failed, and by which signals they were ended."""
@@ -359,20 +461,38 @@ class _Together:
                 continue
             if code > 128:
                 name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
-                print(f"error: process {index} was ended by {name}", file=sys.stderr)
+                print(f"error: {self._name(index)} was ended by {name}", file=sys.stderr)
             if index and not code == codes.get(0) == _BAD_INPUT:  # else the first has told the same
                 for line in self._processes[index].last_words().splitlines()[-_LINES:]:
-                    print(f"process {index}: {line}", file=sys.stderr)
+                    print(f"{self._name(index)}: {line}", file=sys.stderr)
         if self._killed:
-            which = ", ".join(map(str, sorted(self._killed)))
-            print(f"process {which}: ended, {_LAST_WORDS:g} s after the other had failed", file=sys.stderr)
+            which = ", ".join(map(self._name, sorted(self._killed)))
+            print(f"{which}: ended, {_LAST_WORDS:g} s after the other had failed", file=sys.stderr)
         sys.stderr.flush()
+
+    def _name(self, index):
+        return f"process {index}" if index < self._learners else "the evaluator"
 
     def _look(self):
         known = {index for index, _ in self._ended}
         for index, process in enumerate(self._processes):
             if index not in known and (code := process.poll()) is not None:
+                if index >= self._learners and (self._signals.passed or self._evaluators_asked):
+                    # It has nothing to save, and ends at once; that is no failure, after which learners have no time.
+                    self._cut_short, code = code, 0
                 self._ended.append((index, code))
+
+    def _ask_others(self):
+        """Asks those to end that would not notice that one has failed: evaluators, and learners if it was one."""
+        known = dict(self._ended)
+        if any(code for index, code in known.items() if index < self._learners):
+            self._evaluators_asked = True
+            others = range(self._learners, len(self._processes))
+        else:
+            others = range(min(self._learners, len(self._processes)))
+        for index in others:
+            if index not in known:
+                self._processes[index].send_signal(signal.SIGTERM)
 
     def _kill(self):
         known = {index for index, _ in self._ended}
@@ -442,16 +562,30 @@ class Local:
     def last_words(self) -> str:
         return "" if self._output is None else Path(self._output.name).read_text(errors="replace")
 
+    def tell_learners_ended(self) -> None:
+        if self._alive is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended, too
+                os.write(self._alive, b".")
 
-def _start_here(command: Sequence[str], count: int, folder: Path, stack: contextlib.ExitStack) -> Iterator[Started]:
-    coordinator, gpus = f"127.0.0.1:{free_port('127.0.0.1')}", _gpus()
-    for index in range(count):
+
+def places(how: Several, coordinator: str = "") -> list[Place]:
+    """Those of the processes that are started now, by their index: learners, then evaluators."""
+    start = secrets.token_hex(8)
+    return [Place(coordinator, how.count, index, how.evaluators, start) for index in range(how.count + how.evaluators)]
+
+
+def _start_here(command: Sequence[str], how: Processes, folder: Path, stack: contextlib.ExitStack) -> Iterator[Started]:
+    all_places, gpus = places(how, f"127.0.0.1:{free_port('127.0.0.1')}"), _gpus()
+    for index, place in enumerate(all_places):
         environment = dict(os.environ)
+        learns = place.role == "learner"
         if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(_share(gpus, index, count))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(_share(gpus, index, how.count) if learns else [])
+        if not learns:
+            environment |= ON_PROCESSORS
         output = stack.enter_context(open(folder / str(index), "wb")) if index else None
-        with _on_cores(_share(_cores(), index, count)):
-            process = Local(command, Place(coordinator, count, index), environment, output, output)
+        with _on_cores(_share(_cores(), index, len(all_places))):
+            process = Local(command, place, environment, output, output)
         yield process
 
 

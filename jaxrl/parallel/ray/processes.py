@@ -6,6 +6,7 @@ ends. Where actor, machine or the way to it is lost, so is the process, which th
 
 import collections
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl.core.errors import ConfigError, JaxrlError
-from jaxrl.parallel.multihost.launch import Local, Place, RayProcesses, Started, free_port
+from jaxrl.parallel.multihost.launch import ON_PROCESSORS, Local, Place, RayProcesses, Started, free_port, places
 from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
 
 # How the names of the variables begin that the processes have, too.
@@ -66,6 +67,10 @@ class Holder:
     def send_signal(self, number: int) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+
+    def tell_learners_ended(self) -> None:
+        assert self._process is not None
+        self._process.tell_learners_ended()
 
     def kill(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
         """Ends the process at once; as `look`."""
@@ -137,6 +142,9 @@ class _Held:
     def last_words(self) -> str:
         return self._said.decode(errors="replace")
 
+    def tell_learners_ended(self) -> None:
+        self._actor.tell_learners_ended.remote()
+
 
 def start(
     command: Sequence[str], how: RayProcesses, stack: contextlib.ExitStack, stopped: Callable[[], bool]
@@ -158,23 +166,22 @@ def start(
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     share = {"CPU": how.cpus} | ({"GPU": how.gpus} if how.gpus else {})
-    places = placement_group([share] * how.count, strategy="SPREAD")
-    stack.callback(remove_placement_group, places)
+    group = placement_group([share] * how.count + [{"CPU": how.cpus}] * how.evaluators, strategy="SPREAD")
+    stack.callback(remove_placement_group, group)
     until = time.monotonic() + START_TIMEOUT
-    while not places.wait(1):
+    while not group.wait(1):
         if stopped():
             return
         if time.monotonic() < until:
             continue
         free = ", ".join(f"{ray.available_resources().get(name, 0):g} {name}s" for name in share)
-        each = " and ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in share.items())
+        each = " and ".join(f"{number} {name}{'s' * (number > 1)}" for name, number in share.items()) + " each"
+        each += f" and an evaluator of {how.cpus} CPU{'s' * (how.cpus > 1)}" * how.evaluators
         raise ConfigError(
-            f"ray: {how.count} processes of {each} each found no place within {START_TIMEOUT:g} s; Ray has {free} "
+            f"ray: {how.count} processes of {each} found no place within {START_TIMEOUT:g} s; Ray has {free} "
             "free. Ask for less, or add machines"
         )
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    if not how.gpus:
-        variables["JAX_PLATFORMS"] = "cpu"
 
     def answered(asked):
         """Whether an actor has answered; else a signal came before, or its time is over."""
@@ -184,16 +191,19 @@ def start(
         return bool(found)
 
     coordinator = ""
-    for index in range(how.count):
-        there = PlacementGroupSchedulingStrategy(places, placement_group_bundle_index=index)
-        options = {"num_cpus": how.cpus, "num_gpus": how.gpus, "max_restarts": 0, "scheduling_strategy": there}
+    for index, place in enumerate(places(how)):
+        there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        gpus = how.gpus if place.role == "learner" else 0
+        options = {"num_cpus": how.cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": there}
         actor = ray.remote(Holder).options(**options).remote()
         try:
             address = actor.address.remote()
             if not answered(address) and stopped():
                 return
             coordinator = coordinator or ray.get(address, timeout=0)
-            begun = actor.start.remote(list(command), Place(coordinator, how.count, index), variables, os.getcwd())
+            place = dataclasses.replace(place, coordinator=coordinator)
+            own = variables if gpus else variables | ON_PROCESSORS
+            begun = actor.start.remote(list(command), place, own, os.getcwd())
             if not answered(begun) and stopped():
                 return
             ray.get(begun, timeout=0)

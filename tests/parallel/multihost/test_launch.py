@@ -42,6 +42,7 @@ TELL = """
 import json
 found = {"place": vars(place), "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []}
 found |= {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "place_passed_on": "JAXRL_LAUNCHED" in os.environ}
+found |= {"role": place.role, "platforms": os.environ.get("JAX_PLATFORMS")}
 with open(f"{place.process_id}.json", "w") as file:
     json.dump(found, file)
 print("word of", place.process_id)
@@ -86,6 +87,32 @@ def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
     assert launch.problems(Processes(3)) == []
 
 
+def test_an_evaluator_is_one_more_and_no_gpu_is_its(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: "there")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert launch.run_processes(program(TELL), Processes(2, evaluators=1)) == 0
+    found = told(tmp_path, 3)
+    assert [one["role"] for one in found] == ["learner", "learner", "evaluator"]
+    assert [one["gpus"] for one in found] == ["4,5", "6,7", ""]
+    assert [one["platforms"] for one in found] == [None, None, "cpu"]
+    places = [one["place"] for one in found]
+    assert [place["process_id"] for place in places] == [0, 1, 2]
+    assert {(place["num_processes"], place["evaluators"]) for place in places} == {(2, 1)}
+    first = places[0]["start"]
+    assert len(first) == 16 and {place["start"] for place in places} == {first}
+    assert launch.run_processes(program(TELL), Processes(1)) == 0
+    assert told(tmp_path, 1)[0]["place"]["start"] != first
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not say")
+def test_an_evaluator_has_its_share_of_the_cores(program, tmp_path):
+    assert launch.run_processes(program(TELL), Processes(1, evaluators=1)) == 0
+    learner, evaluator = (one["cores"] for one in told(tmp_path))
+    assert sorted({*learner, *evaluator}) == sorted(os.sched_getaffinity(0))
+    assert len(os.sched_getaffinity(0)) == 1 or max(learner) < min(evaluator)
+
+
 def test_where_one_fails_all_end_and_its_last_words_are_shown(program, capfd, monkeypatch):
     monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
     text = "if place.process_id == 0: time.sleep(600)\nprint('cannot go on', file=sys.stderr)\nsys.exit(3)"
@@ -99,6 +126,92 @@ def test_a_killed_process_is_named(program, capfd, monkeypatch):
     text = "if place.process_id == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
     assert launch.run_processes(program(text), Processes(2)) == 128 + signal.SIGKILL
     assert "error: process 1 was ended by SIGKILL" in capfd.readouterr().err
+
+
+def test_where_the_evaluator_fails_learners_are_asked_to_save(program, tmp_path, capfd):
+    learner = until_asked(signal.SIGTERM) + "time.sleep(600)"
+    text = f"""
+if place.role == "evaluator":
+    while not os.path.exists("0.ready"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+{learner}"""
+    assert launch.run_processes(program(text), Processes(1, evaluators=1)) == 128 + signal.SIGKILL
+    assert (tmp_path / "0.asked").exists()
+    assert capfd.readouterr().err == "error: the evaluator was ended by SIGKILL\n"
+
+
+def test_where_a_learner_fails_the_evaluator_ends_at_once(program, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(launch, "_LAST_WORDS", PATIENCE)
+    text = f"""
+if place.role == "learner":
+    while not os.path.exists("1.ready"):
+        time.sleep(0.01)
+    sys.exit(3 if sys.argv[1:] == ["first"] else 0)
+if sys.argv[1:] == ["first"]:
+    {until_asked(signal.SIGTERM).replace(chr(10), chr(10) + 4 * " ")}
+    time.sleep(600)
+"""
+    how = Processes(1, restarts=1, evaluators=1)
+    assert launch.run_processes([*program(text), "first"], how, ["again"]) == 0
+    assert (tmp_path / "1.asked").exists()
+    said = capfd.readouterr().err
+    assert said == "the process and the evaluator are started again (restart 1 of 1)\n"
+
+
+def test_an_evaluator_hears_when_no_checkpoint_comes_any_more(program, tmp_path):
+    text = """
+if place.role == "learner":
+    open("learner.ended", "w").close()
+    sys.exit()
+while not launch.have_learners_ended():
+    time.sleep(0.01)
+assert os.path.exists("learner.ended")
+open("evaluator.ended", "w").close()
+"""
+    assert launch.run_processes(program(text), Processes(1, evaluators=1)) == 0
+    assert (tmp_path / "evaluator.ended").exists()
+
+
+def test_learners_have_their_time_to_save_when_a_signal_has_ended_the_evaluator(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    text = """
+def save(number, frame):
+    while evaluator_runs():
+        time.sleep(0.01)
+    time.sleep(1)
+    open("saved", "w").close()
+    sys.exit(128 + number)
+def evaluator_runs():
+    try:
+        os.kill(int(open("pid").read()), 0)
+    except ProcessLookupError:
+        return False
+    return True
+if place.role == "evaluator":
+    with open("pid.new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("pid.new", "pid")
+    time.sleep(600)
+signal.signal(signal.SIGTERM, save)
+while not os.path.exists("pid"):
+    time.sleep(0.01)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(600)
+"""
+    assert launch.run_processes(program(text), Processes(1, restarts=1, evaluators=1)) == 128 + signal.SIGTERM
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_signal_that_cuts_the_last_evaluation_short_is_told(program):
+    text = """
+if place.role == "evaluator":
+    while not launch.have_learners_ended():
+        time.sleep(0.01)
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(600)
+"""
+    assert launch.run_processes(program(text), Processes(1, restarts=1, evaluators=1)) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(("restarts", "code", "tries"), [(0, 1, 1), (1, 1, 2), (5, 0, 3)])
@@ -179,6 +292,7 @@ time.sleep(600)
         ("processes:4", Processes(4)),
         ("processes:4:restarts=3", Processes(4, 3)),
         ("processes:restarts=3:count=4", Processes(4, 3)),
+        ("processes:2:evaluators=1", Processes(2, evaluators=1)),
     ],
 )
 def test_ways_as_text(text, how):
@@ -190,7 +304,7 @@ def test_ways_as_text(text, how):
     [
         ("processs:4", "processes"),
         ("here:2", "too many settings"),
-        ("processes:4:3:2", "too many settings"),
+        ("processes:4:3:1:2", "too many settings"),
         ("processes:4:count=3", "'count=3'"),
         ("processes:many", "count='many' must be a whole number"),
         ("processes:cores=4", "'cores=4'"),
@@ -206,6 +320,10 @@ def test_numbers_that_do_not_fit():
     assert found == ["processes: count=0 must be at least 1", "processes: restarts=-1 must be at least 0"]
     found = launch.problems(Processes("4", 2.5))  # ty: ignore[invalid-argument-type]
     assert found == ["processes: count='4' must be a whole number", "processes: restarts=2.5 must be a whole number"]
+    [found] = launch.problems(Processes(2, evaluators=2))
+    assert found.startswith("processes: evaluators=2 must be at most 1, since more would play the same")
+    assert launch.problems(Processes(2, evaluators=-1)) == ["processes: evaluators=-1 must be at least 0"]
+    assert launch.problems(Processes(1, evaluators=1)) == []
     with pytest.raises(ConfigError, match="must be a whole number"):
         jaxrl.launch(Processes(True))
     with pytest.raises(ConfigError, match="must be a whole number"):

@@ -59,6 +59,22 @@ print("word of", place.process_id)
     assert "word of 0\n" in heard and "word of 1" not in heard
 
 
+def test_an_evaluator_is_one_more_and_hears_when_the_learner_has_ended(program, tmp_path, monkeypatch):
+    text = """
+import json
+with open(f"{place.role}.json", "w") as file:
+    json.dump({"place": vars(place), "platforms": os.environ.get("JAX_PLATFORMS")}, file)
+while place.role == "evaluator" and not launch.have_learners_ended():
+    time.sleep(0.01)
+open(f"{place.role}.ended", "w").close()
+"""
+    assert launch.run_processes(program(text), RayProcesses(1, evaluators=1)) == 0
+    learner, evaluator = (json.loads((tmp_path / f"{role}.json").read_text()) for role in ("learner", "evaluator"))
+    assert [one["place"]["process_id"] for one in (learner, evaluator)] == [0, 1]
+    assert learner["place"] | {"process_id": 1} == evaluator["place"] and evaluator["place"]["num_processes"] == 1
+    assert evaluator["platforms"] == "cpu" and (tmp_path / "evaluator.ended").exists()
+
+
 def test_where_one_fails_all_end_and_are_started_again(program, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
     text = """
@@ -153,6 +169,8 @@ def test_what_the_cluster_has_not_or_cannot_start_is_told(program, monkeypatch, 
     monkeypatch.setattr(processes, "START_TIMEOUT", 1.0)
     with pytest.raises(ConfigError, match=r"3 processes of 1 CPU each found no place within 1 s; Ray has 2 CPUs free"):
         launch.run_processes(program(""), RayProcesses(3))
+    with pytest.raises(ConfigError, match=r"2 processes of 1 CPU each and an evaluator of 1 CPU found no place within"):
+        launch.run_processes(program(""), RayProcesses(2, evaluators=1))
     monkeypatch.setattr(processes, "START_TIMEOUT", float(PATIENCE))
     monkeypatch.setattr(processes.os, "getcwd", lambda: str(tmp_path / "gone"))
     with pytest.raises(JaxrlError, match=r"(?s)process 0 could not be started on its machine.*gone"):
@@ -165,6 +183,7 @@ def test_what_the_cluster_has_not_or_cannot_start_is_told(program, monkeypatch, 
         ("ray", RayProcesses()),
         ("ray:4", RayProcesses(4)),
         ("ray:4:restarts=3:cpus=8:gpus=1", RayProcesses(4, 3, 8, 1)),
+        ("ray:4:gpus=1:evaluators=1", RayProcesses(4, gpus=1, evaluators=1)),
     ],
 )
 def test_ways_as_text(text, how):
@@ -178,6 +197,9 @@ def test_numbers_that_do_not_fit(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     [problem] = launch.problems(RayProcesses(2, gpus=1))
     assert "gpus=1 would be idle with JAX_PLATFORMS=cpu" in problem
+    with monkeypatch.context() as patch:  # with which an evaluator was started, and reads the same command
+        patch.setattr(launch, "_own", [launch.Place("127.0.0.1:1", 2, 2, evaluators=1)])
+        assert launch.problems(RayProcesses(2, gpus=1, evaluators=1)) == []
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     assert launch.problems(RayProcesses(2)) == ["ray: Ray is not installed; pip install 'jaxrl[ray]'"]
 
