@@ -34,7 +34,7 @@ _LAYOUT = tuple({f.name: None for kind in (Sebulba, Anakin) for f in dataclasses
 
 
 def train(given: Given) -> int:
-    """Trains as the flags say; the exit code."""
+    """Trains as the flags say; the exit code. The process of an evaluator ends within."""
     asked, arguments = call_of(given)
     project = given.values["run"]["wandb"]
     leader = distributed.is_leader()

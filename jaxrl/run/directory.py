@@ -37,6 +37,8 @@ class RunDirectory:
       config: the resolved configuration, JSON values only; lies in `config.json`.
       overwrite: delete what an earlier run left here, whatever its configuration. Only files that jaxrl makes go.
       may_change: dotted fields of `config` that may differ when a run is resumed.
+      launch: the `start` of the processes that were launched together with this one, if they were; stands in the lock's
+        file once the directory holds this run and nothing of another one.
 
     Attributes:
       resumed: whether a run of this configuration was here before.
@@ -54,6 +56,7 @@ class RunDirectory:
         *,
         overwrite: bool = False,
         may_change: Iterable[str] = MAY_CHANGE,
+        launch: str | None = None,
     ):
         self.path = Path(path).absolute()
         _check_name(self.path)
@@ -70,6 +73,9 @@ class RunDirectory:
                 _delete_run(self.path)
             self.resumed = self._compare(tuple(may_change))
             files.write_json(self.path / "config.json", {"format": FORMAT} | self.config)
+            if launch is not None:
+                self._lock.write(f"launch {launch}\n")
+                self._lock.flush()
         except OSError as error:
             self.close()
             raise RunDirectoryError(f"cannot write to the run directory {self.path}: {error}") from error

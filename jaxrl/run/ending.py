@@ -9,7 +9,9 @@ from typing import Any
 
 from jaxrl.core import files
 
-_START = re.compile(r"^start ([0-9a-f]{16})$", re.MULTILINE)  # in the file of the lock
+# In the file of the lock: of the run that began last, and of the start of all its processes by `jaxrl.launch`.
+_START = re.compile(r"^start ([0-9a-f]{16})$", re.MULTILINE)
+_LAUNCH = re.compile(r"^launch ([0-9a-f]{16})$", re.MULTILINE)
 _NUMBERS = ("total_steps", "steps_per_second", "wall_seconds", "session_steps", "run_steps_per_second", "total_seconds")
 
 
@@ -18,13 +20,31 @@ def has_ended(path: str | os.PathLike) -> bool:
     result, lock = Path(path) / "result.json", Path(path) / ".lock"
     try:
         # The lock's file is written whenever a run starts. Its time and that of the result say less: clocks are set.
-        with files.open_to_read(lock) as file:
-            start = _START.search(file.read(400).decode(errors="replace"))
+        start = _START.search(_said_by(lock))
         if start is not None:
             return read_result(path).get("start") == start[1]
         return result.stat().st_mtime_ns >= lock.stat().st_mtime_ns
     except OSError:
         return False
+
+
+def is_of_launch(path: str | os.PathLike, launch: str) -> bool:
+    """Whether the run that began last in this directory, and has made it its own, is one of this launch.
+
+    Args:
+      path: the directory.
+      launch: the `start` of its `Place`.
+    """
+    try:
+        found = _LAUNCH.search(_said_by(Path(path) / ".lock"))
+    except OSError:
+        return False
+    return found is not None and found[1] == launch
+
+
+def _said_by(lock):
+    with files.open_to_read(lock) as file:
+        return file.read(400).decode(errors="replace")
 
 
 def read_result(path: str | os.PathLike) -> dict[str, Any]:

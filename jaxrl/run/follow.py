@@ -1,18 +1,25 @@
 """An evaluator in a process of its own: it follows a run's directory and evaluates every checkpoint that appears."""
 
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
+from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
-from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.parallel.multihost import launch
 from jaxrl.run import checkpoint
 from jaxrl.run.directory import EVALUATIONS, read_config
-from jaxrl.run.ending import has_ended
+from jaxrl.run.ending import has_ended, is_of_launch
 from jaxrl.run.evaluation import Evaluation, evaluate
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import JSONLLogger, read_metrics
+
+_LATE = 60.0  # seconds after which what learners wrote last is seen here, also if NFS keeps what it knows of a folder
 
 
 def follow(
@@ -22,6 +29,7 @@ def follow(
     seed: int | None = None,
     explore: bool = False,
     step_timeout: float = STEP_TIMEOUT,
+    algo: Algorithm | None = None,
     env: Environment | HostRecipe | str | None = None,
     out: str | Path | None = None,
     poll: float = 1.0,
@@ -35,6 +43,7 @@ def follow(
       path: the run directory.
       episodes, seed, explore, step_timeout: of every evaluation, as `jaxrl.evaluate` takes them; without a seed they
         play other episodes than the run's own evaluations.
+      algo: in place of the one in `config.json`, as `jaxrl.load` takes it.
       env: another environment to play in; None: the one that it is trained on.
       out: the file; None: `evaluations.jsonl` in the run directory.
       poll: seconds between two looks.
@@ -56,12 +65,12 @@ def follow(
     known = {row["step"] for row in read_metrics(out)}
     try:
         while True:
-            ended = has_ended(path)  # before the last look at what there is
+            ended = has_ended(path) or launch.have_learners_ended(_LATE)  # before the last look at what there is
             for step in checkpoint.complete_steps(path / "checkpoints"):
                 if step in known:
                     continue
                 try:
-                    run = load_run(path, step=step, env=env)
+                    run = load_run(path, step=step, algo=algo, env=env)
                 except CheckpointError:
                     if step in checkpoint.complete_steps(path / "checkpoints"):
                         raise
@@ -85,6 +94,47 @@ def follow(
             time.sleep(poll)
     finally:
         log.close()
+
+
+def follow_launched(
+    path: str | Path, algo: Algorithm, env: Environment | HostRecipe, *, poll: float = 1.0, **settings: Any
+) -> NoReturn:
+    """What a training is in the process of an evaluator that `jaxrl.launch` started: follows the learners' run.
+
+    An earlier run that is in the directory, or has ended there, is none of theirs until they have gone on with it.
+
+    Args:
+      path: the run directory.
+      algo, env: what is trained, and where it is evaluated.
+      poll: seconds between two looks.
+      **settings: of the evaluations, as `follow` takes them.
+
+    Raises:
+      SystemExit: with code 0, once the run has ended and its last checkpoint is evaluated.
+      CheckpointError, ConfigError: as of `follow`.
+    """
+    place = launch.own_place()
+    assert place is not None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, as by SIGTERM: XLA would be waited for
+    ended = False
+    while not is_of_launch(path, place.start):
+        if ended:  # and trained nothing there
+            raise SystemExit(0)
+        time.sleep(poll)
+        ended = launch.have_learners_ended(_LATE)  # before the last look
+    for _ in follow(path, algo=None if _can_be_read_back(algo) else algo, env=env, poll=poll, **settings):
+        pass
+    raise SystemExit(0)
+
+
+def _can_be_read_back(algo):
+    """Whether all of it is registered; else the program is at hand that made it."""
+    try:
+        decode(encode(algo))
+    except ConfigError:
+        return False
+    return True
 
 
 def _begun(path):

@@ -28,7 +28,7 @@ from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import dataset_problems, has_separate_dataset, of_dataset
-from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.multihost import distributed, launch
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.parallel.streamed import StreamedProgram
@@ -36,6 +36,7 @@ from jaxrl.run.callbacks import Callback, Callbacks, StopAtReturn
 from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.evaluation import episodes_problems
+from jaxrl.run.follow import follow_launched
 from jaxrl.run.init_from import InitFrom, recorded_parent, said, take_over
 from jaxrl.run.loggers import Logger
 from jaxrl.run.loop import Loop, Pace
@@ -95,7 +96,7 @@ def train(
 
     The same call with the same `run_dir` resumes the run where it stopped, bit for bit for JAX environments. With
     several processes (`jaxrl.parallel.multihost.distributed`) each makes the same call, and all must be able to read
-    `run_dir`.
+    `run_dir`. In the process of an evaluator it follows the run instead, and does not return (`jaxrl.launch`).
 
     Args:
       algo: the algorithm, or its name for the defaults.
@@ -168,13 +169,15 @@ def train(
         raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data comes from")
     if video_every is not None and run_dir is None:
         problems.append(f"video_every={video_every} needs run_dir=, where the videos are written")
+    problems += launch.evaluator_problems(run_dir)
     problems += seed_problems("seed", seed)
     if isinstance(evaluation_episodes, int) and evaluation_episodes > 0:
         problems += episodes_problems("evaluation_episodes", evaluation_episodes, None)
     problems += _kind_problems(topology, target_return, callbacks, loggers)
     problems += _topology_problems(topology, num_envs, offline, record)
     env = envs.prepared(about)
-    problems += _resource_problems(resources, topology, None if offline else env, async_evaluation)
+    if not launch.is_evaluator():  # which has other cores
+        problems += _resource_problems(resources, topology, None if offline else env, async_evaluation)
     problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
     if problems:
         raise ConfigError(problems)
@@ -183,6 +186,12 @@ def train(
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
     given_topology, topology = topology, topology.resolve(algo)
     given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs or 0)
+    played = env if eval_env is None or offline else envs.prepared(eval_env)
+    step_timeout = topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT
+    if launch.is_evaluator():
+        assert run_dir is not None  # else there was a problem
+        evaluations = {"episodes": evaluation_episodes, "explore": explore_in_evaluation, "step_timeout": step_timeout}
+        follow_launched(run_dir, algo, played, **evaluations)
     notes = resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
@@ -215,7 +224,6 @@ def train(
             record.check(program.layout.spec, run_dir, overwrite)
         assert isinstance(program, RecordingProgram)  # the others have no environment
         recorder = Recorder(record, program.recorded(algo, record.every), algo, env, seed, run_dir)
-    played = env if eval_env is None or offline else envs.prepared(eval_env)
     videos = None if video_every is None else Videos(played, video_every, seed, explore_in_evaluation)
     if videos is not None:
         with distributed.collective_errors("looking at what videos would show"):
@@ -238,7 +246,7 @@ def train(
         save_replay=save_replay,
         dataset=given,
         recorder=recorder,
-        step_timeout=topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT,
+        step_timeout=step_timeout,
         initial=initial,
         videos=videos,
         pace=_pace.get() or Pace(),

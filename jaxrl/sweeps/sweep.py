@@ -21,6 +21,7 @@ from jaxrl.envs.configs import to_config
 from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.multihost.launch import check_no_evaluator
 from jaxrl.plots.curves import TRAINING, Curves, interquartile_mean, plot_sweep
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.progress import ProgressBar
@@ -180,6 +181,7 @@ def sweep(
       RunDirectoryError: `run_dir` is in use, or holds another sweep.
       KeyboardInterrupt, SystemExit: Ctrl-C; SIGTERM or a closed terminal; once what there is was saved in `run_dir`.
     """
+    check_no_evaluator("a sweep")
     keep_compiled_programs()
     devices, mapping = devices_and_mapping(devices, mapping)
     processes, leader = jax.process_count(), distributed.is_leader()

@@ -9,10 +9,12 @@ import sys
 
 import pytest
 
-from jaxrl.cli import main, runs
+from jaxrl.cli import main, multihost, runs
 from jaxrl.core.errors import ConfigError, PeerError
 from jaxrl.parallel.multihost import distributed, launch
 from jaxrl.parallel.multihost.launch import Processes
+from jaxrl.run.checkpoint import complete_steps
+from jaxrl.run.loggers import read_metrics
 
 PATIENCE = 240  # seconds; on an idle core a tenth
 TRAIN = ["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "128", "--num-envs", "4", "--devices", "2"]
@@ -77,6 +79,40 @@ def test_one_command_line_starts_both(tmp_path):
     assert again.returncode == 0 and "it had ended before" in again.stdout and "processes" not in again.stderr
 
 
+@pytest.mark.long
+def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    words = [sys.executable, "-m", "jaxrl", *TRAIN, "--devices", "1", "--checkpoint-every", "32", "--keep", "9"]
+    words += ["--run-dir", str(run_dir), "--launch", "processes:1:evaluators=1"]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+
+    def run(*more):
+        return subprocess.run([*words, *more], env=env, capture_output=True, text=True, timeout=PATIENCE)
+
+    def found():
+        """What the evaluator wrote, once `jaxrl eval --follow` has found the same."""
+        rows, out = read_metrics(run_dir / "evaluations.jsonl"), tmp_path / "followed.jsonl"
+        out.unlink(missing_ok=True)
+        assert main.main(["eval", str(run_dir), "--follow", "--episodes", "2", "--out", str(out)]) == 0
+        assert rows == read_metrics(out)
+        assert [row["step"] for row in rows] == complete_steps(run_dir / "checkpoints") == [32, 64, 96, 128]
+        return rows
+
+    ended = run()
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("PPO on gymnax:CartPole-v1: 128 steps") == 1
+    first, file = found(), run_dir / "evaluations.jsonl"
+    # The same command again evaluates what its evaluator had left.
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    again = run()
+    assert again.returncode == 0 and "it had ended before" in again.stdout, again.stderr
+    assert found() == first
+    # And of a run that takes its place, all.
+    another = run("--overwrite", "--seed", "7")
+    assert another.returncode == 0, another.stderr
+    assert found() != first
+
+
 # --- without a second process --------------------------------------------------------------------------------------
 
 
@@ -97,6 +133,7 @@ def test_one_command_line_starts_both(tmp_path):
         (["--launch", "processes:2", "--distributed"], "not with --launch processes:2, which starts the processes"),
         (["--launch", "processes:2:restarts=1"], "needs --run-dir, whose newest checkpoint a restart goes on from"),
         (["--launch", "processes:2", "--process-id", "1"], "--process-id: only with --distributed"),
+        (["--launch", "processes:2:evaluators=2"], "--launch: processes: evaluators=2 must be at most 1"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "sweep"])
@@ -108,6 +145,32 @@ def test_wrong_combinations_start_nothing(command, flags, words, capsys, monkeyp
     monkeypatch.setattr(distributed.jax.distributed, "initialize", initialize)
     assert main.main([command, "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8", *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", "--launch processes:1:evaluators=1: needs --run-dir, whose checkpoints the evaluator plays"),
+        ("sweep", "--launch processes:1:evaluators=1: not with sweep; an evaluator plays the checkpoints of"),
+        ("compile", "--launch processes:1:evaluators=1: not with compile; an evaluator"),
+        ("tune", "--launch, --distributed: not with tune"),
+    ],
+)
+def test_what_an_evaluator_cannot_follow_starts_nothing(command, words, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "run_processes", lambda *_: pytest.fail("started"))
+    line = [command, "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8"]
+    line += ["--launch", "processes:1:evaluators=1"]
+    assert main.main(line) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("error:") == 1
+
+
+def test_an_evaluator_joins_nobody(monkeypatch):
+    monkeypatch.setattr(distributed.jax.distributed, "initialize", lambda *_, **__: pytest.fail("joined"))
+    monkeypatch.setattr(launch, "_own", [launch.Place("127.0.0.1:1", 2, 2, evaluators=1)])
+    words = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8", "--run-dir", "runs/none"]
+    words += ["--launch", "processes:2:evaluators=1"]
+    assert multihost.join(runs.read("train", words).values["run"]) == 2 == launch.launch("processes:2:evaluators=1")
 
 
 @pytest.mark.parametrize("command", ["train", "sweep", "compile"])

@@ -2,7 +2,10 @@
 
 import pytest
 
-from jaxrl.run.ending import has_ended
+from jaxrl.core.errors import RunDirectoryError
+from jaxrl.run import directory
+from jaxrl.run.directory import RunDirectory
+from jaxrl.run.ending import has_ended, is_of_launch
 
 
 @pytest.mark.parametrize("name", ["missing", "file", "loop", "n" * 300], ids=lambda name: name[:8])
@@ -10,3 +13,24 @@ def test_what_cannot_be_looked_at_has_not_ended(tmp_path, name):
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     assert not has_ended(tmp_path / name)
+
+
+def test_a_run_is_of_a_launch_once_the_directory_is_its_own(tmp_path, monkeypatch):
+    first, second = "1" * 16, "2" * 16
+    assert not is_of_launch(tmp_path, first)
+    RunDirectory(tmp_path, {"seed": 0}, launch=first).close()
+    assert is_of_launch(tmp_path, first) and not is_of_launch(tmp_path, second)
+    delete = directory._delete_run
+
+    def deleted(path):
+        assert not is_of_launch(path, first) and not is_of_launch(path, second), "another run's files are still there"
+        delete(path)
+
+    monkeypatch.setattr(directory, "_delete_run", deleted)
+    RunDirectory(tmp_path, {"seed": 1}, overwrite=True, launch=second).close()
+    assert is_of_launch(tmp_path, second)
+    with pytest.raises(RunDirectoryError):
+        RunDirectory(tmp_path, {"seed": 2}, launch=first)
+    assert not is_of_launch(tmp_path, first)
+    RunDirectory(tmp_path, {"seed": 1}).close()
+    assert not is_of_launch(tmp_path, second), "this process was not launched"

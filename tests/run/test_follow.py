@@ -1,18 +1,30 @@
 """An evaluator that follows a run's directory."""
 
+import dataclasses
+import shutil
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 from helpers.programs import ENV, PPO, ROWS, anakin
 
 import jaxrl
+from jaxrl import networks
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
+from jaxrl.core.types import env_spec
+from jaxrl.parallel.multihost import distributed, launch
+from jaxrl.parallel.multihost.launch import Place
 from jaxrl.run import follow as following
+from jaxrl.run import training
+from jaxrl.run.ahead import compile_ahead
 from jaxrl.run.checkpoint import complete_steps
-from jaxrl.run.follow import follow
+from jaxrl.run.directory import RunDirectory, read_config
+from jaxrl.run.follow import follow, follow_launched
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import read_metrics
+from jaxrl.sweeps.launcher import launch as experiments
 
 EACH = 2 * ROWS
 
@@ -114,3 +126,113 @@ def test_a_file_with_something_else_in_it_is_kept(run_dir, tmp_path):
     with pytest.raises(ConfigError, match=r"notes\.txt' holds no evaluations.*name another"):
         next(follow(run_dir, episodes=4, out=notes))
     assert notes.read_text() == "mine\n"
+
+
+# --- as a part of a run that was launched --------------------------------------------------------------------------
+
+START = "5" * 16
+LEARNER, EVALUATOR = (Place("127.0.0.1:1", 1, index, evaluators=1, start=START) for index in range(2))
+
+
+@pytest.fixture
+def placed(monkeypatch):
+    """Gives this process a place, and its signals back."""
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(launch, "_learners_ended", [])
+    monkeypatch.setattr(following, "_LATE", 0.0)
+    yield lambda place: monkeypatch.setattr(launch, "_own", [place])
+    signal.signal(signal.SIGINT, before)
+
+
+def follow_to_its_end(run_dir, algo=PPO):
+    with pytest.raises(SystemExit) as ended:
+        follow_launched(run_dir, algo, ENV, episodes=4)
+    assert ended.value.code == 0
+
+
+def test_an_evaluator_waits_until_the_directory_is_the_learners(run_dir, tmp_path, monkeypatch, placed):
+    """What an earlier run left there is not evaluated, and its result ends nothing."""
+    path, config, waited = tmp_path / "run", read_config(run_dir), []
+    shutil.copytree(run_dir, path)
+
+    def sleep(seconds):
+        waited.append((path / "evaluations.jsonl").exists())
+        if len(waited) == 3:
+            RunDirectory(path, config, launch=START).close()
+        if len(waited) == 5:
+            launch._learners_ended.append(time.monotonic())
+
+    placed(EVALUATOR)
+    monkeypatch.setattr(following.time, "sleep", sleep)
+    follow_to_its_end(path)
+    assert waited == 3 * [False] + 2 * [True]
+    expected = tmp_path / "expected.jsonl"
+    list(follow(run_dir, episodes=4, out=expected))
+    assert read_metrics(path / "evaluations.jsonl") == read_metrics(expected) != []
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL, "XLA would be waited for"
+
+
+def test_an_evaluator_ends_where_learners_trained_nothing(run_dir, tmp_path, monkeypatch, placed):
+    placed(EVALUATOR)
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: launch._learners_ended.append(time.monotonic()))
+    for path in (run_dir, tmp_path / "nowhere"):
+        follow_to_its_end(path)
+        assert not (path / "evaluations.jsonl").exists()
+
+
+@pytest.mark.long  # trains layers of its own
+def test_an_evaluator_knows_what_config_json_cannot_hold(tmp_path, placed):
+    @dataclasses.dataclass(frozen=True)
+    class Own(networks.MLP):
+        """Not registered."""
+
+    algo = dataclasses.replace(PPO, network=networks.ActorCritic(torso=Own((8,))))
+    placed(EVALUATOR)
+    path = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_own", [LEARNER])
+        settings = {"evaluate_every": 0, "checkpoint_every": 0, "evaluation_episodes": 4, "progress": False}
+        jaxrl.train(algo, ENV, total_steps=ROWS, topology=anakin(), run_dir=path, **settings)
+    with pytest.raises(ConfigError, match="opaque|Own"):
+        list(follow(path, episodes=4, out=tmp_path / "out.jsonl"))
+    follow_to_its_end(path, algo)
+    assert [row["step"] for row in read_metrics(path / "evaluations.jsonl")] == [ROWS]
+
+
+def test_a_training_in_an_evaluators_process_follows_with_its_settings(tmp_path, monkeypatch, placed):
+    called, other = [], jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=7)
+
+    def followed(*arguments, **settings):
+        called.append((arguments, settings))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(training, "follow_launched", followed)
+    placed(EVALUATOR)
+    settings = {"evaluation_episodes": 5, "explore_in_evaluation": True, "total_steps": ROWS, "run_dir": tmp_path}
+    settings["resources"] = jaxrl.Resources(learner="99999")  # of the learners
+    with pytest.raises(SystemExit):
+        jaxrl.train(PPO, ENV, eval_env=other, topology=jaxrl.Anakin(num_envs=64, devices=64), **settings)
+    [((path, algo, env), settings)] = called
+    assert path == tmp_path and algo == PPO.resolve(env_spec(ENV), 64) and env == jaxrl.envs.prepared(other)
+    assert settings == {"episodes": 5, "explore": True, "step_timeout": following.STEP_TIMEOUT}
+    with pytest.raises(SystemExit):
+        topology = jaxrl.Sebulba(num_envs=2, step_timeout=7.0)
+        jaxrl.train("ppo", "gymnasium:CartPole-v1", topology=topology, total_steps=ROWS, run_dir=tmp_path)
+    assert called[1][1] == {"episodes": 128, "explore": False, "step_timeout": 7.0}
+    assert not distributed.is_leader(), "files and results are the learners'"
+
+
+@pytest.mark.parametrize("place", [LEARNER, EVALUATOR], ids=lambda place: place.role)
+def test_what_an_evaluator_cannot_follow_is_refused_in_all_processes(placed, place):
+    placed(place)
+    with pytest.raises(ConfigError, match="no run_dir: the evaluator that this run was launched with"):
+        jaxrl.train(PPO, ENV, total_steps=ROWS)
+    sweep = {"total_steps": ROWS, "seeds": 2}
+    for refused in (
+        lambda: jaxrl.sweep(PPO, ENV, **sweep),
+        lambda: jaxrl.tune(PPO, ENV, **sweep),
+        lambda: experiments(PPO, ENV, run_dir="runs/none", **sweep),
+        lambda: compile_ahead(PPO, ENV, total_steps=ROWS, run_dir="runs/none"),
+    ):
+        with pytest.raises(ConfigError, match="nothing that an evaluator could follow"):
+            refused()

@@ -19,9 +19,12 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import launch
 from jaxrl.parallel.multihost.launch import Cluster, Here, Processes
 from jaxrl.run import checkpoint
+from jaxrl.run.follow import follow
+from jaxrl.run.loggers import read_metrics
 
 PATIENCE = 240  # seconds; on an idle core a hundredth
 LAUNCHED = Path(__file__).with_name("launched.py")
+EVALUATED = Path(__file__).with_name("evaluated.py")
 
 
 @pytest.fixture
@@ -352,12 +355,31 @@ def test_a_program_that_python_reads_from_its_input_cannot_be_started_again(word
 # --- a run ---------------------------------------------------------------------------------------------------------
 
 
+def launched(program, how, folder):
+    """A program that launches itself `how`, once it has ended."""
+    tests, root = program.parents[2], program.parents[3]
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{root}{os.pathsep}{tests}"}
+    words = [sys.executable, str(program), how, str(folder)]
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+
+
+@pytest.mark.long
+def test_a_run_whose_evaluator_is_killed_is_started_again_and_wholly_evaluated(tmp_path):
+    ended = launched(EVALUATED, "processes:1:restarts=1:evaluators=1", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "error: the evaluator was ended by SIGKILL" in ended.stderr and "(restart 1 of 1)" in ended.stderr
+    assert ended.stdout == "a learner: finished\n", "what comes after the training is the learners' alone"
+    run = tmp_path / "run"
+    rows = read_metrics(run / "evaluations.jsonl")
+    assert [row["step"] for row in rows] == checkpoint.complete_steps(run / "checkpoints") and len(rows) >= 4
+    assert (tmp_path / "played").stat().st_size == len(rows) + 1, "the first one was not played again"
+    list(follow(run, episodes=4, out=tmp_path / "followed.jsonl"))
+    assert read_metrics(tmp_path / "followed.jsonl") == rows
+
+
 @pytest.mark.long
 def test_a_run_whose_process_is_killed_is_started_again_and_is_the_unbroken_one(tmp_path):
-    tests, root = LAUNCHED.parents[2], LAUNCHED.parents[3]
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{root}{os.pathsep}{tests}"}
-    words = [sys.executable, str(LAUNCHED), "processes:2:restarts=1", str(tmp_path)]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=2 * PATIENCE)
+    ended = launched(LAUNCHED, "processes:2:restarts=1", tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "error: process 1 was ended by SIGKILL" in ended.stderr and "(restart 1 of 1)" in ended.stderr
     assert (tmp_path / "killed").exists() and ended.stdout.count("process 0 of 2: finished") == 1
