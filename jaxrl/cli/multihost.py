@@ -10,6 +10,7 @@ from jaxrl.cli.flags import Flag
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import launch
 from jaxrl.parallel.multihost.launch import Cluster, Several
+from jaxrl.parallel.multihost.place import own_place
 
 _EXPLICIT = ("coordinator", "num_processes", "process_id")
 _PATIENCE = 10.0  # seconds without a word, where others should arrive at about the same time
@@ -57,7 +58,7 @@ def problems(asked: Mapping[str, Any], command: str = "train") -> list[str]:
 
 def is_one_of_several(asked: Mapping[str, Any]) -> bool:
     """Whether this process is to join others, by the values of `flags` and by who started it."""
-    return asked["distributed"] or launch.own_place() is not None or launch.parse(asked["launch"]) == Cluster()
+    return asked["distributed"] or own_place() is not None or launch.parse(asked["launch"]) == Cluster()
 
 
 def has_evaluator(asked: Mapping[str, Any]) -> bool:
@@ -75,7 +76,7 @@ def start(command: str, argv: Sequence[str], asked: Mapping[str, Any]) -> int | 
       asked: the values of `flags`.
     """
     how = launch.parse(asked["launch"])
-    if not isinstance(how, Several) or launch.own_place() is not None:
+    if not isinstance(how, Several) or own_place() is not None:
         return None
     again = ["--no-overwrite"] if asked.get("overwrite") else []  # what a restart goes on from
     return launch.run_processes([sys.executable, "-m", "jaxrl", command, *argv], how, again)
@@ -93,7 +94,7 @@ def join(asked: Mapping[str, Any]) -> int:
         raise ConfigError(found)
     from jaxrl.parallel.multihost import distributed
 
-    own = launch.own_place()
+    own = own_place()
     place = [asked[name] for name in _EXPLICIT] if own is None else [own.coordinator, own.num_processes, own.process_id]
     note = threading.Timer(_PATIENCE, _say_what_is_awaited, [place[0], place[2]])
     note.daemon = True

@@ -20,7 +20,8 @@ from jax.extend.backend import get_backend
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
-from jaxrl.parallel.multihost import distributed, launch
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.run.compile_cache import VARIABLE, keep_compiled_programs, kept_in
 from jaxrl.run.directory import check_no_pattern
 from jaxrl.run.loop import Pace
@@ -87,7 +88,7 @@ def compile_ahead(
       ConfigError: settings that do not fit; no cache is in use, so nothing would be kept.
       KeyboardInterrupt: Ctrl-C.
     """
-    launch.check_no_evaluator("compiling ahead")
+    check_no_evaluator("compiling ahead")
     keep_compiled_programs()
     if kept_in() is None:
         raise ConfigError(

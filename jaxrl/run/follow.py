@@ -11,7 +11,7 @@ from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
-from jaxrl.parallel.multihost import launch
+from jaxrl.parallel.multihost.place import have_learners_ended, own_place
 from jaxrl.run import checkpoint
 from jaxrl.run.directory import EVALUATIONS, read_config
 from jaxrl.run.ending import has_ended, is_of_launch
@@ -65,7 +65,7 @@ def follow(
     known = {row["step"] for row in read_metrics(out)}
     try:
         while True:
-            ended = has_ended(path) or launch.have_learners_ended(_LATE)  # before the last look at what there is
+            ended = has_ended(path) or have_learners_ended(_LATE)  # before the last look at what there is
             for step in checkpoint.complete_steps(path / "checkpoints"):
                 if step in known:
                     continue
@@ -113,7 +113,7 @@ def follow_launched(
       SystemExit: with code 0, once the run has ended and its last checkpoint is evaluated.
       CheckpointError, ConfigError: as of `follow`.
     """
-    place = launch.own_place()
+    place = own_place()
     assert place is not None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, as by SIGTERM: XLA would be waited for
@@ -122,7 +122,7 @@ def follow_launched(
         if ended:  # and trained nothing there
             raise SystemExit(0)
         time.sleep(poll)
-        ended = launch.have_learners_ended(_LATE)  # before the last look
+        ended = have_learners_ended(_LATE)  # before the last look
     for _ in follow(path, algo=None if _can_be_read_back(algo) else algo, env=env, poll=poll, **settings):
         pass
     raise SystemExit(0)

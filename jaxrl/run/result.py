@@ -21,7 +21,8 @@ from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.configs import to_config
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
-from jaxrl.parallel.multihost import distributed, launch
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.multihost.place import own_place
 from jaxrl.plots.curves import plot_run
 from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.directory import MAY_CHANGE, RunDirectory, check_no_pattern, read_config
@@ -152,7 +153,7 @@ def opened(
         with distributed.collective_errors("opening the run directory"):
             check_no_pattern(path)
             if distributed.is_leader():
-                place = launch.own_place()
+                place = own_place()
                 start = None if place is None else place.start
                 directory = RunDirectory(path, config, overwrite=overwrite, may_change=_MAY_CHANGE, launch=start)
                 stack.enter_context(directory)

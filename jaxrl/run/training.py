@@ -28,7 +28,8 @@ from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import dataset_problems, has_separate_dataset, of_dataset
-from jaxrl.parallel.multihost import distributed, launch
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.multihost.place import evaluator_problems, is_evaluator
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.parallel.streamed import StreamedProgram
@@ -169,14 +170,14 @@ def train(
         raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data comes from")
     if video_every is not None and run_dir is None:
         problems.append(f"video_every={video_every} needs run_dir=, where the videos are written")
-    problems += launch.evaluator_problems(run_dir)
+    problems += evaluator_problems(run_dir)
     problems += seed_problems("seed", seed)
     if isinstance(evaluation_episodes, int) and evaluation_episodes > 0:
         problems += episodes_problems("evaluation_episodes", evaluation_episodes, None)
     problems += _kind_problems(topology, target_return, callbacks, loggers)
     problems += _topology_problems(topology, num_envs, offline, record)
     env = envs.prepared(about)
-    if not launch.is_evaluator():  # which has other cores
+    if not is_evaluator():  # which has other cores
         problems += _resource_problems(resources, topology, None if offline else env, async_evaluation)
     problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
     if problems:
@@ -188,7 +189,7 @@ def train(
     given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs or 0)
     played = env if eval_env is None or offline else envs.prepared(eval_env)
     step_timeout = topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT
-    if launch.is_evaluator():
+    if is_evaluator():
         assert run_dir is not None  # else there was a problem
         evaluations = {"episodes": evaluation_episodes, "explore": explore_in_evaluation, "step_timeout": step_timeout}
         follow_launched(run_dir, algo, played, **evaluations)

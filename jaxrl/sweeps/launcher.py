@@ -18,7 +18,7 @@ from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.limits import count_problems, described, hold
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
-from jaxrl.parallel.multihost.launch import check_no_evaluator
+from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.remote import connect
 from jaxrl.run.directory import check_below, check_no_pattern, difference, read_config, with_new_fields
 from jaxrl.run.ending import read_result

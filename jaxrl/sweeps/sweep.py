@@ -21,7 +21,7 @@ from jaxrl.envs.configs import to_config
 from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.multihost.launch import check_no_evaluator
+from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.plots.curves import TRAINING, Curves, interquartile_mean, plot_sweep
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.progress import ProgressBar

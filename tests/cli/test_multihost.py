@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl.cli import main, multihost, runs
 from jaxrl.core.errors import ConfigError, PeerError
-from jaxrl.parallel.multihost import distributed, launch
+from jaxrl.parallel.multihost import distributed, launch, place
 from jaxrl.parallel.multihost.launch import Processes
 from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.loggers import read_metrics
@@ -167,7 +167,7 @@ def test_what_an_evaluator_cannot_follow_starts_nothing(command, words, capsys, 
 
 def test_an_evaluator_joins_nobody(monkeypatch):
     monkeypatch.setattr(distributed.jax.distributed, "initialize", lambda *_, **__: pytest.fail("joined"))
-    monkeypatch.setattr(launch, "_own", [launch.Place("127.0.0.1:1", 2, 2, evaluators=1)])
+    monkeypatch.setattr(place, "_own", [place.Place("127.0.0.1:1", 2, 2, evaluators=1)])
     words = ["ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "8", "--run-dir", "runs/none"]
     words += ["--launch", "processes:2:evaluators=1"]
     assert multihost.join(runs.read("train", words).values["run"]) == 2 == launch.launch("processes:2:evaluators=1")

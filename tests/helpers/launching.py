@@ -5,7 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 # What the scripts begin with: their place, as a run reads it.
-_READ = "import os, signal, sys, time\nfrom jaxrl.parallel.multihost import launch\nplace = launch.own_place()\n"
+_READ = """import os, signal, sys, time
+from jaxrl.parallel.multihost.place import have_learners_ended, own_place
+place = own_place()
+"""
 
 
 def scripts(folder: Path) -> Callable[[str], list[str]]:

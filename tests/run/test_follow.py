@@ -14,8 +14,8 @@ import jaxrl
 from jaxrl import networks
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.types import env_spec
-from jaxrl.parallel.multihost import distributed, launch
-from jaxrl.parallel.multihost.launch import Place
+from jaxrl.parallel.multihost import distributed, place
+from jaxrl.parallel.multihost.place import Place
 from jaxrl.run import follow as following
 from jaxrl.run import training
 from jaxrl.run.ahead import compile_ahead
@@ -138,9 +138,9 @@ LEARNER, EVALUATOR = (Place("127.0.0.1:1", 1, index, evaluators=1, start=START) 
 def placed(monkeypatch):
     """Gives this process a place, and its signals back."""
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(launch, "_learners_ended", [])
+    monkeypatch.setattr(place, "_learners_ended", [])
     monkeypatch.setattr(following, "_LATE", 0.0)
-    yield lambda place: monkeypatch.setattr(launch, "_own", [place])
+    yield lambda own: monkeypatch.setattr(place, "_own", [own])
     signal.signal(signal.SIGINT, before)
 
 
@@ -160,7 +160,7 @@ def test_an_evaluator_waits_until_the_directory_is_the_learners(run_dir, tmp_pat
         if len(waited) == 3:
             RunDirectory(path, config, launch=START).close()
         if len(waited) == 5:
-            launch._learners_ended.append(time.monotonic())
+            place._learners_ended.append(time.monotonic())
 
     placed(EVALUATOR)
     monkeypatch.setattr(following.time, "sleep", sleep)
@@ -174,7 +174,7 @@ def test_an_evaluator_waits_until_the_directory_is_the_learners(run_dir, tmp_pat
 
 def test_an_evaluator_ends_where_learners_trained_nothing(run_dir, tmp_path, monkeypatch, placed):
     placed(EVALUATOR)
-    monkeypatch.setattr(following.time, "sleep", lambda seconds: launch._learners_ended.append(time.monotonic()))
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: place._learners_ended.append(time.monotonic()))
     for path in (run_dir, tmp_path / "nowhere"):
         follow_to_its_end(path)
         assert not (path / "evaluations.jsonl").exists()
@@ -190,7 +190,7 @@ def test_an_evaluator_knows_what_config_json_cannot_hold(tmp_path, placed):
     placed(EVALUATOR)
     path = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "_own", [LEARNER])
+        patch.setattr(place, "_own", [LEARNER])
         settings = {"evaluate_every": 0, "checkpoint_every": 0, "evaluation_episodes": 4, "progress": False}
         jaxrl.train(algo, ENV, total_steps=ROWS, topology=anakin(), run_dir=path, **settings)
     with pytest.raises(ConfigError, match="opaque|Own"):

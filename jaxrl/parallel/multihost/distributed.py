@@ -23,7 +23,8 @@ from jax._src import distributed as _engine
 from jaxrl.core import errors
 from jaxrl.core.config import flatten
 from jaxrl.core.errors import ConfigError, JaxrlError, PeerError
-from jaxrl.parallel.multihost import addresses, launch
+from jaxrl.parallel.multihost import addresses
+from jaxrl.parallel.multihost.place import is_evaluator
 
 ANSWER_SECONDS = 600.0  # that a process waits for the others where all should arrive at about the same time
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -113,7 +114,7 @@ def problems(
 
 def is_leader() -> bool:
     """Whether this is the process that writes the files of a run; an evaluator that was launched is none."""
-    return jax.process_index() == 0 and not launch.is_evaluator()
+    return jax.process_index() == 0 and not is_evaluator()
 
 
 def is_several() -> bool:

@@ -21,11 +21,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Protocol
 
 from jaxrl.core.errors import ConfigError, JaxrlError, unknown
+from jaxrl.parallel.multihost.place import VARIABLE, Place, own_place
 
-PLACE = "JAXRL_LAUNCHED"  # the environment variable in which a process that was started finds its place
 ON_PROCESSORS = {"JAX_PLATFORMS": "cpu"}  # the variables of a process that has no accelerator
 _LOOK = 0.05  # seconds between two looks at the processes
 _LAST_WORDS = 10.0  # seconds that the others have to end by themselves, once one has failed
@@ -94,36 +94,6 @@ Several = Processes | RayProcesses
 Launch = Here | Cluster | Several
 _KINDS: dict[str, type[Launch]] = {"here": Here, "cluster": Cluster, "processes": Processes, "ray": RayProcesses}
 _USAGE = "here, cluster, processes:COUNT or ray:COUNT, such as processes:4:restarts=3:evaluators=1 or ray:4:gpus=1"
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The place of a process among those of its run.
-
-    Attributes:
-      coordinator, num_processes, process_id: as `distributed.initialize` takes them; evaluators are not counted, and
-        come after the processes that are.
-      evaluators: how many the run has.
-      start: random text that all processes of this start have in common.
-    """
-
-    coordinator: str
-    num_processes: int
-    process_id: int
-    evaluators: int = 0
-    start: str = ""
-
-    @property
-    def role(self) -> Literal["learner", "evaluator"]:
-        return "learner" if self.process_id < self.num_processes else "evaluator"
-
-    def join(self) -> int:
-        """Joins the learners of the run, if this is one of them; how many there are."""
-        if self.role == "evaluator":
-            return self.num_processes
-        from jaxrl.parallel.multihost import distributed
-
-        return distributed.initialize(self.coordinator, self.num_processes, self.process_id)
 
 
 def launch(how: Launch | str = "here") -> int:
@@ -225,70 +195,6 @@ def problems(how: Launch) -> list[str]:
             f"({','.join(gpus)}); use another number, fewer GPUs (CUDA_VISIBLE_DEVICES), or JAX_PLATFORMS=cpu"
         )
     return found
-
-
-# --- the process that is started ---------------------------------------------------------------------------------
-
-_own: list[Place] = []  # once it was read
-_learners_ended: list[float] = []  # when this process heard of it
-
-
-def own_place() -> Place | None:
-    """The place of this process among those that `run_processes` started; None if it did not start this one."""
-    if not _own and (told := os.environ.pop(PLACE, None)) is not None:  # none of the processes that this one starts
-        place = json.loads(told)
-        pipe = place.pop("pipe")
-        threading.Thread(target=_hear_parent, args=(pipe,), name="launched", daemon=True).start()
-        _own.append(Place(**place))
-    return _own[0] if _own else None
-
-
-def is_evaluator() -> bool:
-    """Whether this process was started to evaluate what others train."""
-    place = own_place()
-    return place is not None and place.role == "evaluator"
-
-
-def evaluator_problems(run_dir: Any) -> list[str]:
-    """Why the evaluator that this run was started with, if it was, could not follow it; one line each.
-
-    Args:
-      run_dir: of the training.
-    """
-    place = own_place()
-    if place is None or not place.evaluators or run_dir is not None:
-        return []
-    return ["no run_dir: the evaluator that this run was launched with plays the checkpoints there; pass run_dir="]
-
-
-def check_no_evaluator(what: str) -> None:
-    """Refuses, in all processes, what an evaluator could not follow, and would do once more.
-
-    Args:
-      what: is refused.
-
-    Raises:
-      ConfigError: this program was launched with an evaluator.
-    """
-    place = own_place()
-    if place is not None and place.evaluators:
-        raise ConfigError(f"{what} has nothing that an evaluator could follow; launch this program without evaluators")
-
-
-def have_learners_ended(seconds: float = 0.0) -> bool:
-    """Whether this is an evaluator whose learners have all ended, and well, so many seconds ago or more."""
-    return bool(_learners_ended) and time.monotonic() - _learners_ended[0] >= seconds
-
-
-def _hear_parent(pipe):
-    """Hears that the learners have ended, and asks this process to end when the one that started it has.
-
-    The first is what comes through the pipe; at the second the kernel closes it.
-    """
-    with contextlib.suppress(OSError):
-        while os.read(pipe, 1):
-            _learners_ended.append(time.monotonic())
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 # --- the process that starts and watches -------------------------------------------------------------------------
@@ -530,7 +436,7 @@ class Local:
         try:
             self._process = subprocess.Popen(
                 command,
-                env={**environment, PLACE: told},
+                env={**environment, VARIABLE: told},
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,

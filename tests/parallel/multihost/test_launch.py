@@ -16,7 +16,7 @@ from helpers.programs import ENV, PPO, ROWS, assert_equal
 
 import jaxrl
 from jaxrl.core.errors import ConfigError
-from jaxrl.parallel.multihost import launch
+from jaxrl.parallel.multihost import launch, place
 from jaxrl.parallel.multihost.launch import Cluster, Here, Processes
 from jaxrl.run import checkpoint
 from jaxrl.run.follow import follow
@@ -83,9 +83,9 @@ def test_gpus_are_divided_or_refused(program, tmp_path, monkeypatch):
     # Each process reads the command again, with its share of the GPUs.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
     assert launch.problems(Processes(2)) != []
-    monkeypatch.setattr(launch, "_own", [launch.Place("127.0.0.1:1", 2, 0)])
+    monkeypatch.setattr(place, "_own", [place.Place("127.0.0.1:1", 2, 0)])
     assert launch.problems(Processes(2)) == []
-    monkeypatch.setattr(launch, "_own", [])
+    monkeypatch.setattr(place, "_own", [])
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert launch.problems(Processes(3)) == []
 
@@ -100,10 +100,10 @@ def test_an_evaluator_is_one_more_and_no_gpu_is_its(program, tmp_path, monkeypat
     assert [one["gpus"] for one in found] == ["4,5", "6,7", ""]
     assert [one["platforms"] for one in found] == [None, None, "cpu"]
     places = [one["place"] for one in found]
-    assert [place["process_id"] for place in places] == [0, 1, 2]
-    assert {(place["num_processes"], place["evaluators"]) for place in places} == {(2, 1)}
+    assert [each["process_id"] for each in places] == [0, 1, 2]
+    assert {(each["num_processes"], each["evaluators"]) for each in places} == {(2, 1)}
     first = places[0]["start"]
-    assert len(first) == 16 and {place["start"] for place in places} == {first}
+    assert len(first) == 16 and {each["start"] for each in places} == {first}
     assert launch.run_processes(program(TELL), Processes(1)) == 0
     assert told(tmp_path, 1)[0]["place"]["start"] != first
 
@@ -167,7 +167,7 @@ def test_an_evaluator_hears_when_no_checkpoint_comes_any_more(program, tmp_path)
 if place.role == "learner":
     open("learner.ended", "w").close()
     sys.exit()
-while not launch.have_learners_ended():
+while not have_learners_ended():
     time.sleep(0.01)
 assert os.path.exists("learner.ended")
 open("evaluator.ended", "w").close()
@@ -209,7 +209,7 @@ time.sleep(600)
 def test_a_signal_that_cuts_the_last_evaluation_short_is_told(program):
     text = """
 if place.role == "evaluator":
-    while not launch.have_learners_ended():
+    while not have_learners_ended():
         time.sleep(0.01)
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(600)

@@ -15,7 +15,7 @@ from helpers.launching import scripts, until_asked
 from helpers.patience import within
 
 from jaxrl.core.errors import ConfigError, JaxrlError
-from jaxrl.parallel.multihost import launch
+from jaxrl.parallel.multihost import launch, place
 from jaxrl.parallel.multihost.launch import RayProcesses
 from jaxrl.parallel.ray import processes
 
@@ -64,7 +64,7 @@ def test_an_evaluator_is_one_more_and_hears_when_the_learner_has_ended(program, 
 import json
 with open(f"{place.role}.json", "w") as file:
     json.dump({"place": vars(place), "platforms": os.environ.get("JAX_PLATFORMS")}, file)
-while place.role == "evaluator" and not launch.have_learners_ended():
+while place.role == "evaluator" and not have_learners_ended():
     time.sleep(0.01)
 open(f"{place.role}.ended", "w").close()
 """
@@ -198,7 +198,7 @@ def test_numbers_that_do_not_fit(monkeypatch):
     [problem] = launch.problems(RayProcesses(2, gpus=1))
     assert "gpus=1 would be idle with JAX_PLATFORMS=cpu" in problem
     with monkeypatch.context() as patch:  # with which an evaluator was started, and reads the same command
-        patch.setattr(launch, "_own", [launch.Place("127.0.0.1:1", 2, 2, evaluators=1)])
+        patch.setattr(place, "_own", [place.Place("127.0.0.1:1", 2, 2, evaluators=1)])
         assert launch.problems(RayProcesses(2, gpus=1, evaluators=1)) == []
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     assert launch.problems(RayProcesses(2)) == ["ray: Ray is not installed; pip install 'jaxrl[ray]'"]
