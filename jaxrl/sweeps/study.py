@@ -5,6 +5,7 @@ Importing this imports Optuna, an extra; so `jaxrl.tune` does when it is called.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 
 from jaxrl.core import files
-from jaxrl.core.errors import ConfigError, NonFiniteError, RunDirectoryError
+from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
 from jaxrl.run.ending import is_number
 from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.spaces import Range
@@ -27,7 +28,11 @@ from jaxrl.sweeps.spaces import Range
 MOST_TRIALS = 20_000  # of a search: what a file may hold, and what Optuna can choose from in bearable time
 _BEGINNING = b'{"settings": '  # of a line
 _RUNG = "completed_rung_"  # what successive halving keeps with a trial, and compares later ones with
-SAMPLERS = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+SAMPLERS: dict[str, Callable[..., optuna.samplers.BaseSampler]] = {
+    # Trials that are under way count as poor ones, so that those begun beside them are not next to them.
+    "tpe": functools.partial(optuna.samplers.TPESampler, constant_liar=True),
+    "random": optuna.samplers.RandomSampler,
+}
 PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
     "median": optuna.pruners.MedianPruner,
     "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
@@ -42,7 +47,8 @@ class Trial:
     Attributes:
       settings: the fields of the algorithm.
       returns: the mean return over seeds at each evaluation.
-      ended: "finished", "pruned", or "failed": a value was not finite, or the settings do not go together.
+      ended: "finished", "pruned", or "failed": a value was not finite, the settings do not go together, or the process
+        was lost.
       problem: of one that failed.
     """
 
@@ -57,11 +63,29 @@ class Trial:
         return self.returns[-1] if self.ended == "finished" else math.nan
 
 
+@dataclasses.dataclass
+class UnderWay:
+    """A trial that was begun and has not ended.
+
+    Attributes:
+      number: its place among all trials, in the order in which they are begun.
+      settings: the fields of the algorithm.
+      trial: Optuna's.
+      rung: its evaluations so far.
+    """
+
+    number: int
+    settings: dict[str, Any]
+    trial: optuna.trial.Trial
+    rung: int = 0
+
+
 class Study:
     """The trials so far, and how the next one is chosen.
 
-    The draws for a trial depend on the seed and on the trials before it, and one that a process left unfinished is not
-    kept; so a study that was killed and goes on is the study that was not.
+    The draws for a trial depend on the seed, on its number and on the trials that have ended or are under way. One that
+    a process left unfinished is not kept, and its number is the next to be begun; so a study of one trial at a time
+    that was killed and goes on is the study that was not.
 
     Args:
       path: of the file that keeps it, a line of JSON a trial; None: nothing is kept.
@@ -85,6 +109,8 @@ class Study:
     ):
         self._path, self._fixed, self._sampler, self._search_seed = path, dict(fixed), sampler, search_seed
         self._distributions = {name: _distribution(values) for name, values in ranges.items()}
+        self._trials: dict[int, Trial] = {}  # by number
+        self._begun: set[int] = set()  # numbers, those of trials that ended included
         self._unsaved: list[bytes] = []
         self._told = False
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -97,7 +123,6 @@ class Study:
                 f"{path} is no study that could be read: {error!r:.300}; if another program or an earlier jaxrl wrote "
                 "it, move it away, and the search begins anew"
             ) from error
-        self._trials = [self._trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
 
     def _go_on(self, path: Path) -> None:
         """Takes the trials of the file, which is made if there is none. A last line that was cut short is removed.
@@ -114,7 +139,7 @@ class Study:
             if len(lines) > MOST_TRIALS:
                 raise ValueError(f"it has more than {MOST_TRIALS:,} trials")
             for line in lines:
-                self._study.add_trial(self._read(files.parse_json(line)))
+                self._add(files.parse_json(line))
             if not rest:
                 return
             try:
@@ -124,47 +149,85 @@ class Study:
                     raise
                 file.truncate(len(data) - len(rest))  # a process that is killed may leave part of a line
             else:  # of which an editor took the end of the line
-                self._study.add_trial(self._read(kept))
+                self._add(kept)
                 os.write(file.fileno(), b"\n")
 
     def trials(self) -> list[Trial]:
-        """Those that came to an end, in their order."""
-        return list(self._trials)
+        """Those that came to an end, in the order of their numbers."""
+        return [self._trials[number] for number in sorted(self._trials)]
 
-    def run(self, evaluations: Callable[[dict[str, Any]], Iterator[tuple[float, bool]]]) -> Trial:
-        """Tries settings.
+    @property
+    def begun(self) -> int:
+        """How many trials have ended or are under way."""
+        return len(self._begun)
+
+    @property
+    def next_number(self) -> int:
+        """The lowest number that no trial has."""
+        return min(set(range(len(self._begun) + 1)) - self._begun)
+
+    def begin(self) -> UnderWay:
+        """Chooses settings to try; several trials may be under way."""
+        number = self.next_number
+        seed = int(np.random.SeedSequence([self._search_seed, number]).generate_state(1)[0])
+        self._study.sampler = SAMPLERS[self._sampler](seed=seed)
+        trial = self._study.ask(self._distributions)
+        self._begun.add(number)
+        return UnderWay(number, self._fixed | trial.params, trial)
+
+    def take(self, under_way: UnderWay, outcome: tuple[float, bool] | JaxrlError) -> Trial | None:
+        """Takes what came of the next evaluation of a trial.
 
         A trial that cannot be written is told once, and written with a later one.
 
         Args:
-          evaluations: of a run with these settings: the score, and whether it was the last one. Not asked for more once
-            the trial is pruned. ConfigError: the settings do not go together; NonFiniteError: the run failed.
+          under_way: the trial.
+          outcome: the score, and whether it was the last evaluation; or why there is none: `ConfigError`, the settings
+            do not go together; `NonFiniteError`, the run failed; another error, the process was lost.
+
+        Returns:
+          The trial if it ended with this; None: it is to be trained further.
         """
-        seed = int(np.random.SeedSequence([self._search_seed, len(self._trials)]).generate_state(1)[0])
-        self._study.sampler = SAMPLERS[self._sampler](seed=seed)
-        trial = self._study.ask(self._distributions)
-        rung, score, problem, pruned = 0, math.nan, None, False
-        try:
-            for rung, (score, last) in enumerate(evaluations(self._fixed | trial.params), 1):
-                trial.report(score, rung)
-                if not last and trial.should_prune():
-                    pruned = True
-                    break
-        except NonFiniteError as error:
-            trial.report(math.nan, rung + 1)  # to the sampler the worst of all that came as far
-            problem = str(error)
-        except ConfigError as error:
-            problem = "; ".join(error.problems)
+        under_way.rung += 1
+        trial, score, pruned, problem = under_way.trial, math.nan, False, None
+        if isinstance(outcome, NonFiniteError):
+            trial.report(math.nan, under_way.rung)  # to the sampler the worst of all that came as far
+            problem = str(outcome)
+        elif isinstance(outcome, JaxrlError):
+            problem = "; ".join(outcome.problems) if isinstance(outcome, ConfigError) else str(outcome)
+        else:
+            score, last = outcome
+            trial.report(score, under_way.rung)
+            pruned = not last and trial.should_prune()
+            if not last and not pruned:
+                return None
         if problem is not None:
             trial.set_user_attr("problem", problem)
         if pruned or problem is not None:
             frozen = self._study.tell(trial, state=TrialState.PRUNED)
         else:
             frozen = self._study.tell(trial, score)
-        self._trials.append(self._trial(frozen))
+        self._trials[under_way.number] = self._trial(frozen)
         if self._path is not None:
-            self._keep(self._path, frozen)
-        return self._trials[-1]
+            self._keep(self._path, under_way.number, frozen)
+        return self._trials[under_way.number]
+
+    def run(self, evaluations: Callable[[dict[str, Any]], Iterator[tuple[float, bool]]]) -> Trial:
+        """Tries settings, here and now.
+
+        Args:
+          evaluations: of a run with these settings: the score, and whether it was the last one. Not asked for more once
+            the trial is pruned. ConfigError: the settings do not go together; NonFiniteError: the run failed.
+        """
+        under_way = self.begin()
+        found = evaluations(under_way.settings)
+        while True:
+            try:
+                outcome = next(found)
+            except (ConfigError, NonFiniteError) as error:
+                outcome = error
+            if (ended := self.take(under_way, outcome)) is not None:
+                return ended
 
     def _trial(self, frozen: FrozenTrial) -> Trial:
         problem = frozen.user_attrs.get("problem")
@@ -172,14 +235,17 @@ class Study:
         returns = [value for _, value in sorted(frozen.intermediate_values.items())]
         return Trial(self._fixed | frozen.params, returns, ended, problem)
 
-    def _keep(self, path: Path, frozen: FrozenTrial) -> None:
-        kept = {
+    def _keep(self, path: Path, number: int, frozen: FrozenTrial) -> None:
+        trial = self._trials[number]
+        kept: dict[str, Any] = {
             "settings": frozen.params,
-            "returns": [value if math.isfinite(value) else None for value in self._trials[-1].returns],
-            "ended": self._trials[-1].ended,
-            "problem": self._trials[-1].problem,
+            "returns": [value if math.isfinite(value) else None for value in trial.returns],
+            "ended": trial.ended,
+            "problem": trial.problem,
             "rungs": {name: value for name, value in frozen.system_attrs.items() if name.startswith(_RUNG)},
         }
+        if number != len(self._trials) - 1:  # else its line says it
+            kept["number"] = number
         self._unsaved.append((json.dumps(kept, allow_nan=False) + "\n").encode())
         try:
             _append(path, b"".join(self._unsaved))
@@ -187,8 +253,21 @@ class Study:
         except OSError as error:
             if not self._told:
                 what = f"a trial could not be written to {path}: {error}; the search goes on, and tries again"
-                warnings.warn(what, RuntimeWarning, stacklevel=3)
+                warnings.warn(what, RuntimeWarning, stacklevel=4)
             self._told = True
+
+    def _add(self, kept: Any) -> None:
+        """Adds the trial that a line keeps.
+
+        Raises:
+          ValueError, TypeError, KeyError: it is none of this search.
+        """
+        frozen, number = self._read(kept), kept.get("number", len(self._trials))
+        if type(number) is not int or not 0 <= number < MOST_TRIALS or number in self._trials:
+            raise ValueError("its number is none, or that of another trial")
+        self._study.add_trial(frozen)
+        self._trials[number] = self._trial(frozen)
+        self._begun.add(number)
 
     def _read(self, kept: Any) -> FrozenTrial:
         """The trial that a line keeps.

@@ -95,6 +95,11 @@ def kept(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def last(settings):
+    """One evaluation."""
+    yield score(settings), True
+
+
 def score(settings):
     return -((math.log10(settings["rate"]) + 3.0) ** 2) - (settings["kind"] == "b")
 
@@ -200,6 +205,47 @@ def test_a_study_that_was_left_in_a_trial_goes_on_as_if_it_had_not_been(sampler,
     assert len(kept(path)) == 20
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_trials_side_by_side_keep_their_numbers_and_those_cut_off_are_begun_anew(sampler, tmp_path):
+    """Drawn at random, they are the trials of a search of one at a time, whichever end first."""
+    path, whole = tmp_path / "study.journal", study(sampler=sampler)
+    for _ in range(6):
+        whole.run(last)
+    one = study(path, sampler)
+    under_way = [one.begin() for _ in range(4)]
+    assert one.begun == 4 and len({trial.settings["rate"] for trial in under_way}) == 4
+    for number in (2, 0):
+        assert one.take(under_way[number], (score(under_way[number].settings), True)).settings == (
+            under_way[number].settings
+        )
+    assert [line.get("number") for line in kept(path)] == [2, 0]
+    one = study(path, sampler)
+    assert one.begun == 2 and [one.begin().number for _ in range(3)] == [1, 3, 4]
+    one = study(path, sampler)
+    while len(one.trials()) < 6:
+        one.run(last)
+    assert [line.get("number") for line in kept(path)] == [2, 0, 1, None, None, None]
+    assert one.trials() == study(path, sampler).trials() == whole.trials()
+    path.write_text("\n".join(path.read_text().splitlines()[:1] * 2))
+    with pytest.raises(RunDirectoryError, match="that of another trial"):
+        study(path)
+
+
+def test_to_the_sampler_trials_under_way_are_poor_ones():
+    """Else the next would be drawn from the same density, next to them."""
+    apart = {}
+    for told in (True, False):
+        one = study()
+        for _ in range(15):
+            one.run(last)
+        if told:
+            for _ in range(8):
+                one.begin()
+        one._begun = set(range(23))
+        apart[told] = one.begin().settings["rate"]
+    assert apart[True] != apart[False], "of the same number, and so of the same seed"
+
+
 # --- its file ------------------------------------------------------------------------------------------------------
 
 
@@ -243,6 +289,7 @@ ONE = {"settings": {"rate": 0.1, "kind": "a"}, "returns": [1.0], "ended": "finis
         ONE | {"rungs": {"completed_rung_0": "x"}},
         ONE | {"rungs": {"completed_rung_1": 1.0}},
         ONE | {"rungs": {"constraints": 1.0}},
+        *(ONE | {"number": number} for number in (-1, 1.0, "0", None, True, MOST_TRIALS, 10**400)),
     ],
 )
 def test_a_study_of_something_else_is_refused(line, tmp_path):
