@@ -121,6 +121,7 @@ def begun(folder, monkeypatch):
     monkeypatch.setattr(Loop, "train", begin)  # after all that is checked before the first compile
     monkeypatch.setattr("jaxrl.sweeps.sweep._train_many", begin)
     monkeypatch.setattr("jaxrl.sweeps.tune._evaluations", begin)
+    monkeypatch.setattr("jaxrl.sweeps.tune.side_by_side", begin)
     monkeypatch.setattr(sweep, "launch", begin)
     for module in (loading, replays):
         monkeypatch.setattr(module, "load_run", begin)

@@ -54,6 +54,7 @@ _TITLES = {
         "backend",
         "cpus_per_run",
         "gpus_per_run",
+        "max_concurrent",
         "restarts",
         "address",
         *multihost.FLAGS,

@@ -25,7 +25,7 @@ def tune(given: Given, argv: Sequence[str]) -> int:
       argv: the words that they were.
     """
     if given.values["run"]["distributed"] or given.values["run"]["launch"] != "here":
-        raise ConfigError("--launch, --distributed: not with tune, whose trials follow from one another in one process")
+        raise ConfigError("--launch, --distributed: not with tune; --backend ray has several trials under way at once")
     asked = prepare("tune", given)
     arguments = {name: value for name, value in asked.arguments.items() if name not in ("out", "seeds", "space")}
     seeds, out = asked.arguments["seeds"], asked.arguments["out"]

@@ -49,6 +49,12 @@ def count_problems(**counts: tuple[object, int]) -> list[str]:
     return problems
 
 
+def amount_problems(**amounts: float) -> list[str]:
+    """Why numbers are not at least 0, by name: `cpus_per_run=0.5`."""
+    limits = {"low": 0}
+    return [f"{n}={amount} must be {described(limits)}" for n, amount in amounts.items() if not hold(amount, limits)]
+
+
 def training_problems(**counts: object) -> list[str]:
     """The same of counts in `LEAST`, by name: `total_steps=1000`."""
     return count_problems(**{name: (value, LEAST[name]) for name, value in counts.items()})

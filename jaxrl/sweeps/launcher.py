@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core.errors import ConfigError, RunDirectoryError
-from jaxrl.core.limits import count_problems, described, hold
+from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.remote import connect
@@ -101,9 +101,7 @@ def launch(
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
     seeds = checked_seeds(seeds)
     problems = count_problems(total_steps=(total_steps, 1), points=(points, 1), restarts=(restarts, 0))
-    for name, value in (("cpus_per_run", cpus_per_run), ("gpus_per_run", gpus_per_run)):
-        if not hold(value, {"low": 0}):
-            problems.append(f"{name}={value} must be {described({'low': 0})}")
+    problems += amount_problems(cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run)
     if topology is not None and num_envs is not None:
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
     if problems:

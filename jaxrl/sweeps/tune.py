@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ from jaxrl.run.directory import RunDirectory
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings
 from jaxrl.sweeps.make_train import bound
+from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.search import checked_seeds
 from jaxrl.sweeps.spaces import search_space
 from jaxrl.sweeps.tables import aligned, short
@@ -39,12 +40,7 @@ if TYPE_CHECKING:
 
 Search = Literal["tpe", "random"]
 Pruner = Literal["median", "halving", "none"]
-# Arguments of `train` and `launch` that a search has not, and what has them.
-_ELSEWHERE = {
-    "dataset": "a search takes no dataset; call jaxrl.train(dataset=...) for each setting",
-    "backend": "the trials of a search run one after another, as each follows from those before, and their seeds over "
-    "the devices of this process; for given settings side by side on Ray use jaxrl sweep --backend ray",
-}
+Backend = Literal["jax", "ray"]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -52,8 +48,9 @@ class TuneResult:
     """The trials of a search.
 
     Attributes:
-      trials: in their order; each has `settings`, `returns` (the mean over seeds at each evaluation), `ended`
-        ("finished", "pruned" or "failed"), `problem` and `score`, its last mean return if it finished.
+      trials: in the order in which they were begun; each has `settings`, `returns` (the mean over seeds at each
+        evaluation), `ended` ("finished", "pruned" or "failed"), `problem` and `score`, its last mean return if it
+        finished.
       title: the algorithm and the environment.
     """
 
@@ -117,6 +114,11 @@ def tune(
     topology: Anakin | None = None,
     devices: int | None = None,
     mapping: str | None = None,
+    backend: Backend = "jax",
+    cpus_per_run: float = 1.0,
+    gpus_per_run: float = 0.0,
+    max_concurrent: int | None = None,
+    address: str | None = None,
     evaluate_every: int | None = None,
     evaluation_episodes: int = 128,
     explore_in_evaluation: bool = False,
@@ -131,6 +133,10 @@ def tune(
     same one. After each evaluation the trial may be pruned: then its training ends there. Each run is the run of
     `jaxrl.train` with that seed and these settings.
 
+    With `backend="ray"` several trials are under way at once, each in a process of its own, on any machine of a Ray
+    cluster. The next one is then chosen by those that have ended, so what is tried depends on which end first; with
+    `max_concurrent=1` it is the search without Ray. A trial whose process is lost has failed, and the search goes on.
+
     What is searched is in one table (`jaxrl.sweeps.spaces.SPACES`). Fields of it that `algo` has at other values than
     their defaults stay as they are. Needs Optuna: `pip install 'jaxrl[tune]'`.
 
@@ -143,26 +149,36 @@ def tune(
         "halving", those not in the better half at evaluations 1, 2, 4, ...; "none".
       search_seed: of these draws.
       devices: number of devices of this process to spread the seeds over; None: all of them. On a CPU, JAX is asked for
-        one device per core if it has not started yet.
+        one device per core if it has not started yet. With `backend="ray"`: of each trial's process; None: one for
+        each of its GPUs or CPUs.
       mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
+      backend: "jax": one trial after another, in this process; "ray": several at once, each in a process of a Ray
+        cluster.
+      cpus_per_run: CPUs that Ray reserves for each trial.
+      gpus_per_run: likewise; 0: the trial is on the processor.
+      max_concurrent: how many trials are under way at once with Ray, at most; None: as many as it has room for.
+      address: of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
       evaluate_every: environment steps of a run between evaluations; None: a tenth of the run.
       evaluation_episodes, explore_in_evaluation: how each evaluation is played.
-      run_dir: keeps the study here, from which the same call goes on after it was killed, with the trial that was under
-        way begun anew; also with more trials. None: nothing is kept.
+      run_dir: keeps the study here, from which the same call goes on after it was killed, with the trials that were
+        under way begun anew; also with more trials, and with or without Ray. None: nothing is kept.
       overwrite: delete an earlier search in `run_dir` and start again.
       progress: show a progress bar, over trials.
       **space: fields of the algorithm, in place of the table's or beside them: `LogUniform`, `Uniform`, a list of
         values, or a single value, which is then fixed.
 
     Raises:
-      ConfigError: all invalid settings.
-      MissingExtraError: Optuna is not installed.
+      ConfigError: all invalid settings; or the Ray cluster has no room for a trial.
+      MissingExtraError: Optuna is not installed, or Ray for `backend="ray"`.
+      PeerError: no process could be started on the Ray cluster.
       RunDirectoryError: `run_dir` is in use, or holds another search.
     """
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("jaxrl.tune", "tune")
     from jaxrl.sweeps.study import MOST_TRIALS, PRUNERS, SAMPLERS, Study
 
+    if backend == "ray" and importlib.util.find_spec("ray") is None:
+        raise MissingExtraError("backend='ray'", "ray")
     check_no_evaluator("a search")
     keep_compiled_programs()
     problems = count_problems(
@@ -174,10 +190,21 @@ def tune(
     )
     if isinstance(trials, int) and trials > MOST_TRIALS:
         problems.append(f"trials={trials} must be at most {MOST_TRIALS:,}")
-    for name, value, known in (("search", search, SAMPLERS), ("pruner", pruner, PRUNERS)):
+    for name, value, known in (
+        ("search", search, SAMPLERS),
+        ("pruner", pruner, PRUNERS),
+        ("backend", backend, get_args(Backend)),
+    ):
         if value not in known:
             problems.append(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
-    problems += [f"{name}=: {what}" for name, what in _ELSEWHERE.items() if name in space]
+    if "dataset" in space:
+        problems.append("dataset=: a search takes no dataset; call jaxrl.train(dataset=...) for each setting")
+    how = Actors(cpus_per_run, gpus_per_run, max_concurrent, address)
+    if backend == "ray":
+        problems += how.problems(devices)
+    else:
+        given = [f for f in dataclasses.fields(how) if getattr(how, f.name) != f.default]
+        problems += [f"{f.name}={getattr(how, f.name)!r} has no meaning without backend='ray'" for f in given]
     if topology is not None and num_envs is not None:
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
     if run_dir is None and overwrite:
@@ -186,7 +213,11 @@ def tune(
         problems.append(f"a search runs in one process, and these are {jax.process_count()}")
     if problems:
         raise ConfigError(problems)
-    devices, mapping = devices_and_mapping(devices, mapping)
+    if backend == "ray":  # its processes have devices of their own
+        devices, mapping = devices or how.devices, mapping or ("vmap" if gpus_per_run else "in_turn")
+        devices_and_mapping(1, mapping)
+    else:
+        devices, mapping = devices_and_mapping(devices, mapping)
     seeds = checked_seeds(seeds)
     algo, made = as_algorithm(algo), envs.make(env) if isinstance(env, str) else env
     if not isinstance(made, Environment):
@@ -198,11 +229,9 @@ def tune(
         for value in values if isinstance(values, list | tuple) else [values.low]:
             bound(replace(algo, **fixed | {name: value}), made, total_steps, layout)
 
-    def evaluations(settings):
-        program = bound(replace(algo, **settings), made, total_steps, layout)
-        many = VectorizedRuns(program[2], min(devices, len(seeds)), mapping, len(seeds))
-        return _evaluations(program, many, seeds, every, evaluation_episodes, explore_in_evaluation)
-
+    training = _Training(
+        algo, made, total_steps, layout, seeds, devices, mapping, every, evaluation_episodes, explore_in_evaluation
+    )
     asked = {"algorithm": encode(algo), "environment": to_config(made), "topology": encode(layout), "seeds": seeds}
     asked |= {"total_steps": total_steps, "search": search, "pruner": pruner, "search_seed": search_seed}
     asked |= {"mapping": mapping, "space": {name: repr(values) for name, values in (fixed | ranges).items()}}
@@ -212,17 +241,44 @@ def tune(
         if run_dir is not None:
             path = stack.enter_context(RunDirectory(run_dir, config, overwrite=overwrite, may_change=())).study
         study = Study(path, ranges, fixed, search, pruner, search_seed)
-        done = study.trials()
         display = stack.enter_context(ProgressBar(unit="trials")) if progress else None
         if display is not None:
             display.note(f"searched: {', '.join(ranges)}")
-            display.start(trials, len(done))
-        while len(done) < trials:
-            done.append(study.run(evaluations))
+            display.start(trials, len(study.trials()))
+
+        def told(number, trial):
             if display is not None:
-                display.note(_line(len(done) - 1, done[-1]))
-                display.update(len(done))
-        return TuneResult(done, f"{type(algo).__name__} on {made.name}")
+                display.note(_line(number, trial))
+                display.update(len(study.trials()))
+
+        while len(study.trials()) < trials:
+            if backend == "ray":
+                side_by_side(study, training, trials, how, devices, told)
+            else:
+                told(study.next_number, study.run(training))
+        return TuneResult(study.trials(), f"{type(algo).__name__} on {made.name}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """The runs of a trial, as those of all trials; in this process or in a Ray actor."""
+
+    algo: Algorithm
+    env: Environment
+    total_steps: int
+    layout: Anakin
+    seeds: list[int]
+    devices: int
+    mapping: str
+    every: int
+    episodes: int
+    explore: bool
+
+    def __call__(self, settings: dict[str, Any]) -> Iterator[tuple[float, bool]]:
+        """As of `Study.run`."""
+        program = bound(replace(self.algo, **settings), self.env, self.total_steps, self.layout)
+        many = VectorizedRuns(program[2], min(self.devices, len(self.seeds)), self.mapping, len(self.seeds))
+        yield from _evaluations(program, many, self.seeds, self.every, self.episodes, self.explore)
 
 
 def _evaluations(program, many: VectorizedRuns, seeds, every, episodes, explore) -> Iterator[tuple[float, bool]]:

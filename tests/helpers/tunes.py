@@ -1,13 +1,18 @@
 """A search that can be killed at any chunk; the tests run it in another process, and whole in their own."""
 
+import dataclasses
 import itertools
 import os
+import pathlib
 import signal
 import sys
+import time
+import uuid
 
 import jaxrl
 from helpers import programs
 from helpers.programs import ROWS
+from jaxrl.core.errors import NonFiniteError
 from jaxrl.sweeps.vectorized import VectorizedRuns
 
 EVALUATIONS = 3
@@ -29,6 +34,35 @@ def search(run_dir=None, **settings):
         progress=False,
         **settings,
     )
+
+
+@dataclasses.dataclass
+class Fates:
+    """Evaluations without training: what becomes of a trial is a setting of it. The first two wait for each other."""
+
+    folder: pathlib.Path
+
+    def __call__(self, settings):
+        (self.folder / uuid.uuid4().hex).touch()
+        until = time.monotonic() + 100
+        while len(list(self.folder.iterdir())) < 2:
+            assert time.monotonic() < until, "no other trial was begun"
+            time.sleep(0.01)
+        yield 1.0, False
+        if settings["fate"] == "lost":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if settings["fate"] == "raises":
+            raise ValueError("out of cheese")
+        if settings["fate"] == "diverges":
+            raise NonFiniteError("a value was not finite")
+        yield settings["rate"], True
+
+
+class Unreadable:
+    """Evaluations that no other process can read."""
+
+    def __reduce__(self):
+        return int, ("no number",)
 
 
 def main(run_dir, number):

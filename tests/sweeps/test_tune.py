@@ -12,17 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import hostile, tunes
+from helpers import clusters, hostile, tunes
+from helpers.patience import within
 from helpers.programs import ENV, PPO, ROWS, anakin
 from helpers.readers import outcome
 
 import jaxrl
 from jaxrl.algos import ALGORITHMS
-from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError, RunDirectoryError
+from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError, PeerError, RunDirectoryError
 from jaxrl.core.sources import Dataset
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import checkpoint
 from jaxrl.sweeps import tune as tuning
+from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.spaces import SPACES, search_space
 from jaxrl.sweeps.vectorized import VectorizedRuns, _chunk_many
 
@@ -497,7 +499,8 @@ def test_bad_input_all_at_once(monkeypatch):
             evaluation_episodes=0,
             num_envs=4,
             dataset="x",
-            backend="ray",
+            backend="slurm",
+            max_concurrent=2,
             overwrite=True,
         )
     said = str(caught.value)
@@ -509,7 +512,8 @@ def test_bad_input_all_at_once(monkeypatch):
         "evaluation_episodes=0",
         "set num_envs in the topology",
         "jaxrl.train(dataset=...)",
-        "jaxrl sweep --backend ray",
+        "backend='slurm' is not one of 'jax', 'ray'",
+        "max_concurrent=2 has no meaning without backend='ray'",
         "overwrite has no meaning without run_dir=",
     ):
         assert words in said
@@ -536,3 +540,103 @@ def test_killed_and_started_again_only_the_trial_under_way_is_lost(tmp_path):
         result = tunes.search(tmp_path / "study")
     assert len(made) == 2 * tunes.EVALUATIONS, "two trials were kept"
     assert result.trials == searched().trials
+
+
+# --- on Ray ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def started():
+    with clusters.cluster() as ray:
+        yield ray
+
+
+@pytest.fixture
+def cluster(started):
+    with within(300):
+        yield started
+
+
+@pytest.mark.long
+def test_on_ray_the_trials_are_those_of_this_process(cluster, tmp_path):
+    """One at a time all are, begun there and ended here; two at a time those that are drawn at random."""
+    tunes.search(tmp_path, trials=2, backend="ray", max_concurrent=1)
+    assert tunes.search(tmp_path).trials == searched().trials
+    there = tunes.search(search="random", backend="ray", search_seed=2)
+    assert there.trials == tunes.search(search="random", search_seed=2).trials
+
+
+FATES = {"fate": ["fine", "lost", "raises", "diverges"], "rate": jaxrl.Uniform(0.0, 1.0)}
+PROBLEMS = {
+    "fine": None,
+    "lost": "its process was lost: The actor died unexpectedly",
+    "raises": "its process raised ValueError('out of cheese')",
+    "diverges": "a value was not finite",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"backend": "ray", "cpus_per_run": -1.0, "max_concurrent": 0, "devices": 0},
+            "cpus_per_run=-1.0 must be at least",
+        ),
+        ({"backend": "ray", "max_concurrent": 0, "devices": 0}, "max_concurrent=0 must be at least 1\ndevices=0"),
+        ({"backend": "ray", "cpus_per_run": 0.0}, "fit any number of times; set max_concurrent"),
+        (
+            {"backend": "ray", "gpus_per_run": 0.5, "devices": 2},
+            "devices=2 must be at most 1, the GPUs of gpus_per_run=0.5",
+        ),
+        ({"backend": "ray", "mapping": "both"}, "mapping='both' is not one of"),
+        (
+            {"cpus_per_run": 2.0, "address": "x"},
+            "cpus_per_run=2.0 has no meaning without backend='ray'\naddress='x' has",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_before_ray_is_asked_for_anything(given, words, monkeypatch):
+    monkeypatch.setattr(tuning, "side_by_side", lambda *_: pytest.fail("begun"))
+    with pytest.raises(ConfigError, match=words):
+        jaxrl.tune(PPO, ENV, **{"total_steps": 64, "devices": 1} | given)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_a_process_that_is_lost_ends_its_trial_and_no_other(cluster, tmp_path):
+    """Nor does what raises; and a search that was cut off with trials under way begins these anew."""
+    path, fates, ended = tmp_path / "study.journal", tunes.Fates(tmp_path / "begun"), []
+    fates.folder.mkdir()
+
+    def told(number, trial):
+        ended.append(number)
+        if len(ended) == 1:
+            raise Killed
+
+    def read():
+        return Study(path, FATES, {}, "random", "none", search_seed=3)
+
+    with pytest.raises(Killed):
+        side_by_side(read(), fates, 6, Actors(max_concurrent=2), 1, told)
+    assert len(kept(path)) == 1
+    side_by_side(read(), fates, 6, Actors(max_concurrent=2), 1, told)
+    assert sorted(ended) == list(range(6))
+    trials, whole = read().trials(), Study(None, FATES, {}, "random", "none", search_seed=3)
+    assert [trial.settings for trial in trials] == [whole.begin().settings for _ in range(6)]
+    assert {trial.settings["fate"] for trial in trials} == set(FATES["fate"])
+    for trial in trials:
+        fate = trial.settings["fate"]
+        assert trial.ended == ("finished" if fate == "fine" else "failed") and len(trial.returns) >= 1
+        assert (trial.problem or "").startswith(PROBLEMS[fate] or ""), trial
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_where_ray_can_start_no_process_it_says_so(cluster):
+    with (
+        pytest.warns(RuntimeWarning, match="a process could not be started for the trials"),
+        pytest.raises(PeerError, match="(?s)no process could be started for the trials: .*invalid literal for int"),
+    ):
+        side_by_side(study(), tunes.Unreadable(), 4, Actors(max_concurrent=2), 1, lambda *_: pytest.fail("tried"))
+    with pytest.raises(ConfigError, match="cpus_per_run=64 and gpus_per_run=0: the Ray cluster has 2 CPUs and 0 GPUs"):
+        tunes.search(backend="ray", cpus_per_run=64.0)

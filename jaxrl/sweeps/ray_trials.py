@@ -1,0 +1,207 @@
+"""Trials of a search side by side, each trained by a Ray actor; the search itself stays in this process."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxrl.core.errors import ConfigError, NonFiniteError, PeerError
+from jaxrl.core.limits import amount_problems, count_problems
+from jaxrl.parallel.mesh import use_cpu_devices
+from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
+from jaxrl.run.compile_cache import keep_compiled_programs
+
+if TYPE_CHECKING:
+    from jaxrl.sweeps.study import Study, Trial, UnderWay
+
+Evaluations = Callable[[dict[str, Any]], Iterator[tuple[float, bool]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Actors:
+    """The Ray actors of a search.
+
+    Args:
+      cpus_per_run, gpus_per_run: what Ray reserves for each.
+      max_concurrent: how many there are at most; None: as many as the cluster has room for.
+      address: of the cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+    """
+
+    cpus_per_run: float = 1.0
+    gpus_per_run: float = 0.0
+    max_concurrent: int | None = None
+    address: str | None = None
+
+    @property
+    def devices(self) -> int:
+        """That each has, unless told otherwise."""
+        return max(1, int(self.gpus_per_run or self.cpus_per_run))
+
+    def problems(self, devices: int | None) -> list[str]:
+        """What is wrong with these settings, and with so many devices for each; one line each."""
+        found = amount_problems(cpus_per_run=self.cpus_per_run, gpus_per_run=self.gpus_per_run)
+        found += count_problems(max_concurrent=(self.max_concurrent, 1), devices=(devices, 1))
+        if found:
+            return found
+        if self.max_concurrent is None and not self.cpus_per_run and not self.gpus_per_run:
+            found.append("cpus_per_run=0 and gpus_per_run=0 fit any number of times; set max_concurrent")
+        if self.gpus_per_run and devices is not None and devices > self.devices:
+            found.append(
+                f"devices={devices} must be at most {self.devices}, the GPUs of gpus_per_run={self.gpus_per_run:g}"
+            )
+        return found
+
+
+def side_by_side(
+    study: "Study",
+    evaluations: Evaluations,
+    trials: int,
+    how: Actors,
+    devices: int,
+    told: "Callable[[int, Trial], None]",
+) -> None:
+    """Tries settings until the study has so many trials, several at once.
+
+    A trial whose actor is lost, or raises what no trial should, has failed, and another actor takes its place.
+
+    Args:
+      study: which chooses the settings and who is pruned.
+      evaluations: as of `Study.run`; a copy of it is in every actor.
+      trials: those that ended before included.
+      how: the actors.
+      devices: of a processor that each splits into as many.
+      told: called with the number of each trial that ended, and the trial.
+
+    Raises:
+      ConfigError: the cluster has no room for a trial.
+      PeerError: no actor could be started.
+    """
+    ray = connect(how.address)
+    options = {"num_cpus": how.cpus_per_run, "num_gpus": how.gpus_per_run}
+    cls = ray.remote(TrialActor).options(**options, max_restarts=0, scheduling_strategy="SPREAD")
+    # In a list it is not read before the actor's own first line, since to read arrays is to start JAX.
+    arguments = [ray.put(evaluations)], devices, how.gpus_per_run > 0
+    actors: list[Any] = []
+    asked: dict[Any, tuple[Any, UnderWay | None]] = {}  # what actors were asked, with the trial; None: to start
+
+    def start():
+        actors.append(cls.remote(*arguments))
+        asked[actors[-1].__ray_ready__.remote()] = actors[-1], None
+
+    try:
+        for _ in range(min(how.max_concurrent or _room(ray, how), trials - study.begun)):
+            start()
+        while len(study.trials()) < trials:
+            reference = _first(ray, asked)
+            actor, under_way = asked.pop(reference)
+            outcome = _outcome(ray, reference)
+            if under_way is not None:
+                ended = study.take(under_way, outcome)
+                if ended is None:
+                    asked[actor.evaluate.remote()] = actor, under_way
+                    continue
+                told(under_way.number, ended)
+            if isinstance(outcome, PeerError):
+                _kill(ray, actor)
+                if under_way is None:
+                    _go_on_without(outcome, asked)
+                elif study.begun < trials:
+                    start()
+            elif study.begun < trials:
+                under_way = study.begin()
+                asked[actor.evaluate.remote(under_way.settings)] = actor, under_way
+    finally:
+        for actor in actors:
+            _kill(ray, actor)
+
+
+class TrialActor:
+    """What a Ray actor is: it trains one trial after another, each until its next evaluation.
+
+    Args:
+      evaluations: where Ray has them, in a list.
+      devices: that the processor is split into.
+      gpu: whether it has accelerators.
+    """
+
+    def __init__(self, evaluations: list[Any], devices: int, gpu: bool):
+        import ray
+
+        if not gpu:
+            jax.config.update("jax_platforms", "cpu")
+            use_cpu_devices(devices)
+        keep_compiled_programs()
+        self._evaluations: Evaluations = ray.get(evaluations[0])
+        self._under_way: Iterator[tuple[float, bool]] = iter(())
+
+    def evaluate(self, settings: dict[str, Any] | None = None) -> tuple[float, bool]:
+        """The next evaluation of the trial, or of a new one with these settings, and whether it was the last."""
+        if settings is not None:
+            self._under_way = self._evaluations(settings)
+        return next(self._under_way)
+
+
+def _room(ray, how):
+    """How many actors the cluster has room for.
+
+    Raises:
+      ConfigError: for none.
+    """
+    shares = {"CPU": how.cpus_per_run, "GPU": how.gpus_per_run}
+    there = {name: ray.cluster_resources().get(name, 0) for name in shares}
+    room = min(int(there[name] // share) for name, share in shares.items() if share)
+    if room < 1:
+        raise ConfigError(
+            f"cpus_per_run={how.cpus_per_run:g} and gpus_per_run={how.gpus_per_run:g}: the Ray cluster has "
+            f"{there['CPU']:g} CPUs and {there['GPU']:g} GPUs. Ask for less, or add machines"
+        )
+    return room
+
+
+def _first(ray, asked):
+    """What is answered first.
+
+    Raises:
+      ConfigError: no trial is under way, and no actor could be started in time.
+    """
+    trained = any(under_way is not None for _, under_way in asked.values())
+    ready, _ = ray.wait(list(asked), timeout=None if trained else START_TIMEOUT)
+    if not ready:
+        free = ray.available_resources()
+        raise ConfigError(
+            f"no trial found a place within {START_TIMEOUT:g} s; Ray has {free.get('CPU', 0):g} CPUs and "
+            f"{free.get('GPU', 0):g} GPUs free. Ask for less, or add machines"
+        )
+    return ready[0]
+
+
+def _outcome(ray, reference):
+    """What was answered, or as an error why nothing was."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        of_trial = isinstance(error.cause, ConfigError | NonFiniteError)
+        return error.cause if of_trial else PeerError(f"its process raised {error.cause!r:.500}")
+    except ray.exceptions.RayError as error:
+        lost = PeerError(f"its process was lost: {str(error).splitlines()[0]}")
+        lost.__cause__ = error
+        return lost
+
+
+def _go_on_without(lost, asked):
+    """After one that could not be started.
+
+    Raises:
+      PeerError: there is no other.
+    """
+    if not asked:
+        raise PeerError(f"no process could be started for the trials: {lost.__cause__ or lost}")
+    warnings.warn(f"a process could not be started for the trials: {lost}", RuntimeWarning, stacklevel=4)
+
+
+def _kill(ray, actor):
+    with contextlib.suppress(Exception):
+        ray.kill(actor, no_restart=True)
