@@ -27,7 +27,7 @@ _ACTOR_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate
 _NOISE = Uniform(0.05, 0.5)  # of the standard deviation of exploration
 _SMOOTHING = Uniform(0.05, 0.4)  # of the target policy's noise
 
-# By algorithm and field. Those that need a dataset (BC) are not here, as a search takes none.
+# By algorithm and field. Those that need a dataset (BC, GAIL) are not here, as a search takes none.
 SPACES: dict[str, dict[str, Range]] = {
     "a2c": _POLICY_GRADIENT | {"gae_lambda": Uniform(0.8, 1.0), "max_grad_norm": LogUniform(0.3, 5.0)},
     "cql": _ACTOR_CRITIC | {"coefficient": LogUniform(0.1, 10.0)},

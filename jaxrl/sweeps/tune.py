@@ -17,6 +17,7 @@ from jaxrl.core import keys
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError
 from jaxrl.core.limits import count_problems
+from jaxrl.core.sources import Dataset
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
 from jaxrl.parallel import learner
@@ -222,6 +223,11 @@ def tune(
     algo, made = as_algorithm(algo), envs.make(env) if isinstance(env, str) else env
     if not isinstance(made, Environment):
         raise ConfigError(f"{made.name} is stepped on the host, and a search is a compiled program; use jaxrl.train")
+    if any(isinstance(source, Dataset) for source in algo.experience.values()):
+        raise ConfigError(
+            f"{type(algo).__name__} with these settings learns from a dataset, and a search takes none; call "
+            "jaxrl.train(dataset=...) for each setting"
+        )
     fixed, ranges = search_space(algo, space)
     every = max(total_steps // 10, 1) if evaluate_every is None else evaluate_every
     layout = topology or Anakin(num_envs, devices=1)

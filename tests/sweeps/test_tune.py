@@ -519,6 +519,11 @@ def test_bad_input_all_at_once(monkeypatch):
         assert words in said
     with pytest.raises(ConfigError, match="stepped on the host"):
         jaxrl.tune(PPO, ServedFromHost(ENV), total_steps=64, devices=1)
+    for algo in (jaxrl.BC(), jaxrl.GAIL(), jaxrl.SAC(imitate=True)):
+        with pytest.raises(
+            ConfigError, match=rf"{type(algo).__name__} .*learns from a dataset, and a search takes none"
+        ):
+            jaxrl.tune(algo, ENV, total_steps=64, devices=1)
     with pytest.raises(ConfigError, match="minibatches"):
         tunes.search(minibatches=[2, 5])
     monkeypatch.setattr(tuning.importlib.util, "find_spec", lambda name: None)
