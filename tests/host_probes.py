@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,8 +16,9 @@ from gymnasium import spaces
 class Counting(gymnasium.Env):
     """Shows (episode, step); the reward is the step's number; ends after `length` steps in one of the two ways.
 
-    `fault`, "raise", "hang", "kill" or "terminate" (of what it started, which it waits for), strikes in `call` ("reset"
-    or "step") of the episode and step given, in every environment whose first seed is in `seeds` (None: in all).
+    `fault`, "raise", "hang", "kill", "stop" (by SIGSTOP), "cut" (every connection of the process) or "terminate" (of
+    what it started, which it waits for), strikes in `call` ("reset" or "step") of the episode and step given, in every
+    environment whose first seed is in `seeds` (None: in all).
     `closing`, "raise", "hang" or "exit", is what `close` does. `children` is a folder where a process that it forks has
     written its number.
     """
@@ -80,6 +82,12 @@ class Counting(gymnasium.Env):
             raise ValueError("the simulator is out of cheese")
         if self._fault == "kill":
             os.kill(os.getpid(), 9)
+        if self._fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return
+        if self._fault == "cut":
+            cut_connections()
+            return
         if self._fault == "terminate":
             with subprocess.Popen(["sleep", "3600"]) as executed:
                 executed.terminate()
@@ -88,6 +96,18 @@ class Counting(gymnasium.Env):
             return
         sys.stdout.flush()
         time.sleep(3600)
+
+
+def cut_connections():
+    """Ends every connection of this process over IP, as where the way to it is lost; it listens on."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.family in (socket.AF_INET, socket.AF_INET6):
+                    end.getpeername()
+                    end.shutdown(socket.SHUT_RDWR)
+        except OSError:  # no socket, or one that has no other end
+            continue
 
 
 def forked(folder):

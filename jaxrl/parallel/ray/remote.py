@@ -179,7 +179,8 @@ class ActorPool:
         except self._ray.exceptions.GetTimeoutError:
             return None, f"did not answer within {max(patience, 0.0):.0f} s"
         except self._ray.exceptions.RayActorError as error:
-            return None, f"died ({str(error).splitlines()[0]})"
+            cut = isinstance(error, self._ray.exceptions.ActorUnavailableError)
+            return None, f"{'could not be reached' if cut else 'died'} ({str(error).splitlines()[0]})"
         except self._ray.exceptions.RayTaskError as error:
             self._stop(place, f"raised:\n{error}", error.cause)
 

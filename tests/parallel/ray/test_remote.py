@@ -55,11 +55,10 @@ def test_the_rows_are_those_of_this_process(cluster):
         assert_equal(one, other)
 
 
-@pytest.mark.long
-@pytest.mark.faults
-def test_an_actor_that_dies_is_replaced_and_its_row_begins_an_episode(cluster):
-    env = counting(HALF, **lethal("kill")).build(4, 7)
-    with pytest.warns(RuntimeWarning, match="environments 2 to 3 died .*replaced .1 of restarts=3"):
+def assert_replaced(remote, fault, words):
+    """That the actor of the last two environments is, and that these begin an episode then."""
+    env = counting(remote, **lethal(fault)).build(4, 7)
+    with pytest.warns(RuntimeWarning, match=f"environments 2 to 3 {words}.*replaced .1 of restarts=3"):
         rows = played(env, 6)
     assert env.failures == 1
     first, last = (np.stack([getattr(row, name) for row in rows]) for name in ("first", "last"))
@@ -71,11 +70,32 @@ def test_an_actor_that_dies_is_replaced_and_its_row_begins_an_episode(cluster):
 
 @pytest.mark.long
 @pytest.mark.faults
+def test_an_actor_that_dies_is_replaced_and_its_row_begins_an_episode(cluster):
+    assert_replaced(HALF, "kill", "died ")
+
+
+@pytest.mark.long
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("fault", "timeout", "words"), [("stop", 5.0, "did not answer within 5 s"), ("cut", 60.0, "could not be reached ")]
+)
+def test_an_actor_behind_a_cut_link_is_replaced_as_one_that_died(cluster, fault, timeout, words):
+    """One that says nothing any more, its process stopped and its connections open; and one that they are closed to."""
+    assert_replaced(Remote(actors=2, cpus=0.5, step_timeout=timeout), fault, words)
+
+
+@pytest.mark.long
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("fault", "remote", "words"),
     [
         ("kill", Remote(actors=2, cpus=0.5, restarts=0), "environments 2 to 3 died .*restarts=0 is used up"),
         ("hang", Remote(actors=2, cpus=0.5, restarts=0, step_timeout=1.0), "did not answer within 1 s"),
+        (
+            "stop",
+            Remote(actors=2, cpus=0.5, restarts=0, step_timeout=1.0),
+            "environments 2 to 3 did not answer within 1 s",
+        ),
         ("raise", HALF, "the simulator is out of cheese"),
     ],
 )
