@@ -18,7 +18,7 @@ class Counting(gymnasium.Env):
 
     `fault`, "raise", "hang", "kill", "stop" (by SIGSTOP), "cut" (every connection of the process) or "terminate" (of
     what it started, which it waits for), strikes in `call` ("reset" or "step") of the episode and step given, in every
-    environment whose first seed is in `seeds` (None: in all).
+    environment whose first seed is in `seeds` (None: in all). There every step takes `pause` seconds, too.
     `closing`, "raise", "hang" or "exit", is what `close` does. `children` is a folder where a process that it forks has
     written its number.
     """
@@ -31,6 +31,7 @@ class Counting(gymnasium.Env):
         call="step",
         at=(0, 0),
         seeds=None,
+        pause=0.0,
         closing=None,
         children=None,
         **others,
@@ -40,7 +41,7 @@ class Counting(gymnasium.Env):
         self._length, self._end = length, end
         self._fault, self._call, self._at, self._seeds = fault, call, tuple(at), seeds
         self._seed, self._episode = None, -1
-        self._closing = closing
+        self._pause, self._closing = pause, closing
         if others:
             raise TypeError(f"unknown options {others}")
         self._child = None if children is None else forked(pathlib.Path(children))
@@ -55,6 +56,8 @@ class Counting(gymnasium.Env):
     def step(self, action):
         assert action in self.action_space
         self._strike("step")
+        if self._pause and self._is_struck:
+            time.sleep(self._pause)
         self._step += 1
         over = self._step == self._length
         ends = {"terminated": (over, False), "truncated": (False, over), "both": (over, over)}[self._end]
@@ -73,10 +76,14 @@ class Counting(gymnasium.Env):
         if self._closing == "hang":
             time.sleep(3600)
 
+    @property
+    def _is_struck(self):
+        return self._seeds is None or self._seed in self._seeds
+
     def _strike(self, call):
         if self._fault is None or (call, (self._episode, self._step)) != (self._call, self._at):
             return
-        if self._seeds is not None and self._seed not in self._seeds:
+        if not self._is_struck:
             return
         if self._fault == "raise":
             raise ValueError("the simulator is out of cheese")

@@ -86,6 +86,25 @@ def test_an_actor_behind_a_cut_link_is_replaced_as_one_that_died(cluster, fault,
 
 @pytest.mark.long
 @pytest.mark.faults
+@pytest.mark.parametrize("policy", [False, True])
+def test_a_slow_actor_is_waited_for_and_changes_nothing(cluster, policy):
+    """Each of its 16 steps takes 0.4 s, which is well below what a step may take; all together take longer."""
+    slow = counting(pause=0.2, seeds=environment_seeds(7, 4)[2:])  # two, both of one actor
+    remote, found = Remote(actors=2, policy=policy, cpus=0.5, step_timeout=6.0), []
+    here, there = ({"actors": 2}, {}) if policy else ({"groups": 2}, {"groups": 2})
+    for env, layout in (counting(), here), (slow, {**there, "remote": remote}):
+        program = jaxrl.Sebulba(num_envs=4, shards=4, lockstep=True, lag=int(policy), **layout).bind(PPO, env)
+        try:
+            state, report = program.chunk(PPO, env, program.start(PPO, env, 7), 2, 100)
+        finally:
+            program.close()
+        found.append(plain((state, report.replace(actors={}))))
+        assert report.actors["failures"] == 0
+    assert_equal(*found, 1e-5 if policy else 0.0)
+
+
+@pytest.mark.long
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("fault", "remote", "words"),
     [
