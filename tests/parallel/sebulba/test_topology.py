@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
+from gymnasium.envs.classic_control import CartPoleEnv
 from helpers.patience import within
 from helpers.programs import (
     ALGORITHMS,
@@ -32,6 +33,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import env_spec
 from jaxrl.envs.host.envpool import EnvPoolRecipe
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.parallel.host_rollout import HostSteps
 from jaxrl.parallel.sebulba import topology as sebulba
 from jaxrl.parallel.sebulba.actors import ActorThreads, ParameterServer
 from jaxrl.parallel.sebulba.learning import HostLearning
@@ -75,6 +77,33 @@ def test_grouping_and_devices_change_nothing(topology, compiled):
     assert_equal(compiled[0].replace(env_state=()), state, 1e-5)
     assert_equal(compiled[1], report.replace(actors={}), 1e-5)
     assert report.actors["policy_lag"] == 0 and report.actors["failures"] == 0
+
+
+@pytest.mark.long
+def test_workers_step_while_one_call_acts_for_all_their_environments(monkeypatch):
+    """The run with two workers is the one with none, bit for bit, and no environment is stepped in this process."""
+    act, step, acted, stepped = HostSteps.act, CartPoleEnv.step, [], []
+
+    def counted(self, algo, actor, storage, shown, *others):
+        acted.append(len(shown.reward))
+        return act(self, algo, actor, storage, shown, *others)
+
+    monkeypatch.setattr(HostSteps, "act", counted)
+    monkeypatch.setattr(CartPoleEnv, "step", lambda self, action: stepped.append(1) or step(self, action))
+    algo, found = ALGORITHMS["ppo"], []
+    for workers in (0, 2):
+        acted.clear(), stepped.clear()
+        env = jaxrl.make("gymnasium:CartPole-v1", workers=workers, max_episode_steps=5)
+        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True).bind(algo, env)
+        try:
+            state, report = program.chunk(algo, env, program.start(algo, env, 3), 3, 100)
+            found.append(plain((state, report.replace(actors={}))))
+        finally:
+            program.close()
+        assert acted == [NUM_ENVS] * 3 * 8 and report.actors["inference_batch"] == NUM_ENVS
+        assert report.episodes.count == 4 * NUM_ENVS
+        assert len(stepped) == (0 if workers else 5 * 4 * NUM_ENVS), "the step after an end only resets"
+    assert_equal(*found)
 
 
 @pytest.mark.long
