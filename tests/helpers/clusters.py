@@ -16,9 +16,9 @@ TESTS = pathlib.Path(__file__).parents[1]  # of `host_probes`, which actors impo
 
 
 @contextlib.contextmanager
-def cluster():
+def cluster(**options):
     """Ray, connected to the cluster that RAY_ADDRESS names, or to a new one of this machine that ends with this."""
-    options = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80_000_000}
+    options = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80_000_000} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         patch.setenv("RAY_worker_niceness", "0")  # 15 by default: beside other tests, actors would hardly run
