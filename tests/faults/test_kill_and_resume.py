@@ -29,6 +29,8 @@ LIVES = {
     "recurrent ppo on two devices": "patient",
     "dqn": "hasty",
     "callbacks": "hasty",
+    "table": "hasty",
+    "heap": "patient",
 }
 SHARES = dict(zip(LIVES, np.random.default_rng(5).uniform(0.3, 0.9, len(LIVES)), strict=True))
 MANY = {"ppo": 50, "dqn": 50, "r2d2": 10, "sebulba": 10, "sweep": 10}  # kills in `make faults`

@@ -14,11 +14,18 @@ import jaxrl
 from helpers import programs
 from helpers.programs import ROWS
 from jaxrl.core.errors import CheckpointError
+from jaxrl.core.sources import Lifo, MaxHeap, MinHeap
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.callbacks import Decision, FunctionCallback
 from jaxrl.run.checkpoint import Checkpointer
 
+# A table so small that most items are removed, and a ring of which the items with the lowest priority are drawn.
+UNPRIORITIZED = programs.DQN.replace(prioritized=False)
+TABLE = UNPRIORITIZED.replace(
+    storage="table", capacity=programs.NUM_ENVS * 20, sampler=Lifo(), remover=MaxHeap(), max_times_sampled=4
+)
+HEAP = UNPRIORITIZED.replace(sampler=MinHeap(), max_times_sampled=3)
 ITERATIONS = 12
 INTERVAL = 2  # iterations between checkpoints
 SEBULBA = jaxrl.Sebulba(num_envs=programs.NUM_ENVS, actors=2, shards=4, lockstep=True)
@@ -92,6 +99,8 @@ CASES = {
     "recurrent ppo": Case(programs.RECURRENT_PPO),
     "recurrent ppo on two devices": Case(programs.RECURRENT_PPO, devices=2),
     "dqn": Case(programs.DQN),
+    "table": Case(TABLE),
+    "heap": Case(HEAP),
     "r2d2": Case(programs.R2D2),
     "sebulba": Case(programs.PPO, host=True),
     "sweep": Case(programs.PPO),

@@ -1,4 +1,7 @@
-"""Runs with every sampler and remover: killed and started again they are the run that was not, bit for bit."""
+"""Runs with every sampler and remover: interrupted and started again they are the run that was not, bit for bit.
+
+Two of them are killed, and not asked to stop, in tests/faults/test_kill_and_resume.py.
+"""
 
 import itertools
 import signal
@@ -50,7 +53,7 @@ def name(choices):
 
 @pytest.mark.long
 @pytest.mark.parametrize("choices", [pytest.param(x, id=name(x)) for x in TABLE + RING])
-def test_killed_and_started_again(choices, tmp_path):
+def test_interrupted_and_started_again(choices, tmp_path):
     algo = DQN.replace(prioritized=False, **choices)
 
     def train(run_dir=None, loggers=()):
