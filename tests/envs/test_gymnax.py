@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.programs import all_finite
 
+import jaxrl
 from jaxrl import envs
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import gymnax as adapter
@@ -159,3 +161,20 @@ def test_wrong_parameters_are_told_all_at_once():
         envs.make("gymnax:MemoryChain-bsuite", num_bit=3)
     with pytest.raises(ConfigError, match="cannot be made with"):
         envs.make("gymnax:MetaMaze-misc", rf_size=2)
+
+
+@pytest.mark.long
+def test_impala_learns_in_minatar():
+    """100k steps of Breakout bring four seeds to 5.5; untrained they are at 0.5 to 1.6."""
+    result = jaxrl.train(
+        jaxrl.IMPALA(learning_rate=3e-3),
+        "gymnax:Breakout-MinAtar",
+        total_steps=100_000,
+        num_envs=32,
+        seed=0,
+        evaluate_every=0,
+        evaluation_episodes=64,
+        progress=False,
+    )
+    assert result.stopped == "finished" and all_finite(result.state.learner)
+    assert result.evaluation.return_mean >= 4.0
