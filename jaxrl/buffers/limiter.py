@@ -2,14 +2,11 @@
 
 The balance is `samples_per_insert * inserted - sampled`. Drawing must leave it at `min_diff` at least, inserting at
 `max_diff` at most; and nothing is drawn before `min_size` items are there, nor is the first `min_size` ever kept out.
-`Limits` is plain data, in a compiled program `LimiterState` counts, between threads `HostLimiter` blocks.
+`Limits` is plain data; `LimiterState` counts, in a compiled program.
 """
 
 import dataclasses
 import math
-import threading
-import time
-from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -72,9 +69,6 @@ def queue(size: int) -> Limits:
     return Limits(1.0, 1, 0.0, float(size))
 
 
-# --- in a compiled program ---------------------------------------------------------------------------------------
-
-
 class LimiterState(struct.PyTreeNode):
     """A limiter's settings, which may be changed while it runs, and its counters."""
 
@@ -123,128 +117,3 @@ def limiter(limits: Limits) -> LimiterState:
         balance=jnp.float32(0.0),
         lost=jnp.float32(0.0),
     )
-
-
-def updates_per_iteration(ratio: float, rows: int, batch_size: int) -> int:
-    """How many updates an iteration runs in a compiled program, where a limiter is a plan made beforehand.
-
-    Args:
-      ratio: items drawn for each row inserted.
-      rows: rows that an iteration inserts, over all environments.
-      batch_size: items an update draws.
-
-    Raises:
-      ConfigError: it is no whole number of updates; says which rows or ratio would make one.
-    """
-    if ratio <= 0 or rows < 1 or batch_size < 1:
-        raise ConfigError(f"ratio={ratio}, rows={rows} and batch_size={batch_size} must be above 0")
-    exact = Fraction(ratio).limit_denominator(1_000_000) * rows / batch_size
-    if exact.denominator == 1:
-        return int(exact)
-    least = rows * exact.denominator
-    nearest = max(round(exact), 1)
-    raise ConfigError(
-        f"ratio={ratio} with {rows} rows an iteration and batch_size={batch_size} is {float(exact):.4g} updates an "
-        f"iteration, not a whole number; use {least} rows (longer rollouts), or ratio={nearest * batch_size / rows:g}"
-    )
-
-
-# --- between threads ---------------------------------------------------------------------------------------------
-
-
-class HostLimiter:
-    """Blocks the threads that insert and those that draw, so that neither runs away from the other.
-
-    Args:
-      limits: the rule.
-    """
-
-    def __init__(self, limits: Limits):
-        self._limits, self._changed = limits, threading.Condition()
-        self._inserted = self._sampled = self._deleted = 0
-        self._blocked = {"insert": 0.0, "sample": 0.0}
-        self._closed = False
-
-    def await_insert(self, count: int = 1, timeout: float | None = None) -> bool:
-        """Waits until `count` items may be inserted, and counts them; False if closed or out of time (seconds)."""
-        return self._await("insert", self._can_insert, count, timeout)
-
-    def await_sample(self, count: int = 1, timeout: float | None = None) -> bool:
-        """Waits until `count` items may be drawn, and counts them; False if closed or out of time (seconds)."""
-        return self._await("sample", self._can_sample, count, timeout)
-
-    def deleted(self, count: int = 1) -> None:
-        """Counts items that were removed."""
-        with self._changed:
-            self._deleted += count
-            self._changed.notify_all()
-
-    def set_ratio(self, samples_per_insert: float) -> None:
-        """Changes the ratio from now on: what was inserted so far keeps the old one."""
-        with self._changed:
-            # Reverb's balance is of all inserts at one ratio; the difference becomes draws already made.
-            self._sampled += (samples_per_insert - self._limits.samples_per_insert) * self._inserted
-            self._limits = dataclasses.replace(self._limits, samples_per_insert=samples_per_insert)
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Lets every waiting thread go, now and in future."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def counters(self) -> dict[str, float]:
-        """What a checkpoint keeps, for `restore`."""
-        with self._changed:
-            return {
-                "inserted": self._inserted,
-                "sampled": self._sampled,
-                "deleted": self._deleted,
-                "samples_per_insert": self._limits.samples_per_insert,
-            }
-
-    def restore(self, counters: dict[str, float]) -> None:
-        """Goes on from `counters()`."""
-        with self._changed:
-            self._inserted, self._sampled = counters["inserted"], counters["sampled"]
-            self._deleted = counters["deleted"]
-            ratio = counters["samples_per_insert"]
-            self._limits = dataclasses.replace(self._limits, samples_per_insert=ratio)
-            self._changed.notify_all()
-
-    def metrics(self) -> dict[str, float]:
-        """Seconds that threads have waited so far on either side, and the balance."""
-        with self._changed:
-            return {
-                "insert_blocked_seconds": self._blocked["insert"],
-                "sample_blocked_seconds": self._blocked["sample"],
-                "size": self._inserted - self._deleted,
-                "balance": self._balance(),
-            }
-
-    def _balance(self):
-        return self._limits.samples_per_insert * self._inserted - self._sampled
-
-    def _can_insert(self, count):
-        if self._inserted + count - self._deleted <= self._limits.min_size:
-            return True
-        return self._balance() + self._limits.samples_per_insert * count <= self._limits.max_diff
-
-    def _can_sample(self, count):
-        enough = self._inserted - self._deleted >= self._limits.min_size
-        return enough and self._balance() - count >= self._limits.min_diff
-
-    def _await(self, side, allowed, count, timeout):
-        with self._changed:
-            if not self._closed and not allowed(count):
-                began = time.monotonic()
-                self._changed.wait_for(lambda: self._closed or allowed(count), timeout)
-                self._blocked[side] += time.monotonic() - began
-            if self._closed or not allowed(count):
-                return False
-            if side == "insert":
-                self._inserted += count
-            else:
-                self._sampled += count
-            self._changed.notify_all()
-            return True

@@ -7,10 +7,9 @@ queues, and so do the actors.
 """
 
 import dataclasses
-from collections.abc import Callable
 from enum import Enum
+from typing import NamedTuple
 
-from jaxrl.buffers.limiter import HostLimiter, Limits
 from jaxrl.buffers.replay import ReplayState, least_size
 from jaxrl.core.sources import Replay
 from jaxrl.parallel.experience import Experience
@@ -24,6 +23,13 @@ class Move(Enum):
     INSERT = "stores a round of rollouts that is there"
     SAMPLE = "makes an update"
     WAIT = "is ahead, and waits for a round of rollouts to store"
+
+
+class Counts(NamedTuple):
+    """What a replay has seen since it was empty."""
+
+    inserted: int  # environment steps that were stored
+    updates: int  # that drew from it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,28 +53,39 @@ class RateLimit:
         """Below which both sides could wait for each other: that of one update, or those of one round."""
         return max(1.0, self.replay_ratio * self.steps)
 
-    def limiter(self, inserted: int, updates: int) -> HostLimiter:
-        """That of a replay which has seen so many environment steps and updates."""
-        ratio, apart = self.replay_ratio, self.tolerance + _ROUNDING
-        middle = ratio * self.min_size
-        limiter = HostLimiter(Limits(ratio, self.min_size, middle - apart, middle + apart))
-        limiter.restore({"inserted": inserted, "sampled": updates, "deleted": 0, "samples_per_insert": ratio})
-        return limiter
+    def can_store(self, counts: Counts) -> bool:
+        """Whether a round may be stored: until there is enough for an update, always."""
+        inserted = counts.inserted + self.steps
+        return inserted <= self.min_size or self._balance(inserted, counts.updates) <= self.tolerance + _ROUNDING
 
-    def next_move(self, limiter: HostLimiter, is_round_ready: Callable[[], bool]) -> Move:
-        """The next move, which is counted.
+    def can_update(self, counts: Counts) -> bool:
+        """Whether an update may be made."""
+        enough = counts.inserted >= self.min_size
+        return enough and self._balance(counts.inserted, counts.updates + 1) >= -self.tolerance - _ROUNDING
+
+    def _balance(self, inserted, updates):
+        return self.replay_ratio * (inserted - self.min_size) - updates
+
+    def next_move(self, counts: Counts, *, is_round_ready: bool) -> Move:
+        """The next move; pure.
 
         Args:
-          limiter: as from `limiter`.
+          counts: of everything so far.
           is_round_ready: whether the next rollout of every group is there.
         """
-        if is_round_ready() and limiter.await_insert(self.steps, timeout=0.0):
+        can_store = self.can_store(counts)
+        if is_round_ready and can_store:
             return Move.INSERT
-        if limiter.await_sample(1, timeout=0.0):
+        if self.can_update(counts):
             return Move.SAMPLE
-        admitted = limiter.await_insert(self.steps, timeout=0.0)
-        assert admitted, "a tolerance of `least_tolerance` or more lets one of both sides go on"
+        assert can_store, "a tolerance of `least_tolerance` or more lets one of both sides go on"
         return Move.WAIT
+
+    def after(self, counts: Counts, move: Move) -> Counts:
+        """The counts once a move was made."""
+        if move is Move.SAMPLE:
+            return counts._replace(updates=counts.updates + 1)
+        return counts._replace(inserted=counts.inserted + self.steps)
 
 
 def rate_limit(experience: Experience, error_buffer: float, steps: int) -> RateLimit:
@@ -79,12 +96,12 @@ def rate_limit(experience: Experience, error_buffer: float, steps: int) -> RateL
     return RateLimit(ratio, size, steps, error_buffer / experience.samples_per_update)
 
 
-def counted(experience: Experience, buffers: dict[str, ReplayState]) -> tuple[int, int]:
-    """Environment steps that replays have stored since they were empty, and updates that drew from them."""
+def counts_of(experience: Experience, buffers: dict[str, ReplayState]) -> Counts:
+    """What a run's replays, which are filled and drawn from together, have seen."""
     name = next(iter(experience.online_sources))
     source, index = experience.algo.experience[name], buffers[name].index
     assert isinstance(source, Replay)
-    return int(index.inserted), int(index.sampled) // (source.batch_size - experience.items_of_dataset(source))
+    return Counts(int(index.inserted), int(index.sampled) // (source.batch_size - experience.items_of_dataset(source)))
 
 
 def problems(experience: Experience, error_buffer: float, steps: int) -> list[str]:

@@ -18,7 +18,6 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers.fixed import Rings
-from jaxrl.buffers.limiter import HostLimiter
 from jaxrl.core import keys, registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.recorded import Fetch, Recorded
@@ -221,7 +220,7 @@ class SebulbaProgram:
         self._failures_told = 0  # of environments, in the reports so far
         self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
         # Of a learner that is not in step with its actors:
-        self._limiter: HostLimiter | None = None
+        self._counts: rate_limit.Counts | None = None  # of the replays
         self._published = 0  # versions
         self._made = 0  # updates since the actors began
         self._published_at: dict[int, tuple[int, int]] = {}  # by version: updates made by then, iterations of the run
@@ -441,13 +440,14 @@ class SebulbaProgram:
         experience, buffer = layout.experience(algo), self.topology.error_buffer
         assert buffer is not None
         limit = rate_limit.rate_limit(experience, buffer, self.steps_per_iteration(algo))
-        if self._limiter is None:
-            self._limiter = limit.limiter(*rate_limit.counted(experience, state.buffers))
-        limiter, stored, updated, lags = self._limiter, None, None, []
+        if self._counts is None:
+            self._counts = rate_limit.counts_of(experience, state.buffers)
+        stored, updated, lags = None, None, []
         number, since_stored, pending = 0, 0, []
         resolved = self._publish(algo, state, horizon)
         while number < length:
-            move = limit.next_move(limiter, threads.is_round_ready)
+            move = limit.next_move(self._counts, is_round_ready=threads.is_round_ready())
+            self._counts = limit.after(self._counts, move)
             if move is Move.SAMPLE:
                 state, report = learning.update(
                     resolved, state.replace(buffers={}), state.buffers, dataset, layout.place(np.int32(since_stored))
@@ -472,9 +472,8 @@ class SebulbaProgram:
                 self._published_at = {v: at for v, at in self._published_at.items() if v >= version}
                 number, since_stored, self._updates = number + 1, 0, self._updates + 1
             resolved = self._publish(algo, state, horizon)
-        counters = limiter.counters()
-        learned_from = max(counters["inserted"] - limit.min_size, 1)
-        figures = {"policy_lag": float(np.mean(lags)), "replay_ratio": counters["sampled"] / learned_from}
+        learned_from = max(self._counts.inserted - limit.min_size, 1)
+        figures = {"policy_lag": float(np.mean(lags)), "replay_ratio": self._counts.updates / learned_from}
         assert stored is not None  # length is at least 1
         return state, stored if updated is None else stored.with_updates(updated, length - 1), figures
 
@@ -496,7 +495,7 @@ class SebulbaProgram:
             for collector in self._collectors:
                 collector.begin_at(int(state.steps_per_env))
             each, topology = self.topology.groups, self.topology
-            self._failures_told, self._limiter = 0, None
+            self._failures_told, self._counts = 0, None
             self._published, self._made, self._published_at = self._updates, 0, {}
             self._threads = ActorThreads(
                 [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],

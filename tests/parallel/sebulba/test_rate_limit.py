@@ -14,7 +14,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.sebulba import rate_limit
 from jaxrl.parallel.sebulba.actors import ActorThreads
-from jaxrl.parallel.sebulba.rate_limit import Move, RateLimit
+from jaxrl.parallel.sebulba.rate_limit import Counts, Move, RateLimit
 
 HOST = ServedFromHost(ENV)
 ROUND = 8 * NUM_ENVS  # environment steps
@@ -24,6 +24,30 @@ UPDATE = ALGO.batch_size
 
 def topology(error_buffer, **fields):
     return jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, error_buffer=error_buffer, **fields)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "inserted", "updates", "ready", "moves"),
+    [
+        (1, 0, 0, "++++++++", "iiisisis"),  # two rounds until there is enough, one ahead, then each in turn
+        (1, 0, 0, "--------", "wwswswsw"),
+        (2, 0, 0, "++++++++", "iiiisisi"),
+        (2, 0, 0, "--------", "wwsswsws"),
+        (2, 0, 0, "--++-+--", "wwiisiss"),  # who was behind catches up
+        (2, 8, 4, "+-------", "iswswsws"),  # updates were ahead, as far as they may be
+    ],
+)
+def test_exact_moves(tolerance, inserted, updates, ready, moves):
+    """An update for every two steps once there are four; i and w store a round of two, s updates, + is a round there.
+
+    Of rounds that are there as many are stored as the tolerance lets in; without one, updates go as far ahead.
+    """
+    limit, counts, made = RateLimit(0.5, 4, 2, tolerance), Counts(inserted, updates), ""
+    for there in ready:
+        move = limit.next_move(counts, is_round_ready=there == "+")
+        counts, made = limit.after(counts, move), made + {Move.INSERT: "i", Move.WAIT: "w", Move.SAMPLE: "s"}[move]
+    assert made == moves
+    assert counts == (inserted + 2 * (made.count("i") + made.count("w")), updates + made.count("s"))
 
 
 @pytest.mark.long
@@ -46,11 +70,10 @@ def test_the_balance_stays_within_the_tolerance_on_every_schedule(ratio, steps, 
     inserted = inserted // steps * steps
     updates = max(0, round(ratio * (inserted - min_size)))
     assume(abs(ratio * (inserted - min_size) - updates) <= tolerance or inserted <= min_size)
-    limiter, moves = limit.limiter(inserted, updates), []
+    counts = Counts(inserted, updates)
     for there in ready:
-        move = limit.next_move(limiter, lambda: there)  # noqa: B023
-        before = inserted
-        moves.append(move)
+        move = limit.next_move(counts, is_round_ready=there)
+        counts, before = limit.after(counts, move), inserted
         if move is Move.SAMPLE:
             assert inserted >= min_size, "an update before there is enough"
             updates += 1
@@ -64,17 +87,13 @@ def test_the_balance_stays_within_the_tolerance_on_every_schedule(ratio, steps, 
             assert balance <= tolerance + 2e-6
         if move is Move.SAMPLE:  # the side that is not ahead goes first, if it can
             assert not there or ratio * (inserted + steps - min_size) - updates + 1 > tolerance - 2e-6
-    found = limiter.counters()
-    assert (found["inserted"], found["sampled"]) == (inserted, updates)
+    assert counts == (inserted, updates)
     # Both sides always there: after a while the ratio is kept.
     start = inserted, updates
     for _ in range(400):
-        if limit.next_move(limiter, lambda: True) is Move.SAMPLE:
-            updates += 1
-        else:
-            inserted += steps
+        counts = limit.after(counts, limit.next_move(counts, is_round_ready=True))
     if start[0] >= min_size:
-        assert abs(ratio * (inserted - start[0]) - (updates - start[1])) <= 2 * tolerance + 2e-6
+        assert abs(ratio * (counts.inserted - start[0]) - (counts.updates - start[1])) <= 2 * tolerance + 2e-6
 
 
 def after(topology, iterations, algo=ALGO, state=None):
