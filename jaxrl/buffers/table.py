@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.buffers import limiter as limiters
 from jaxrl.buffers import samplers, sum_tree
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Fifo, Sampler, Uniform
@@ -35,7 +34,7 @@ class TableState(struct.PyTreeNode):
     touched: jax.Array  # [capacity + 1] int32, when it was inserted or given a priority
     times_sampled: jax.Array  # [capacity + 1] int32
     clock: jax.Array  # int32, insertions and priorities so far
-    limiter: limiters.LimiterState
+    size: jax.Array  # int32, items there are
 
 
 class TableSample(struct.PyTreeNode):
@@ -59,7 +58,6 @@ class Table:
       sampler: which item is drawn.
       remover: which item goes when there are more than `capacity`; it may be the one just inserted. Not by chance.
       max_times_sampled: an item goes once it was drawn so often; 0: never.
-      limits: when items may be inserted and drawn; `can_insert` and `can_sample` tell, nothing enforces it.
 
     Raises:
       ConfigError: the settings make no table.
@@ -69,7 +67,6 @@ class Table:
     sampler: Sampler = Uniform()
     remover: Sampler = Fifo()
     max_times_sampled: int = 0
-    limits: limiters.Limits = limiters.min_size(1)
 
     def __post_init__(self):
         if self.capacity < 1:
@@ -90,16 +87,8 @@ class Table:
             touched=jnp.zeros(positions, jnp.int32),
             times_sampled=jnp.zeros(positions, jnp.int32),
             clock=jnp.int32(0),
-            limiter=limiters.limiter(self.limits),
+            size=jnp.int32(0),
         )
-
-    def can_insert(self, state: TableState, count: int = 1) -> jax.Array:
-        """Whether the limiter lets `count` items in, bool."""
-        return state.limiter.can_insert(count)
-
-    def can_sample(self, state: TableState, count: int = 1) -> jax.Array:
-        """Whether the limiter lets `count` items be drawn, bool."""
-        return state.limiter.can_sample(count)
 
     def insert(self, state: TableState, items: PyTree, priorities: jax.Array) -> tuple[TableState, Key]:
         """Inserts items in turn; past the capacity, the remover's choice goes after each.
@@ -125,10 +114,10 @@ class Table:
                 touched=state.touched.at[where].set(clock, mode="drop"),
                 times_sampled=state.times_sampled.at[where].set(0, mode="drop"),
                 clock=clock,
-                limiter=state.limiter.inserted(accepted.astype(jnp.int32)),
+                size=state.size + accepted.astype(jnp.int32),
             )
             state = self._put(state, where, priority)
-            full = state.limiter.size > self.capacity
+            full = state.size > self.capacity
             gone, _ = self._choose(self.remover, state, None)
             state = self._remove(state, jnp.where(full, gone, sum_tree.NOWHERE), full)
             return state, Key(position, jnp.where(accepted, clock, 0))
@@ -139,7 +128,7 @@ class Table:
         """Draws `count` items in turn; one that reaches `max_times_sampled` is gone for the next."""
 
         def one(state, key):
-            size = state.limiter.size
+            size = state.size
             position, chance = self._choose(self.sampler, state, key)
             held = size > 0
             where = jnp.where(held, position, sum_tree.NOWHERE)
@@ -153,7 +142,7 @@ class Table:
                 times_sampled=times[position],
                 size=size,
             )
-            state = state.replace(times_sampled=times, limiter=state.limiter.sampled(held.astype(jnp.int32)))
+            state = state.replace(times_sampled=times)
             if self.max_times_sampled:
                 worn = held & (times[position] >= self.max_times_sampled)
                 state = self._remove(state, jnp.where(worn, position, sum_tree.NOWHERE), worn)
@@ -176,15 +165,6 @@ class Table:
 
         return jax.lax.scan(one, state, (keys, priorities.astype(jnp.float32)))[0]
 
-    def delete(self, state: TableState, keys: Key) -> TableState:
-        """Removes items in turn; those that are gone already are passed over."""
-
-        def one(state, key):
-            live = self._live(state, key)
-            return self._remove(state, jnp.where(live, key.position, sum_tree.NOWHERE), live), None
-
-        return jax.lax.scan(one, state, keys)[0]
-
     def _live(self, state, key):
         return (state.priority[key.position] >= 0.0) & (state.generation[key.position] == key.generation)
 
@@ -196,7 +176,7 @@ class Table:
 
     def _remove(self, state, where, removed):
         state = self._put(state, where, jnp.float32(samplers.ABSENT))
-        return state.replace(limiter=state.limiter.deleted(removed.astype(jnp.int32)))
+        return state.replace(size=state.size - removed.astype(jnp.int32))
 
     def _choose(self, sampler, state, key):
         inserted, touched = state.clock - state.generation, state.clock - state.touched

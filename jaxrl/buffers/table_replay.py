@@ -151,7 +151,7 @@ class TableReplay:
         shards, count = rules.replicas.shards, source.batch_size // rules.shards
         shard = rules.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
         keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
-        size = rules.replicas.sum(jnp.sum(idx.tables.limiter.size)).astype(jnp.float32)
+        size = rules.replicas.sum(jnp.sum(idx.tables.size)).astype(jnp.float32)
         draw = jax.vmap(lambda table, key: self._table.sample(table, key, count))
         tables, drawn = draw(idx.tables.replace(items=rows.items), keys)
         drawn, shard = jax.tree.map(
@@ -203,7 +203,7 @@ class TableReplay:
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
         """As of `ReplayBuffer`."""
         idx, replicas = state.index, self.rules.replicas
-        counts = {"items": jnp.sum(idx.tables.limiter.size), "refused_priorities": jnp.sum(idx.refused)}
+        counts = {"items": jnp.sum(idx.tables.size), "refused_priorities": jnp.sum(idx.refused)}
         return replay.drawn_statistics(idx, info, self.source, replicas) | {
             name: replicas.sum(count).astype(jnp.float32) for name, count in counts.items()
         }

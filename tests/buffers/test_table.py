@@ -1,4 +1,4 @@
-"""The table against a plain Python one: every sampler, remover and limit, move by move."""
+"""The table against a plain Python one: every sampler and remover, move by move."""
 
 import functools
 
@@ -12,34 +12,20 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxrl.buffers import limiter, table
+from jaxrl.buffers import table
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
 
 SAMPLERS = [Uniform(), Prioritized(exponent=0.5), Fifo(), Lifo(), MinHeap(), MaxHeap()]
 REMOVERS = [Fifo(), Lifo(), MinHeap(), MaxHeap()]
-LIMITS = limiter.sample_to_insert_ratio(2.0, 2, 6.0)
 COUNT = 2  # of every call, so that each is compiled once
 
 
 @functools.cache
 def compiled(rules):
-    return {name: jax.jit(getattr(rules, name)) for name in ("insert", "update_priorities", "delete")} | {
+    return {name: jax.jit(getattr(rules, name)) for name in ("insert", "update_priorities")} | {
         "sample": jax.jit(rules.sample, static_argnums=2)
     }
-
-
-class Limited(Model):
-    """With the limits of these tests."""
-
-    def can_insert(self, count):
-        if len(self.items) + count <= LIMITS.min_size:
-            return True
-        return 2.0 * (self.inserted + count) - self.sampled <= LIMITS.max_diff
-
-    def can_sample(self, count):
-        enough = len(self.items) >= LIMITS.min_size
-        return enough and 2.0 * self.inserted - self.sampled - count >= LIMITS.min_diff
 
 
 class Machine(stateful.RuleBasedStateMachine):
@@ -49,10 +35,10 @@ class Machine(stateful.RuleBasedStateMachine):
         sampler=st.sampled_from(SAMPLERS), remover=st.sampled_from(REMOVERS), most=st.sampled_from([0, 2])
     )
     def begin(self, sampler, remover, most):
-        self.rules = table.Table(4, sampler, remover, most, LIMITS)
+        self.rules = table.Table(4, sampler, remover, most)
         self.do = compiled(self.rules)
         self.state = self.rules.init(jnp.int32(0))
-        self.model, self.keys, self.values = Limited(self.rules), {}, 0
+        self.model, self.keys, self.values = Model(self.rules), {}, 0
 
     @stateful.rule(priorities=st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), min_size=COUNT, max_size=COUNT))
     def insert(self, priorities):
@@ -96,14 +82,6 @@ class Machine(stateful.RuleBasedStateMachine):
             if priority >= 0:
                 self.model.update(value, priority)
 
-    @stateful.precondition(lambda self: self.keys)
-    @stateful.rule(picks=st.lists(st.integers(0, 50), min_size=COUNT, max_size=COUNT))
-    def delete(self, picks):
-        values, keys = self.named(picks)
-        self.state = self.do["delete"](self.state, keys)
-        for value in values:
-            self.model.remove(value)
-
     @stateful.invariant()
     def same(self):
         if not hasattr(self, "state"):
@@ -113,11 +91,7 @@ class Machine(stateful.RuleBasedStateMachine):
         assert sorted((int(state.items[p]), float(state.priority[p]), int(state.times_sampled[p])) for p in held) == [
             (i["value"], i["priority"], i["times"]) for i in sorted(self.model.items, key=lambda i: i["value"])
         ]
-        assert int(state.limiter.size) == len(held) and int(state.clock) == self.model.clock
-        assert float(state.limiter.balance) == 2.0 * self.model.inserted - self.model.sampled
-        for count in (1, 2):
-            assert bool(self.rules.can_insert(self.state, count)) == self.model.can_insert(count)
-            assert bool(self.rules.can_sample(self.state, count)) == self.model.can_sample(count)
+        assert int(state.size) == len(held) and int(state.clock) == self.model.clock
 
 
 Machine.TestCase.settings = hypothesis.settings(max_examples=25, stateful_step_count=12, deadline=None)
@@ -138,14 +112,14 @@ def test_frequencies(sampler):
 
 
 def test_a_queue_gives_each_item_once_in_order():
-    rules = table.Table(8, Fifo(), Fifo(), 1, limiter.queue(8))
+    rules = table.Table(8, Fifo(), Fifo(), 1)
     state, _ = rules.insert(rules.init(jnp.int32(0)), np.arange(6, dtype=np.int32), np.ones(6, np.float32))
     state, drawn = rules.sample(state, jax.random.key(0), 4)
     np.testing.assert_array_equal(drawn.items, [0, 1, 2, 3])
     state, drawn = rules.sample(state, jax.random.key(0), 4)
     np.testing.assert_array_equal(drawn.held, [True, True, False, False])
     np.testing.assert_array_equal(drawn.items[:2], [4, 5])
-    assert not bool(rules.can_sample(state))
+    assert int(state.size) == 0
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_it_is_the_plain_table_of_every_shard(sampler, remover, most):
         for i in np.flatnonzero(np.asarray(info.probability) > 0):
             models[i // 4].update(int(batch.observation[i]), float(priorities[i]))
             largest[i // 4] = max(largest[i // 4], float(priorities[i]))
-        assert [len(items) for items in held] == list(state.index.tables.limiter.size)
+        assert [len(items) for items in held] == list(state.index.tables.size)
         figures = buffer.statistics(state, info)
         assert figures["items"] == sum(map(len, held)) and figures["inserted"] == 16 * (number + 1)
     assert drawn > 16, "next to nothing was drawn"

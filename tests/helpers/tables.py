@@ -14,7 +14,6 @@ class Model:
 
     def __init__(self, rules):
         self.rules, self.items, self.clock, self.number = rules, [], 0, 0
-        self.inserted = self.sampled = 0
 
     def pick(self, sampler):
         """The items that the sampler may choose, with their chances."""
@@ -40,7 +39,6 @@ class Model:
 
     def insert(self, value, priority):
         self.clock += 1
-        self.inserted += 1
         self.items.append({"value": value, "priority": priority, "born": self.clock, "touched": self.clock, "times": 0})
         if len(self.items) > self.rules.capacity:
             self.remove(next(iter(self.pick(self.rules.remover))))
@@ -49,7 +47,6 @@ class Model:
         """Counts a draw of an item, which goes if it was drawn often enough; gives it."""
         item = self.find(value)
         item["times"] += 1
-        self.sampled += 1
         if self.rules.max_times_sampled and item["times"] >= self.rules.max_times_sampled:
             self.remove(value)
         return item
