@@ -23,7 +23,7 @@ class Published(struct.PyTreeNode):
 
     algo: Algorithm
     actor: ActorState
-    version: jax.Array | np.int32  # int32, how many updates of the learner there were
+    version: jax.Array | np.int32  # int32, greater with each publication
 
 
 class Collected(struct.PyTreeNode):
@@ -162,7 +162,7 @@ class RolloutInParts(Protocol):
         ...
 
 
-class Acting(Protocol):
+class GroupActor(Protocol):
     """Who acts for a group: for it alone (`ActingAlone`), or together with other groups (`GroupOfMany`)."""
 
     @property
@@ -212,7 +212,7 @@ class StepCollector:
             yield
             acting.shown = wait()
         storage = self._storage(acting)
-        return counted((yield from unroll(self._group.steps, algo, actor, acting, step, version, storage)))
+        return with_episodes((yield from unroll(self._group.steps, algo, actor, acting, step, version, storage)))
 
     def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
         """As of `Reusing`."""
@@ -246,6 +246,6 @@ class StepCollector:
 _episode_sums = jax.jit(episode_sums)
 
 
-def counted(rollout: Rollout) -> Collected:
+def with_episodes(rollout: Rollout) -> Collected:
     """A rollout, with what ended in it counted where it was collected."""
     return Collected(rollout, _episode_sums(rollout))

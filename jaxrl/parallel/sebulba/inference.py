@@ -20,7 +20,7 @@ from jaxrl.core import registry
 from jaxrl.core.types import Algorithm, HostEnvironment, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostSteps, Storage
-from jaxrl.parallel.sebulba.collector import Acting, Collected, Published, Stepping, counted
+from jaxrl.parallel.sebulba.collector import Collected, GroupActor, Published, Stepping, with_episodes
 
 _SIZES = 4  # that are compiled, at most: the largest batch and its halves
 
@@ -371,7 +371,7 @@ class Inference:
 
 
 class GroupOfMany:
-    """Who acts for one group of an `Inference`: an `Acting`.
+    """Who acts for one group of an `Inference`: a `GroupActor`.
 
     Args:
       inference: of its device.
@@ -387,7 +387,7 @@ class GroupOfMany:
 
     @contextlib.contextmanager
     def rollout(self, published: Published, shown: TimeStep[np.ndarray]) -> Generator["RolloutOfMany"]:
-        """As of `Acting`."""
+        """As of `GroupActor`."""
         initial = self._inference.begin(published, shown, self._first)
         rollout = RolloutOfMany(self._inference, published, self._first, self._steps_per_env, initial)
         try:
@@ -433,7 +433,7 @@ class InferenceCollector:
       host: the environments.
     """
 
-    def __init__(self, acting: Acting, host: HostEnvironment):
+    def __init__(self, acting: GroupActor, host: HostEnvironment):
         self.host, self.stepping = host, Stepping()
         self._acting = acting
         with self.stepping:
@@ -461,7 +461,7 @@ class InferenceCollector:
                 yield
                 with self.stepping:
                     self._shown = self.host.step(action)
-        return counted(rollout.finish(self._shown))
+        return with_episodes(rollout.finish(self._shown))
 
 
 @partial(jax.jit, static_argnums=(2, 3))

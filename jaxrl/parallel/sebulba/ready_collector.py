@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl.core.types import AsyncEnvironment, AsyncRecipe, HostRecipe, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostActing, HostSteps
-from jaxrl.parallel.sebulba.collector import Acting, Collected, Group, Published, Stepping, counted
+from jaxrl.parallel.sebulba.collector import Collected, Group, GroupActor, Published, Stepping, with_episodes
 
 # What does not go together with it, and why.
 _APART = {
@@ -38,7 +38,7 @@ def problems(ready: int, group: int, env: HostRecipe, without: dict[str, bool]) 
 
 
 class ActingAlone:
-    """An `Acting` of a group by itself."""
+    """A `GroupActor` of a group by itself."""
 
     def __init__(self, group: Group):
         self.steps, self._group = group.steps, group
@@ -49,7 +49,7 @@ class ActingAlone:
 
     @contextlib.contextmanager
     def rollout(self, published: Published, shown: TimeStep[np.ndarray]) -> Generator["RolloutAlone"]:
-        """As of `Acting`."""
+        """As of `GroupActor`."""
         acting = self._group.acting(published.algo, shown)
         yield RolloutAlone(self.steps, published, acting, shown)
         acting.steps_per_env += self.steps.length
@@ -101,7 +101,7 @@ class ReadyCollector:
       host: the environments.
     """
 
-    def __init__(self, acting: Acting, host: AsyncEnvironment):
+    def __init__(self, acting: GroupActor, host: AsyncEnvironment):
         self.host: AsyncEnvironment = host
         self.stepping = Stepping()
         self._acting = acting
@@ -133,7 +133,7 @@ class ReadyCollector:
                 shown = jax.tree.map(lambda x, ids=env_ids: x[ids], self._shown)
                 self.host.send(rollout.act(shown, numbers, env_ids), env_ids)
         # A copy: the next rollout's time steps are written over these, maybe before the program has read them.
-        return counted(rollout.finish(jax.tree.map(np.copy, self._shown)))
+        return with_episodes(rollout.finish(jax.tree.map(np.copy, self._shown)))
 
     def _reset(self):
         with self.stepping:

@@ -218,11 +218,11 @@ class SebulbaProgram:
         self._inferences: list[Inference] = []  # with dynamic batching: one for each device that acts
         self._threads: ActorThreads | None = None
         self._failures_told = 0  # of environments, in the reports so far
-        self._updates = 0  # iterations of the run so far; counted here, so that the learner need not be waited for
+        self._iterations = 0  # of the run so far; counted here, so that the learner need not be waited for
         # Of a learner that is not in step with its actors:
         self._counts: rate_limit.Counts | None = None  # of the replays
         self._published = 0  # versions
-        self._made = 0  # updates since the actors began
+        self._updates = 0  # since the actors began
         self._published_at: dict[int, tuple[int, int]] = {}  # by version: updates made by then, iterations of the run
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
@@ -419,17 +419,17 @@ class SebulbaProgram:
         with jax.thread_guard(self._processes > 1):
             for number in range(length):
                 resolved, actor = self._learning.prepare(algo, state, horizon)
-                published = Published(*meshes.local((resolved, actor)), np.int32(self._updates))
-                threads.publish(self._updates, published)
-                rollouts, version = threads.rollouts(self._updates, _under_way(state))
-                lags.append(self._updates - version)
+                published = Published(*meshes.local((resolved, actor)), np.int32(self._iterations))
+                threads.publish(self._iterations, published)
+                rollouts, version = threads.rollouts(self._iterations, _under_way(state))
+                lags.append(self._iterations - version)
                 keep(rollouts, version)
                 gathered = self._learning.gathered(rollouts)
                 state, report = self._learning.learn(
                     resolved, state.replace(buffers={}), state.buffers, gathered, dataset
                 )
                 threads.give_back(rollouts, state.steps_per_env.low.is_ready)
-                self._updates += 1
+                self._iterations += 1
                 total = summed(report if total is None else total, report, self.layout.place(np.int32(number)))
         assert total is not None  # length is at least 1
         return state, total, {"policy_lag": float(np.mean(lags))}
@@ -458,11 +458,11 @@ class SebulbaProgram:
                     pending.pop(0).block_until_ready()
                 first, updated = updated is None, report if updated is None else updated
                 updated = summed(updated, report, layout.place(np.int32(0 if first else max(number, 1))))
-                since_stored, self._made = since_stored + 1, self._made + 1
+                since_stored, self._updates = since_stored + 1, self._updates + 1
             else:
-                rollouts, version = threads.rollouts(self._updates, _under_way(state))
+                rollouts, version = threads.rollouts(self._iterations, _under_way(state))
                 made, iterations = self._published_at[version]
-                lags.append(self._made - made)
+                lags.append(self._updates - made)
                 keep(rollouts, iterations)
                 state, report = learning.store(
                     resolved, state.replace(buffers={}), state.buffers, learning.gathered(rollouts)
@@ -470,7 +470,7 @@ class SebulbaProgram:
                 threads.give_back(rollouts, state.steps_per_env.low.is_ready)
                 stored = summed(report if stored is None else stored, report, layout.place(np.int32(number)))
                 self._published_at = {v: at for v, at in self._published_at.items() if v >= version}
-                number, since_stored, self._updates = number + 1, 0, self._updates + 1
+                number, since_stored, self._iterations = number + 1, 0, self._iterations + 1
             resolved = self._publish(algo, state, horizon)
         learned_from = max(self._counts.inserted - limit.min_size, 1)
         figures = {"policy_lag": float(np.mean(lags)), "replay_ratio": self._counts.updates / learned_from}
@@ -481,7 +481,7 @@ class SebulbaProgram:
         """What the actors act with from now on; gives the algorithm with its schedules resolved."""
         resolved, actor = self._learning.prepare(algo, state, horizon)
         self._published += 1
-        self._published_at[self._published] = self._made, self._updates
+        self._published_at[self._published] = self._updates, self._iterations
         published = Published(*meshes.local((resolved, actor)), np.int32(self._published))
         self._running(algo, state).publish(self._published, published)
         return resolved
@@ -491,16 +491,16 @@ class SebulbaProgram:
         if self._threads is None:
             if not self._collectors:
                 raise RuntimeError("the environments were closed; call start() again")
-            self._updates = int(state.steps_per_env) // ro.rollout_length(algo)
+            self._iterations = int(state.steps_per_env) // ro.rollout_length(algo)
             for collector in self._collectors:
                 collector.begin_at(int(state.steps_per_env))
             each, topology = self.topology.groups, self.topology
             self._failures_told, self._counts = 0, None
-            self._published, self._made, self._published_at = self._updates, 0, {}
+            self._published, self._updates, self._published_at = self._iterations, 0, {}
             self._threads = ActorThreads(
                 [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
                 self._actor_devices(),
-                first=self._updates,
+                first=self._iterations,
                 lag=topology.lag if topology.lockstep else None,
                 depth=topology.queue,
                 step_timeout=topology.step_timeout,
