@@ -24,13 +24,6 @@ from jaxrl.parallel.sebulba.collector import Collected, GroupActor, Published, S
 
 _SIZES = 4  # that are compiled, at most: the largest batch and its halves
 
-# What does not go together with it, and why.
-_APART = {
-    "groups": "with groups=2: a thread that waits for a batch cannot serve its other group; use groups=1, more actors",
-    "lockstep": "with lockstep=True: who is batched with whom differs by run, and so does rounding; use lockstep=None",
-    "policy": "with remote.policy=True: Ray actors act themselves; use remote.policy=False, or batching=None",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class DynamicBatching:
@@ -46,15 +39,14 @@ class DynamicBatching:
     largest: int | None = None
     patience: float = 0.01
 
-    def problems(self, envs: int, at_once: int, without: dict[str, bool]) -> list[str]:
+    def problems(self, envs: int, at_once: int) -> list[str]:
         """What is wrong with these settings.
 
         Args:
           envs: environments of a device, the one with the fewest.
           at_once: environments that ask together: a group, or those of it that are ready first.
-          without: of each of "groups", "lockstep" and "policy" whether the topology has none.
         """
-        found = [f"batching {why}" for name, why in _APART.items() if not without[name]]
+        found = []
         if self.smallest < 1:
             found.append(f"batching.smallest={self.smallest} must be at least 1")
         if not self.patience >= 0:

@@ -11,24 +11,16 @@ from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostActing, HostSteps
 from jaxrl.parallel.sebulba.collector import Collected, Group, GroupActor, Published, Stepping, with_episodes
 
-# What does not go together with it, and why.
-_APART = {
-    "groups": "with groups=2: some environments step already while others act; use groups=1",
-    "lockstep": "with lockstep=True: who is ready first differs by run; use ready=None",
-    "remote": "with remote: Ray actors step all their environments at once; use ready=None",
-}
 
-
-def problems(ready: int, group: int, env: HostRecipe, without: dict[str, bool]) -> list[str]:
+def problems(ready: int, group: int, env: HostRecipe) -> list[str]:
     """What is wrong with acting for `ready` environments at once.
 
     Args:
       ready: how many.
       group: environments of a group.
       env: what they are.
-      without: of each of "groups", "lockstep" and "remote" whether the topology has none.
     """
-    found = [f"ready={ready} {why}" for name, why in _APART.items() if not without[name]]
+    found = []
     if not isinstance(env, AsyncRecipe):
         found.append(f"ready={ready}: {env.name} steps all its environments at once; use ready=None")
     if ready < 1 or group % ready:

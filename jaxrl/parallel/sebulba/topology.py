@@ -24,7 +24,7 @@ from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.report import Report, summed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, ResumingRecipe, Rollouts, env_spec
+from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, Rollouts, env_spec
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, told_if_slow
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
@@ -35,7 +35,7 @@ from jaxrl.parallel.ray.environments import RemoteRecipe
 from jaxrl.parallel.ray.policy import ParameterStore, RemoteCollector
 from jaxrl.parallel.ray.remote import Remote
 from jaxrl.parallel.recorded import from_rollouts
-from jaxrl.parallel.sebulba import rate_limit, ready_collector
+from jaxrl.parallel.sebulba import checks, rate_limit
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Collector, Group, Published, StepCollector
 from jaxrl.parallel.sebulba.inference import DynamicBatching, GroupOfMany, Inference, InferenceCollector
@@ -101,13 +101,14 @@ class Sebulba:
         if self.num_envs is not None:
             return self.num_envs
         processes, remote = jax.process_count(), self.remote
-        holders = 1 if remote is None or remote.policy else max(remote.actors * processes // self._groups(), 1)
-        multiple = self._groups() * math.lcm(max(self.ready or 1, 1), holders)  # of a group's environments
+        holders = 1 if remote is None or remote.policy else max(remote.actors * processes // self.all_groups, 1)
+        multiple = self.all_groups * math.lcm(max(self.ready or 1, 1), holders)  # of a group's environments
         devices, shards = self.devices or processes, self.shards or 1
         return ro.default_num_envs(algo, math.lcm(multiple, max(devices, 1), max(shards, 1)))
 
-    def _groups(self) -> int:
-        """Of environments, over all processes."""
+    @property
+    def all_groups(self) -> int:
+        """How many groups of environments there are, over all processes."""
         return max(self.threads * self.groups, 1) * jax.process_count()
 
     @property
@@ -142,53 +143,9 @@ class Sebulba:
             raise ConfigError(f"Sebulba acts in environments on the host, and {env.name} is in JAX; use Anakin")
         if self.num_envs is None or self.lockstep is None or self.lag is None:
             return self.resolve(algo).bind(algo, env, dataset_fraction)
-        problems = [
-            f"{name}={value} must be at least 1"
-            for name in ("actors", "groups", "actor_devices", "queue")
-            if (value := getattr(self, name)) < 1
-        ]
-        if self.groups > 2:
-            problems.append(f"groups={self.groups} must be 1 or 2; use more actors instead")
-        if self.lag not in (0, 1) or (self.lag and not self.lockstep):
-            problems.append(f"lag={self.lag} must be 0, or 1 with lockstep=True")
-        if self.step_timeout <= 0:
-            problems.append(f"step_timeout={self.step_timeout} must be more than 0 seconds")
-        if self.error_buffer is not None and self.lockstep:
-            problems.append(
-                f"error_buffer={self.error_buffer} with lockstep: the learner is then in step with its actors; set "
-                "lockstep=False and lag=None, or error_buffer=None"
-            )
-        processes = jax.process_count()
-        if processes > 1 and not self.lockstep:
-            problems.append(f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)")
-        groups = self._groups()
-        if self.num_envs % groups:
-            below, above = self.num_envs // groups * groups, -(-self.num_envs // groups) * groups
-            problems.append(
-                f"num_envs={self.num_envs} does not divide over {groups} groups "
-                f"(actors * groups{' * processes' if processes > 1 else ''}); use "
-                + (f"{below} or {above}" if below else f"{above}")
-            )
-        elif self.remote is not None:
-            problems += self.remote.problems(groups // processes, self.num_envs // groups)
-        if self.ready is not None and self.num_envs % groups == 0:
-            alone = {"groups": self.groups == 1, "lockstep": not self.lockstep, "remote": self.remote is None}
-            problems += ready_collector.problems(self.ready, self.num_envs // groups, env, alone)
-        if self.batching is not None and self.num_envs % groups == 0:
-            alone = {"groups": self.groups == 1, "lockstep": not self.lockstep}
-            alone["policy"] = self.remote is None or not self.remote.policy
-            group = self.num_envs // groups
-            threads = self.threads // max(min(self.actor_devices, jax.local_device_count(), self.threads), 1)
-            problems += self.batching.problems(threads * group, self.ready or group, alone)
-        if ro.in_whole_episodes(algo) and isinstance(env, ResumingRecipe) and env.resumes:
-            problems.append(
-                f"whole_episodes=True, and {env.name} goes on with an episode if reset before its end: {env.resumes}"
-            )
-        if self.remote is not None and self.remote.policy and self.actors * self.groups > 1:
-            problems.append(f"actors={self.actors}, groups={self.groups}: both must be 1 with remote.policy=True")
-        if problems:
+        if problems := checks.problems(self, self.num_envs, algo, env):
             raise ConfigError(problems)
-        spec = env_spec(env)
+        processes, spec = jax.process_count(), env_spec(env)
         devices = processes if self.devices is None else self.devices
         shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, dataset_fraction)
         layout = Layout(spec, self.num_envs, devices, shards, dataset_fraction)

@@ -50,7 +50,7 @@ def test_batches_keep_their_sizes_and_patience_and_nobody_waits_forever(
     """A simulation: groups play two rollouts of two versions, each at its own speed, on a clock that events move."""
     envs, rng = groups * at_once, np.random.default_rng(seed)
     batching = DynamicBatching(smallest, largest, patience)
-    if batching.problems(envs, at_once, dict.fromkeys(("groups", "lockstep", "policy"), True)):
+    if batching.problems(envs, at_once):
         return
     batches, now, acted, number = Batches(batching, envs, at_once), 0.0, np.zeros(groups, int), itertools.count()
     since, version = {}, np.zeros(groups, int)  # of those that wait; of all

@@ -1,0 +1,120 @@
+"""What is wrong with the settings of a `Sebulba`, told before an environment is built; every function gives lines."""
+
+from typing import TYPE_CHECKING
+
+import jax
+
+from jaxrl.core.types import Algorithm, HostRecipe, ResumingRecipe
+from jaxrl.parallel import rollout as ro
+from jaxrl.parallel.sebulba import ready_collector
+
+if TYPE_CHECKING:
+    from jaxrl.parallel.sebulba.topology import Sebulba
+
+
+def problems(topology: "Sebulba", num_envs: int, algo: Algorithm, env: HostRecipe) -> list[str]:
+    """All that can be said without the environment's spaces.
+
+    Args:
+      topology: resolved.
+      num_envs: its environments.
+      algo, env: what runs.
+    """
+    return [
+        *_out_of_range(topology),
+        *_not_together(topology),
+        *_not_dividing(topology, num_envs, env),
+        *_not_in_whole_episodes(algo, env),
+    ]
+
+
+def _out_of_range(topology):
+    found = [
+        f"{name}={value} must be at least 1"
+        for name in ("actors", "groups", "actor_devices", "queue")
+        if (value := getattr(topology, name)) < 1
+    ]
+    if topology.groups > 2:
+        found.append(f"groups={topology.groups} must be 1 or 2; use more actors instead")
+    if topology.lag not in (0, 1) or (topology.lag and not topology.lockstep):
+        found.append(f"lag={topology.lag} must be 0, or 1 with lockstep=True")
+    if topology.step_timeout <= 0:
+        found.append(f"step_timeout={topology.step_timeout} must be more than 0 seconds")
+    return found
+
+
+def _not_together(topology):
+    """Settings that exclude each other."""
+    processes, actors, groups, ready = jax.process_count(), topology.actors, topology.groups, topology.ready
+    lockstep, batching, remote = topology.lockstep, topology.batching is not None, topology.remote is not None
+    remote_policy = remote and topology.remote.policy
+    pairs = [
+        (
+            topology.error_buffer is not None and lockstep,
+            f"error_buffer={topology.error_buffer} with lockstep: the learner is then in step with its actors; set "
+            "lockstep=False and lag=None, or error_buffer=None",
+        ),
+        (
+            processes > 1 and not lockstep,
+            f"{processes} processes need lockstep=True (and lag=1, to act while the learner learns)",
+        ),
+        (
+            remote_policy and actors * groups > 1,
+            f"actors={actors}, groups={groups}: both must be 1 with remote.policy=True",
+        ),
+        (
+            ready is not None and groups == 2,
+            f"ready={ready} with groups=2: some environments step already while others act; use groups=1",
+        ),
+        (
+            ready is not None and lockstep,
+            f"ready={ready} with lockstep=True: who is ready first differs by run; use ready=None",
+        ),
+        (
+            ready is not None and remote,
+            f"ready={ready} with remote: Ray actors step all their environments at once; use ready=None",
+        ),
+        (
+            batching and groups == 2,
+            "batching with groups=2: a thread that waits for a batch cannot serve its other group; use groups=1, more "
+            "actors",
+        ),
+        (
+            batching and lockstep,
+            "batching with lockstep=True: who is batched with whom differs by run, and so does rounding; use "
+            "lockstep=None",
+        ),
+        (
+            batching and remote_policy,
+            "batching with remote.policy=True: Ray actors act themselves; use remote.policy=False, or batching=None",
+        ),
+    ]
+    return [why for both, why in pairs if both]
+
+
+def _not_dividing(topology, num_envs, env):
+    """Of the environments over groups, and of each group over what it consists of."""
+    processes, groups = jax.process_count(), topology.all_groups
+    if num_envs % groups:
+        below, above = num_envs // groups * groups, -(-num_envs // groups) * groups
+        return [
+            f"num_envs={num_envs} does not divide over {groups} groups "
+            f"(actors * groups{' * processes' if processes > 1 else ''}); use "
+            + (f"{below} or {above}" if below else f"{above}")
+        ]
+    group, ready, found = num_envs // groups, topology.ready, []
+    if topology.remote is not None:
+        found += topology.remote.problems(groups // processes, group)
+    if ready is not None:
+        found += ready_collector.problems(ready, group, env)
+    if topology.batching is not None:
+        threads = topology.threads
+        of_a_device = threads // max(min(topology.actor_devices, jax.local_device_count(), threads), 1)
+        found += topology.batching.problems(of_a_device * group, ready or group)
+    return found
+
+
+def _not_in_whole_episodes(algo, env):
+    if not ro.in_whole_episodes(algo) or not isinstance(env, ResumingRecipe) or not env.resumes:
+        return []
+    return [f"whole_episodes=True, and {env.name} goes on with an episode if reset before its end: {env.resumes}"]
