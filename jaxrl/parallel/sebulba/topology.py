@@ -21,7 +21,7 @@ from jaxrl.buffers.fixed import Rings
 from jaxrl.core import keys, registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.recorded import Fetch, Recorded
-from jaxrl.core.report import Report, summed
+from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, Rollouts, env_spec
@@ -37,11 +37,11 @@ from jaxrl.parallel.ray.remote import Remote
 from jaxrl.parallel.recorded import from_rollouts
 from jaxrl.parallel.sebulba import checks, rate_limit
 from jaxrl.parallel.sebulba.actors import ActorThreads
-from jaxrl.parallel.sebulba.collector import Collector, Group, Published, StepCollector
+from jaxrl.parallel.sebulba.collector import Collector, Group, StepCollector
 from jaxrl.parallel.sebulba.inference import DynamicBatching, GroupOfMany, Inference, InferenceCollector
 from jaxrl.parallel.sebulba.learning import HostLearning, HostRollouts
-from jaxrl.parallel.sebulba.rate_limit import Move
 from jaxrl.parallel.sebulba.ready_collector import ActingAlone, ReadyCollector
+from jaxrl.parallel.sebulba.rounds import EveryRound, RateLimited, Rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,13 +174,8 @@ class SebulbaProgram:
         self._collectors: list[Collector] = []
         self._inferences: list[Inference] = []  # with dynamic batching: one for each device that acts
         self._threads: ActorThreads | None = None
+        self._rounds: Rounds | None = None  # there as long as the threads are
         self._failures_told = 0  # of environments, in the reports so far
-        self._iterations = 0  # of the run so far; counted here, so that the learner need not be waited for
-        # Of a learner that is not in step with its actors:
-        self._counts: rate_limit.Counts | None = None  # of the replays
-        self._published = 0  # versions
-        self._updates = 0  # since the actors began
-        self._published_at: dict[int, tuple[int, int]] = {}  # by version: updates made by then, iterations of the run
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """As of `Program`."""
@@ -346,11 +341,10 @@ class SebulbaProgram:
 
     def _chunk(self, algo, state, length, total_steps_per_env, dataset, keep):
         """`keep` gets the rollouts of every iteration, and from how many the policy that acted had learned."""
-        threads = self._running(algo, state)
+        threads, rounds = self._running(algo, state)
         since, before, batches = time.monotonic(), threads.metrics(), self._batches()
         horizon = self.layout.place(np.float32(total_steps_per_env))
-        rounds = self._rounds if self.topology.error_buffer is None else self._rounds_in_between
-        state, total, figures = rounds(algo, state, length, horizon, dataset, keep)
+        state, total, figures = rounds.chunk(algo, state, length, horizon, dataset, keep)
         now = threads.metrics()
         figures |= {name: value - before[name] for name, value in now.items()}
         figures |= {"queue_depth": now["queue_depth"]}
@@ -369,105 +363,39 @@ class SebulbaProgram:
         """Of dynamic batching since the beginning: calls of the policy, environments in them, seconds before them."""
         return np.sum([inference.metrics() for inference in self._inferences], axis=0) if self._inferences else 0.0
 
-    def _rounds(self, algo, state, length, horizon, dataset, keep):
-        """So many rounds of rollouts, each learned from at once."""
-        threads, total, lags = self._running(algo, state), None, []
-        # What crosses processes is begun in this thread alone: from two it could come in another order elsewhere.
-        with jax.thread_guard(self._processes > 1):
-            for number in range(length):
-                resolved, actor = self._learning.prepare(algo, state, horizon)
-                published = Published(*meshes.local((resolved, actor)), np.int32(self._iterations))
-                threads.publish(self._iterations, published)
-                rollouts, version = threads.rollouts(self._iterations, _under_way(state))
-                lags.append(self._iterations - version)
-                keep(rollouts, version)
-                gathered = self._learning.gathered(rollouts)
-                state, report = self._learning.learn(
-                    resolved, state.replace(buffers={}), state.buffers, gathered, dataset
-                )
-                threads.give_back(rollouts, state.steps_per_env.low.is_ready)
-                self._iterations += 1
-                total = summed(report if total is None else total, report, self.layout.place(np.int32(number)))
-        assert total is not None  # length is at least 1
-        return state, total, {"policy_lag": float(np.mean(lags))}
-
-    def _rounds_in_between(self, algo, state, length, horizon, dataset, keep):
-        """So many rounds of rollouts, stored as the rate limit lets them in, and the updates in between."""
-        threads, learning, layout = self._running(algo, state), self._learning, self.layout
-        experience, buffer = layout.experience(algo), self.topology.error_buffer
-        assert buffer is not None
-        limit = rate_limit.rate_limit(experience, buffer, self.steps_per_iteration(algo))
-        if self._counts is None:
-            self._counts = rate_limit.counts_of(experience, state.buffers)
-        stored, updated, lags = None, None, []
-        number, since_stored, pending = 0, 0, []
-        resolved = self._publish(algo, state, horizon)
-        while number < length:
-            move = limit.next_move(self._counts, is_round_ready=threads.is_round_ready())
-            self._counts = limit.after(self._counts, move)
-            if move is Move.SAMPLE:
-                state, report = learning.update(
-                    resolved, state.replace(buffers={}), state.buffers, dataset, layout.place(np.int32(since_stored))
-                )
-                # One at a time, and the next one waiting: what is dispatched was decided on already.
-                pending.append(report.made)
-                if len(pending) > 1:
-                    pending.pop(0).block_until_ready()
-                first, updated = updated is None, report if updated is None else updated
-                updated = summed(updated, report, layout.place(np.int32(0 if first else max(number, 1))))
-                since_stored, self._updates = since_stored + 1, self._updates + 1
-            else:
-                rollouts, version = threads.rollouts(self._iterations, _under_way(state))
-                made, iterations = self._published_at[version]
-                lags.append(self._updates - made)
-                keep(rollouts, iterations)
-                state, report = learning.store(
-                    resolved, state.replace(buffers={}), state.buffers, learning.gathered(rollouts)
-                )
-                threads.give_back(rollouts, state.steps_per_env.low.is_ready)
-                stored = summed(report if stored is None else stored, report, layout.place(np.int32(number)))
-                self._published_at = {v: at for v, at in self._published_at.items() if v >= version}
-                number, since_stored, self._iterations = number + 1, 0, self._iterations + 1
-            resolved = self._publish(algo, state, horizon)
-        learned_from = max(self._counts.inserted - limit.min_size, 1)
-        figures = {"policy_lag": float(np.mean(lags)), "replay_ratio": self._counts.updates / learned_from}
-        assert stored is not None  # length is at least 1
-        return state, stored if updated is None else stored.with_updates(updated, length - 1), figures
-
-    def _publish(self, algo, state, horizon):
-        """What the actors act with from now on; gives the algorithm with its schedules resolved."""
-        resolved, actor = self._learning.prepare(algo, state, horizon)
-        self._published += 1
-        self._published_at[self._published] = self._updates, self._iterations
-        published = Published(*meshes.local((resolved, actor)), np.int32(self._published))
-        self._running(algo, state).publish(self._published, published)
-        return resolved
-
     def _running(self, algo, state):
-        """The actor threads; they begin with the first chunk, where the run stands by then."""
-        if self._threads is None:
+        """The actor threads, and the learner's rounds with them; they begin with the first chunk."""
+        if self._threads is None or self._rounds is None:
             if not self._collectors:
                 raise RuntimeError("the environments were closed; call start() again")
-            self._iterations = int(state.steps_per_env) // ro.rollout_length(algo)
+            iterations = int(state.steps_per_env) // ro.rollout_length(algo)
             for collector in self._collectors:
                 collector.begin_at(int(state.steps_per_env))
             each, topology = self.topology.groups, self.topology
-            self._failures_told, self._counts = 0, None
-            self._published, self._updates, self._published_at = self._iterations, 0, {}
+            self._failures_told = 0
             self._threads = ActorThreads(
                 [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
                 self._actor_devices(),
-                first=self._iterations,
+                first=iterations,
                 lag=topology.lag if topology.lockstep else None,
                 depth=topology.queue,
                 step_timeout=topology.step_timeout,
                 inferences=self._inferences,
             )
-        return self._threads
+            self._rounds = self._rounds_with(self._threads, algo, state, iterations)
+        return self._threads, self._rounds
+
+    def _rounds_with(self, threads, algo, state, iterations) -> Rounds:
+        if self.topology.error_buffer is None:
+            return EveryRound(self._learning, threads, iterations)
+        experience = self.layout.experience(algo)
+        limit = rate_limit.rate_limit(experience, self.topology.error_buffer, self.steps_per_iteration(algo))
+        counts = rate_limit.counts_of(experience, state.buffers)
+        return RateLimited(self._learning, threads, limit, counts, iterations)
 
     def close(self) -> None:
         """Ends the threads and closes the environments; may be called at any time and twice."""
-        threads, self._threads = self._threads, None
+        threads, self._threads, self._rounds = self._threads, None, None
         collectors, self._collectors = self._collectors, []
         if threads is not None:
             threads.close()
@@ -479,9 +407,3 @@ class SebulbaProgram:
 def _recorded_rows(rollout, columns, spec):
     """The bare rows of some of a group's environments."""
     return jax.tree.map(lambda x: x[:, columns], ro.bare(rollout.rows, spec))
-
-
-def _under_way(state):
-    """What tells whether the update that `state` came of is still being computed."""
-    steps_per_env = state.steps_per_env.low
-    return lambda: not steps_per_env.is_ready()

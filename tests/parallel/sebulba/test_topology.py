@@ -34,7 +34,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host.envpool import EnvPoolRecipe
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.sebulba import topology as sebulba
+from jaxrl.parallel.sebulba import rounds
 from jaxrl.parallel.sebulba.actors import ActorThreads, ParameterServer
 from jaxrl.parallel.sebulba.learning import HostLearning
 from jaxrl.run.loop import Loop
@@ -209,11 +209,11 @@ def test_who_waits_for_whom(monkeypatch):
         return learn(*arguments)
 
     monkeypatch.setattr(HostLearning, "learn", slowly)
-    monkeypatch.setattr(sebulba, "_under_way", lambda state: lambda: True)
+    monkeypatch.setattr(rounds, "_under_way", lambda state: lambda: True)
     figures = run("dqn", iterations=4, lockstep=True, groups=2)[1].actors
     assert figures["actor_blocked_seconds"] >= 2 * 3 * pause, "two groups, all rollouts but the first"
     assert figures["learner_blocked_seconds"] == 0
-    monkeypatch.setattr(sebulba, "_under_way", lambda state: lambda: False)
+    monkeypatch.setattr(rounds, "_under_way", lambda state: lambda: False)
     assert run("dqn", iterations=4, lockstep=True, groups=2)[1].actors["learner_blocked_seconds"] > 0
 
 

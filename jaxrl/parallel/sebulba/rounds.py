@@ -1,0 +1,217 @@
+"""How a learner takes rounds of rollouts, one of every group, from its actors, and when it updates.
+
+`EveryRound` learns from each round at once, so its updates are those of the compiled program. `RateLimited` stores
+rounds as a rate limit lets them in, and makes updates in between.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxrl.buffers.fixed import Rings
+from jaxrl.core.report import Report, summed
+from jaxrl.core.run_state import RunState
+from jaxrl.core.types import Algorithm
+from jaxrl.parallel import mesh as meshes
+from jaxrl.parallel.program import Layout
+from jaxrl.parallel.sebulba.actors import ActorThreads
+from jaxrl.parallel.sebulba.collector import Collected, Published
+from jaxrl.parallel.sebulba.learning import HostLearning
+from jaxrl.parallel.sebulba.rate_limit import Counts, Move, RateLimit
+
+Keep = Callable[[list[Collected], int], None]
+
+
+class Rounds(Protocol):
+    """A learner and its actors, since the actors began."""
+
+    def chunk(
+        self,
+        algo: Algorithm,
+        state: RunState,
+        length: int,
+        total_steps_per_env: jax.Array,
+        dataset: Rings | None,
+        keep: Keep,
+    ) -> tuple[RunState, Report, dict[str, float]]:
+        """Takes `length` rounds, at least one.
+
+        Args:
+          algo, state, dataset: as of `Program`.
+          length: rounds.
+          total_steps_per_env: of the run, float32, on the learner's devices.
+          keep: gets the rollouts of every round, and from how many the policy that acted had learned.
+
+        Returns:
+          The state, the report, and figures of the actors.
+        """
+        ...
+
+
+class EveryRound:
+    """`Rounds` that are learned from one after another, each at once.
+
+    Args:
+      learning: the learner's compiled pieces.
+      threads: the actors.
+      iterations: of the run so far; counted here, so that the learner need not be waited for.
+    """
+
+    def __init__(self, learning: HostLearning, threads: ActorThreads, iterations: int):
+        self._learning, self._threads, self._iterations = learning, threads, iterations
+
+    def chunk(
+        self,
+        algo: Algorithm,
+        state: RunState,
+        length: int,
+        total_steps_per_env: jax.Array,
+        dataset: Rings | None,
+        keep: Keep,
+    ) -> tuple[RunState, Report, dict[str, float]]:
+        """As of `Rounds`."""
+        learning, threads, total, lags = self._learning, self._threads, Total(self._learning.layout), []
+        # What crosses processes is begun in this thread alone: from two it could come in another order elsewhere.
+        with jax.thread_guard(learning.processes > 1):
+            for number in range(length):
+                resolved, actor = learning.prepare(algo, state, total_steps_per_env)
+                threads.publish(self._iterations, published(resolved, actor, self._iterations))
+                rollouts, version = threads.rollouts(self._iterations, _under_way(state))
+                lags.append(self._iterations - version)
+                keep(rollouts, version)
+                gathered = learning.gathered(rollouts)
+                state, report = learning.learn(resolved, state.replace(buffers={}), state.buffers, gathered, dataset)
+                threads.give_back(rollouts, state.steps_per_env.low.is_ready)
+                self._iterations += 1
+                total.add(report, number)
+        return state, total.sum, {"policy_lag": float(np.mean(lags))}
+
+
+class Progress(NamedTuple):
+    """How far the learner was."""
+
+    updates: int
+    iterations: int
+
+
+class RateLimited:
+    """`Rounds` that are stored as a rate limit lets them in, and updates in between.
+
+    Args:
+      learning: the learner's compiled pieces.
+      threads: the actors.
+      limit: says what comes next.
+      counts: of the replays so far.
+      iterations: of the run so far.
+    """
+
+    def __init__(
+        self, learning: HostLearning, threads: ActorThreads, limit: RateLimit, counts: Counts, iterations: int
+    ):
+        self._learning, self._threads, self._limit, self._counts = learning, threads, limit, counts
+        self._iterations, self._updates_since_stored = iterations, 0
+        self._version = iterations  # the newest that was published; there is one after every update too
+        self._published_at: dict[int, Progress] = {}  # by version, those that rollouts under way may be of
+
+    def chunk(
+        self,
+        algo: Algorithm,
+        state: RunState,
+        length: int,
+        total_steps_per_env: jax.Array,
+        dataset: Rings | None,
+        keep: Keep,
+    ) -> tuple[RunState, Report, dict[str, float]]:
+        """As of `Rounds`."""
+        stored, updated, lags, under_way = Total(self._learning.layout), Total(self._learning.layout), [], None
+        resolved = self._publish(algo, state, total_steps_per_env)
+        while stored.count < length:
+            move = self._limit.next_move(self._counts, is_round_ready=self._threads.is_round_ready())
+            if move is Move.SAMPLE:
+                state, report = self._update(resolved, state, dataset)
+                # One at a time, and the next one waiting: what is dispatched was decided on already.
+                if under_way is not None:
+                    under_way.block_until_ready()
+                under_way = report.made
+                updated.add(report, stored.count)
+            else:
+                state, report, lag = self._store(resolved, state, keep)
+                stored.add(report, stored.count)
+                lags.append(lag)
+            self._counts = self._limit.after(self._counts, move)
+            resolved = self._publish(algo, state, total_steps_per_env)
+        report = stored.sum.with_updates(updated.sum, length - 1) if updated.count else stored.sum
+        learned_from = max(self._counts.inserted - self._limit.min_size, 1)
+        return (
+            state,
+            report,
+            {
+                "policy_lag": float(np.mean(lags)),
+                "replay_ratio": self._counts.updates / learned_from,
+            },
+        )
+
+    def _update(self, resolved, state, dataset):
+        number = self._learning.layout.place(np.int32(self._updates_since_stored))
+        self._updates_since_stored += 1
+        return self._learning.update(resolved, state.replace(buffers={}), state.buffers, dataset, number)
+
+    def _store(self, resolved, state, keep):
+        """Stores the next round, for which it may have to wait; and how many updates ago its policy was published."""
+        rollouts, version = self._threads.rollouts(self._iterations, _under_way(state))
+        acted = self._published_at[version]
+        keep(rollouts, acted.iterations)
+        gathered = self._learning.gathered(rollouts)
+        state, report = self._learning.store(resolved, state.replace(buffers={}), state.buffers, gathered)
+        self._threads.give_back(rollouts, state.steps_per_env.low.is_ready)
+        self._published_at = {v: at for v, at in self._published_at.items() if v >= version}
+        self._iterations, self._updates_since_stored = self._iterations + 1, 0
+        return state, report, self._counts.updates - acted.updates
+
+    def _publish(self, algo, state, total_steps_per_env):
+        """What the actors act with from now on; gives the algorithm with its schedules resolved."""
+        resolved, actor = self._learning.prepare(algo, state, total_steps_per_env)
+        self._version += 1
+        self._published_at[self._version] = Progress(self._counts.updates, self._iterations)
+        self._threads.publish(self._version, published(resolved, actor, self._version))
+        return resolved
+
+
+class Total:
+    """The reports of a chunk, added up.
+
+    Args:
+      layout: of the learner over its devices.
+
+    Attributes:
+      count: how many there were.
+    """
+
+    def __init__(self, layout: Layout):
+        self._layout, self._sum, self.count = layout, None, 0
+
+    @property
+    def sum(self) -> Report:
+        """Of at least one."""
+        assert self._sum is not None
+        return self._sum
+
+    def add(self, report: Report, number: int) -> None:
+        """Adds the report of iteration `number` of the chunk."""
+        first = self._sum is None
+        number = 0 if first else max(number, 1)  # at 0 a sum begins
+        self._sum = summed(report if first else self._sum, report, self._layout.place(np.int32(number)))
+        self.count += 1
+
+
+def published(resolved, actor, version: int) -> Published:
+    """This process's copy of what its actors act with."""
+    return Published(*meshes.local((resolved, actor)), np.int32(version))
+
+
+def _under_way(state):
+    """What tells whether the update that `state` came of is still being computed."""
+    steps_per_env = state.steps_per_env.low
+    return lambda: not steps_per_env.is_ready()
