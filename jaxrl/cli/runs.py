@@ -42,6 +42,7 @@ _TITLES = {
         "queue",
         "ready",
         "batching",
+        "error_buffer",
         "step_timeout",
         "remote",
     ),

@@ -128,11 +128,19 @@ def _topology(env, num_envs, layout):
         raise ConfigError(f"--num-envs {num_envs} needs --env")
     topology = Offline() if env is None else training.default_topology(env, num_envs)
     known = {field.name for field in dataclasses.fields(topology)}
-    if strange := sorted(set(layout) - known):
-        flags = ", ".join(f"--{name}" for name in strange)
-        what = "a dataset alone" if env is None else env.name
-        raise ConfigError(f"{flags}: not for {what}, whose topology is {type(topology).__name__}")
+    if strange := [name for name in layout if name not in known]:
+        raise ConfigError(_only_on_the_host(strange, env))
     return dataclasses.replace(topology, **layout)
+
+
+def _only_on_the_host(names, env):
+    """What is wrong with flags of Sebulba where there is no environment for it."""
+    flags, them = ", ".join(f"--{name.replace('_', '-')}" for name in names), "them" if len(names) > 1 else "it"
+    why = "with a dataset alone nothing acts (Offline)" if env is None else f"{env.name} is in JAX (Anakin)"
+    return (
+        f"{flags}: only for environments on the host (Sebulba), and {why}; leave {them} out, or take an environment on "
+        "the host, such as --env gymnasium:CartPole-v1 (jaxrl envs lists them)"
+    )
 
 
 # --- what came of it ---------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Bad input on the command line: told in a paragraph, with exit code 2, before anything is compiled."""
 
+import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -9,6 +11,7 @@ import sys
 import jax
 import pytest
 
+import jaxrl
 from jaxrl.cli import main
 from jaxrl.parallel.program import CompiledProgram
 from jaxrl.run.directory import RunDirectory
@@ -154,6 +157,42 @@ def test_minibatches_that_do_not_divide(refused):
 
 def test_no_environments(refused):
     assert "num_envs=0 must be at least 1" in refused("train", "ppo", *RUN, "--num-envs", "0")
+
+
+# Of Sebulba alone, each with a value.
+ON_THE_HOST = {
+    "--actors": "2",
+    "--groups": "2",
+    "--actor-devices": "2",
+    "--lockstep": "True",
+    "--lag": "1",
+    "--queue": "2",
+    "--ready": "2",
+    "--batching": "dynamicbatching",
+    "--error-buffer": "512",
+    "--step-timeout": "9",
+    "--remote": "remote:2",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["dqn", *RUN], "gymnax:CartPole-v1 is in JAX (Anakin)"),
+        (["bc", "--dataset", "rlds:nowhere", "--total-steps", "9"], "with a dataset alone nothing acts (Offline)"),
+    ],
+)
+def test_flags_of_environments_on_the_host(refused, words, why):
+    """They are told as they are typed, with what they are for."""
+    only_there = {field.name for field in dataclasses.fields(jaxrl.Sebulba)}
+    only_there -= {field.name for field in dataclasses.fields(jaxrl.Anakin)}
+    assert {flag.removeprefix("--").replace("-", "_") for flag in ON_THE_HOST} == only_there
+    said = refused("train", *words, *itertools.chain(*ON_THE_HOST.items()))
+    flags = said.removeprefix("error: ").partition(":")[0].split(", ")
+    assert sorted(flags) == sorted(ON_THE_HOST) and why in said
+    said = refused("train", *words, "--error-buffer", "512")
+    assert f"error: --error-buffer: only for environments on the host (Sebulba), and {why}; leave it out" in said
+    assert "--env gymnasium:CartPole-v1" in said
 
 
 def test_discrete_algorithm_on_a_continuous_space(refused):
