@@ -18,6 +18,7 @@ from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.parallel.anakin import Anakin
+from jaxrl.parallel.experience import asked_for_dataset, learns_from_dataset
 from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.offline import Offline
@@ -110,8 +111,20 @@ def prepare(command: str, given: Given) -> Asked:
         problems += error.problems
     if problems:
         raise ConfigError(problems)
+    if run.get("dataset") is None and learns_from_dataset(algo):
+        raise ConfigError(_no_dataset(command, given, algo))
     common = ("preset", "import_", "env", "env_params", "num_envs", *multihost.FLAGS)
     return Asked(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
+
+
+def _no_dataset(command, given, algo):
+    """What is wrong where an algorithm is to learn from a dataset and there is none."""
+    wanted = asked_for_dataset(algo)
+    flags = [group.option(flag) for group in given.groups for flag in group.flags if flag.name in wanted]
+    what = f"{type(algo).__name__} with {' and '.join(flags)}" if flags else type(algo).__name__
+    if command == "train":
+        return f"{what} learns from a dataset: --dataset PATH, such as rlds:data/pendulum"
+    return f"{what} learns from a dataset, which jaxrl {command} does not take; use jaxrl train with --dataset"
 
 
 def make_environment(name: str, words: Sequence[str] = ()) -> Environment | HostRecipe:

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -326,12 +327,34 @@ def has_separate_dataset(algo: Algorithm) -> bool:
     return any(isinstance(x, Dataset) for x in sources) and any(isinstance(x, Replay) for x in sources)
 
 
+def learns_from_dataset(algo: Algorithm) -> bool:
+    """Whether an algorithm has a source that a dataset alone can serve."""
+    return any(isinstance(source, Dataset) for source in algo.experience.values())
+
+
+def asked_for_dataset(algo: Algorithm) -> dict[str, Any]:
+    """The settings without which `algo`, which learns from a dataset, would need none; empty if it always does."""
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(algo)
+        if not field.metadata.get("pytree_node", True) and field.default is not dataclasses.MISSING
+    }
+    return {
+        name: getattr(algo, name)
+        for name, default in defaults.items()
+        if getattr(algo, name) != default and not learns_from_dataset(dataclasses.replace(algo, **{name: default}))
+    }
+
+
 def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *, dataset: bool) -> list[str]:
     """Why `algo` cannot learn with or without a dataset; one line each."""
     kind, sources = type(algo).__name__, algo.experience.values()
     if not dataset:
-        only = any(isinstance(source, Dataset) for source in sources)
-        return [f"{kind} learns from a dataset; pass one to train, as dataset='rlds:DIR'"] if only else []
+        if not learns_from_dataset(algo):
+            return []
+        settings = " and ".join(f"{name}={value!r}" for name, value in asked_for_dataset(algo).items())
+        what = f"{kind} with {settings}" if settings else kind
+        return [f"{what} learns from a dataset; pass one to train, as dataset='rlds:DIR'"]
     found = []
     if not 0.0 <= dataset_fraction <= 1.0:
         found.append(f"dataset_fraction={dataset_fraction} must be between 0 and 1")

@@ -159,6 +159,15 @@ def test_no_environments(refused):
     assert "num_envs=0 must be at least 1" in refused("train", "ppo", *RUN, "--num-envs", "0")
 
 
+def test_what_learns_from_a_dataset_asks_for_it_by_its_flag(refused):
+    run = ["--env", "gymnax:Pendulum-v1", "--total-steps", "1000"]
+    said = refused("train", "sac", *run, "--imitate")
+    assert "error: SAC with --imitate learns from a dataset: --dataset PATH" in said
+    assert "error: GAIL learns from a dataset: --dataset PATH" in refused("train", "gail", *run)
+    said = refused("sweep", "sac", *run, "--imitate")
+    assert "SAC with --imitate learns from a dataset, which jaxrl sweep does not take; use jaxrl train" in said
+
+
 # Of Sebulba alone, each with a value.
 ON_THE_HOST = {
     "--actors": "2",

@@ -237,6 +237,10 @@ class FromData(jaxrl.DQN):
         ({"env": ENV, "algo": FromData()}, "learns from a dataset alone"),
         ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; pass one to train"),
         (
+            {"env": ENV, "algo": jaxrl.SAC(imitate=True), "dataset": None},
+            "^SAC with imitate=True learns from a dataset; pass one to train",
+        ),
+        (
             {"env": ENV, "algo": DQN.replace(batch_size=1), "topology": ALONE},
             "batch_size=1 cannot be shared with a dataset",
         ),
