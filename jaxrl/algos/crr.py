@@ -16,7 +16,7 @@ from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import Remover, Sampler
+from jaxrl.core.sources import PlainRemover, PlainSampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -78,8 +78,8 @@ class CRR:
     storage: Literal["ring", "table", "flashbax"] = static(
         "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
     )
-    sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
+    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
+    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
     max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor())

@@ -15,7 +15,7 @@ from jaxrl.algos.off_policy import ActingCarry, Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import Remover, Sampler
+from jaxrl.core.sources import PlainRemover, PlainSampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -82,8 +82,8 @@ class DDPG:
     storage: Literal["ring", "table", "flashbax"] = static(
         "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
     )
-    sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
+    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
+    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
     max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
     newest: int = static(
         0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"

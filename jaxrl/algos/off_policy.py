@@ -21,12 +21,13 @@ from jaxrl.core import spaces
 from jaxrl.core.sources import (
     Fifo,
     FrameStack,
+    PlainRemover,
+    PlainSampler,
     Prioritized,
     Remover,
     Sampler,
     Sequence,
     Uniform,
-    by_priority,
     steps_per_update,
 )
 from jaxrl.core.types import (
@@ -173,16 +174,18 @@ def replay_problems(fields: ReplayFields, *, prioritized: bool | None = None) ->
       prioritized: its field of this name; None: it has none, because its updates give no priorities.
     """
     name, found = type(fields).__name__, []
-    for field, known in (("sampler", Sampler), ("remover", Remover)):
-        rule = getattr(fields, field)
-        if rule is not None and not isinstance(rule, known):
-            names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
-            found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
-        elif by_priority(rule) and prioritized is None:
+    for field, rules, plain in (("sampler", Sampler, PlainSampler), ("remover", Remover, PlainRemover)):
+        rule, known = getattr(fields, field), plain if prioritized is None else rules
+        if rule is None or isinstance(rule, known):
+            continue
+        names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
+        if isinstance(rule, rules):
             found.append(
-                f"{name}.{field}={rule!r} goes by priorities, which {name} does not give; use Uniform, Fifo or Lifo, "
-                "or another algorithm: DQN, R2D2 or D4PG"
+                f"{name}.{field}={rule!r} goes by priorities, which {name} does not give; use one of {names}, or "
+                "another algorithm: DQN, R2D2 or D4PG"
             )
+        else:
+            found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
     numbers = (fields.sampler.exponent, fields.sampler.beta) if isinstance(fields.sampler, Prioritized) else ()
     if not all(isinstance(x, int | float) and x >= 0 for x in numbers):
         found.append(

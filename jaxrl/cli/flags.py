@@ -5,7 +5,7 @@ told at once and in the words of `jaxrl.core.errors`.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -90,9 +90,9 @@ class Flag:
         try:
             value = read(self.kind, text)
         except (ConfigError, ValueError) as error:
-            return Wrong(str(error))
+            return Wrong(str(error), text)
         if self.choices and value not in self.choices:
-            return Wrong(str(unknown("value", text, map(str, self.choices))))
+            return Wrong(str(unknown("value", text, map(str, self.choices))), text)
         return value
 
 
@@ -101,6 +101,7 @@ class Wrong:
     """In place of a value that could not be read."""
 
     problem: str
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,12 +138,24 @@ def written(value: Any) -> str:
 
 
 def parse(
-    command: str, description: str, groups: Sequence[Group], argv: Sequence[str]
+    command: str,
+    description: str,
+    groups: Sequence[Group],
+    argv: Sequence[str],
+    *,
+    known_elsewhere: Callable[[Group, Flag, str], str | None] = lambda group, flag, text: None,
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The values of every flag, by the title of its group, and everything that is wrong with the command line.
 
     A flag whose value could not be read keeps its default. `--help`, `--help-all` and flags without a value end the
     program.
+
+    Args:
+      command: as it is called.
+      description: of it.
+      groups: its flags.
+      argv: what follows the command.
+      known_elsewhere: what to say of a text that a flag does not take, if there is better than that.
     """
     argv, description, groups = _for_help(argv, description, groups)
     several_groups = len(groups) > 1
@@ -163,7 +176,7 @@ def parse(
         for flag in group.flags:
             value = getattr(parsed, flag.name)
             wrong = [v for v in (value if flag.many else [value]) if isinstance(v, Wrong)]
-            problems += [f"{group.option(flag)}: {v.problem}" for v in wrong]
+            problems += [f"{group.option(flag)}: {known_elsewhere(group, flag, v.text) or v.problem}" for v in wrong]
             values[group.title][flag.name] = flag.default if wrong else value
     return values, problems
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from jaxrl.cli import imports, multihost, table
@@ -159,6 +160,7 @@ def read(command: str, argv: Sequence[str]) -> Given:
         f"{_COMPILES} {what}" if command == "compile" else what,
         [*fields, *_shown_groups(groups[0])],
         rest,
+        known_elsewhere=partial(_taken_elsewhere, fields[0].title),
     )
     values["run"] = {flag.name: _value(values, fields, flag.name) for flag in groups[0].flags}
     run = values["run"]
@@ -194,6 +196,17 @@ def _value(values, fields, name):
     """The value of a flag of the run, in whichever group it was shown."""
     own = {group.title for group in fields}
     return next(found[name] for title, found in values.items() if title not in own and name in found)
+
+
+def _taken_elsewhere(title, group, flag, text):
+    """What is said of a part that a flag of this algorithm does not take, and those of others do."""
+    name = text.partition(":")[0].lower()
+    if flag.kind.name != "part" or any(part.name == name for part in flag.kind.parts):
+        return None
+    if not (takers := table.takers(group.option(flag), name)):
+        return None
+    usage = " or ".join(part.usage() for part in flag.kind.parts)
+    return f"{title} does not take {name}, which is for {', '.join(takers)}; write {usage}"
 
 
 def _network_problems(fields, values):

@@ -84,6 +84,17 @@ def algorithm_groups(name: str, preset: Preset | None = None) -> list[Group]:
     return groups if preset is None else [_with_defaults(group, preset.defaults) for group in groups]
 
 
+def takers(option: str, part: str) -> list[str]:
+    """The algorithms of jaxrl whose flag `option` takes the part of this name."""
+    return [
+        name
+        for name, groups in load()["algorithms"].items()
+        for group in map(_group, groups)
+        for flag in group.flags
+        if group.option(flag) == option and any(known.name == part for known in flag.kind.parts)
+    ]
+
+
 def _registered_algorithms() -> Mapping[str, Any]:
     """jaxrl's and a user's; none where no code has been imported that could have registered any."""
     base = sys.modules.get("jaxrl.algos.base")

@@ -104,6 +104,9 @@ class MaxHeap:
 
 Sampler = Uniform | Prioritized | Fifo | Lifo | MinHeap | MaxHeap
 Remover = Fifo | Lifo | MinHeap | MaxHeap
+# Of those the ones whose choice depends on no priorities: what an algorithm takes that gives none.
+PlainSampler = Uniform | Fifo | Lifo
+PlainRemover = Fifo | Lifo
 
 
 def by_priority(*rules: Sampler | None) -> bool:

@@ -168,6 +168,15 @@ def test_what_learns_from_a_dataset_asks_for_it_by_its_flag(refused):
     assert "SAC with --imitate learns from a dataset, which jaxrl sweep does not take; use jaxrl train" in said
 
 
+def test_a_sampler_that_others_take(refused):
+    said = refused("train", "sac", *RUN, "--sampler", "prioritized:0.5", "--remover", "MaxHeap")
+    assert "--sampler: SAC does not take prioritized, which is for d4pg, dqn, r2d2; write uniform or fifo or" in said
+    assert "--remover: SAC does not take maxheap, which is for d4pg, dqn, r2d2; write fifo or lifo" in said
+    assert "unknown part 'priorized'; known: fifo, lifo, uniform" in refused(
+        "train", "sac", *RUN, "--sampler", "priorized"
+    )
+
+
 # Of Sebulba alone, each with a value.
 ON_THE_HOST = {
     "--actors": "2",

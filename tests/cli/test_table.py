@@ -10,6 +10,7 @@ from helpers.registered import nothing_registered_for_good
 import jaxrl
 from jaxrl.cli import describe, fields, main, table
 from jaxrl.core import registry
+from jaxrl.core.types import EnvSpec
 from jaxrl.envs.registry import environments
 
 STALE = "jaxrl/cli/table.json is stale: .venv/bin/python scripts/update_cli_table.py"
@@ -36,6 +37,24 @@ def test_no_flag_of_a_command_has_the_name_of_a_field(command):
     own = {flag.name for flag in table.command_flags(command)}
     for name in table.algorithms():
         assert not own & {flag.name for flag in table.algorithm_groups(name)[0].flags}, name
+
+
+@pytest.mark.parametrize("field", ["sampler", "remover"])
+@pytest.mark.parametrize("name", sorted(jaxrl.ALGORITHMS))
+def test_the_help_offers_what_the_algorithm_takes(name, field):
+    """Before, SAC's listed `prioritized`, and refused it."""
+    flags = {flag.name: flag for flag in table.algorithm_groups(name)[0].flags}
+    if field not in flags:
+        return
+    algo = jaxrl.make_algorithm(name, storage="table", **({"prioritized": False} if "prioritized" in flags else {}))
+    spec = EnvSpec("probe", jaxrl.spaces.Box(-1.0, 1.0, (4,)), jaxrl.spaces.Discrete(2))
+    rules = registry.registered("sampler")
+    taken = [
+        rule
+        for rule, cls in rules.items()
+        if not any(f".{field}=" in line for line in algo.replace(**{field: cls()}).validate(spec, 8, 1))
+    ]
+    assert sorted(part.name for part in flags[field].kind.parts) == sorted(taken)
 
 
 def test_flags_of_a_preset_are_those_of_its_algorithm():
