@@ -38,6 +38,8 @@ from jaxrl.core.types import (
 from jaxrl.networks import ActionValues, Actor, Critic, resolve_network
 from jaxrl.networks.torsos import to_float
 
+# The fields that SAC has not; it has all others.
+_OF_THE_DISCRIMINATOR = ("discriminator_learning_rate", "gradient_penalty", "reward", "absorbing", "discriminator")
 _LEAST_NORM = 1e-6  # of a gradient: a norm has no slope at 0
 
 
@@ -148,8 +150,8 @@ class GAIL:
 
     @property
     def sac(self) -> SAC:
-        """What learns from the discriminator's rewards: SAC with these settings."""
-        names = {field.name for field in dataclasses.fields(SAC)} & {field.name for field in dataclasses.fields(self)}
+        """What learns from the discriminator's rewards: SAC with all settings but those of the discriminator."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_THE_DISCRIMINATOR]
         return SAC(random_correlation=None, **{name: getattr(self, name) for name in names})
 
     def init(self, key: jax.Array, spec: EnvSpec) -> GAILState:
