@@ -48,6 +48,7 @@ from jaxrl.run.videos import Videos
 
 Topology = Anakin | Sebulba | Offline
 _pace: contextvars.ContextVar[Pace | None] = contextvars.ContextVar("pace", default=None)
+_DATASET_FRACTION = 0.5  # of every batch, unless told otherwise
 
 
 @contextlib.contextmanager
@@ -66,7 +67,7 @@ def train(
     *,
     total_steps: int,
     dataset: Dataset | str | None = None,
-    dataset_fraction: float = 0.5,
+    dataset_fraction: float | None = None,
     init_from: InitFrom | None = None,
     seed: int = 0,
     topology: Topology | None = None,
@@ -105,8 +106,8 @@ def train(
       total_steps: environment steps over all environments; the last iteration may exceed it. Without an environment:
         updates.
       dataset: what `jaxrl.load_dataset` returns, or its name; its transitions are held in memory.
-      dataset_fraction: with an environment, the dataset's fraction of every batch; 0.5 is that of Ball et al. (2023,
-        arXiv:2302.02948).
+      dataset_fraction: with a dataset and an environment, the dataset's fraction of every batch; None: 0.5, that of
+        Ball et al. (2023, arXiv:2302.02948).
       init_from: begin with what another run has learned: a run directory (its newest checkpoint) or one of its
         checkpoints, a policy, or a learner state (`jaxrl.run.init_from`). The spaces must be the same, else settings
         and environment may differ; also offline first and then online. Steps and schedules begin anew.
@@ -161,9 +162,9 @@ def train(
         if isinstance(dataset, str):
             dataset = load_dataset(dataset)
         env, eval_env = (envs.make(given) if isinstance(given, str) else given for given in (env, eval_env))
-    offline, fraction = env is None, 0.0 if dataset is None else 1.0 if env is None else dataset_fraction
-    if not offline and has_separate_dataset(algo):
-        fraction = 0.0  # of the replay: the dataset's part has a source of its own
+    offline = env is None
+    problems += _fraction_problems(dataset_fraction, algo, dataset is not None, offline)
+    fraction = _resolved_fraction(dataset_fraction, algo, dataset is not None, offline)
     about = eval_env if env is None else env
     if about is None or (offline and dataset is None):
         missing = "no env; pass one, or" if dataset is None else "a dataset and no env; pass"
@@ -297,6 +298,32 @@ def _kind_problems(topology, target_return, callbacks, loggers):
     if not isinstance(loggers, Sequence) or not all(isinstance(one, Logger) for one in loggers):
         problems.append(f"loggers={loggers!r:.80} must be a list of loggers, which have `write` and `close`")
     return problems
+
+
+def _fraction_problems(given, algo, dataset, offline):
+    """What is wrong with a `dataset_fraction` that is given where there is nothing to mix."""
+    if given is None:
+        return []
+    told = f"dataset_fraction={given} is for a dataset beside an environment"
+    if not dataset:
+        return [f"{told}, and there is no dataset; pass dataset=, or leave it out"]
+    if offline:
+        return [f"{told}, and there is no environment; pass env=, or leave it out"]
+    if has_separate_dataset(algo):
+        name = type(algo).__name__
+        return [f"dataset_fraction={given}: how much of the dataset {name} learns from is fixed; leave it out"]
+    return []
+
+
+def _resolved_fraction(given, algo, dataset, offline):
+    """Of every batch of the replay."""
+    if not dataset:
+        return 0.0
+    if offline:
+        return 1.0
+    if has_separate_dataset(algo):
+        return 0.0  # the dataset's part has a source of its own
+    return _DATASET_FRACTION if given is None else given
 
 
 def _topology_problems(topology, num_envs, offline, record):

@@ -234,6 +234,18 @@ class FromData(jaxrl.DQN):
         ({"topology": jaxrl.Anakin()}, r"the topology is Offline\(\)"),
         ({"env": ENV, "topology": jaxrl.Offline()}, "leave env out"),
         ({"env": ENV, "dataset_fraction": 1.5}, "dataset_fraction=1.5 must be between 0 and 1"),
+        (
+            {"env": ENV, "dataset": None, "dataset_fraction": 0.5},
+            "dataset_fraction=0.5 is .* there is no dataset; pass",
+        ),
+        (
+            {"dataset_fraction": 0.25},
+            "dataset_fraction=0.25 is for a dataset beside an environment, and there is no env",
+        ),
+        (
+            {"env": ENV, "algo": jaxrl.SAC(imitate=True), "dataset_fraction": 0.25},
+            "SAC learns from is fixed; leave it out",
+        ),
         ({"env": ENV, "algo": FromData()}, "learns from a dataset alone"),
         ({"env": ENV, "algo": FromData(), "dataset": None}, "FromData learns from a dataset; pass one to train"),
         (
