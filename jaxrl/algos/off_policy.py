@@ -266,7 +266,7 @@ def problems(
     if stochastic and not isinstance(head, (ActionValues, CategoricalValues) if categorical else ActionValues):
         allowed = "ActionValues() or CategoricalValues()" if categorical else "ActionValues(), or D4PG or MPO"
         found.append(f"{name}'s targets are no {head!r}; use {allowed}")
-    if isinstance(head, CategoricalValues) and not categorical:
+    elif isinstance(head, CategoricalValues) and not categorical:
         found.append(f"{name} has no ends of a support for {head!r}; use QuantileValues(), or D4PG")
     return found
 
