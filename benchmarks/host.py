@@ -84,6 +84,7 @@ class Jaxrl:
 
     def __init__(self, **layout: Any):
         self.layout, self.runs, self.pools, self.parts = layout, {}, {}, None
+        self.reports: dict[str, Any] = {}  # of the last run of each
 
     def __call__(self, *, name: str, rows: int, part: str | None = None) -> float:
         """Seconds of a run, or of a part of it alone."""
@@ -100,10 +101,24 @@ class Jaxrl:
             return getattr(self.parts, part)(rows)
         iterations = rows // program.steps_per_iteration(algo)
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(program.chunk(algo, env, state, iterations, 10**9))
+        state, report = jax.block_until_ready(program.chunk(algo, env, state, iterations, 10**9))
         seconds = time.perf_counter() - start
-        self.runs[name] = program, algo, env, state
+        self.runs[name], self.reports[name] = (program, algo, env, state), report
         return seconds
+
+    def shares(self, name: str) -> dict[str, float]:
+        """Where the time of the last run went."""
+        told = self.reports[name].metrics()
+        seconds = told["actors/seconds"]
+        stepping, blocked = (
+            told[f"actors/{what}_seconds"] / (_ACTORS * seconds) for what in ("stepping", "actor_blocked")
+        )
+        return {
+            "an actor steps": float(stepping),
+            "an actor waits for the learner": float(blocked),
+            "an actor acts": float(1.0 - stepping - blocked),
+            "the learner waits": float(told["actors/learner_blocked_seconds"] / seconds),
+        }
 
     def started(self, name):
         import jaxrl
@@ -304,6 +319,7 @@ def main() -> None:
                 row = {"task": _task(name), "num_envs": settings["num_envs"]}
                 row |= {f"{which} (rows/s)": count / value for which, value in seconds.items()}
                 row["jaxrl / EnvPool alone"] = seconds["EnvPool alone"] / seconds["jaxrl"]
+                row["shares of time"] = ours.ask(name=name, shares=True)
             elif name in IMPALA:
                 count = _rows(name)
                 asks = {"jaxrl": functools.partial(ours.ask, name=name, rows=count)}
@@ -312,6 +328,7 @@ def main() -> None:
                 row = {"task": _task(name), "num_envs": settings["num_envs"]}
                 row |= {f"{which} (rows/s)": count / value for which, value in seconds.items()}
                 row["jaxrl / its parts by turns"] = sum(seconds[part] for part in PARTS) / seconds["jaxrl"]
+                row["shares of time"] = ours.ask(name=name, shares=True)
             else:
                 count, peer_count = _rows(name), 4 * settings["batch"]
                 asks = {"jaxrl": lambda name=name, count=count: ours.ask(name=name, rows=count)}
@@ -352,10 +369,10 @@ def in_processes(arguments: argparse.Namespace) -> None:
 def answer_requests() -> None:
     workers = {}
 
-    def answer(*, peer: bool = False, **request):
+    def answer(*, peer: bool = False, shares: bool = False, **request):
         if peer not in workers:
             workers[peer] = SB3() if peer else Jaxrl()
-        return workers[peer](**request)
+        return workers[peer].shares(**request) if shares else workers[peer](**request)
 
     try:
         record.serve(answer)
