@@ -94,7 +94,7 @@ def test_what_keeps_processes_apart_is_told_while_they_wait(port, monkeypatch, c
         coordinator.bind(("127.0.0.1", port))
         coordinator.listen()
         assert addresses.diagnose_connection(place, 0) is None and addresses.diagnose_connection(place, 1) is None
-    multihost._say_what_is_awaited({"coordinator": place, "process_id": 1})
+    multihost._say_what_is_awaited(place, 1)
     assert f"waiting for the other processes at {place}; nobody answers there" in capsys.readouterr().err
 
     def unknown(*_, **__):
