@@ -276,7 +276,7 @@ def host(asked: Asked) -> list[Task]:
         rows = (1 if asked.small else 200) * benchmark.PONG[name]["num_envs"] * benchmark.PONG[name]["rollout"]
         asks = {
             "jaxrl (steps/s)": lambda: ours()(name=name, rows=rows),
-            "EnvPool alone (steps/s)": lambda: ours()(name=name, rows=rows, bare=True),
+            "EnvPool alone (steps/s)": lambda: ours()(name=name, rows=rows, part="environments"),
         }
         seconds = record.alternate(asks, asked.repeats)
         row = {name: rows / took for name, took in seconds.items()}
