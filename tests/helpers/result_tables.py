@@ -216,6 +216,16 @@ def _sampling() -> str:
     return _table("way | steps/s | of serial |", lines)
 
 
+def _step() -> str:
+    shown = ("an actor steps", "an actor acts", "an actor waits for the learner", "the learner waits")
+    lines = []
+    for row in _read("host")["rows"]:
+        if shares := row.get("shares of time"):
+            each = " | ".join(f"{shares[name]:.0%}".replace("%", " %") for name in shown)
+            lines.append(f"| {row['task'].removesuffix('-v5')}, {row['num_envs']} environments | {each} |")
+    return _table(f"work | {' | '.join(shown)} |", lines)
+
+
 def _memory() -> str:
     lines = [
         f"| {row['work']} | {row['predicted (bytes)'] / 1e6:.0f} MB | {row['measured (bytes)'] / 1e6:.0f} MB "
@@ -248,5 +258,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "throughput": _throughput,
     "limits": _limits,
     "sampling": _sampling,
+    "step": _step,
     "memory": _memory,
 }
