@@ -306,9 +306,9 @@ def _fraction_problems(given, algo, dataset, offline):
         return []
     told = f"dataset_fraction={given} is for a dataset beside an environment"
     if not dataset:
-        return [f"{told}, and there is no dataset; pass dataset=, or leave it out"]
+        return [f"{told}, and there is no dataset; pass one, or leave the fraction out"]
     if offline:
-        return [f"{told}, and there is no environment; pass env=, or leave it out"]
+        return [f"{told}, and there is no environment; pass one, or leave the fraction out"]
     if has_separate_dataset(algo):
         name = type(algo).__name__
         return [f"dataset_fraction={given}: how much of the dataset {name} learns from is fixed; leave it out"]
