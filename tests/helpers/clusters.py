@@ -35,3 +35,19 @@ def cluster(**options):
             yield ray
         finally:
             ray.shutdown()
+
+
+def fixtures(**options):
+    """The fixtures `started` and `cluster` of a module, to be called so: one cluster, five minutes for each test."""
+
+    @pytest.fixture(scope="module", name="started")
+    def started():
+        with cluster(**options) as ray:
+            yield ray
+
+    @pytest.fixture(name="cluster")
+    def for_a_test(started):
+        with within(300):
+            yield started
+
+    return started, for_a_test

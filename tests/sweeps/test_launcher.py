@@ -7,7 +7,6 @@ import time
 import numpy as np
 import pytest
 from helpers import clusters
-from helpers.patience import within
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS
 
 import jaxrl
@@ -21,17 +20,7 @@ PLAIN = PPO.replace(learning_rate=1e-2)
 SETTINGS = {"total_steps": 2 * ROWS, "num_envs": NUM_ENVS, "evaluation_episodes": 2, "points": 4, "progress": False}
 
 
-@pytest.fixture(scope="module")
-def started():
-    """Of two processors, and of two accelerators: Ray counts as many as it is told."""
-    with clusters.cluster(num_gpus=2) as ray:
-        yield ray
-
-
-@pytest.fixture
-def cluster(started):
-    with within(300):
-        yield started
+started, cluster = clusters.fixtures(num_gpus=2)  # two accelerators: Ray counts as many as it is told
 
 
 @pytest.mark.long

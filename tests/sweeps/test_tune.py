@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import clusters, hostile, tunes
-from helpers.patience import within
 from helpers.programs import ENV, PPO, ROWS, anakin
 from helpers.readers import outcome
 
@@ -550,16 +549,7 @@ def test_killed_and_started_again_only_the_trial_under_way_is_lost(tmp_path):
 # --- on Ray ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def started():
-    with clusters.cluster() as ray:
-        yield ray
-
-
-@pytest.fixture
-def cluster(started):
-    with within(300):
-        yield started
+started, cluster = clusters.fixtures()
 
 
 @pytest.mark.long

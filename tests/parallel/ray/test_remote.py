@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from helpers import clusters
-from helpers.patience import within
 from helpers.programs import NUM_ENVS, PPO, assert_equal, plain
 
 import jaxrl
@@ -17,16 +16,7 @@ COUNTING = "gymnasium:host_probes:Counting-v0"
 HALF = Remote(actors=2, cpus=0.5)
 
 
-@pytest.fixture(scope="module")
-def started():
-    with clusters.cluster() as ray:
-        yield ray
-
-
-@pytest.fixture
-def cluster(started):
-    with within(300):
-        yield started
+started, cluster = clusters.fixtures()
 
 
 def played(env, steps):
