@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.parallel.mesh import cores
+from jaxrl.parallel.threads import VARIABLES
 from jaxrl.run.directory import check_no_pattern
 
 OK, NOTE, PROBLEM = "ok", "note", "PROBLEM"
@@ -142,7 +143,8 @@ def compiler() -> Iterator[Finding]:
 
 def threads() -> Iterator[Finding]:
     """The cores that this process may use, and what limits it to fewer."""
-    limits = [f"{name}={os.environ[name]}" for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ]
+    known = ("XLA_FLAGS", "OMP_NUM_THREADS", *VARIABLES)
+    limits = [f"{name}={os.environ[name]}" for name in known if name in os.environ]
     yield Finding(OK, "threads", ", ".join([f"{cores()} of {os.cpu_count()} cores", *limits]))
 
 

@@ -17,6 +17,7 @@ from jaxrl.cli.values import assignments, literal
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
+from jaxrl.parallel import threads
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import asked_for_dataset, learns_from_dataset
 from jaxrl.parallel.mesh import cores, use_cpu_devices
@@ -29,6 +30,7 @@ from jaxrl.run.evaluation import Evaluation
 from jaxrl.run.loggers import WandbLogger
 from jaxrl.run.presets import preset
 from jaxrl.run.recorder import Record
+from jaxrl.run.timing import is_for_a_command
 
 # Flags that are fields of a topology, of either kind.
 _LAYOUT = tuple({f.name: None for kind in (Sebulba, Anakin) for f in dataclasses.fields(kind) if f.name != "num_envs"})
@@ -59,6 +61,10 @@ def call_of(given: Given) -> tuple["Asked", dict[str, Any]]:
     """
     asked = prepare("train", given)
     arguments = dict(asked.arguments)
+    layout = {name: arguments.pop(name) for name in _LAYOUT}
+    asked_layout = {name: value for name, value in layout.items() if value is not None}
+    arguments["topology"] = _topology(asked.env, asked.num_envs, asked_layout)
+    asked = _with_threads(asked, given.values["run"], arguments["topology"])
     if arguments["eval_env"] is not None:
         arguments["eval_env"] = make_environment(arguments["eval_env"])
     every = arguments.pop("record_every")
@@ -66,9 +72,6 @@ def call_of(given: Given) -> tuple["Asked", dict[str, Any]]:
         arguments["record"] = Record(arguments["record"], every)
     elif every != 1:
         raise ConfigError("--record-every needs --record")
-    layout = {name: arguments.pop(name) for name in _LAYOUT}
-    asked_layout = {name: value for name, value in layout.items() if value is not None}
-    arguments["topology"] = _topology(asked.env, asked.num_envs, asked_layout)
     del arguments["wandb"]
     return asked, arguments
 
@@ -144,6 +147,17 @@ def _topology(env, num_envs, layout):
     if strange := [name for name in layout if name not in known]:
         raise ConfigError(_only_on_the_host(strange, env))
     return dataclasses.replace(topology, **layout)
+
+
+def _with_threads(asked, run, topology):
+    """What was asked for, after JAX has started anew with one thread where the run is faster with it."""
+    if not is_for_a_command() or run["import_"] is not None:  # arrays of others would be lost
+        return asked
+    compiled = isinstance(asked.env, Environment) and run["dataset"] is None
+    if not compiled or not threads.one_suffices(asked.algo, asked.env, topology):
+        return asked
+    threads.start_again_with_one()
+    return dataclasses.replace(asked, env=make_environment(run["env"], run["env_params"]))
 
 
 def _only_on_the_host(names, env):

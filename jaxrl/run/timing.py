@@ -16,6 +16,11 @@ def command_begins() -> None:
     _command[:] = [time.monotonic()]
 
 
+def is_for_a_command() -> bool:
+    """Whether this process is there for one command, whose run has not begun."""
+    return bool(_command)
+
+
 class Laps:
     """A clock that gives every second to one of `PARTS`, in the thread that calls it.
 
