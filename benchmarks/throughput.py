@@ -9,8 +9,10 @@ MinAtar's Breakout (64 environments, 8 minibatches), a sweep of 8 and of 16 seed
 update of 128 transitions each step of all, 120 and 84 units); SAC and TD3 on Pendulum (one environment, an update of
 256 transitions a step, 2 x 64 units). rejax's DQN is of other units, purejaxrl has neither SAC nor TD3, and is on no
 registry: `--purejaxrl` is a checkout of github.com/luchris429/purejaxrl. Both run in an environment of their own
-(gymnax 0.0.9). jaxrl runs as `jaxrl.train` does: truncation, metrics and finite checks on. What is timed is compiled
-and warm, to `block_until_ready`, and begins with a new run; on an accelerator the peers are left out if they have none.
+(gymnax 0.0.9). jaxrl runs as `jaxrl train` does: truncation, metrics and finite checks on, and on a CPU one thread where
+products are small (`jaxrl/parallel/threads.py`); there every library is measured both as it starts, with a thread for
+every core, and with one. What is timed is compiled and warm, to `block_until_ready`, and begins with a new run; on an
+accelerator the peers are left out if they have none.
 
 With `--distributed`, the same command on every machine, it is PPO on CartPole alone, one run over all their devices;
 `--num-envs` counts all of them.
@@ -41,6 +43,7 @@ WORKS: dict[str, tuple[str, int, int, int, int]] = {
     "SAC Pendulum, 1": ("sac", 1, 1, 1, 3_000),
     "TD3 Pendulum, 1": ("td3", 1, 1, 2, 5_000),
 }
+ONE_THREAD = {"PJRT_NPROC": "1"}
 PEERS = {"rejax": ("ppo", "sac", "td3"), "purejaxrl": ("ppo", "minatar", "dqn")}
 
 
@@ -141,9 +144,20 @@ class Jaxrl:
     """Runs here; one seed on one device, several as `jaxrl.sweep` spreads them."""
 
     def __init__(self):
-        from jaxrl.parallel.mesh import use_cpu_devices
+        from jaxrl.parallel.mesh import cores, use_cpu_devices
 
-        use_cpu_devices(len(os.sched_getaffinity(0)))
+        use_cpu_devices(1 if ONE_THREAD.items() <= os.environ.items() else cores())
+
+    def one_suffices(self, *, work: str, num_envs: int) -> bool:
+        """Whether `jaxrl train` would choose one thread on a CPU with several cores."""
+        import jax
+
+        import jaxrl
+        from jaxrl.parallel.threads import products_are_small
+
+        algo, env = self.made(work)
+        small = products_are_small(algo, jaxrl.make(env), jaxrl.Anakin(num_envs, devices=1))
+        return small and jax.default_backend() == "cpu" and len(os.sched_getaffinity(0)) > 1
 
     def __call__(self, *, work: str, num_envs: int, steps: int, seeds: int, seed: int, devices: int = 1) -> float:
         import jax
@@ -212,13 +226,15 @@ def main() -> None:
         return in_processes(arguments)
 
     here = pathlib.Path(__file__)
-    workers = {"jaxrl": record.Worker(sys.executable, here)}
+    places: dict[str, tuple[Any, dict[str, str]]] = {"jaxrl": (sys.executable, {})}
     if not arguments.no_peer:
         python = record.peer_python("rejax", PEER)
-        workers["rejax"] = record.Worker(python, here)
+        places["rejax"] = python, {}
         if arguments.purejaxrl is not None:
-            path = {"PYTHONPATH": str(arguments.purejaxrl.absolute() / "purejaxrl")}
-            workers["purejaxrl"] = record.Worker(python, here, path)
+            places["purejaxrl"] = python, {"PYTHONPATH": str(arguments.purejaxrl.absolute() / "purejaxrl")}
+    workers = {who: record.Worker(python, here, more) for who, (python, more) in places.items()}
+    for who, (python, more) in places.items():
+        workers[f"{who}, one thread"] = record.Worker(python, here, more | ONE_THREAD)
     rows = []
     try:
         for name in arguments.only:
@@ -236,19 +252,27 @@ def measured(name: str, workers: dict[str, record.Worker], arguments: argparse.N
     iterations = max(4, int(arguments.seconds * rate / (length * num_envs * seeds)))
     each = iterations * length * num_envs
     request = {"work": work, "num_envs": num_envs, "steps": each, "seeds": seeds, "seed": 0}
+    one = seeds == 1 and workers["jaxrl"].ask(who="jaxrl, one suffices", work=work, num_envs=num_envs)
     asks = {
-        peer: functools.partial(worker.ask, who=peer, **request)
-        for peer, worker in workers.items()
-        if peer == "jaxrl" or work in PEERS[peer]
+        who: functools.partial(worker.ask, who=peer, **request)
+        for who, worker in workers.items()
+        for peer, _, thread in [who.partition(", ")]
+        if (peer == "jaxrl" or work in PEERS[peer]) and (one or not thread)
     }
     if seeds > 1:
         single = request | {"seeds": 1, "steps": each * seeds}
         asks["jaxrl, one seed"] = functools.partial(workers["jaxrl"].ask, who="jaxrl", **single)
     seconds = record.alternate(asks, arguments.repeats)
+    ours = seconds["jaxrl, one thread" if one else "jaxrl"]
     steps = each * seeds
-    row: dict[str, Any] = {"work": name, "num_envs": num_envs, "seeds": seeds}
+    row: dict[str, Any] = {"work": name, "num_envs": num_envs, "seeds": seeds, "one thread": bool(one)}
+    row |= {"jaxrl train (steps/s)": steps / ours}
     row |= {f"{who} (steps/s)": steps / value for who, value in seconds.items()}
-    row |= {f"jaxrl / {peer}": seconds[peer] / seconds["jaxrl"] for peer in PEERS if peer in seconds}
+    row |= {f"jaxrl train / {peer}": seconds[peer] / ours for peer in PEERS if peer in seconds}
+    if one:
+        alike = [(peer, f"{peer}, one thread") for peer in PEERS if peer in seconds]
+        row |= {f"jaxrl / {peer}, each with one thread": seconds[of_one] / ours for peer, of_one in alike}
+        row["one thread / one a core"] = seconds["jaxrl"] / ours
     if seeds > 1:
         row["seeds / one seed"] = seconds["jaxrl, one seed"] / seconds["jaxrl"]
     return row
@@ -276,9 +300,10 @@ def answer_requests() -> None:
     workers = {}
 
     def answer(*, who: str, **request):
-        if who not in workers:
-            workers[who] = kinds[who]()
-        return workers[who](**request)
+        library, _, question = who.partition(", ")
+        if library not in workers:
+            workers[library] = kinds[library]()
+        return workers[library].one_suffices(**request) if question else workers[library](**request)
 
     record.serve(answer)
 

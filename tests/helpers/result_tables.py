@@ -155,8 +155,8 @@ def _highlights() -> str:
     solved = min(_worst(f"defaults-cartpole-{algo}") for algo in CARTPOLE)
     acrobot, pendulum = _worst("defaults-acrobot-ppo"), _worst("defaults-pendulum-ppo")
     speed = {row["work"]: row for row in _read("throughput")["rows"]}
-    cartpole = _times(speed[f"PPO CartPole, {envs}"]["jaxrl / rejax"] for envs in (4, 64, 2048))
-    sweep = _times(speed["PPO CartPole, 64, 8 seeds"][name] for name in ("seeds / one seed", "jaxrl / rejax"))
+    cartpole = _times(speed[f"PPO CartPole, {envs}"]["jaxrl train / rejax"] for envs in (4, 64, 2048))
+    sweep = _times(speed["PPO CartPole, 64, 8 seeds"][name] for name in ("seeds / one seed", "jaxrl train / rejax"))
     host = {row["task"]: row["jaxrl / SB3"] for row in _read("host")["rows"] if "jaxrl / SB3" in row}
     took = _read("replay")["microseconds"]
     theirs = (took[f"flashbax, prioritized{more}"] for more in ("", ", priorities depend on weights"))
@@ -184,15 +184,19 @@ def _highlights() -> str:
 
 
 def _throughput() -> str:
-    def of(row, name):
-        ratio = row.get(f"jaxrl / {name}")
-        return "" if ratio is None else f"{ratio:.2f}"
+    def ratio(row, name):
+        return f"{row[name]:.2f}" if name in row else ""
+
+    def of(row, peer):
+        alike = ratio(row, f"jaxrl / {peer}, each with one thread")
+        return ratio(row, f"jaxrl train / {peer}") + (f"; {alike}" if alike else "")
 
     lines = [
-        f"| {row['work']} | {row['jaxrl (steps/s)'] / 1e3:.3g}k | {of(row, 'rejax')} | {of(row, 'purejaxrl')} |"
+        f"| {row['work']} | {row['jaxrl train (steps/s)'] / 1e3:.3g}k | {of(row, 'rejax')} | {of(row, 'purejaxrl')} "
+        f"| {ratio(row, 'one thread / one a core')} |"
         for row in _read("throughput")["rows"]
     ]
-    return _table("work, environments | steps/s | of rejax | of purejaxrl |", lines)
+    return _table("work, environments | steps/s | of rejax | of purejaxrl | one thread against one a core |", lines)
 
 
 def _limits() -> str:
