@@ -18,6 +18,10 @@ ROOT = HERE.parent
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "gymnax", "brax", "numpy")
 
 
+# Of a worker's environment: as `jaxrl.parallel.threads` starts JAX where products are small.
+ONE_THREAD = {"PJRT_NPROC": "1"}
+
+
 def machine() -> dict[str, Any]:
     """Processor, devices, versions, commit and command."""
     import jax
@@ -98,6 +102,18 @@ def resolved(algo: Any, env: Any, num_envs: int) -> Any:
     from jaxrl.core.types import env_spec
 
     return algo.resolve(env_spec(env), num_envs)
+
+
+def one_thread_suffices(algo: Any, env: Any, num_envs: int) -> bool:
+    """Whether `jaxrl train` would compute this with one thread of a CPU with several cores."""
+    import jax
+
+    import jaxrl
+    from jaxrl.parallel.mesh import cores
+    from jaxrl.parallel.threads import products_are_small
+
+    small = products_are_small(algo, env, jaxrl.Anakin(num_envs, devices=1))
+    return small and jax.default_backend() == "cpu" and cores() > 1
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:

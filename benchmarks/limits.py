@@ -12,6 +12,9 @@ both networks' outputs, and goes down the gradient of their sums: the products a
 rows (in minibatches without those of the output layers, which XLA leaves out), and neither shuffling nor advantages,
 losses, optimizer, clipping or metrics.
 
+Training and its bare loop have the threads of a CPU that `jaxrl train` gives the training: one where products are small
+(`jaxrl/parallel/threads.py`).
+
 SBX (on Gymnasium's environments, in a Python environment of its own) trains with the same numbers. What is timed is
 compiled and warm, to `block_until_ready`, in turn in one run.
 """
@@ -144,6 +147,13 @@ class Jaxrl:
         self.states[key] = jax.block_until_ready(state)
         return time.perf_counter() - start
 
+    def one_thread_suffices(self, *, name: str, settings: str, widths: list[int], num_envs: int) -> bool:
+        """Whether `jaxrl train` would compute it with one thread."""
+        import jaxrl
+
+        env = jaxrl.make(f"gymnax:{ENVIRONMENTS[name]}")
+        return record.one_thread_suffices(self.algorithm(name, settings, tuple(widths)), env, num_envs)
+
     def algorithm(self, name, settings, widths):
         import jaxrl
         from jaxrl.networks import MLP, Actor, Critic, QNetwork
@@ -270,7 +280,7 @@ def main() -> None:
 
     here = pathlib.Path(__file__)
     works = {name: WORKS[name] for name in arguments.only}
-    ours = record.Worker(sys.executable, here)
+    ours = {one: record.Worker(sys.executable, here, record.ONE_THREAD if one else {}) for one in (False, True)}
     beside = not arguments.no_peer and any(work.peer_steps for work in works.values())
     peer = record.Worker(record.peer_python("sbx", PEER), here) if beside else None
     rows = []
@@ -279,15 +289,20 @@ def main() -> None:
             rows.append({"work": name} | measured(work, ours, peer, arguments.repeats))
             print(record.table(rows[-1:]), flush=True)
     finally:
-        ours.close()
+        for worker in ours.values():
+            worker.close()
         if peer is not None:
             peer.close()
     print(record.save("limits", rows, repeats=arguments.repeats))
 
 
-def measured(work: Work, ours: record.Worker, peer: record.Worker | None, repeats: int) -> dict[str, Any]:
-    """One row: steps a second of each, in turn, and their ratios."""
+def measured(
+    work: Work, workers: dict[bool, record.Worker], peer: record.Worker | None, repeats: int
+) -> dict[str, Any]:
+    """One row: steps a second of each, in turn, and their ratios; `workers` by whether they have one thread."""
     request = {name: getattr(work, name) for name in ("name", "settings", "widths", "num_envs")}
+    one = bool(workers[False].ask(threads=True, **request))
+    ours = workers[one]
     asks = {"jaxrl": functools.partial(ours.ask, rows=work.steps, **request)}
     if work.bare:
         asks["bare loop"] = functools.partial(ours.ask, rows=work.steps, bare=True, **request)
@@ -295,7 +310,7 @@ def measured(work: Work, ours: record.Worker, peer: record.Worker | None, repeat
         asks["SBX"] = functools.partial(peer.ask, rows=work.peer_steps, peer=True, **request)
     seconds = record.alternate(asks, repeats)
     rate = {which: (work.peer_steps if which == "SBX" else work.steps) / seconds[which] for which in asks}
-    row = {"algorithm": work.name, "widths": list(work.widths), "num_envs": work.num_envs}
+    row = {"algorithm": work.name, "widths": list(work.widths), "num_envs": work.num_envs, "one thread": one}
     row |= {f"{which} (steps/s)": value for which, value in rate.items()}
     return row | {f"jaxrl / {which}": rate["jaxrl"] / value for which, value in rate.items() if which != "jaxrl"}
 
@@ -303,10 +318,10 @@ def measured(work: Work, ours: record.Worker, peer: record.Worker | None, repeat
 def answer_requests() -> None:
     workers = {}
 
-    def answer(*, peer: bool = False, **request):
+    def answer(*, peer: bool = False, threads: bool = False, **request):
         if peer not in workers:
             workers[peer] = SBX() if peer else Jaxrl()
-        return workers[peer](**request)
+        return workers[peer].one_thread_suffices(**request) if threads else workers[peer](**request)
 
     record.serve(answer)
 

@@ -9,10 +9,10 @@ MinAtar's Breakout (64 environments, 8 minibatches), a sweep of 8 and of 16 seed
 update of 128 transitions each step of all, 120 and 84 units); SAC and TD3 on Pendulum (one environment, an update of
 256 transitions a step, 2 x 64 units). rejax's DQN is of other units, purejaxrl has neither SAC nor TD3, and is on no
 registry: `--purejaxrl` is a checkout of github.com/luchris429/purejaxrl. Both run in an environment of their own
-(gymnax 0.0.9). jaxrl runs as `jaxrl train` does: truncation, metrics and finite checks on, and on a CPU one thread where
-products are small (`jaxrl/parallel/threads.py`); there every library is measured both as it starts, with a thread for
-every core, and with one. What is timed is compiled and warm, to `block_until_ready`, and begins with a new run; on an
-accelerator the peers are left out if they have none.
+(gymnax 0.0.9). jaxrl runs as `jaxrl train` does: truncation, metrics and finite checks on, and on a CPU with one thread
+where products are small (`jaxrl/parallel/threads.py`); there every library is measured both as it starts, with a thread
+for every core, and with one. What is timed is compiled and warm, to `block_until_ready`, and begins with a new run; on
+an accelerator the peers are left out if they have none.
 
 With `--distributed`, the same command on every machine, it is PPO on CartPole alone, one run over all their devices;
 `--num-envs` counts all of them.
@@ -43,7 +43,6 @@ WORKS: dict[str, tuple[str, int, int, int, int]] = {
     "SAC Pendulum, 1": ("sac", 1, 1, 1, 3_000),
     "TD3 Pendulum, 1": ("td3", 1, 1, 2, 5_000),
 }
-ONE_THREAD = {"PJRT_NPROC": "1"}
 PEERS = {"rejax": ("ppo", "sac", "td3"), "purejaxrl": ("ppo", "minatar", "dqn")}
 
 
@@ -146,18 +145,14 @@ class Jaxrl:
     def __init__(self):
         from jaxrl.parallel.mesh import cores, use_cpu_devices
 
-        use_cpu_devices(1 if ONE_THREAD.items() <= os.environ.items() else cores())
+        use_cpu_devices(1 if record.ONE_THREAD.items() <= os.environ.items() else cores())
 
     def one_suffices(self, *, work: str, num_envs: int) -> bool:
-        """Whether `jaxrl train` would choose one thread on a CPU with several cores."""
-        import jax
-
+        """Whether `jaxrl train` would compute it with one thread."""
         import jaxrl
-        from jaxrl.parallel.threads import products_are_small
 
         algo, env = self.made(work)
-        small = products_are_small(algo, jaxrl.make(env), jaxrl.Anakin(num_envs, devices=1))
-        return small and jax.default_backend() == "cpu" and len(os.sched_getaffinity(0)) > 1
+        return record.one_thread_suffices(algo, jaxrl.make(env), num_envs)
 
     def __call__(self, *, work: str, num_envs: int, steps: int, seeds: int, seed: int, devices: int = 1) -> float:
         import jax
@@ -234,7 +229,7 @@ def main() -> None:
             places["purejaxrl"] = python, {"PYTHONPATH": str(arguments.purejaxrl.absolute() / "purejaxrl")}
     workers = {who: record.Worker(python, here, more) for who, (python, more) in places.items()}
     for who, (python, more) in places.items():
-        workers[f"{who}, one thread"] = record.Worker(python, here, more | ONE_THREAD)
+        workers[f"{who}, one thread"] = record.Worker(python, here, more | record.ONE_THREAD)
     rows = []
     try:
         for name in arguments.only:

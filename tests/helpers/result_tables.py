@@ -206,11 +206,11 @@ def _limits() -> str:
     names = {"sac": "SAC Pendulum", "td3": "TD3 Pendulum", "dqn": "DQN CartPole", "ppo": "PPO CartPole"}
     lines = [
         f"| {names[row['algorithm']]}, {row['num_envs']} | {', '.join(str(width) for width in row['widths'])} "
-        f"| {row['jaxrl (steps/s)'] / 1e3:.3g}k | {of(row, 'jaxrl / bare loop')} "
-        f"| {of(row, 'jaxrl / SBX')} |"
+        f"| {'one' if row['one thread'] else 'all'} | {row['jaxrl (steps/s)'] / 1e3:.3g}k "
+        f"| {of(row, 'jaxrl / bare loop')} | {of(row, 'jaxrl / SBX')} |"
         for row in _read("limits")["rows"]
     ]
-    return _table("work, environments | units | steps/s | of its bare loop | of SBX |", lines)
+    return _table("work, environments | units | threads | steps/s | of its bare loop | of SBX |", lines)
 
 
 def _sampling() -> str:
