@@ -26,6 +26,7 @@ import logging
 import math
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -254,7 +255,7 @@ class Checkpointer:
                 self._prune(record.step)
             _barrier("checkpoint committed")
         except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
+            _remove_until_it_stays_away(building)
             raise
 
     def _prune(self, saved: int) -> None:
@@ -453,6 +454,17 @@ def _move_into_place(building: Path, final: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
     else:
         building.rename(final)
+
+
+def _remove_until_it_stays_away(building: Path) -> None:
+    """Orbax raises at the first error, while TensorStore's threads go on writing, and make folders anew for that."""
+    quiet = 0
+    for _ in range(100):
+        quiet = 0 if building.exists() else quiet + 1
+        if quiet > 6:
+            return
+        shutil.rmtree(building, ignore_errors=True)
+        time.sleep(0.05)
 
 
 def _recover(directory: Path) -> None:

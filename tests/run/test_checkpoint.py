@@ -1,9 +1,12 @@
+import contextlib
 import json
 import math
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import typing
 import warnings
 
@@ -408,6 +411,31 @@ def test_failed_saves_warn_then_raise_and_leave_nothing(tmp_path, monkeypatch):
     checkpointer.close()
     assert checkpointer.failures == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{1:012d}", f"{4:012d}"]
+
+
+def test_a_failed_save_leaves_nothing_though_threads_of_the_library_still_write(tmp_path, monkeypatch):
+    """TensorStore's write on when Orbax has raised, and make the folders anew."""
+    late = []
+
+    def write_late(path):
+        for number in range(8):
+            time.sleep(0.03)
+            path.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):
+                (path / str(number)).write_bytes(b"late")
+
+    def fail(self, path, *_, **__):
+        late.append(threading.Thread(target=write_late, args=(path,)))
+        late[0].start()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", fail)
+    with Checkpointer(tmp_path, config={}) as checkpointer:
+        checkpointer.save(1, {"x": jnp.ones(3)})
+        with pytest.warns(RuntimeWarning, match="checkpoint 1 could not be saved"):
+            checkpointer.wait()
+        late[0].join()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_save_left_is_cleaned(saved):
