@@ -106,14 +106,10 @@ def resolved(algo: Any, env: Any, num_envs: int) -> Any:
 
 def one_thread_suffices(algo: Any, env: Any, num_envs: int) -> bool:
     """Whether `jaxrl train` would compute this with one thread of a CPU with several cores."""
-    import jax
-
     import jaxrl
-    from jaxrl.parallel.mesh import cores
-    from jaxrl.parallel.threads import products_are_small
+    from jaxrl.parallel.threads import one_is_faster
 
-    small = products_are_small(algo, env, jaxrl.Anakin(num_envs, devices=1))
-    return small and jax.default_backend() == "cpu" and cores() > 1
+    return one_is_faster(algo, env, jaxrl.Anakin(num_envs, devices=1))
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:

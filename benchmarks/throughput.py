@@ -228,8 +228,9 @@ def main() -> None:
         if arguments.purejaxrl is not None:
             places["purejaxrl"] = python, {"PYTHONPATH": str(arguments.purejaxrl.absolute() / "purejaxrl")}
     workers = {who: record.Worker(python, here, more) for who, (python, more) in places.items()}
-    for who, (python, more) in places.items():
-        workers[f"{who}, one thread"] = record.Worker(python, here, more | record.ONE_THREAD)
+    if any(WORKS[name][2] == 1 for name in arguments.only):  # sweeps have devices of their own
+        for who, (python, more) in places.items():
+            workers[f"{who}, one thread"] = record.Worker(python, here, more | record.ONE_THREAD)
     rows = []
     try:
         for name in arguments.only:

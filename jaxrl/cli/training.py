@@ -25,7 +25,7 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.run import training
-from jaxrl.run.compile_cache import keep_compiled_programs
+from jaxrl.run.compile_cache import keep_apart, keep_compiled_programs
 from jaxrl.run.evaluation import Evaluation
 from jaxrl.run.loggers import WandbLogger
 from jaxrl.run.presets import preset
@@ -34,6 +34,8 @@ from jaxrl.run.timing import is_for_a_command
 
 # Flags that are fields of a topology, of either kind.
 _LAYOUT = tuple({f.name: None for kind in (Sebulba, Anakin) for f in dataclasses.fields(kind) if f.name != "num_envs"})
+# Suites whose steps take seconds to trace; with thousands of kernels each, one thread or two take the same time.
+_SLOW_TO_TRACE = ("brax:",)
 
 
 def train(given: Given) -> int:
@@ -64,15 +66,15 @@ def call_of(given: Given) -> tuple["Asked", dict[str, Any]]:
     layout = {name: arguments.pop(name) for name in _LAYOUT}
     asked_layout = {name: value for name, value in layout.items() if value is not None}
     arguments["topology"] = _topology(asked.env, asked.num_envs, asked_layout)
-    asked = _with_threads(asked, given.values["run"], arguments["topology"])
-    if arguments["eval_env"] is not None:
-        arguments["eval_env"] = make_environment(arguments["eval_env"])
     every = arguments.pop("record_every")
     if arguments["record"] is not None:
         arguments["record"] = Record(arguments["record"], every)
     elif every != 1:
         raise ConfigError("--record-every needs --record")
     del arguments["wandb"]
+    asked = _with_threads(asked, given.values["run"], arguments["topology"])
+    if arguments["eval_env"] is not None:
+        arguments["eval_env"] = make_environment(arguments["eval_env"])
     return asked, arguments
 
 
@@ -151,12 +153,17 @@ def _topology(env, num_envs, layout):
 
 def _with_threads(asked, run, topology):
     """What was asked for, after JAX has started anew with one thread where the run is faster with it."""
-    if not is_for_a_command() or run["import_"] is not None:  # arrays of others would be lost
+    if not is_for_a_command() or run["import_"] is not None:  # the process, or what was imported, may hold arrays
+        return asked
+    if run["async_evaluation"]:  # an evaluation beside training is what a second thread is for
         return asked
     compiled = isinstance(asked.env, Environment) and run["dataset"] is None
-    if not compiled or not threads.one_suffices(asked.algo, asked.env, topology):
+    if not compiled or asked.env.name.startswith(_SLOW_TO_TRACE):
+        return asked
+    if not threads.one_suffices(asked.algo, asked.env, topology):
         return asked
     threads.start_again_with_one()
+    keep_apart(threads=1)
     return dataclasses.replace(asked, env=make_environment(run["env"], run["env_params"]))
 
 

@@ -1,11 +1,12 @@
 """The threads that XLA computes with on a CPU: one, where no product is large enough to be shared out.
 
-XLA has a pool of as many threads as the process has cores, and hands matrix products, and whatever else is ready beside
-one, to another thread. What that costs does not depend on their size: products of a few hundred rows and 64 units take
-less. The pool is made when JAX starts, so it is one for all programs of a process; only a process that is there for one
-run, as that of `jaxrl train`, can choose it. docs/performance.md says what it gains.
+XLA has a pool of as many threads as the process has cores. It splits matrix products between them, and runs kernels
+that do not wait for each other side by side. What that costs does not depend on their size: products of a few hundred
+rows and 64 units take less. The pool is made when JAX starts, so it is one for all programs of a process; only a
+process that does one run and ends, as that of `jaxrl train`, can choose it. docs/performance.md says what it gains.
 """
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
@@ -18,10 +19,18 @@ from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, env_spec
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.mesh import cores
+from jaxrl.parallel.mesh import cores, data_mesh
 
-VARIABLES = ("PJRT_NPROC", "NPROC")  # what XLA reads the number of threads from, the first first
-_SHARED_OUT = 6_000_000  # operations of a product from which two threads were faster
+VARIABLES = ("PJRT_NPROC", "NPROC")  # what XLA reads the number of threads from, in the order that it asks
+_WORTH_TWO_THREADS = 6_000_000  # operations of a product from which two were faster, measured on two cores
+
+
+def asked_for() -> int | None:
+    """The number of threads that the environment's variables ask XLA for; None where they do not."""
+    for name in VARIABLES:
+        with contextlib.suppress(ValueError):
+            return max(0, int(os.environ.get(name, "")))
+    return None
 
 
 def one_suffices(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
@@ -31,22 +40,19 @@ def one_suffices(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
       algo: as it was asked for, not resolved yet.
       env, topology: where it runs.
     """
-    if any(name in os.environ for name in VARIABLES) or cores() == 1:
-        return False
-    if jax.default_backend() != "cpu" or jax.device_count() > 1:
-        return False
-    return products_are_small(algo, env, topology)
+    return asked_for() is None and jax.device_count() == 1 and one_is_faster(algo, env, topology)
 
 
-def products_are_small(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
-    """Whether no product of an iteration is worth a second thread. Traces the iteration, and compiles nothing.
+def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
+    """Whether there are several cores, and no product of an iteration is worth a second one.
+
+    Traces the iteration, and compiles nothing.
 
     Args:
       algo: as it was asked for, not resolved yet.
-      env, topology: where it runs. False for settings that do not fit, which training tells, and for brax: its physics
-        are thousands of kernels beside any products, one thread or two take the same time, and to trace them seconds.
+      env, topology: where it runs. False for settings that do not fit, which training tells.
     """
-    if env.name.startswith("brax:"):
+    if jax.default_backend() != "cpu" or cores() == 1:
         return False
     try:
         topology = topology.resolve(algo)
@@ -55,17 +61,25 @@ def products_are_small(algo: Algorithm, env: Environment, topology: Anakin) -> b
     except ConfigError:
         return False
     state = jax.eval_shape(program.init, algo, env, keys.root_key(0))
-    return largest_product(jax.make_jaxpr(program.iterate)(algo, env, state, 1.0).jaxpr) < _SHARED_OUT
+    return largest_product(jax.make_jaxpr(program.iterate)(algo, env, state, 1.0).jaxpr) < _WORTH_TWO_THREADS
 
 
 def start_again_with_one() -> None:
-    """Starts JAX anew with one thread. Arrays that were made before must not be used any more."""
+    """Starts JAX anew with one thread.
+
+    Arrays that were made before stay readable, and JAX copies them where they go into a program; what is to lie on the
+    device must be made anew.
+    """
+    before = os.environ.get(VARIABLES[0])
     backend.clear_backends()
+    data_mesh.cache_clear()  # its meshes are of devices that are gone
     os.environ[VARIABLES[0]] = "1"
     try:
         jax.devices()
-    finally:
-        del os.environ[VARIABLES[0]]  # it is not for the processes that this one starts
+    finally:  # it is not for the processes that this one starts
+        del os.environ[VARIABLES[0]]
+        if before is not None:
+            os.environ[VARIABLES[0]] = before
 
 
 def largest_product(program: Jaxpr) -> int:

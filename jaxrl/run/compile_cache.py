@@ -23,6 +23,9 @@ import jax
 import jaxlib
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxrl.parallel.mesh import cores
+from jaxrl.parallel.threads import asked_for
+
 VARIABLE = "JAXRL_CACHE"
 MOST_BYTES = 2 * 2**30  # of a processor's folder; beyond it what was not used for longest goes
 _LEAST_FREE_BYTES = 256 * 2**20  # of the disk
@@ -31,6 +34,7 @@ _OFF = ("off", "0", "no", "false")
 _JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 _lock = threading.Lock()
 _tried = False
+_root: Path | None = None  # holds a folder for each kind of processor; None: jaxrl keeps nothing
 
 
 def keep_compiled_programs() -> Path | None:
@@ -42,7 +46,7 @@ def keep_compiled_programs() -> Path | None:
       The folder, or None where jaxrl keeps nothing: that is switched off, JAX's own setting was found, this was called
       before, or the folder cannot be used, of which one warning tells.
     """
-    global _tried
+    global _tried, _root
     with _lock:
         if _tried:
             return None
@@ -53,11 +57,9 @@ def keep_compiled_programs() -> Path | None:
         return None
     folder = Path(asked or "the user's cache folder")  # for the warning
     try:
-        folder = (Path(asked).expanduser() if asked else _user_cache() / "jaxrl") / _processor()
-        _make_private(folder)
-        _discard_damaged(folder)
-        if (free := shutil.disk_usage(folder).free) < _LEAST_FREE_BYTES:
-            raise OSError(f"only {free // 2**20} MB are free there")
+        root = Path(asked).expanduser() if asked else _user_cache() / "jaxrl"
+        folder = root / _processor(asked_for() or cores())
+        _make_usable(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         warnings.warn(
             f"compiled programs are not kept for the next start: {folder}: {error}; set {VARIABLE} to another folder, "
@@ -68,12 +70,26 @@ def keep_compiled_programs() -> Path | None:
         return None
     # An entry that cannot be read or written costs a compile, and no more.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
-    jax.config.update("jax_compilation_cache_dir", str(folder))
     # Small programs count: a start compiles dozens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    # JAX looks at the option once, at the first compile, which a notebook may have behind it.
-    compilation_cache.reset_cache()
+    _use(folder)
+    _root = root
     return folder
+
+
+def keep_apart(*, threads: int) -> None:
+    """Where jaxrl keeps programs: from here on among those of processes with so many threads of the CPU.
+
+    XLA splits loops for the threads that there are when it compiles, and JAX's key of a program does not say how many.
+    """
+    if _root is None:
+        return
+    folder: Path | None = _root / _processor(threads)
+    try:
+        _make_usable(folder)
+    except OSError:
+        folder = None  # a compile more, as for any entry that cannot be written
+    _use(folder)
 
 
 def kept_in() -> str | None:
@@ -90,14 +106,33 @@ def _user_cache() -> Path:
     return Path.home() / ".cache"
 
 
-def _processor() -> str:
+def _use(folder: Path | None) -> None:
+    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
+    # JAX looks at the option once, at the first compile, which a notebook may have behind it.
+    compilation_cache.reset_cache()
+
+
+def _processor(threads: int) -> str:
     """Names what programs compiled for this processor depend on: a shared home serves machines of several kinds."""
     features = platform.processor()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         features = next((line for line in lines if line.startswith(("flags", "Features"))), features)
-    told = [platform.machine(), features, os.environ.get("XLA_FLAGS", ""), jax.__version__, jaxlib.__version__]
+    flags = os.environ.get("XLA_FLAGS", "")
+    told = [platform.machine(), features, str(threads), flags, jax.__version__, jaxlib.__version__]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def _make_usable(folder: Path) -> None:
+    """The folder, with what is damaged or too much in it deleted.
+
+    Raises:
+      OSError: it cannot be used, for the reasons of `_make_private`, or its disk is all but full.
+    """
+    _make_private(folder)
+    _discard_damaged(folder)
+    if (free := shutil.disk_usage(folder).free) < _LEAST_FREE_BYTES:
+        raise OSError(f"only {free // 2**20} MB are free there")
 
 
 def _make_private(folder: Path) -> None:

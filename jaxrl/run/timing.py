@@ -17,7 +17,7 @@ def command_begins() -> None:
 
 
 def is_for_a_command() -> bool:
-    """Whether this process is there for one command, whose run has not begun."""
+    """Whether this process does one command and ends, and its run has not begun."""
     return bool(_command)
 
 

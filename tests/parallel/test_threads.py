@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxrl
+from jaxrl.cli import runs, training
 from jaxrl.parallel import threads
 from jaxrl.parallel.threads import largest_product, one_suffices
 
@@ -83,48 +84,113 @@ def test_what_does_not_fit_is_left_for_training_to_tell(two_cores):
     assert not one_suffices(*asked(3, minibatches=1000))
 
 
-# A process's command line, and how many threads XLA has at its end.
-_COUNTED = """
-import atexit, glob, json, sys
+@pytest.mark.parametrize("value", ["", "many"])
+def test_a_variable_that_is_no_number_says_nothing(two_cores, monkeypatch, value):
+    monkeypatch.setenv(threads.VARIABLES[0], value)
+    assert threads.asked_for() is None and one_suffices(*asked())
+    monkeypatch.setenv(threads.VARIABLES[1], "3")  # as XLA reads them
+    assert threads.asked_for() == 3
+
+
+@pytest.fixture
+def starts(two_cores, monkeypatch):
+    """How often JAX was started anew, where the command line's process is this one."""
+    started = []
+    monkeypatch.setattr(training, "is_for_a_command", lambda: True)
+    monkeypatch.setattr(training.threads, "start_again_with_one", lambda: started.append(1))
+    monkeypatch.setattr(training, "keep_apart", lambda threads: started.append(threads))
+    monkeypatch.setattr(training, "keep_compiled_programs", lambda: None)
+    return started
+
+
+def line(*words, env="gymnax:CartPole-v1"):
+    command = ["ppo", "--env", env, "--num-envs", "8", "--minibatches", "8", "--total-steps", "64", *words]
+    return training.call_of(runs.read("train", command))
+
+
+def test_a_command_with_small_products_starts_again_and_makes_its_environment_anew(starts):
+    line()
+    assert starts == [1, 1]
+
+
+@pytest.mark.parametrize("words", [("--async-evaluation",), ("--import", "json"), ("--dataset", "rlds:nowhere")])
+def test_where_something_else_needs_the_threads_or_holds_arrays_nothing_changes(starts, words):
+    line(*words)
+    assert not starts
+
+
+def test_environments_on_the_host_and_those_slow_to_trace_keep_their_threads(starts, monkeypatch):
+    line(env="gymnasium:CartPole-v1")
+    monkeypatch.setattr(training, "_SLOW_TO_TRACE", ("gymnax:Cart",))
+    line()
+    assert not starts
+
+
+def test_a_process_of_the_users_own_is_left_alone(starts, monkeypatch):
+    monkeypatch.setattr(training, "is_for_a_command", lambda: False)
+    line()
+    assert not starts
+
+
+# A process's command line, and where and with what it computed.
+_TOLD = """
+import json, os, sys
+import jax
 from jaxrl.cli.main import main
+from jaxrl.run import training
 
-def tell():
-    names = [open(path).read().strip() for path in glob.glob("/proc/self/task/*/comm")]
-    print(json.dumps(names.count("tf_XLAEigen")))
+def threads():
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    return names.count("tf_XLAEigen")
 
-atexit.register(tell)
+def told(*arguments, train=training.train, **named):
+    before = threads()
+    result = train(*arguments, **named)
+    leaves = [leaf for leaf in jax.tree.leaves(result.state) if isinstance(leaf, jax.Array)]
+    clients = {id(device.client) for leaf in leaves for device in leaf.devices()}
+    now = clients == {id(jax.devices()[0].client)}
+    print(json.dumps({"threads": before, "now": now, "left": os.environ.get("PJRT_NPROC")}))
+    return result
+
+training.train = told
 sys.argv[1:] = json.loads(sys.argv[1])
 sys.exit(main())
 """
 
 
-def trained(*words, variables=()):
-    """How many threads XLA has after a command line in a process of its own, and the score that it told."""
+def trained(run_dir, *words, variables=()):
+    """What a command line in a process of its own told of XLA's threads, and what it logged of its run."""
     command = ["train", "ppo", "--env", "gymnax:CartPole-v1", "--rollout-length", "8", "--minibatches", "1", "--epochs"]
-    command += ["1", "--total-steps", "64", "--evaluation-episodes", "4", "--no-progress", *words]
-    environment = {k: v for k, v in os.environ.items() if k not in threads.VARIABLES} | dict(variables)
-    words = [sys.executable, "-c", _COUNTED, json.dumps(command)]
+    command += ["1", "--total-steps", "64", "--evaluation-episodes", "4", "--no-progress", "--run-dir", str(run_dir)]
+    # No program that was compiled for other threads: each compiles its own.
+    kept = {k: v for k, v in os.environ.items() if k not in threads.VARIABLES and not k.startswith("JAX_COMPILATION")}
+    environment = kept | {"JAXRL_CACHE": "off"} | dict(variables)
+    words = [sys.executable, "-c", _TOLD, json.dumps([*command, *words])]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    score = next(line for line in done.stdout.splitlines() if line.startswith("evaluation:"))
-    return int(done.stdout.splitlines()[-1]), score
+    told = json.loads(next(row for row in done.stdout.splitlines() if row.startswith('{"threads"')))
+    rows = [json.loads(row) for row in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    learned = [{k: v for k, v in row.items() if "second" not in k and "time" not in k} for row in rows]
+    return told, learned
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
 @pytest.mark.skipif(threads.cores() == 1, reason="there is one thread anyway")
-def test_a_small_training_has_one_thread_and_learns_the_same():
+def test_a_small_training_has_one_thread_and_learns_the_same(tmp_path):
     small = ("--num-envs", "2", "--network.torso", "mlp:8")
-    (one, score), (several, same) = trained(*small), trained(*small, variables={"PJRT_NPROC": "5"})
+    one, learned = trained(tmp_path / "one", *small)
+    several, same = trained(tmp_path / "several", *small, variables={"PJRT_NPROC": "5"})
     # Those that JAX started with idle on, where an array from then is still held.
-    assert one in (1, threads.cores() + 1)
-    assert several == 5
-    assert score == same
+    assert one["threads"] in (1, threads.cores() + 1) and several["threads"] == 5
+    assert one["now"] and several["now"], "it ran where JAX had been before"
+    assert one["left"] is None and several["left"] == "5", "processes that it starts take what was meant for it"
+    assert learned == same and len(learned) > 1
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
 @pytest.mark.skipif(threads.cores() == 1, reason="there is one thread anyway")
-def test_a_large_training_has_a_thread_for_every_core():
-    count, _ = trained("--num-envs", "8", "--network.torso", "mlp:512,512")
-    assert count == threads.cores()
+def test_a_large_training_has_a_thread_for_every_core(tmp_path):
+    told, _ = trained(tmp_path / "run", "--num-envs", "8", "--network.torso", "mlp:512,512")
+    assert told["threads"] == threads.cores() and told["now"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxrl.parallel.threads import VARIABLES
 from jaxrl.run import compile_cache
 
 # One command line in a process of its own: what it compiled and what it found in the cache.
@@ -100,10 +101,11 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path, monkeypatch):
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """As in a process in which nobody set anything; what is set is set back."""
-    for name in compile_cache._JAX_VARIABLES:
+    for name in (*compile_cache._JAX_VARIABLES, *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAXRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(compile_cache, "_tried", False)
+    monkeypatch.setattr(compile_cache, "_root", None)
     options = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in options}
     jax.config.update("jax_compilation_cache_dir", None)
@@ -119,7 +121,25 @@ def test_it_is_for_this_processor_and_asked_for_once(fresh, monkeypatch):
     assert folder.parent == fresh and jax.config.jax_compilation_cache_dir == str(folder)
     assert compile_cache.keep_compiled_programs() is None
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=SSE4_2")
-    assert compile_cache._processor() != folder.name
+    assert compile_cache._processor(threads=2) != folder.name
+
+
+def test_programs_for_another_number_of_threads_are_kept_apart(fresh, monkeypatch):
+    """JAX's key does not tell them apart, and XLA splits loops for the threads that it has."""
+    compile_cache.keep_apart(threads=1)
+    assert jax.config.jax_compilation_cache_dir is None and not fresh.exists(), "nothing is kept yet"
+    monkeypatch.setenv("PJRT_NPROC", "3")
+    three = compile_cache.keep_compiled_programs()
+    compile_cache.keep_apart(threads=1)
+    one = Path(jax.config.jax_compilation_cache_dir)
+    assert one != three and one.parent == three.parent == fresh
+    jax.jit(lambda x: x * 7.0)(2.0)
+    assert list(one.glob("*-cache")) and not list(three.glob("*-cache"))
+    compile_cache.keep_apart(threads=3)
+    assert Path(jax.config.jax_compilation_cache_dir) == three
+    full(fresh, monkeypatch)
+    compile_cache.keep_apart(threads=1)
+    assert jax.config.jax_compilation_cache_dir is None
 
 
 def test_it_can_be_switched_off_and_leaves_what_the_user_set(fresh, monkeypatch):
@@ -144,8 +164,9 @@ def full(folder, monkeypatch):
 
 
 def open_to_others(folder, monkeypatch):
-    (folder / compile_cache._processor()).mkdir(parents=True)
-    (folder / compile_cache._processor()).chmod(0o777)
+    ours = folder / compile_cache._processor(compile_cache.cores())
+    ours.mkdir(parents=True)
+    ours.chmod(0o777)
 
 
 def that_fails(folder, monkeypatch):
