@@ -97,10 +97,12 @@ class Report(struct.PyTreeNode):
 
     def with_updates(self, updates: "Report", last: int) -> "Report":
         """A report of rollouts that were stored, `last` the number of the last, with that of updates in between."""
+        here, there = self.failed_at, jnp.minimum(updates.failed_at, last)
+        both = (here >= 0) & (there >= 0)
         return updates.replace(
             episodes=self.episodes,
             finite=self.finite | updates.finite,
-            failed_at=jnp.where(self.failed_at >= 0, self.failed_at, jnp.minimum(updates.failed_at, last)),
+            failed_at=jnp.where(both, jnp.minimum(here, there), jnp.maximum(here, there)),
         )
 
     def over(self, replicas: Replicas) -> "Report":
@@ -153,10 +155,10 @@ def reported(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite: d
 
 
 @jax.jit
-def summed(total: Report, report: Report, number: jax.Array) -> Report:
-    """`total` with iteration `number`'s report added; of iteration 0 the sum begins, whatever `total` holds.
+def summed(total: Report, report: Report, number: jax.Array, begins: jax.Array) -> Report:
+    """`total` with iteration `number`'s report added; where the sum begins (a bool), whatever `total` holds.
 
-    So one program serves a chunk's first iteration and all others.
+    So one program serves a chunk's first report and all others.
     """
     nothing = Report.zeros_like(report)
-    return jax.tree.map(lambda old, none: jnp.where(number == 0, none, old), total, nothing).add(report, number)
+    return jax.tree.map(lambda old, none: jnp.where(begins, none, old), total, nothing).add(report, number)

@@ -124,7 +124,7 @@ class StreamedProgram:
             batches = dataset.take(first + number * self.block, self.block)
             batches = jax.device_put(batches, self.layout.on_mesh(_batch_specs(batches)))
             state, report = _block(self, algo, state, batches, number_of_steps)
-            total = summed(report if total is None else total, report, np.int32(number))
+            total = summed(report if total is None else total, report, np.int32(number), np.bool_(total is None))
         assert total is not None  # length is at least 1
         return state, total
 

@@ -7,7 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.core.report import EpisodeSums
+import jaxrl
+from jaxrl.core.report import EpisodeSums, reported
+from jaxrl.core.types import env_spec
+from jaxrl.parallel.program import Layout
+from jaxrl.parallel.sebulba.rounds import Total
 
 
 @jax.jit
@@ -49,3 +53,31 @@ def test_lives_are_added_as_games_are():
     one, other = (sums(jnp.asarray(x)).replace(lives=sums(jnp.asarray(y))) for x, y in (([1.0], [1.0]), ([3.0], [9.0])))
     found = (one + other).metrics()
     assert found["return_std"] == 1.0 and found["life_return_std"] == 4.0
+
+
+def of_an_iteration(name, fine, made=1.0):
+    return reported(EpisodeSums.zero(), {"loss": jnp.float32(2.0)}, jnp.float32(made), {name: jnp.asarray(fine)})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "losses", "failed_at"),
+    [
+        # By iteration of the chunk, whether all was finite: of the rewards stored, of the updates made.
+        ({0: True, 1: True, 2: True}, {}, -1),
+        ({0: True, 1: True, 2: True}, {2: False}, 2),  # the first update of the chunk
+        ({0: True, 1: True, 2: True}, {1: True, 2: False}, 2),
+        ({0: True, 1: True, 2: True}, {3: False}, 2),  # after the last rollout
+        ({0: True, 1: False, 2: True}, {2: False}, 1),
+        ({0: True, 1: True, 2: False}, {1: False}, 1),
+    ],
+)
+def test_where_updates_and_rollouts_come_apart_the_first_failure_has_its_iteration(rewards, losses, failed_at):
+    layout = Layout(env_spec(jaxrl.make("gymnax:CartPole-v1")), num_envs=1, devices=1, shards=1)
+    stored, updated = Total(layout), Total(layout)
+    for number, fine in rewards.items():
+        stored.add(of_an_iteration("reward", fine, made=0.0), number)
+    for number, fine in losses.items():
+        updated.add(of_an_iteration("loss", fine), number)
+    found = stored.sum.with_updates(updated.sum, 2) if losses else stored.sum
+    assert found.failed_at == failed_at
+    assert found.made == len(losses)

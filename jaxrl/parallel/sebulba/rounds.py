@@ -201,8 +201,8 @@ class Total:
     def add(self, report: Report, number: int) -> None:
         """Adds the report of iteration `number` of the chunk."""
         first = self._sum is None
-        number = 0 if first else max(number, 1)  # at 0 a sum begins
-        self._sum = summed(report if first else self._sum, report, self._layout.place(np.int32(number)))
+        which, begins = self._layout.place((np.int32(number), np.bool_(first)))
+        self._sum = summed(report if first else self._sum, report, which, begins)
         self.count += 1
 
 
