@@ -1,10 +1,15 @@
-"""A convolution whose gradient is quick on a CPU within loops too.
+"""Convolutions as a CPU computes them quickly: their gradients within loops, and many images in slices.
 
 XLA's CPU backend brings convolutions into the one form that its fast kernels know, and those within loops it leaves as
 they are. A network learns within a scan, where the gradient of the kernel is of another form and ran 17 times slower
 (JAX 0.11.2). So on a CPU gradients are written in that form here; elsewhere they are JAX's.
+
+It computes a convolution as a product with the patches of all images, which it writes down first. Beyond 32 MB the C
+library gives that memory back to the system each time, and getting it again, page by page, costs more than the product.
 """
 
+import math
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -12,6 +17,9 @@ from jax import lax
 
 FORM = ("NHWC", "HWIO", "NHWC")
 Pads = tuple[tuple[int, int], ...]
+_MANY_BYTES = 32 * 2**20  # of patches: what glibc asks the system for each time, whatever it has learned (mallopt(3))
+_SLICE_BYTES = 16 * 2**20  # measured: less and more are slower, by a fifth at most
+_FEWEST = 8  # images of a slice
 
 
 def convolution(x: jax.Array, kernel: jax.Array, strides: tuple[int, ...], padding: str | Pads) -> jax.Array:
@@ -89,3 +97,43 @@ def _axes(x, kernel, gradient, strides, padding):
 def _as_it_is(tree):
     """Keeps XLA from taking a transposition into the convolution, which would be of another form then."""
     return lax.optimization_barrier(tree)
+
+
+def patch_bytes(height: int, width: int, kernel: int, channels: int) -> int:
+    """Bytes of the patches that a convolution of stride 1 or more reads of an image.
+
+    Args:
+      height, width: of what it gives.
+      kernel: height and width of its kernel.
+      channels: that it reads.
+    """
+    return 4 * height * width * kernel * kernel * channels
+
+
+def in_slices(function: Callable[[jax.Array], jax.Array], images: jax.Array, most_patch_bytes: int) -> jax.Array:
+    """`function(images)`; on a CPU, where their patches are too many, of some images after the others.
+
+    Its gradient computes each slice again, which costs less than to keep what all slices computed.
+
+    Args:
+      function: treats every image by itself.
+      images: [N, ...].
+      most_patch_bytes: of an image, in the largest convolution.
+
+    Returns:
+      [N, features].
+    """
+    count = images.shape[0]
+    if count * most_patch_bytes <= _MANY_BYTES:
+        return function(images)
+    most = max(_SLICE_BYTES // most_patch_bytes, _FEWEST)
+    size = max(n for n in range(1, most + 1) if count % n == 0)
+    if 4 * size < most:  # of a number without a fitting divisor
+        return function(images)
+
+    def sliced(images):
+        parts = images.reshape(count // size, size, *images.shape[1:])
+        features = lax.map(jax.checkpoint(function), parts)
+        return features.reshape(count, math.prod(features.shape[2:]))
+
+    return lax.platform_dependent(images, cpu=sliced, default=function)

@@ -17,6 +17,7 @@ from flax import nnx
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.networks.convolution import in_slices, patch_bytes
 from jaxrl.networks.layers import DenseStack, activation, check_positive, conv, freeze, normalization
 
 
@@ -179,7 +180,15 @@ def _image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int,
 class _ImageTorso(nnx.Module):
     """Images as float32 `[N, H, W, C]` through `trunk`, then flattened and through dense layers."""
 
-    def __init__(self, space: spaces.Box, channels_first: bool, trunk: nnx.Module, dense: DenseStack):
+    def __init__(
+        self,
+        space: spaces.Box,
+        channels_first: bool,
+        trunk: "_ConvStack | _ResidualStack",
+        dense: DenseStack,
+        normalization_name: str | None,
+    ):
+        self.whole = normalization_name == "batch"
         self.space = space
         self.channels_first = channels_first
         self.trunk = trunk
@@ -188,11 +197,17 @@ class _ImageTorso(nnx.Module):
 
     def __call__(self, observation: jax.Array) -> jax.Array:
         leading = observation.shape[:-3]
-        x = to_float(observation, self.space).reshape((math.prod(leading), *observation.shape[-3:]))
+        images = observation.reshape((math.prod(leading), *observation.shape[-3:]))
+        # What is normalized over a batch needs all of it.
+        features = self._features(images) if self.whole else in_slices(self._features, images, self.trunk.patch_bytes)
+        return features.reshape((*leading, self.features))
+
+    def _features(self, images: jax.Array) -> jax.Array:
+        x = to_float(images, self.space)
         if self.channels_first:
             x = jnp.moveaxis(x, 1, 3)
         x = self.trunk(x)
-        return self.dense(x.reshape((*leading, math.prod(x.shape[1:]))))
+        return self.dense(x.reshape((x.shape[0], math.prod(x.shape[1:]))))
 
 
 class _ConvStack(nnx.Module):
@@ -211,6 +226,7 @@ class _ConvStack(nnx.Module):
         height, width, inputs = shape
         self.activation = activation(activation_name)
         self.depth = len(layers)
+        self.patch_bytes = 0  # of an image, in the largest convolution
         self.normalized = normalization_name is not None
         for i, (outputs, kernel, stride) in enumerate(layers):
             check_positive(f"{name}'s kernel", kernel)
@@ -222,7 +238,9 @@ class _ConvStack(nnx.Module):
             setattr(self, f"conv_{i}", conv(inputs, outputs, kernel, stride, "VALID", rngs, dtype))
             if normalization_name is not None:
                 setattr(self, f"norm_{i}", normalization(normalization_name, outputs, rngs))
-            height, width, inputs = (height - kernel) // stride + 1, (width - kernel) // stride + 1, outputs
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            self.patch_bytes = max(self.patch_bytes, patch_bytes(height, width, kernel, inputs))
+            inputs = outputs
         self.size = height * width * inputs
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -244,7 +262,7 @@ def _build_cnn(
     images, shape, channels_first = _image_space(name, space)
     trunk = _ConvStack(name, shape, layers, torso.activation, torso.normalization, rngs, torso.dtype)
     stack = DenseStack(trunk.size, (torso.width,), torso.activation, torso.normalization, rngs, torso.dtype)
-    return _ImageTorso(images, channels_first, trunk, stack)
+    return _ImageTorso(images, channels_first, trunk, stack, torso.normalization)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,8 +360,11 @@ class _ResidualStack(nnx.Module):
         height, width, inputs = shape
         self.depth = len(channels)
         self.normalized = normalization_name is not None
+        self.patch_bytes = 0
         for i, outputs in enumerate(channels):
             setattr(self, f"conv_{i}", conv(inputs, outputs, 3, 1, "SAME", rngs, dtype))
+            of_blocks = patch_bytes(-(-height // 2), -(-width // 2), 3, outputs)
+            self.patch_bytes = max(self.patch_bytes, patch_bytes(height, width, 3, inputs), of_blocks)
             for name in ("a0", "a1", "b0", "b1"):
                 setattr(self, f"block_{i}_{name}", conv(outputs, outputs, 3, 1, "SAME", rngs, dtype))
                 if normalization_name is not None:
@@ -390,7 +411,7 @@ class ImpalaResNet:
         images, shape, channels_first = _image_space("ImpalaResNet", space)
         trunk = _ResidualStack(shape, self.channels, self.normalization, rngs, self.dtype)
         stack = DenseStack(trunk.size, (self.width,), "relu", self.normalization, rngs, self.dtype)
-        return _ImageTorso(images, channels_first, trunk, stack)
+        return _ImageTorso(images, channels_first, trunk, stack, self.normalization)
 
 
 # --- dictionaries --------------------------------------------------------------------------------------------------
