@@ -35,6 +35,7 @@ class Asked:
       until: when the part ends, by `time.monotonic`.
       rejax, purejaxrl: paths, or "".
       small: tiny sizes.
+      only_compile: nothing is timed; each task runs for as long as it takes to compile it.
     """
 
     process: str
@@ -43,15 +44,16 @@ class Asked:
     rejax: str
     purejaxrl: str
     small: bool
+    only_compile: bool = False
 
     @property
     def repeats(self) -> int:
-        return 2 if self.small else 5
+        return 1 if self.only_compile else 2 if self.small else 5
 
     @property
     def slice(self) -> float:
         """Seconds of what is timed at once."""
-        return 0.05 if self.small else 1.0
+        return 0.0 if self.only_compile else 0.05 if self.small else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -571,7 +573,8 @@ def main(part: str, process: str, folder: str, left: str, rejax: str, purejaxrl:
 
     until, device = time.monotonic() + float(left), jax.devices()[0]
     tiny = bool(small) or (device.platform == "cpu" and process != "on the CPU")
-    asked = Asked(process, pathlib.Path(folder), until, rejax, purejaxrl, tiny)
+    share = os.environ.get("JAXRL_BENCHMARK_SHARE")
+    asked = Asked(process, pathlib.Path(folder), until, rejax, purejaxrl, tiny, only_compile=share is not None)
     about = {"platform": device.client.platform_version.strip().splitlines(), "load": os.getloadavg()[0]}
     about |= {"memory bytes": (device.memory_stats() or {}).get("bytes_limit"), "small": tiny}
     if process != "on the CPU":
@@ -581,6 +584,9 @@ def main(part: str, process: str, folder: str, left: str, rejax: str, purejaxrl:
         tasks = {function.__name__: function for function in functions}[part](asked)
     except ImportError as error:
         tasks = [Task({}, functools.partial(_raise, LeftOutError(str(error))))]
+    if share is not None:
+        first, count = map(int, share.split("/"))
+        tasks = tasks[first::count]
     tell("tasks", [task.about for task in tasks])
     for task in tasks:
         began = time.monotonic()

@@ -1,6 +1,6 @@
 """What one GPU, or the chips of a TPU host, make of jaxrl; in a small form also a CPU. Needs no network.
 
-    python benchmarks/accelerator.py [--only PART ...] [--small] [--seconds 470]
+    python benchmarks/accelerator.py [--only PART ...] [--small] [--seconds 470] [--compile-first N]
         [--rejax PATH] [--purejaxrl PATH] [--output FILE]
 
 Each part can be run alone, takes at most `--seconds`, and writes its part of one record,
@@ -15,6 +15,9 @@ benchmarks/results/accelerator-<device>.json, where those of other parts stay as
     precision   products in float32, TF32 and bfloat16: speed, and what one iteration differs by
     memory      the most that a program takes, predicted and as the device counts
     peers       rejax and purejaxrl beside, in turn in one run
+
+`--compile-first N` compiles throughput and precision in N processes side by side, which fill JAX's compilation
+cache, before anything is timed: a third of the time on a machine with cores to spare.
 
 Speeds are medians, compiled and warm, to `block_until_ready`. What the device or the installation lacks, and what the
 time did not suffice for, is a row with the reason. On a CPU, and with `--small`, everything is tiny, says nothing
@@ -60,6 +63,11 @@ PROCESSES: dict[str, dict[str, dict[str, str]]] = {
     "peers": {"in turn": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}},  # three processes share the device
 }
 _IN_SMALL = {"equality": 2, "memory": 1}
+_COMPILED_FIRST = ("throughput", "precision")
+
+
+# Names the variable that tells a process which part of the tasks it compiles: "2/8" is every eighth from the third on.
+_SHARE = "JAXRL_BENCHMARK_SHARE"
 
 
 class Part:
@@ -84,18 +92,37 @@ class Part:
         """All its processes, one after the other."""
         processes = PROCESSES.get(self.name, {"": {}})
         with tempfile.TemporaryDirectory() as folder:
+            if self.name in _COMPILED_FIRST and self._asked.compile_first > 1:
+                self._compile(self._asked.compile_first, folder)
             for number, (process, environment) in enumerate(processes.items()):
                 if self.small and number >= _IN_SMALL.get(self.name, 1):
                     self._add({"process": process, "left out": "the small form"})
                 else:
                     self._process(process, environment, folder)
 
-    def _process(self, process, environment, folder):
-        left = self._began + self._asked.seconds - time.monotonic()
-        label = {"process": process} if process else {}
-        if left <= 0:
-            self._add(label | {"left out": self._over})
-            return
+    def _compile(self, count, folder):
+        """Fills the compilation cache in `count` processes side by side; what fails there fails again when timed."""
+        share = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # of the device's memory
+        children = [self._start("", share | {_SHARE: f"{i}/{count}"}, folder, self._left) for i in range(count)]
+        timer = threading.Timer(self._left / 2, lambda: [_kill(child) for child in children])
+        timer.start()
+        try:
+            for child in children:
+                child.communicate()
+        except BaseException:
+            for child in children:
+                _kill(child)
+            raise
+        finally:
+            timer.cancel()
+        print(f"{self.name}: compiled after {time.monotonic() - self._began:.0f} s", flush=True)
+
+    @property
+    def _left(self):
+        """Seconds until the part must have ended."""
+        return self._began + self._asked.seconds - time.monotonic()
+
+    def _start(self, process, environment, folder, left):
         here = pathlib.Path(__file__).parent
         command = [sys.executable, str(here / "_accelerator.py"), self.name, process, folder, str(left)]
         command += [self._asked.rejax or "", self._asked.purejaxrl or "", "small" if self._asked.small else ""]
@@ -104,13 +131,21 @@ class Part:
             "JAX_COMPILATION_CACHE_DIR": str(record.ROOT / ".cache" / "jax"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
-        child = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             text=True,
             env=cache | os.environ | {"PYTHONPATH": path} | environment,
             start_new_session=True,
         )
+
+    def _process(self, process, environment, folder):
+        left = self._left
+        label = {"process": process} if process else {}
+        if left <= 0:
+            self._add(label | {"left out": self._over})
+            return
+        child = self._start(process, environment, folder, left)
         over = threading.Event()
 
         def stop():
@@ -188,6 +223,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
     parser.add_argument("--small", action="store_true", help="tiny sizes; what a CPU gets anyway")
     parser.add_argument("--seconds", type=float, default=470.0, help="that a part may take")
+    parser.add_argument("--compile-first", type=int, default=1, metavar="N", help="processes that compile side by side")
     parser.add_argument("--rejax", help="folder of packages, or a Python, that has rejax and gymnax 0.0.9")
     parser.add_argument("--purejaxrl", help="folder of a checkout")
     parser.add_argument("--output", type=pathlib.Path)
