@@ -541,7 +541,7 @@ def peers(asked: Asked) -> list[Task]:
     def measured(name, num_envs, seeds):
         if name == "purejaxrl" and not asked.purejaxrl:
             raise LeftOutError("no --purejaxrl given")
-        iterations = 2 if asked.small else max(4, 500_000 // (128 * num_envs * seeds))
+        iterations = 2 if asked.small else min(128, max(4, 500_000 // (128 * num_envs * seeds)))
         steps = 128 * num_envs * iterations
         request = {"work": "ppo", "num_envs": num_envs, "steps": steps, "seeds": seeds, "seed": 0}
         theirs, ours = worker(name), worker("jaxrl")
@@ -554,7 +554,7 @@ def peers(asked: Asked) -> list[Task]:
         return row | {f"jaxrl / {name}": row["jaxrl (steps/s)"] / row[f"{name} (steps/s)"]}
 
     tasks = []
-    for num_envs, seeds in ((4, 1),) if asked.small else ((4, 1), (64, 1), (2048, 1), (16_384, 1), (64, 8), (64, 64)):
+    for num_envs, seeds in ((4, 1),) if asked.small else ((2048, 1), (64, 1), (16_384, 1), (64, 64), (64, 8), (4, 1)):
         for name in ("rejax", "purejaxrl"):
             about = {"work": f"PPO CartPole beside {name}", "num_envs": num_envs, "seeds": seeds}
             tasks.append(Task(about, functools.partial(measured, name, num_envs, seeds)))

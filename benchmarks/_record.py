@@ -26,20 +26,13 @@ def machine() -> dict[str, Any]:
     """Processor, devices, versions, commit and command."""
     import jax
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "jaxrl", "benchmarks", ":!benchmarks/results"],  # records do not count
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
+    # A copy of the tree, which may lie in a repository at another commit, is told its own.
+    if not (commit := os.environ.get("JAXRL_COMMIT")):
+        changed = _git("status", "--porcelain", "jaxrl", "benchmarks", ":!benchmarks/results")  # records do not count
+        commit = _git("rev-parse", "HEAD") + (" with uncommitted changes" if changed else "")
     return {
         "command": command(),
-        # A copy of the tree without its history is told the commit.
-        "commit": (commit or os.environ.get("JAXRL_COMMIT", "")) + (" with uncommitted changes" if changed else ""),
+        "commit": commit,
         "date": datetime.date.today().isoformat(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -47,6 +40,10 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES if _installed(name)},
     }
+
+
+def _git(*words):
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def command() -> str:
