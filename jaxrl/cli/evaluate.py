@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from jaxrl.cli import imports, table
 from jaxrl.cli.flags import BOOL, FLOAT, INT, PATH, TEXT, Flag, Group, optional, parse
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import seed_problems
 
 
 def evaluate(argv: Sequence[str]) -> int:
@@ -40,8 +41,7 @@ def evaluate(argv: Sequence[str]) -> int:
         problems.append("no run directory: jaxrl eval RUN")
     if asked["episodes"] < 1:
         problems.append(f"--episodes: {asked['episodes']} must be at least 1")
-    if (asked["seed"] or 0) < 0:
-        problems.append(f"--seed: {asked['seed']} must be at least 0")
+    problems += [] if asked["seed"] is None else seed_problems("--seed", asked["seed"])
     if asked["step_timeout"] <= 0:
         problems.append(f"--step-timeout: {asked['step_timeout']:g} must be more than 0")
     if asked["env_params"] and asked["env"] is None:

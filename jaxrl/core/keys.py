@@ -11,20 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import threefry
+from jaxrl.core.limits import checked_seed
 
 _INIT, _ENVIRONMENT, _POLICY, _UPDATE, _SAMPLE, _EVALUATE, _HELD_OUT = range(7)
 
 
-def seed_problems(name: str, seed: int) -> list[str]:
-    """Why `seed`, which is called `name`, is none; empty if it is one."""
-    if isinstance(seed, int | np.integer) and not isinstance(seed, bool) and 0 <= seed < 2**63:
-        return []
-    return [f"{name}={seed!r:.80} must be a whole number from 0 to 2^63 - 1"]
-
-
 def root_key(seed: int) -> jax.Array:
-    """A run's root key: `jax.random.key(seed)` bit for bit, of the kind whose numbers are drawn without a loop."""
-    return unrolled(jax.random.key(seed))
+    """Return a run's root key, of the kind whose numbers are drawn without a loop.
+
+    It is `jax.random.key(seed)` with 64-bit integers enabled, bit for bit, whether they are or not: its words are
+    `(seed >> 32, seed mod 2^32)`. JAX's default would ignore the first.
+
+    Raises:
+      ConfigError: the seed is not a whole number from 0 to 2^63 - 1.
+    """
+    high, low = divmod(checked_seed("seed", seed), 1 << 32)
+    key = jax.random.key(low)
+    if high:  # every algorithm's key is these two words, or has them twice
+        words = jax.random.key_data(key).reshape(-1, 2).at[:, 0].set(np.uint32(high))
+        key = jax.random.wrap_key_data(words.reshape(-1), impl=jax.random.key_impl(key))
+    return unrolled(key)
 
 
 def unrolled(key: jax.Array) -> jax.Array:

@@ -1,7 +1,11 @@
 """The limits of a number, in words; without JAX, so that the command line knows them before it imports it."""
 
 import math
+import operator
 from collections.abc import Mapping
+from typing import Any
+
+from jaxrl.core.errors import ConfigError
 
 WORDS = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
 
@@ -53,6 +57,34 @@ def amount_problems(**amounts: float) -> list[str]:
     """Why numbers are not at least 0, by name: `cpus_per_run=0.5`."""
     limits = {"low": 0}
     return [f"{n}={amount} must be {described(limits)}" for n, amount in amounts.items() if not hold(amount, limits)]
+
+
+def seed_problems(name: str, seed: object) -> list[str]:
+    """Return why `seed`, an argument called `name`, cannot be used as one; empty if it can."""
+    try:
+        checked_seed(name, seed)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+def checked_seed(name: str, seed: Any) -> int:
+    """Return a seed as a Python integer; every seed from 0 to 2^63 - 1 gives other random numbers.
+
+    Args:
+      name: the argument's name, for the message.
+      seed: an integer of Python, NumPy or JAX.
+
+    Raises:
+      ConfigError: it is not an integer, or out of this range.
+    """
+    if not isinstance(seed, bool):
+        try:
+            if 0 <= (found := operator.index(seed)) < 2**63:
+                return found
+        except TypeError:
+            pass
+    raise ConfigError(f"{name}={seed!r:.80} must be a whole number from 0 to 2^63 - 1")
 
 
 def training_problems(**counts: object) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from jaxrl.core.errors import ConfigError, DatasetError, unknown
+from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Trajectory
 from jaxrl.data import episodes as rules
 from jaxrl.data.episodes import Episode
@@ -173,10 +174,11 @@ class Dataset:
           seed: another seed gives another choice.
 
         Raises:
-          ConfigError: the fraction is not between 0 and 1, or there are fewer than two episodes.
+          ConfigError: the fraction is not between 0 and 1, the seed is not one, or there are fewer than two episodes.
         """
-        if not 0 < fraction < 1 or seed < 0:
-            raise ConfigError(f"split({fraction}, seed={seed}): between 0 and 1, and a seed of at least 0")
+        if not 0 < fraction < 1:
+            raise ConfigError(f"split({fraction}): the fraction must be between 0 and 1")
+        seed = checked_seed("seed", seed)
 
         def halves():
             count = len(self)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxrl.core.errors import ConfigError, MissingExtraError
+from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
@@ -106,11 +107,13 @@ class Loader:
         cache_bytes: int = 1 << 28,
     ):
         _grain()
-        limits = (("batch_size", batch_size, 1), ("n_step", n_step, 1), ("seed", seed, 0), ("workers", workers, 0))
+        limits = (("batch_size", batch_size, 1), ("n_step", n_step, 1), ("workers", workers, 0))
         limits += () if window in (None, "fit") else (("window", window, 1),)
         problems = [f"{name}={value} must be at least {low}" for name, value, low in limits if value < low]
+        problems += seed_problems("seed", seed)
         if problems:
             raise ConfigError(problems)
+        seed = checked_seed("seed", seed)
         if sequence is not None:
             views.check_sequence(sequence)
         if window == "fit":

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl.core import keys, spaces
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
+from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Environment, HostRecipe, PyTree, TimeStep
 from jaxrl.envs.host.check import check_recipe
 from jaxrl.envs.wrappers import with_auto_reset
@@ -22,11 +23,12 @@ def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0)
     Args:
       env: the environment, with or without auto-reset, or a recipe of host environments.
       steps: how many random steps each of 4 environments takes; 0 compiles nothing, and sees types and shapes only.
-      seed: of the actions and resets.
+      seed: of the actions and resets, from 0 to 2^63 - 1.
 
     Raises:
       EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
     """
+    seed = checked_seed("seed", seed)
     if not isinstance(env, Environment) and callable(getattr(env, "build", None)):
         return check_recipe(env, steps, seed)
     env = _checked(env)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl.core import files
 from jaxrl.core.config import flatten
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.limits import checked_seed
 
 if TYPE_CHECKING:
     from jaxrl.plots.chart import Axes, Chart
@@ -218,7 +219,7 @@ def bootstrap_interval(
       The lower and the upper end, shape (...).
 
     Raises:
-      ConfigError: `confidence` is out of range, or a stratum has fewer than two runs.
+      ConfigError: `confidence` is out of range, the seed is not one, or a stratum has fewer than two runs.
     """
     from scipy import stats
 
@@ -237,7 +238,7 @@ def bootstrap_interval(
         confidence_level=confidence,
         n_resamples=resamples,
         batch=max(1, 4_000_000 // (points * sum(map(len, strata)))),
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(checked_seed("seed", seed)),
     )
     return found.confidence_interval
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
 from jaxrl.parallel import rollout as ro
@@ -104,13 +105,13 @@ def evaluate(
       step_timeout: seconds that host environments have for one step or reset.
 
     Raises:
-      ConfigError: no seed, or more episodes than can be counted.
+      ConfigError: the seed is not one, or more episodes than can be counted.
       EnvironmentFailedError: host environments hang, or failed too often.
     """
-    problems = keys.seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
+    problems = seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
     if problems:
         raise ConfigError(problems)
-    num_envs, quota = layout(episodes, num_envs)
+    seed, (num_envs, quota) = checked_seed("seed", seed), layout(episodes, num_envs)
     key = _root(seed)
     if isinstance(env, Environment):
         env, key, most = _on_devices_of(actor, (env, key, np.int32(max_steps)))

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl import envs
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.keys import seed_problems
+from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.data.episodes import Episode
 from jaxrl.data.minari import MinariWriter
@@ -197,6 +197,7 @@ def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, e
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
     process, processes = jax.process_index(), jax.process_count()
     asked.check(processes)
+    asked = dataclasses.replace(asked, seed=checked_seed("seed", asked.seed))
     check_spaces(policy.spec, env)
     num_envs = min(asked.episodes, processes * _NUM_ENVS if asked.num_envs is None else asked.num_envs)
     here = np.array_split(np.arange(num_envs), processes)[process]

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
+from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.multihost.place import have_learners_ended, own_place
@@ -53,9 +54,9 @@ def follow(
 
     Raises:
       CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
-      ConfigError: `out` is a file with something else in it.
+      ConfigError: `out` is a file with something else in it, or the seed is not one.
     """
-    path = Path(path)
+    path, seed = Path(path), None if seed is None else checked_seed("seed", seed)
     if out is not None and Path(out).is_file() and Path(out).stat().st_size and not read_metrics(out):
         raise ConfigError(f"out={str(out)!r} holds no evaluations and would be overwritten; name another or delete it")
     while not _begun(path):

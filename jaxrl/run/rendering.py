@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw
 from jaxrl import envs
 from jaxrl.core import files, keys
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
+from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
 from jaxrl.envs.drawings import Drawing, drawing_of
 from jaxrl.parallel import rollout as ro
@@ -66,6 +67,7 @@ def render(
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
     if max_steps < 1:
         raise ConfigError(f"max_steps={max_steps} must be at least 1")
+    seed = checked_seed("seed", seed)
     check_spaces(policy.spec, env)
     path = _checked_path(path, env)
     if not isinstance(env, Environment):

@@ -13,8 +13,7 @@ from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, field_problems
 from jaxrl.buffers import fixed
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.keys import seed_problems
-from jaxrl.core.limits import training_problems
+from jaxrl.core.limits import checked_seed, seed_problems, training_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
 from jaxrl.core.resources import problems as resource_problems
@@ -183,6 +182,7 @@ def train(
     problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
     if problems:
         raise ConfigError(problems)
+    seed = checked_seed("seed", seed)
     if isinstance(record, str | Path):
         record = Record(record)
     topology = topology or (Offline() if offline else default_topology(env, num_envs))

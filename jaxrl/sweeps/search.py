@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.keys import seed_problems
+from jaxrl.core.limits import checked_seed, seed_problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
     found = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if problems := [problem for seed in found for problem in seed_problems("seeds", seed)]:
         raise ConfigError(problems)
-    return found
+    return [checked_seed("seeds", seed) for seed in found]
 
 
 def configurations(num_samples: int | None, space: Mapping[str, Any], search_seed: int = 0) -> list[dict[str, Any]]:
@@ -70,12 +70,13 @@ def configurations(num_samples: int | None, space: Mapping[str, Any], search_see
         problems += [f"{name} is a distribution; set the number of draws, such as num_samples=32" for name in drawn]
     elif num_samples < 1:
         problems.append(f"num_samples={num_samples} must be at least 1")
+    problems += seed_problems("search_seed", search_seed)
     if problems:
         raise ConfigError(problems)
     if num_samples is None:
         lists = [v if isinstance(v, list) else [v] for v in choices.values()]
         return [dict(zip(choices, values, strict=True)) for values in itertools.product(*lists)]
-    rng = np.random.default_rng(search_seed)
+    rng = np.random.default_rng(checked_seed("search_seed", search_seed))
 
     def draw(v):
         if isinstance(v, (Uniform, LogUniform)):

@@ -169,7 +169,8 @@ class Study:
     def begin(self) -> UnderWay:
         """Chooses settings to try; several trials may be under way."""
         number = self.next_number
-        seed = int(np.random.SeedSequence([self._search_seed, number]).generate_state(1)[0])
+        high, low = divmod(self._search_seed, 1 << 32)  # the high word last: one of 0 changes nothing
+        seed = int(np.random.SeedSequence([low, number, high]).generate_state(1)[0])
         self._study.sampler = SAMPLERS[self._sampler](seed=seed)
         trial = self._study.ask(self._distributions)
         self._begun.add(number)

@@ -16,7 +16,7 @@ from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import keys
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError
-from jaxrl.core.limits import count_problems
+from jaxrl.core.limits import checked_seed, count_problems, seed_problems
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
@@ -187,8 +187,8 @@ def tune(
         trials=(trials, 1),
         evaluate_every=(evaluate_every, 1),
         evaluation_episodes=(evaluation_episodes, 1),
-        search_seed=(search_seed, 0),
     )
+    problems += seed_problems("search_seed", search_seed)
     if isinstance(trials, int) and trials > MOST_TRIALS:
         problems.append(f"trials={trials} must be at most {MOST_TRIALS:,}")
     for name, value, known in (
@@ -219,7 +219,7 @@ def tune(
         devices_and_mapping(1, mapping)
     else:
         devices, mapping = devices_and_mapping(devices, mapping)
-    seeds = checked_seeds(seeds)
+    seeds, search_seed = checked_seeds(seeds), checked_seed("search_seed", search_seed)
     algo, made = as_algorithm(algo), envs.make(env) if isinstance(env, str) else env
     if not isinstance(made, Environment):
         raise ConfigError(f"{made.name} is stepped on the host, and a search is a compiled program; use jaxrl.train")

@@ -76,7 +76,7 @@ def said(capsys, monkeypatch):
         (["tune", "ppo", *RUN, "--trials", "0"], "trials=0 must be at least 1"),
         (["tune", "ppo", *RUN, "--search", "bayes"], "--search: unknown value 'bayes'; known: random, tpe"),
         (["eval", "runs/none", "--seed", HUGE], "is too large"),
-        (["eval", "runs/none", "--seed", "-1"], "--seed: -1 must be at least 0"),
+        (["eval", "runs/none", "--seed", "-1"], "--seed=-1 must be a whole number from 0 to 2^63 - 1"),
         (["export-rlds", "runs/none", "--out", "x", "--seed", HUGE], "is too large"),
         (["train", "ppo", "--env", "gymnasium:..:X", "--total-steps", "10"], "gymnasium:..:X cannot be found"),
         (["train", "ppo", "--env", "gymnasium:.os:X", "--total-steps", "10"], "gymnasium:.os:X cannot be found"),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxrl.core import episode_info
+from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Episode, PyTree, TimeStep
 
 
@@ -16,9 +17,13 @@ def environment_seeds(seed: int, num_envs: int, generation: int = 0, first_env: 
 
     Consecutive run seeds give unrelated environments. `seed + index`, which the suites take by themselves, gives run 1
     all but one of the environments of run 0.
+
+    Raises:
+      ConfigError: the seed is not a whole number from 0 to 2^63 - 1.
     """
+    entropy = checked_seed("seed", seed)
     sequences = (
-        np.random.SeedSequence(entropy=seed, spawn_key=(generation, index))
+        np.random.SeedSequence(entropy=entropy, spawn_key=(generation, index))
         for index in range(first_env, first_env + num_envs)
     )
     return [int(sequence.generate_state(1)[0] >> np.uint32(1)) for sequence in sequences]
