@@ -15,6 +15,9 @@ from jaxrl.core import spaces
 from jaxrl.core.types import Counter, PyTree, Replicas
 
 _EPSILON = 1e-8  # added to the variance, as in Gymnasium's and SB3's normalizers
+_MOST_EPSILON = 1e-4  # of the variance, so that small units are normalized as well
+LEAST_STD = 1e-6  # as in brax's normalizer
+LEAST_RELATIVE_STD = 2.0**-15  # of the mean's magnitude: hundreds of roundings of float32
 
 
 class Moments(struct.PyTreeNode):
@@ -97,8 +100,23 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
     return RunningStatistics(count, {name: merge(old, leaves[name]) for name, old in statistics.moments.items()})
 
 
+def varies(mean: Any, std: Any, least: float = LEAST_STD) -> Any:
+    """Return whether values with these moments vary by more than rounding, elementwise.
+
+    What hardly varies carries no information, and to divide by its deviation would turn the slightest difference
+    between two simulators, or between a dataset and an environment, into many deviations.
+
+    Args:
+      mean, std: NumPy or JAX arrays of the same shape.
+      least: standard deviation up to which nothing varies, whatever the mean.
+    """
+    return (std > least) & (std > LEAST_RELATIVE_STD * abs(mean))
+
+
 def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.0) -> PyTree:
     """`(x - mean) / std`, limited to [-clip, clip]; the identity before two entries were seen.
+
+    Entries that hardly varied (see `varies`) become 0, whatever their value now.
 
     Args:
       statistics: frozen; those that the rows were acted with, in a loss.
@@ -115,7 +133,7 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
         if moments is None:
             return leaf
         leading = tuple(range(leaf.ndim - moments.mean.ndim))
-        scale = jnp.expand_dims(jax.lax.rsqrt(_variance(moments) + _EPSILON), leading)
+        scale = jnp.expand_dims(_inverse_std(moments, 0.0), leading)
         value = leaf.astype(jnp.float32)
         scaled = jnp.clip((value - jnp.expand_dims(moments.mean, leading)) * scale, -clip, clip)
         dtype = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.float32
@@ -127,7 +145,8 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
 def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float | jax.Array = 10.0) -> jax.Array:
     """Rewards over the standard deviation of the running discounted return, limited to [-clip, clip].
 
-    The mean is not subtracted: that would change which policy is best. The identity before two returns were seen.
+    The mean is not subtracted: that would change which policy is best. The identity before two returns were seen, and
+    while returns hardly vary (see `varies`).
 
     Args:
       statistics: of the running discounted return, an `init` of a scalar; see `discounted_return`.
@@ -135,7 +154,7 @@ def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float |
       clip: largest absolute value that comes out.
     """
     (moments,) = statistics.moments.values()
-    scaled = jnp.clip(reward * jax.lax.rsqrt(_variance(moments) + _EPSILON), -clip, clip)
+    scaled = jnp.clip(reward * _inverse_std(moments, 1.0), -clip, clip)
     return jnp.where(_is_known(statistics), scaled, reward)
 
 
@@ -172,8 +191,11 @@ def _is_known(statistics: RunningStatistics) -> jax.Array:
     return (statistics.count.high > 0) | (statistics.count.low >= 2)
 
 
-def _variance(moments):
-    return jnp.maximum(moments.variance, 0.0)
+def _inverse_std(moments: Moments, otherwise: float) -> jax.Array:
+    """Return 1 / std of each entry, or `otherwise` where it hardly varies."""
+    variance = jnp.maximum(moments.variance, 0.0)
+    inverse = jax.lax.rsqrt(variance + jnp.minimum(_EPSILON, _MOST_EPSILON * variance))
+    return jnp.where(varies(moments.mean, jnp.sqrt(variance)), inverse, otherwise)
 
 
 def _compensated(total, rest, increment):

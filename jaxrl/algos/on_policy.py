@@ -259,24 +259,30 @@ def unroll(
 
 
 def explained_variance(targets: jax.Array, values: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
-    """1 - Var(target - value) / Var(target) over the rows that count; 1 is a perfect critic."""
+    """1 - Var(target - value) / Var(target) over the rows that count: 1 if perfect, 0 where targets hardly vary."""
     weight = weight.astype(targets.dtype)
     count = jnp.maximum(replicas.sum(jnp.sum(weight)), 1.0)
 
-    def variance(x):
+    def moments(x):
         mean = replicas.sum(jnp.sum(x * weight)) / count
-        return replicas.sum(jnp.sum(weight * jnp.square(x - mean))) / count
+        return mean, replicas.sum(jnp.sum(weight * jnp.square(x - mean))) / count
 
-    return 1.0 - variance(targets - values) / jnp.maximum(variance(targets), 1e-8)
+    mean, variance = moments(targets)
+    varied = normalization.varies(mean, jnp.sqrt(variance), least=0.0)
+    return jnp.where(varied, 1.0 - moments(targets - values)[1] / jnp.where(varied, variance, 1.0), 0.0)
 
 
 def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
-    """`x` with mean 0 and standard deviation 1 over the entries that count, on all replicas together."""
+    """`x` with mean 0 and standard deviation 1 over the entries that count, on all replicas together.
+
+    All 0 where they hardly vary beside their mean (see `normalization.varies`): what rounding leaves has no sign.
+    """
     weight = weight.astype(x.dtype)
     moments = replicas.sum(jnp.stack([jnp.sum(weight), jnp.sum(x * weight)]))
     mean = moments[1] / jnp.maximum(moments[0], 1.0)
     variance = replicas.sum(jnp.sum(weight * jnp.square(x - mean))) / jnp.maximum(moments[0], 1.0)
-    return (x - mean) / (jnp.sqrt(variance) + 1e-8)
+    std = jnp.sqrt(variance)
+    return jnp.where(normalization.varies(mean, std, least=0.0), (x - mean) / (std + 1e-8), 0.0)
 
 
 def whole_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array) -> jax.Array:

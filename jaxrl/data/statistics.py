@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxrl.algos import normalization
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import PyTree
 from jaxrl.data.episodes import Episode, meaningful
@@ -32,23 +33,24 @@ class Moments:
     max: np.ndarray
 
     def normalize(self, x: Any) -> Any:
-        """(x - mean) / std for values `[..., *shape]`; what never varied is only shifted, to 0.
+        """(x - mean) / std for values `[..., *shape]`; 0 for entries that hardly vary (`algos.normalization.varies`).
 
         Integers, bools and half precision become float32, other numbers keep their type; JAX arrays too.
         """
-        x, mean, scale = self._ready(x)
-        return (x - mean) / scale
+        x, mean, std, varies = self._ready(x)
+        return (x - mean) / std * varies
 
     def denormalize(self, x: Any) -> Any:
-        """x * std + mean, what `normalize` undid; types as there."""
-        x, mean, scale = self._ready(x)
-        return x * scale + mean
+        """x * std + mean, what `normalize` undid, and the mean of entries that hardly vary; types as there."""
+        x, mean, std, varies = self._ready(x)
+        return x * (std * varies) + mean
 
     def _ready(self, x):
         dtype = np.promote_types(x.dtype, np.float32) if np.issubdtype(x.dtype, np.floating) else np.float32
-        scale = np.where(self.std > 0, self.std, 1.0)
+        varies = normalization.varies(self.mean, self.std)
         shape = (1,) * (x.ndim - self.mean.ndim) + self.mean.shape
-        return x.astype(dtype), self.mean.astype(dtype).reshape(shape), scale.astype(dtype).reshape(shape)
+        parts = (self.mean, np.where(varies, self.std, 1.0), varies)
+        return x.astype(dtype), *(part.astype(dtype).reshape(shape) for part in parts)
 
 
 @dataclasses.dataclass(frozen=True)

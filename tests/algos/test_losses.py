@@ -68,6 +68,26 @@ def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant(
     assert explained_variance(targets, jnp.full((1, 3), 7.0), weight, ONE) == pytest.approx(0.0, abs=1e-6)
 
 
+@given(st.floats(-1e6, 1e6, width=32))
+def test_advantages_and_targets_that_hardly_vary_are_zero_and_unexplained(constant):
+    """Their deviation is what rounding leaves: to divide by it gives rounding the size of a good advantage."""
+    x = jnp.asarray(np.full((7, 3), constant, np.float32) * (1 + 1e-7 * np.arange(21).reshape(7, 3) % 2))
+    weight = jnp.ones(x.shape, bool)
+    assert not np.any(standardized(x, weight, ONE))
+    assert explained_variance(x, jnp.zeros_like(x), weight, ONE) == 0.0
+
+
+@given(st.sampled_from([1e-5, 1e-2, 1.0, 1e4]), st.floats(-100, 100, width=32))
+def test_units_of_advantages_and_targets_do_not_matter(scale, origin):
+    x = (scale * (np.random.default_rng(0).normal(size=(9, 4)) + origin)).astype(np.float32)
+    values = (x + scale * np.random.default_rng(1).normal(size=x.shape)).astype(np.float32)
+    weight, truth = jnp.ones(x.shape, bool), x.astype(np.float64)
+    ours = standardized(jnp.asarray(x), weight, ONE)
+    np.testing.assert_allclose(ours, (truth - truth.mean()) / truth.std(), rtol=2e-3, atol=2e-3)
+    explained = explained_variance(jnp.asarray(x), jnp.asarray(values), weight, ONE)
+    np.testing.assert_allclose(explained, 1 - (truth - values).var() / truth.var(), atol=2e-3)
+
+
 @pytest.mark.parametrize("bootstrap", [True, False])
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_n_step_target(bootstrap, steps):

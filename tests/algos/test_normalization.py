@@ -233,3 +233,57 @@ def test_a_constant_leaf_stays_finite():
     x = jnp.full((10, 2, 1), 4.0)
     statistics = update(normalization.init(jnp.zeros(1)), x, jnp.ones((10, 2), bool))
     np.testing.assert_array_equal(normalization.normalize(statistics, x), jnp.zeros_like(x))
+
+
+def statistics_of(x):
+    """Running statistics of rows [n, features], in three batches."""
+    found = normalization.init(jnp.zeros(x.shape[1]))
+    for batch in np.array_split(x.astype(np.float32), 3):
+        found = update(found, jnp.asarray(batch), jnp.ones(len(batch), bool))
+    return found
+
+
+VARIED = np.random.default_rng(8).normal(size=(300, 1))
+
+
+@given(
+    st.floats(-20, 20, width=32),
+    st.sampled_from([1e-5, 1e-4, 1e-2, 0.03, 1.0, 1e3, 1e6]),
+    st.floats(-100, 100, width=32),
+)
+def test_units_and_origins_of_what_varies_do_not_matter(value, scale, origin):
+    """Whatever a feature is measured in, what comes out is (x - mean) / std; the oracle is NumPy in float64."""
+    unit = lambda x: (scale * (x + origin)).astype(np.float32)  # noqa: E731
+    seen, new = unit(VARIED), unit(np.asarray([[value]]))
+    ours = normalization.normalize(statistics_of(seen), jnp.asarray(new), jnp.inf)
+    truth = seen.astype(np.float64)
+    np.testing.assert_allclose(ours, (new - truth.mean(0)) / truth.std(0), rtol=2e-4, atol=2e-4)
+
+
+@given(
+    st.floats(-1e6, 1e6, width=32),
+    st.sampled_from([0.0, 1e-8, 1e-7, 1e-6]),
+    st.sampled_from([1.0, 1.0001, 1.001, 1.1, -3.0]),
+)
+def test_what_hardly_varied_is_zero_whatever_it_is_now(constant, jitter, factor):
+    """Not a thousand deviations, where an environment differs a little from its data; nor what rounding leaves."""
+    x = constant * (1 + jitter * VARIED[:60])
+    now = jnp.asarray([[constant], [factor * constant], [factor * constant + 0.1]], jnp.float32)
+    assert not np.any(normalization.normalize(statistics_of(x), now, jnp.inf))
+
+
+@given(st.floats(-1e3, 1e3, width=32), st.floats(-20, 20, width=32))
+def test_rewards_stay_as_they_are_while_returns_do_not_vary(constant, reward):
+    """Sparse rewards are 0 for a long time: the first that is not does not become 10,000 times as large."""
+    found = normalization.init(spaces.Box(-jnp.inf, jnp.inf, ()))
+    found = update(found, jnp.full((8, 4), constant, jnp.float32), jnp.ones((8, 4), bool))
+    assert normalization.scale_reward(found, jnp.float32(reward), jnp.inf) == np.float32(reward)
+
+
+def test_features_that_vary_normally_are_normalized_bit_for_bit_as_before():
+    """What changed for features that hardly vary changed no number of runs that have none."""
+    statistics = statistics_of(VARIED * np.asarray([0.02, 1.0, 300.0]) + np.asarray([1.0, -3.0, 1e3]))
+    moments = statistics.moments["array"]
+    x = jnp.asarray(VARIED[:50] * np.ones(3), jnp.float32)
+    before = jnp.clip((x - moments.mean[None]) * jax.lax.rsqrt(moments.variance + 1e-8)[None], -10, 10)
+    np.testing.assert_array_equal(normalization.normalize(statistics, x), before)

@@ -18,9 +18,14 @@ from helpers.offline import (
     updated,
 )
 
+import jaxrl
 from jaxrl.algos import off_policy
 from jaxrl.algos.train_state import Variables
-from jaxrl.core.types import TimeStep
+from jaxrl.core import spaces
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import EnvSpec, TimeStep, TransitionBatch
+from jaxrl.networks import Actor, Critic
+from jaxrl.parallel.replicas import SingleReplica
 
 KEY = jax.random.key(0)
 # Moves its policy at every update, with the critics all but still.
@@ -151,3 +156,54 @@ def test_it_is_nearer_to_the_best_of_bad_data_than_cloning_or_believing_the_crit
 
 def test_rows_of_no_weight_teach_nothing():
     assert_weights_count(ALGO)
+
+
+@pytest.mark.long
+def test_a_feature_that_never_varied_may_differ_in_the_environment():
+    """At its defaults but for sizes: the policy of data where the second feature is 0.5 also where it is not.
+
+    With the deviation limited to 1e-4 its actions were 0.9 from the best at 0.501.
+    """
+    spec = EnvSpec("constant", spaces.Box(-2, 2, (2,)), spaces.Box(-1, 1, (1,)))
+    size = 64
+    algo = jaxrl.TD3BC(
+        batch_size=size,
+        learning_rate=3e-3,
+        policy=Actor(widths=(32, 32), stochastic=False),
+        critic=Critic(widths=(32, 32)),
+    )
+    algo = resolve_schedules(algo.resolve(spec, 1), jnp.float32(0))
+    best = lambda x: 0.8 * jnp.sin(2 * x)  # noqa: E731
+
+    def step(state, key):
+        update_key, x_key, noise_key = jax.random.split(key, 3)
+        x, noise = (
+            jax.random.uniform(x_key, (size, 1), minval=-1.5, maxval=1.5),
+            jax.random.normal(noise_key, (size, 1)),
+        )
+        observation = jnp.concatenate([x, jnp.full_like(x, 0.5)], axis=1)
+        action = jnp.clip(best(x) + 0.1 * noise, -1, 1)
+        batch = TransitionBatch(
+            observation=observation,
+            action=action,
+            rewards=1 - jnp.square(action - best(x)),
+            steps=jnp.ones(size, jnp.int32),
+            bootstrap=jnp.zeros(size, bool),
+            next_observation=observation,
+            weight=jnp.ones(size, bool),
+        )
+        return algo.update(state, {"replay": batch}, spec=spec, key=update_key, replicas=SingleReplica())[0], None
+
+    learn = jax.jit(lambda keys: jax.lax.scan(step, algo.init(KEY, spec), keys)[0])
+    actor = algo.actor(learn(jax.random.split(KEY, 1000)))
+    x, flags = jnp.linspace(-1.4, 1.4, 50)[:, None], jnp.zeros(50, bool)
+
+    @jax.jit
+    def error(constant):
+        moment = TimeStep(jnp.concatenate([x, jnp.full_like(x, constant)], 1), jnp.zeros(50), flags, flags, flags)
+        action = algo.act(actor, moment, (), jax.random.split(KEY, 50), spec=spec, explore=False).action
+        return jnp.mean(jnp.abs(action - best(x)))
+
+    there = float(error(0.5))
+    assert there < 0.05
+    assert [float(error(constant)) for constant in (0.5001, 0.501, 0.51, 5.0)] == [there] * 4

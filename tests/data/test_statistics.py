@@ -84,12 +84,31 @@ def test_they_act_on_jax_arrays_in_a_compiled_program():
     np.testing.assert_allclose(compiled(jnp.asarray(vector)), of["observation"]["vector"].normalize(vector), rtol=1e-6)
 
 
-def test_what_never_varies_is_shifted_and_not_blown_up():
+def test_what_never_varies_is_zero():
     found = [dataclasses.replace(made(6, "truncated", seed), reward=np.full(7, np.float32(0.1))) for seed in range(9)]
     moments = statistics(found)["reward"]
     assert moments.std == 0.0 and moments.mean == np.float32(0.1)
     assert not moments.normalize(found[0].reward).any()
     assert moments.denormalize(np.zeros(3, np.float32)).tolist() == [np.float32(0.1)] * 3
+
+
+@given(st.floats(-1e6, 1e6), st.sampled_from([0.0, 1e-12, 1e-7]), st.floats(-10, 10))
+def test_what_hardly_varies_is_normalized_to_zero_and_comes_back_as_its_mean(constant, jitter, value):
+    of = _moments_of(constant * (1 + jitter * np.random.default_rng(0).normal(size=50)))
+    assert not of.normalize(np.asarray([constant, 1.001 * constant, value])).any()
+    np.testing.assert_allclose(of.denormalize(np.asarray([0.0, value])), of.mean)
+
+
+@given(st.sampled_from([1e-5, 1.0, 1e6]), st.floats(-100, 100), st.floats(-10, 10))
+def test_units_and_origins_of_what_varies_do_not_matter(scale, origin, value):
+    x = scale * (np.random.default_rng(0).normal(size=50) + origin)
+    of, new = _moments_of(x), np.asarray([scale * (value + origin)])
+    np.testing.assert_allclose(of.normalize(new), (new - x.mean()) / x.std(), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(of.denormalize(of.normalize(new)), new, rtol=1e-9, atol=1e-9 * scale)
+
+
+def _moments_of(x):
+    return Moments(len(x), x.mean(), x.std(), x.min(), x.max())
 
 
 def test_text_and_images_to_skip_have_none_and_stay_as_they_are():
