@@ -5,7 +5,6 @@ more, so the result is printed again. Whatever differs goes the ordinary way, wh
 """
 
 import contextlib
-import json
 import os
 import sys
 import zlib
@@ -53,7 +52,7 @@ def remember(given: Given, path: Path) -> None:
     try:
         times, record = file.stat(), files.read_json(file) | {"command": _command(given)}
         with files.replacing(file) as new:
-            json.dump(record, new, indent=2)
+            new.write(files.to_json(record, indent=2))
             new.flush()
             # As old as it was: should another process have started the run again by now, this is not its result.
             os.utime(new.name, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -97,6 +96,8 @@ def _time(record):
 
 def score(metrics: Mapping[str, float]) -> str:
     """The metrics of an evaluation in a line."""
+    if not metrics["episodes"]:
+        return f"no episode ended; {metrics['unfinished']} reached the limit of steps"
     shown = f"return {metrics['return_mean']:.2f} ± {metrics['return_std']:.2f} over {metrics['episodes']} episodes"
     return shown + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")
 

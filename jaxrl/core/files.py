@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import secrets
 import stat
@@ -108,11 +109,24 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
         raise
 
 
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return `value` as strict JSON (RFC 8259), the only form that jaxrl writes; NaN and infinities become null.
+
+    Raises:
+      TypeError: `value` holds something other than JSON values and tuples.
+    """
+    return json.dumps(_with_null(value), indent=indent, allow_nan=False)
+
+
+def as_read_back(value: Any) -> Any:
+    """Return `value` as reading its JSON returns it: tuples become lists, keys strings, NaN None."""
+    return json.loads(to_json(value))
+
+
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Writes a JSON file in one piece."""
     with replacing(path) as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
+        file.write(to_json(value, indent=2) + "\n")
 
 
 def clear_temporaries(directory: Path) -> None:
@@ -126,6 +140,14 @@ def _regular(descriptor, mode, path):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
     return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
+
+
+def _with_null(value):
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _with_null(item) for key, item in value.items()}
+    return [_with_null(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _children(value):

@@ -12,7 +12,7 @@ from jaxrl.core.types import ActorState, Algorithm
 from jaxrl.envs.host.watchdog import GOODBYE
 from jaxrl.run.evaluation import Evaluation
 
-_SCORE = "evaluation/return_mean"
+SCORE = "evaluation/return_mean"
 
 
 class Evaluator:
@@ -33,24 +33,27 @@ class Evaluator:
     ):
         self.in_thread = in_thread
         self.latest: Evaluation | None = None
-        self.scores: dict[int, float] = {}  # the mean return by step
+        self.scores: dict[int, float] = {}  # the mean return by step, NaN where no episode ended
         self._play, self._found = play, found
         self._thread: threading.Thread | None = None
-        self._step = 0
+        self._step, self._log = 0, True
         self._outcome: Evaluation | None = None
         self._error: BaseException | None = None
 
     def remember(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Takes the scores from the metrics of the run so far."""
-        self.scores = {row["step"]: row[_SCORE] for row in rows if row.get(_SCORE) is not None}
+        self.scores = {row["step"]: row[SCORE] for row in rows if SCORE in row}
 
-    def begin(self, step: int, algo: Algorithm, actor: ActorState, learning: Sequence[jax.Device]) -> None:
+    def begin(
+        self, step: int, algo: Algorithm, actor: ActorState, learning: Sequence[jax.Device], *, log: bool = True
+    ) -> None:
         """Plays with the actor, or begins to.
 
         Args:
           step: what it goes by.
           algo, actor: where they are learned; in a thread they play on another device of this process, if it has one.
           learning: the devices that learn.
+          log: report the outcome to `found`, unless the run has a score at this step already.
 
         Raises:
           RuntimeError: the one before it was not collected.
@@ -58,7 +61,7 @@ class Evaluator:
         """
         if self._thread is not None:
             raise RuntimeError(f"the evaluation of step {self._step} was not collected; call collect() first")
-        self._step = step
+        self._step, self._log = step, log
         if not self.in_thread:
             self._end(self._play(algo, actor))
             return
@@ -79,7 +82,7 @@ class Evaluator:
 
     def _end(self, outcome):
         self.latest = outcome
-        if self._step not in self.scores:  # else a finished run was started again
+        if self._log and self._step not in self.scores:
             self.scores[self._step] = outcome.return_mean
             self._found(self._step, outcome)
 

@@ -160,13 +160,16 @@ class Callbacks:
         self._env = changed or self._env
         return Decision(stop, changed, metrics)
 
-    def asked_to_stop(self, moment: Moment, kept: Mapping[str, Any]) -> str | None:
-        """Why a run that is resumed here does not go on; None if it does.
+    def asked_to_stop(self, moment: Moment, kept: Mapping[str, Any], due: bool) -> str | None:
+        """Return why a run that is resumed here does not go on; None if it does.
 
-        Asked are those that stopped it here, and those without memory, which may be asked twice at the same moment.
+        Callbacks that stopped the run here decide again, and those that it did not have before, if they are due. The
+        others were called here before the checkpoint was saved, and are not called twice; but the target return may
+        have changed.
         """
         states, stopped = kept.get("states", {}), kept.get("stopped", ())
-        asked = [one for one in self._callbacks if one.name in stopped or not states.get(one.name)]
+        new = [one for one in self._callbacks if one.name not in states or isinstance(one, StopAtReturn)]
+        asked = [one for one in self._callbacks if one.name in stopped or (due and one in new)]
         decisions = [callback(moment) for callback in asked]
         return next((decision.stop for decision in decisions if decision is not None and decision.stop), None)
 

@@ -21,7 +21,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
-import json
 import logging
 import math
 import os
@@ -77,7 +76,7 @@ class Checkpointer:
         self._failures_in_a_row = 0
         self._failure: str | None = None  # of the last save
         self.told = False  # that saves fail, since the last one that did not
-        self._config = json.loads(json.dumps(config))  # as it will be read back; a value that is no JSON fails here
+        self._config = files.as_read_back(config)  # as it will be read back; a value that is no JSON fails here
         self._keep = keep
         self._max_failures = max_failures
         self._damaged: set[int] = set()

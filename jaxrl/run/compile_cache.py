@@ -8,7 +8,6 @@ program is running it; and a limit of size.
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -23,6 +22,7 @@ import jax
 import jaxlib
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxrl.core import files
 from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import asked_for
 
@@ -153,7 +153,7 @@ def _discard_damaged(folder: Path) -> None:
     """Deletes entries that do not decompress, and the oldest beyond the limit. Each is read once, when it is new."""
     index = folder / _INDEX
     try:
-        checked = json.loads(index.read_text())
+        checked = files.read_json(index)
         checked = checked if isinstance(checked, dict) else {}
     except (OSError, ValueError):
         checked = {}
@@ -177,7 +177,7 @@ def _discard_damaged(folder: Path) -> None:
         total -= size
     if fine != checked:
         with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-            json.dump(fine, file)
+            file.write(files.to_json(fine))
         os.replace(file.name, index)
 
 

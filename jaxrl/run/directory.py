@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import fnmatch
-import json
 import os
 import secrets
 import shutil
@@ -60,7 +59,7 @@ class RunDirectory:
     ):
         self.path = Path(path).absolute()
         _check_name(self.path)
-        self.config: dict[str, Any] = json.loads(json.dumps(config))
+        self.config: dict[str, Any] = files.as_read_back(config)
         self._lock: IO[str] | None = None
         self.start = secrets.token_hex(8)
         try:
@@ -227,7 +226,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], may_change: It
         values = old.get(name, _ABSENT), new.get(name, _ABSENT)
         if values[0] == values[1] or any(name == field or name.startswith(f"{field}.") for field in free):
             continue
-        there, here = ("(absent)" if value is _ABSENT else json.dumps(value) for value in values)
+        there, here = ("(absent)" if value is _ABSENT else files.to_json(value) for value in values)
         lines.append(f"{name}: {there} -> {here}")
     return lines
 

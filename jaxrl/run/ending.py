@@ -48,7 +48,10 @@ def _said_by(lock):
 
 
 def read_result(path: str | os.PathLike) -> dict[str, Any]:
-    """What the run in this directory wrote into `result.json`; empty where there is none that a run could have."""
+    """Return what the run in this directory wrote into `result.json`, with NaN for null in its evaluation.
+
+    Empty where there is none that a run could have written.
+    """
     try:
         record = files.read_json(Path(path) / "result.json")
     except (OSError, ValueError):
@@ -63,9 +66,13 @@ def read_result(path: str | os.PathLike) -> dict[str, Any]:
         and isinstance(record.get("seconds", {}), Mapping)
         and all(map(is_number, record.get("seconds", {}).values()))
         and isinstance(evaluation, Mapping)
-        and all(is_number(value) or isinstance(value, float) for value in evaluation.values())
+        and all(value is None or isinstance(value, float) or is_number(value) for value in evaluation.values())
     )
-    return record | {"evaluation": evaluation} if fits else {}
+    return record | {"evaluation": {name: _number(value) for name, value in evaluation.items()}} if fits else {}
+
+
+def _number(value):
+    return math.nan if value is None else value
 
 
 def is_number(value: Any) -> bool:

@@ -64,7 +64,7 @@ class JSONLLogger:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {"step": int(step)} | {name: _finite(value) for name, value in metrics.items()}
         end = os.lseek(self._file.fileno(), 0, os.SEEK_END)
-        line = (json.dumps(row) + "\n").encode()
+        line = (files.to_json(row) + "\n").encode()
         written = 0
         try:
             while written < len(line):
@@ -89,7 +89,7 @@ class JSONLLogger:
                 kept, changed = [], False
                 for line, row in _lines(self.path):
                     keep = row is not None and row["step"] <= last
-                    kept += [json.dumps(row) + "\n"] if keep else []
+                    kept += [files.to_json(row) + "\n"] if keep else []
                     changed |= not keep or kept[-1].encode() != line
                 if changed:
                     with files.replacing(self.path) as file:

@@ -9,7 +9,8 @@ With several processes each runs this loop, and whatever it depends on is agreed
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,11 +33,11 @@ from jaxrl.run.checkpoint import Checkpointer, read_manifest
 from jaxrl.run.directory import RunDirectory
 from jaxrl.run.evaluation import MAX_STEPS, compile_evaluation, evaluate
 from jaxrl.run.init_from import Initial
-from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger, read_metrics
+from jaxrl.run.loggers import Logger, Loggers, read_metrics
 from jaxrl.run.policy import Policy
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
-from jaxrl.run.result import Result, policy_at, write_result
+from jaxrl.run.result import Result, metrics_files, policy_at, write_result
 from jaxrl.run.signals import Signals
 from jaxrl.run.timing import Laps
 from jaxrl.run.videos import Videos
@@ -104,7 +105,9 @@ class Loop:
         initial: Initial | None = None,
         videos: Videos | None = None,
         pace: Pace,
+        config: Mapping[str, Any],
     ):
+        self.config = config
         self.recorder, self.step_timeout, self.pace, self.initial = recorder, step_timeout, pace, initial
         self.algo, self.env, self.program, self.seed = algo, env, program, seed
         self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
@@ -441,7 +444,7 @@ class Loop:
 
     def _call_back(self, state, done, due):
         """What the callbacks ask for here; their environment takes the place of the one before."""
-        if not self.callbacks or not (due or (self.callback_each and done % self.callback_each == 0)):
+        if not self.callbacks or not (due or self._calls_back(done)):
             return Decision()
         with distributed.collective_errors("callbacks"):
             decision = self.callbacks(self._moment(state, done))
@@ -452,9 +455,15 @@ class Loop:
             self._write({"step": done * self.rows, "seconds": self._seconds()} | dict(decision.metrics))
         return decision
 
+    def _calls_back(self, done):
+        """Whether `callback_every` calls the callbacks here."""
+        return self.callback_each is not None and done % self.callback_each == 0
+
     def _stopped_before(self, state, done, kept):
-        """Why a run that is resumed here does not go on; None if it does."""
-        return distributed.from_leader("stopped before", self.callbacks.asked_to_stop(self._moment(state, done), kept))
+        """Return why a run that is resumed here does not go on; None if it does."""
+        due = done >= self.iterations or done % self.evaluate_each == 0 or self._calls_back(done)
+        stop = self.callbacks.asked_to_stop(self._moment(state, done), kept, due)
+        return distributed.from_leader("stopped before", stop)
 
     def _save(self, done, state, score):
         assert self.checkpointer is not None  # else nothing is due
@@ -474,14 +483,14 @@ class Loop:
         """Whether an evaluation was due when so much was done, and it was not written down."""
         return done % self.evaluate_each == 0 and done * self.rows not in self.evaluator.scores
 
-    def _evaluate(self, state, done):
+    def _evaluate(self, state, done, *, log=True):
         self.laps.lap("other")
         self._wait_for("evaluation")
         self.laps.lap("compile")
         algo, actor = self._acting(state, done)
         if self.checkpointer is not None and self.evaluator.in_thread:
             self.checkpointer.awaiting = done * self.rows
-        self.evaluator.begin(done * self.rows, algo, actor, list(self.program.layout.mesh.devices.flat))
+        self.evaluator.begin(done * self.rows, algo, actor, list(self.program.layout.mesh.devices.flat), log=log)
         self.laps.lap("evaluate")
 
     def _acting(self, state, done):
@@ -552,20 +561,14 @@ class Loop:
             self.display.note(text)
 
     def _open_files(self, directory, done):
-        truth = JSONLLogger(directory.metrics_jsonl)
-        truth.truncate_after(done * self.rows)
-        self.history = read_metrics(directory.metrics_jsonl)
+        files = metrics_files(directory, done * self.rows)
+        rows = read_metrics(directory.metrics_jsonl)  # with None for NaN, which a run that was not interrupted has
+        self.history = [{name: np.nan if x is None else x for name, x in row.items()} for row in rows]
         self.evaluator.remember(self.history)
         self.earlier_seconds = max((row.get("seconds", 0.0) for row in self.history), default=0.0)
         for row in self.history:
             self.newest |= {name: value for name, value in row.items() if name != "step"}
-        return [
-            truth,
-            CSVLogger(directory.metrics_csv, directory.metrics_jsonl),
-            TensorBoardLogger(
-                directory.tensorboard, resumed_at=done * self.rows if done else None, config=directory.config
-            ),
-        ]
+        return files
 
     def _finish(self, state, done, stop):
         if stop.reason == "non_finite":
@@ -576,7 +579,8 @@ class Loop:
         self.evaluator.collect()
         self.laps.lap("evaluate")
         if self.evaluator.latest is None and stop.reason not in ("interrupted", "non_finite", "unsaved"):
-            self._evaluate(state, done)  # a run that had ended and was started again
+            # A run that had ended and was started again has written down what it found.
+            self._evaluate(state, done, log=done * self.rows > self.first_step or not self.evaluator.scores)
             self.evaluator.collect()
         if self.checkpointer is not None and stop.reason == "non_finite" and done:
             if distributed.from_leader("not saved yet", done * self.rows not in self.checkpointer.steps()):
@@ -612,6 +616,8 @@ class Loop:
             progress=min(done / self.iterations, 1.0),
             run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,
             seed=self.seed,
+            config={**self.config, "total_steps": self.iterations * self.rows},
+            callbacks=self.callbacks.keep(),
         )
         if self.directory is not None:
             self.loggers.close()

@@ -122,7 +122,7 @@ def differences(record: Manifest, wanted: Mapping[str, Any], partial: bool) -> l
 
 def write(path: Path, record: Manifest) -> None:
     """Writes a manifest in one piece: all of it is there, or none."""
-    body = dataclasses.asdict(record)
+    body = files.as_read_back(dataclasses.asdict(record))
     body["crc32"] = _body_checksum(body)
     files.write_json(path, body)
 
@@ -160,8 +160,7 @@ def _leaf(entry):
 
 
 def _body_checksum(body: dict[str, Any]) -> int:
-    as_read_back = json.loads(json.dumps(body))  # tuples become lists, keys strings
-    return zlib.crc32(json.dumps(as_read_back, sort_keys=True).encode())
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())  # not `to_json`: older manifests may hold NaN
 
 
 def _is_number(leaf: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -24,9 +23,11 @@ from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import own_place
 from jaxrl.plots.curves import plot_run
+from jaxrl.run.async_evaluation import SCORE
 from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.directory import MAY_CHANGE, RunDirectory, check_no_pattern, read_config
 from jaxrl.run.evaluation import Evaluation, evaluate
+from jaxrl.run.loggers import CSVLogger, JSONLLogger, Logger, Loggers, TensorBoardLogger
 from jaxrl.run.plotting import as_run, plot_runs
 from jaxrl.run.policy import Policy
 
@@ -54,6 +55,8 @@ class Result:
       seconds: the same by part, `jaxrl.run.timing.PARTS`; what the command line imported comes before.
       session_steps: steps of this session.
       earlier_seconds: of the sessions before, up to the metrics that were kept.
+      config: what `config.json` says of the run, with the environment steps of its whole iterations in all.
+      callbacks: what checkpoints keep of the callbacks.
     """
 
     algo: Algorithm
@@ -73,6 +76,8 @@ class Result:
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     session_steps: int = 0
     earlier_seconds: float = 0.0
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    callbacks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         parts = [f"{self.total_steps:,} steps", self.stopped]
@@ -128,19 +133,43 @@ class Result:
         return plot_run(as_run("run", config, self.metrics), path)
 
     def save(self, path: str | Path) -> Path:
-        """Writes a run directory that `jaxrl.load` reads: configuration, metrics and the whole state.
+        """Write the directory that the same run with `run_dir=path` would have left, with its last checkpoint.
 
-        With several processes, all call it.
+        `jaxrl.load` reads it, and `jaxrl.train` with the run's own arguments and `run_dir=path` continues it. With
+        several processes, all call it.
+
+        Args:
+          path: the directory; made if missing. What an earlier `save` of this run wrote there is replaced.
+
+        Returns:
+          The directory.
 
         Raises:
-          CheckpointError: it could not be saved.
+          CheckpointError: the state could not be saved.
           RunDirectoryError: `path` cannot be written to, or holds another run.
         """
-        config = run_config(self.algo, self.env, None, self.total_steps, None, {})
-        with opened(path, config) as (_, checkpointer):
-            checkpointer.save(self.total_steps, self.state)
+        scores = {row["step"]: row[SCORE] for row in self.metrics if SCORE in row}
+        with opened(path, self.config) as (directory, checkpointer):
+            if directory is not None:
+                loggers = Loggers(metrics_files(directory, -1))
+                for row in self.metrics:
+                    loggers.write(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
+                loggers.close()
+            score = scores.get(self.total_steps)
+            checkpointer.save(self.total_steps, self.state, score=score, callbacks=self.callbacks)
             checkpointer.wait(last=True)
+            if directory is not None:
+                write_result(self, directory)
         return Path(path)
+
+
+def metrics_files(directory: RunDirectory, step: int) -> list[Logger]:
+    """Return the loggers of a run directory, without the rows after `step` that an earlier session left there."""
+    truth = JSONLLogger(directory.metrics_jsonl)
+    truth.truncate_after(step)
+    resumed_at = step if directory.resumed else None
+    tensorboard = TensorBoardLogger(directory.tensorboard, resumed_at=resumed_at, config=directory.config)
+    return [truth, CSVLogger(directory.metrics_csv, directory.metrics_jsonl), tensorboard]
 
 
 @contextlib.contextmanager
@@ -158,7 +187,7 @@ def opened(
                 directory = RunDirectory(path, config, overwrite=overwrite, may_change=_MAY_CHANGE, launch=start)
                 stack.enter_context(directory)
         with distributed.collective_errors("reading the run directory"):
-            if not distributed.is_leader() and read_config(path) != json.loads(json.dumps(config)):
+            if not distributed.is_leader() and read_config(path) != files.as_read_back(config):
                 raise RunDirectoryError(f"{Path(path).absolute()} is not the same directory on every process")
             checkpointer = Checkpointer(Path(path) / "checkpoints", config=config, **settings)
             stack.enter_context(checkpointer)

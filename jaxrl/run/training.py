@@ -231,6 +231,8 @@ def train(
         with distributed.collective_errors("looking at what videos would show"):
             videos.check(program.layout.spec)
     stops = [] if target_return is None else [StopAtReturn(target_return)]
+    resolved = dataclasses.replace(topology, shards=program.layout.shards)
+    config = run_config(algo, env, resolved, total_steps, seed, settings, described, parent)
     run = Loop(
         algo=algo,
         env=env,
@@ -252,6 +254,7 @@ def train(
         initial=initial,
         videos=videos,
         pace=_pace.get() or Pace(),
+        config=config,
     )
     leader = distributed.is_leader()
     display = ProgressBar() if progress and leader else None
@@ -263,8 +266,6 @@ def train(
         with applied(resources):
             if run_dir is None:
                 return run.train(loggers, display, None, None)
-            resolved = dataclasses.replace(topology, shards=program.layout.shards)
-            config = run_config(algo, env, resolved, total_steps, seed, settings, described, parent)
             with opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
                 return run.train(loggers, display, directory, checkpointer)
     finally:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import re
 import time
 import traceback
@@ -15,6 +14,7 @@ import numpy as np
 
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, replace
+from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
@@ -213,7 +213,7 @@ def _ended(run_dir, config) -> bool:
         before = read_config(run_dir)
     except RunDirectoryError:
         return False
-    return not difference(with_new_fields(before), json.loads(json.dumps(config)), ("total_steps", "topology.devices"))
+    return not difference(with_new_fields(before), files.as_read_back(config), ("total_steps", "topology.devices"))
 
 
 # --- what came of them -------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Importing this imports Optuna, an extra; so `jaxrl.tune` does when it is called.
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import os
 import warnings
@@ -240,14 +239,14 @@ class Study:
         trial = self._trials[number]
         kept: dict[str, Any] = {
             "settings": frozen.params,
-            "returns": [value if math.isfinite(value) else None for value in trial.returns],
+            "returns": trial.returns,
             "ended": trial.ended,
             "problem": trial.problem,
             "rungs": {name: value for name, value in frozen.system_attrs.items() if name.startswith(_RUNG)},
         }
         if number != len(self._trials) - 1:  # else its line says it
             kept["number"] = number
-        self._unsaved.append((json.dumps(kept, allow_nan=False) + "\n").encode())
+        self._unsaved.append((files.to_json(kept) + "\n").encode())
         try:
             _append(path, b"".join(self._unsaved))
             self._unsaved = []
@@ -279,7 +278,7 @@ class Study:
         params, returns, problem, rungs = (kept[name] for name in ("settings", "returns", "problem", "rungs"))
         finished, failed = kept["ended"] == "finished", kept["ended"] == "failed"
         numbers = [math.nan if value is None else value for value in returns]
-        if not all(value is None or is_number(value) for value in returns) or not all(map(is_number, rungs.values())):
+        if not all(value is None or is_number(value) for value in (*returns, *rungs.values())):
             raise ValueError("a return is no number")
         if not set(rungs) <= {f"{_RUNG}{number}" for number in range(len(numbers))}:
             raise ValueError("it was pruned in no way that is known")
@@ -298,7 +297,7 @@ class Study:
             params=params,
             distributions=self._distributions,
             user_attrs={"problem": problem} if failed else {},
-            system_attrs=rungs,
+            system_attrs={name: math.nan if value is None else value for name, value in rungs.items()},
             intermediate_values=dict(enumerate(numbers, 1)),
         )
 

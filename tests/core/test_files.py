@@ -1,11 +1,33 @@
 """Files are read within bounds and written in one piece, and nothing is followed out of their place."""
 
+import ast
 import json
+import math
 import os
+from pathlib import Path
 
 import pytest
+from helpers.strict_json import parse_strictly
+from hypothesis import given
+from hypothesis import strategies as st
 
+import jaxrl
 from jaxrl.core import files
+
+# Text that no file holds: messages between processes, hashes, and what refuses NaN by itself.
+NOT_TO_FILES = {
+    "core/files.py",
+    "parallel/multihost/distributed.py",
+    "parallel/multihost/launch.py",
+    "run/callbacks.py",
+    "run/export.py",
+    "run/manifest.py",
+}
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
 
 
 def test_json_is_written_in_one_piece(tmp_path):
@@ -15,6 +37,35 @@ def test_json_is_written_in_one_piece(tmp_path):
         files.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1} == files.read_json(path)
     assert [found.name for found in tmp_path.iterdir()] == ["result.json"]
+
+
+def same(value, read):
+    """Whether `read` is `value`, with lists for tuples and None for what is not finite."""
+    if isinstance(value, dict):
+        return value.keys() == read.keys() and all(same(item, read[key]) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return len(value) == len(read) and all(map(same, value, read))
+    if isinstance(value, float) and not math.isfinite(value):
+        return read is None
+    return type(value) is type(read) and value == read
+
+
+@given(VALUES)
+def test_json_is_strict_and_loses_nothing_that_it_can_hold(value):
+    assert same(value, parse_strictly(files.to_json(value))) and same(value, files.as_read_back(value))
+    assert parse_strictly(files.to_json(value, indent=2)) == files.as_read_back(value)
+
+
+def test_one_function_writes_the_json_of_all_files():
+    root = Path(jaxrl.__file__).parent
+    for path in root.rglob("*.py"):
+        calls = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "json"
+        }
+        allowed = {"dumps"} if path.relative_to(root).as_posix() in NOT_TO_FILES else set()
+        assert calls & {"dump", "dumps"} <= allowed, f"{path} writes JSON of its own"
 
 
 def test_what_killed_writers_left_is_cleared_away(tmp_path):

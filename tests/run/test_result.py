@@ -1,14 +1,22 @@
 """What people print fits a screen."""
 
 import json
+import signal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, SWEEP
+from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, SWEEP, anakin, assert_equal
+from helpers.strict_json import check_folder
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.core.summary import byte_size, tree_summary
+from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import loggers
+from jaxrl.run.callbacks import Decision, FunctionCallback, StopAtReturn
+from jaxrl.run.checkpoint import read_manifest
 from jaxrl.run.directory import RunDirectory
 from jaxrl.run.loading import load_run
 from jaxrl.run.result import write_result
@@ -48,6 +56,76 @@ def test_sweeps():
     assert len(text) < WIDTH
     found.failed[:] = True
     assert repr(found).endswith("no score)")
+
+
+class Patient:
+    """Stops at the third call, and remembers how many there were."""
+
+    name = "patient"
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, moment):
+        self.calls += 1
+        return Decision(stop="enough" if self.calls == 3 else None, metrics={"calls": self.calls})
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def interrupt(moment):
+    if moment.step == 3 * ROWS:
+        signal.raise_signal(signal.SIGINT)
+
+
+SCHEDULED = DQN.replace(epsilon=jaxrl.schedules.Linear(1.0, 0.0))
+ON_HOST = {"env": ServedFromHost(ENV), "topology": jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True)}
+ENDS = {
+    "enough": {"callbacks": Patient},
+    "target_return": {"callbacks": lambda: StopAtReturn(-1e9), "algo": PPO},
+    "interrupted": {"callbacks": lambda: FunctionCallback(interrupt), "algo": PPO},
+    "finished": {"algo": PPO, **ON_HOST},
+}
+
+
+@pytest.mark.parametrize("end", one_quick(list(ENDS)))
+def test_a_saved_result_is_the_run_directory_of_its_run(end, tmp_path):
+    """Files, policy and schedules, and how it goes on; whatever ended it."""
+    settings = {"algo": SCHEDULED, "env": ENV, "topology": anakin()} | ENDS[end]
+    make = settings.pop("callbacks", None)
+
+    def train(run_dir, **more):
+        callbacks = [] if make is None else [make()]
+        everything = {"callbacks": callbacks, "callback_every": ROWS, "evaluation_episodes": 2, "progress": False}
+        return jaxrl.train(total_steps=6 * ROWS - 3, run_dir=run_dir, **everything | settings | more)
+
+    result = train(tmp_path / "run", evaluate_every=2 * ROWS)
+    assert result.stopped == end
+    for _ in range(2):  # a second time over the first
+        result.save(tmp_path / "saved")
+    names = [{path.name for path in (tmp_path / name).iterdir()} for name in ("run", "saved")]
+    assert names[0] == names[1] and check_folder(tmp_path / "saved")
+    for name in ("metrics.jsonl", "metrics.csv", "result.json", "config.json"):
+        there, here = ((tmp_path / folder / name).read_text() for folder in ("run", "saved"))
+        if name.endswith(".json"):
+            there, here = json.loads(there), json.loads(here)
+            for one in (there, here):
+                one.pop("start", None)
+            if name == "config.json":
+                assert [one.pop("total_steps") for one in (there, here)] == [6 * ROWS - 3, 6 * ROWS]
+        assert here == there, name
+    ours, theirs = (read_manifest(tmp_path / name / "checkpoints") for name in ("saved", "run"))
+    assert (ours.step, ours.score, ours.callbacks) == (theirs.step, theirs.score, theirs.callbacks)
+    for policy in (jaxrl.load(tmp_path / "saved"), jaxrl.load(tmp_path / "run")):
+        assert_equal(jax.tree.map(jnp.asarray, (policy.algo, policy.actor)), (result.policy.algo, result.policy.actor))
+    if end != "finished":
+        on = [train(tmp_path / name, evaluate_every=2 * ROWS, callbacks=[]) for name in ("saved", "run")]
+        assert [one.stopped for one in on] == ["finished"] * 2
+        assert_equal(on[0].state, on[1].state)
 
 
 def test_sizes():
