@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from jaxrl.cli.flags import BOOL, FLOAT, INT, INTS, PATH, TEXT, Flag, Written, o
 from jaxrl.core.sources import Dataset
 from jaxrl.core.spaces import Box, Dict, Discrete, Tuple
 from jaxrl.core.types import EnvSpec, Replay
+from jaxrl.core.versions import installed_version
 from jaxrl.data.metadata import DATA_FORMATS
 from jaxrl.data.rlds import FILE_FORMATS
 from jaxrl.envs import brax, gymnax
@@ -104,7 +104,7 @@ def _suite_json(suite, package, refused):
     return {
         "refused": list(refused()),
         "package": package,
-        "version": None if package is None else metadata.version(package),
+        "version": package and installed_version(package),
         "names": list(environments.names(suite)),
     }
 

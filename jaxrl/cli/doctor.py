@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
+import jaxrl
 from jaxrl.core.errors import RunDirectoryError
+from jaxrl.core.versions import installed_version
 from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import VARIABLES
 from jaxrl.run.directory import check_no_pattern
@@ -60,7 +62,12 @@ def python() -> Iterator[Finding]:
 
 def packages(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
     """Whether every required package is there, in the window of versions that jaxrl was tried with."""
-    yield Finding(OK, "jaxrl", f"{metadata.version('jaxrl')} at {Path(__file__).parents[1]}")
+    here = f"{jaxrl.__version__} at {Path(jaxrl.__file__).parent}"
+    if installed_version("jaxrl") is None:
+        advice = "not installed, so its requirements are not known; pip install -e ."
+        yield Finding(NOTE, "jaxrl", f"{here}: {advice}")
+    else:
+        yield Finding(OK, "jaxrl", here)
     for requirement in _requirements(required):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield _installed(requirement, PROBLEM)
@@ -68,6 +75,8 @@ def packages(required: Callable[[str], list[str] | None] = metadata.requires) ->
 
 def extras(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
     """Which optional parts are installed."""
+    if installed_version("jaxrl") is None:
+        return
     names = metadata.metadata("jaxrl").get_all("Provides-Extra") or []
     for extra in sorted(set(names) - {"all", "dev", "docs", "test"}):
         if all(_installed(member, NOTE).verdict == OK for member in _brought_by("jaxrl", extra, required)):
@@ -96,9 +105,8 @@ def _requirements(required, package="jaxrl"):
 
 def _installed(requirement, verdict):
     window = str(requirement.specifier) or "any version"
-    try:
-        version = metadata.version(requirement.name)
-    except metadata.PackageNotFoundError:
+    version = installed_version(requirement.name)
+    if version is None:
         return Finding(verdict, requirement.name, f"not installed, wanted {window}")
     if requirement.specifier.contains(version, prereleases=True):
         return Finding(OK, requirement.name, f"{version} ({window})")

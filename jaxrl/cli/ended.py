@@ -73,7 +73,7 @@ def report(record: Mapping[str, Any], algorithm: str, environment: str, run_dir:
     if record["steps_per_second"] > 0:
         speed = f"speed: {record['steps_per_second']:,.0f} steps/s while training"
         overall = record.get("run_steps_per_second", 0)
-        lines.append(f"{speed}, {overall:,.0f} with all else" if overall else speed)
+        lines.append(f"{speed}, {overall:,.0f} including start-up and evaluation" if overall else speed)
     if spent := described(record.get("seconds", {})):
         lines.append(f"seconds: {spent}")
     if record["evaluation"]:

@@ -88,9 +88,9 @@ def _run(argv):
 
     command, *rest = import_modules(argv)
     if command == "--version":
-        from importlib.metadata import version
+        from jaxrl import __version__
 
-        print(f"jaxrl {version('jaxrl')}")
+        print(f"jaxrl {__version__}")
         return 0
     if command not in COMMANDS:
         raise unknown("command", command, COMMANDS, "jaxrl --help lists them")

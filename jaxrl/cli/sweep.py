@@ -35,7 +35,7 @@ def sweep(given: Given) -> int:
     result = run(asked.algo, asked.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
     if distributed.is_leader():
         print(result.table())
-        how = "with all else" if isinstance(result, Experiments) else "while training"
+        how = "including start-up and evaluation" if isinstance(result, Experiments) else "while training"
         print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all runs {how}")
         if out is not None:
             _save_sweep(result, out)

@@ -10,7 +10,7 @@ import functools
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from jaxrl.cli.values import Kind, Part
 from jaxrl.core import suites
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.registry import SUITES
+from jaxrl.core.versions import installed_version
 
 FILE = Path(__file__).with_name("table.json")
 
@@ -154,13 +155,9 @@ def _names(suite: str) -> Iterable[str]:
     if suite in suites.ASKED:
         return suites.ASKED[suite]()
     module, known = sys.modules.get(SUITES[suite]), load()["environments"][suite]
-    if module is None and known["version"] == _version(known["package"]):
+    if module is None and known["version"] == (known["package"] and installed_version(known["package"])):
         return known["names"]
     return import_module(SUITES[suite]).names()  # of another version, or with what a user registered
-
-
-def _version(package: str | None) -> str | None:
-    return None if package is None else metadata.version(package)
 
 
 # --- from JSON ---------------------------------------------------------------------------------------------------

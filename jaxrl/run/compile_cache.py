@@ -6,6 +6,7 @@ replace; programs of a processor with other instructions; a folder that others c
 program is running it; and a limit of size.
 """
 
+import collections
 import contextlib
 import hashlib
 import os
@@ -33,6 +34,8 @@ _INDEX = "checked.json"
 _OFF = ("off", "0", "no", "false")
 _JAX_VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
 _lock = threading.Lock()
+_COMPILED, _LOADED = "/jax/compilation_cache/cache_misses", "/jax/compilation_cache/cache_hits"
+_events: collections.Counter[str] = collections.Counter()  # of JAX, by name
 _tried = False
 _root: Path | None = None  # holds a folder for each kind of processor; None: jaxrl keeps nothing
 
@@ -90,6 +93,18 @@ def keep_apart(*, threads: int) -> None:
     except OSError:
         folder = None  # a compile more, as for any entry that cannot be written
     _use(folder)
+
+
+def programs() -> tuple[int, int]:
+    """Return how many programs this process has compiled for the cache, and how many it has loaded from it."""
+    return _events[_COMPILED], _events[_LOADED]
+
+
+def _count(event: str, **_: object) -> None:
+    _events[event] += 1
+
+
+jax.monitoring.register_event_listener(_count)
 
 
 def kept_in() -> str | None:

@@ -8,8 +8,10 @@ With several processes each runs this loop, and whatever it depends on is agreed
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -25,7 +27,7 @@ from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
-from jaxrl.run import advice
+from jaxrl.run import advice, compile_cache
 from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.background import BackgroundTask, import_later_modules
 from jaxrl.run.callbacks import Callbacks, Decision, Moment
@@ -39,7 +41,7 @@ from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
 from jaxrl.run.result import Result, metrics_files, policy_at, write_result
 from jaxrl.run.signals import Signals
-from jaxrl.run.timing import Laps
+from jaxrl.run.timing import Completions, Laps
 from jaxrl.run.videos import Videos
 
 _CHUNK_SECONDS = 1.0
@@ -76,6 +78,7 @@ class _Chunk:
     report: Report
     first: int
     length: int
+    ended: Future[float]  # when its report is there, by the clock of the laps
     fetch: Fetch | None  # of its rows, if they are recorded
 
 
@@ -130,6 +133,7 @@ class Loop:
         self.timed_iterations, self.timed_seconds = 0, 0.0  # without compiling, evaluating and saving
         self.untimed_iterations = 0  # those of the first chunk
         self.laps, self.earlier_seconds, self.first_step = Laps(), 0.0, 0
+        self.programs = compile_cache.programs()  # compiled and loaded before the run
         self.background: dict[str, BackgroundTask] = {}  # threads that make ready what comes later, by what it is
 
     def _iterations(self, steps):
@@ -143,12 +147,16 @@ class Loop:
         checkpointer: Checkpointer | None,
     ) -> Result:
         """The loop, from the newest checkpoint if there is one."""
+        if display is not None:
+            display.start(self.iterations * self.rows, timed=True, phase="compiling")
+        self.completions = Completions(self.laps.clock)
         try:
             return self._train(loggers, display, directory, checkpointer)
         except KeyboardInterrupt:
             self.background.clear()  # what compiles there is nobody's any more, and not waited for
             raise
         finally:
+            self.completions.close()
             for under_way in self.background.values():
                 under_way.wait()
 
@@ -185,8 +193,8 @@ class Loop:
             self.recorder.begin(done * self.rows)
         files = [] if directory is None else self._open_files(directory, done)
         self.files, self.loggers = files, Loggers([*files, *loggers])
-        if display is not None:
-            display.start(self.iterations * self.rows, done * self.rows, began=self.laps.began, timed=True)
+        if display is not None and done:
+            display.resume(done * self.rows)
         self.first_step = done * self.rows
         self.laps.lap("restore" if done else "compile")
         stop = _Stop("finished")
@@ -269,7 +277,8 @@ class Loop:
             length = min(self._chunk_length(length), border - done)
             before = state.replace(buffers={})
             state, report, fetch = self._dispatch(state, length)
-            chunk = _Chunk(before, state.replace(buffers={}), report, done, length, fetch)
+            ended = self.completions.of(functools.partial(jax.block_until_ready, report))
+            chunk = _Chunk(before, state.replace(buffers={}), report, done, length, ended, fetch)
             done += length
             if pending is not None:
                 self._read(pending)
@@ -315,7 +324,8 @@ class Loop:
         self.evaluator.look()
         report = jax.device_get(chunk.report)
         compiled = self.untimed_iterations > 0
-        seconds = self.laps.lap("train" if compiled else "compile")
+        ended = chunk.ended.result()
+        seconds = self.laps.lap("train" if compiled else "compile", until=ended)
         if compiled:
             self.seconds_per_iteration = seconds / chunk.length
             self.timed_iterations += chunk.length
@@ -332,7 +342,7 @@ class Loop:
         if chunk.fetch is not None and self.recorder is not None:
             self.recorder.add(chunk.fetch)
         self._check_directory(chunk)
-        row = {"step": step, "seconds": self._seconds()}
+        row = {"step": step, "seconds": self.earlier_seconds + ended - self.laps.began}
         with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
             row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
         if compiled:
@@ -598,6 +608,9 @@ class Loop:
         self.laps.lap("save")
         # The first chunk compiles and trains, by as much as those after it take.
         self.laps.move(self.untimed_iterations * self._mean_seconds(), "compile", "train")
+        compiled, loaded = np.subtract(compile_cache.programs(), self.programs)
+        if loaded and not compiled:
+            self.laps.move(self.laps.seconds["compile"], "compile", "start")
         result = Result(
             algo=self.algo,
             env=self.env,

@@ -6,7 +6,6 @@ import json
 import platform
 import zlib
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from jaxrl.core import files, keys
 from jaxrl.core.config import made
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.types import PyTree
+from jaxrl.core.versions import installed_version
 
 FILE = "manifest.json"
 FORMAT = 1
@@ -44,13 +44,6 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 @dataclasses.dataclass
 class Manifest:
     """What a checkpoint holds and who wrote it."""
@@ -61,7 +54,7 @@ class Manifest:
     score: float | None = None
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)  # what `jaxrl.run.callbacks` keeps
     time: str = dataclasses.field(default_factory=_now)
-    jaxrl_version: str = dataclasses.field(default_factory=lambda: _version("jaxrl"))
+    jaxrl_version: str = dataclasses.field(default_factory=lambda: installed_version("jaxrl") or "unknown")
     jax_version: str = jax.__version__
     python_version: str = platform.python_version()
     format: int = FORMAT
@@ -146,7 +139,7 @@ def read(path: Path) -> Manifest:
     if isinstance(newer := body.get("format"), int) and newer > FORMAT:
         raise CheckpointError(
             f"{path} has format {newer}, written by jaxrl {body.get('jaxrl_version', '?')!s:.40}; this jaxrl "
-            f"{_version('jaxrl')} reads up to {FORMAT}: install that version"
+            f"{installed_version('jaxrl') or 'unknown'} reads up to {FORMAT}: install that version"
         )
     try:
         return made(Manifest, body | {"leaves": [_leaf(entry) for entry in body.get("leaves", ())]})

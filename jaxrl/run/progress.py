@@ -43,24 +43,25 @@ class ProgressBar:
         self._open = False
         self._metrics: dict[str, float] = {}
         self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)
-        self._timed, self._began, self._initial = False, self._clock(), 0
-        self._speeds: collections.deque[float] = collections.deque(maxlen=5)
+        self._timed, self._timed_step = False, 0
+        self._timings: collections.deque[tuple[int, float]] = collections.deque(maxlen=10)  # steps, seconds
+        self._phase: str | None = None
         self._shown_step = -1
         self._shown_at = -math.inf
         self._gone = False  # what it is drawn on: a terminal that was closed, a disk that is full
 
-    def start(self, total: int, initial: int = 0, *, began: float | None = None, timed: bool = False) -> None:
-        """Begins.
+    def start(self, total: int, initial: int = 0, *, timed: bool = False, phase: str | None = None) -> None:
+        """Begin.
 
         Args:
           total: steps in all.
           initial: of which were done before.
-          began: when the whole began, by the clock; None: now.
           timed: the metrics say how fast the loop itself is, as "steps_per_second". Without, or where nothing was said
             yet, the speed is of all that happens between updates.
+          phase: what is done until the first update, such as "compiling".
         """
-        self.total, self.step, self._timed = total, initial, timed
-        self._began, self._initial = self._clock() if began is None else began, initial
+        self.total, self.step, self._timed, self._timed_step = total, initial, timed, initial
+        self._phase = phase
         self._recent.append((self._clock(), initial))
         self._open = True
         if self._console.is_jupyter:
@@ -74,12 +75,24 @@ class ProgressBar:
             self._bar.start()
             self._bar.add_task(self._line(), total=total, completed=initial)
             self._bar.refresh()
+        elif phase is not None:
+            self._console.print(phase, markup=False, highlight=False)
+
+    def resume(self, initial: int) -> None:
+        """Say that `initial` steps were done before, where `start` could not know it yet."""
+        self.step = self._timed_step = initial
+        self._recent.clear()
+        self._recent.append((self._clock(), initial))
+        if self._bar is not None or self._notebook is not None:
+            self._try(lambda: self._show(last=False))
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
         """`step` steps are done; `metrics` are the newest."""
-        self.step = step
-        if self._timed and math.isfinite(speed := (metrics or {}).get("steps_per_second", math.nan)):
-            self._speeds.append(speed)
+        self.step, self._phase = step, None
+        if self._timed and step > self._timed_step:
+            if (speed := (metrics or {}).get("steps_per_second", 0.0)) > 0.0:
+                self._timings.append((step - self._timed_step, (step - self._timed_step) / speed))
+            self._timed_step = step
         self._metrics.update({k: v for k, v in (metrics or {}).items() if v is not None and math.isfinite(v)})
         self._recent.append((self._clock(), step))
         self._try(lambda: self._show(last=False))
@@ -110,7 +123,8 @@ class ProgressBar:
     def steps_per_second(self) -> float:
         """Over the last updates; NaN before it is known."""
         if self._timed:
-            return sum(self._speeds) / len(self._speeds) if self._speeds else math.nan
+            steps, seconds = map(sum, zip(*self._timings, strict=True)) if self._timings else (0, 0.0)
+            return steps / seconds if seconds else math.nan
         (then, start), (now, step) = self._recent[0], self._recent[-1]
         return (step - start) / (now - then) if now > then else math.nan
 
@@ -134,21 +148,17 @@ class ProgressBar:
 
     def _line(self) -> str:
         parts = [f"{self.step:,} / {self.total:,} {self._unit}"]
+        if self._phase is not None:
+            return "  ".join([*parts, self._phase])
         rate = self.steps_per_second
         if math.isfinite(rate):
-            parts.append(f"{rate:,.0f} {self._unit}/s{self._overall()}")
+            parts.append(f"{_amount(rate)} {self._unit}/s")
         value = next((self._metrics[name] for name in RETURN_METRICS if name in self._metrics), None)
         if value is not None:
             parts.append(f"return {value:.4g}")
         if math.isfinite(rate) and rate > 0:
             parts.append(f"{_duration(max(self.total - self.step, 0) / rate)} left")
         return "  ".join(parts)
-
-    def _overall(self) -> str:
-        """The speed with compiling, evaluating and saving, where the other one is without."""
-        if not self._timed:
-            return ""
-        return f" ({(self.step - self._initial) / max(self._clock() - self._began, 1e-9):,.0f} with all else)"
 
 
 class _Line:
@@ -159,6 +169,11 @@ class _Line:
 
     def __repr__(self) -> str:
         return self._text
+
+
+def _amount(rate: float) -> str:
+    """Return a speed in few characters, so that the bar keeps its room."""
+    return f"{rate / 1e6:,.1f}M" if rate >= 1e6 else f"{rate:,.0f}"
 
 
 def _duration(seconds: float) -> str:

@@ -1,12 +1,18 @@
 """Where a run's time goes: every second in one part. Nothing here imports JAX."""
 
+import contextlib
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
 # import: from the command's first line to the run, which makes the environment and loads a dataset too; compile: until
-# the first chunk and the first evaluation can run, and the initial state is made meanwhile; restore: a checkpoint;
-# other: callbacks, logging, and what else lies between.
-PARTS = ("import", "compile", "restore", "train", "evaluate", "save", "other")
+# the first chunk and the first evaluation can run, and the initial state is made meanwhile; start: the same where the
+# cache held every program, so that none was compiled; restore: a checkpoint; other: callbacks, logging, and what else
+# lies between.
+PARTS = ("import", "start", "compile", "restore", "train", "evaluate", "save", "other")
+_NOTES = {"start": " (programs loaded from the cache)"}
 
 _command: list[float] = []  # when the command began, until its run has asked
 
@@ -29,16 +35,21 @@ class Laps:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+        self.clock = clock
         self.began = self._last = clock()
         self.seconds = dict.fromkeys(PARTS, 0.0)
         if _command:
             self.seconds["import"] = self.began - _command.pop()
 
-    def lap(self, part: str) -> float:
-        """Gives the time since the last lap to `part`, and returns it."""
-        now = self._clock()
-        took, self._last = now - self._last, now
+    def lap(self, part: str, until: float | None = None) -> float:
+        """Give the time since the last lap to `part`, and return it.
+
+        Args:
+          part: one of `PARTS`.
+          until: when the lap ended, by the clock; None: now. What has passed since then is a part of the next lap.
+        """
+        until = self.clock() if until is None else max(until, self._last)
+        took, self._last = until - self._last, until
         self.seconds[part] += took
         return took
 
@@ -56,9 +67,41 @@ class Laps:
     @property
     def wall(self) -> float:
         """Seconds from the beginning until now."""
-        return self._clock() - self.began
+        return self.clock() - self.began
+
+
+class Completions:
+    """Notes when work that was dispatched has ended, by a clock, in a thread that does nothing else.
+
+    A loop that dispatches a chunk before it reads the report of the one before cannot time chunks by when it reads
+    them: where a dispatch blocks until the device has taken the work, or collects experience itself, a chunk would get
+    the time of the next one, and the last before a border almost none.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], object], Future[float]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="completions", daemon=True).start()
+
+    def of(self, wait: Callable[[], object]) -> Future[float]:
+        """Return the time at which `wait` will have returned or raised. Calls are waited for one after another."""
+        ended: Future[float] = Future()
+        self._waiting.put((wait, ended))
+        return ended
+
+    def close(self) -> None:
+        """End the thread, after what it still waits for."""
+        self._waiting.put(None)
+
+    def _run(self):
+        while (work := self._waiting.get()) is not None:
+            wait, ended = work
+            with contextlib.suppress(Exception):  # raised where the work's result is read
+                wait()
+            ended.set_result(self._clock())
 
 
 def described(seconds: Mapping[str, float]) -> str:
     """Seconds by part in a line, those that matter."""
-    return ", ".join(f"{part} {seconds[part]:,.1f}" for part in PARTS if seconds.get(part, 0.0) >= 0.05)
+    parts = [part for part in PARTS if seconds.get(part, 0.0) >= 0.05]
+    return ", ".join(f"{part} {seconds[part]:,.1f}{_NOTES.get(part, '')}" for part in parts)

@@ -227,7 +227,7 @@ def sweep(
         if display is not None:
             stack.callback(display.close)
             total = sum(b[3] * b[2].steps_per_iteration(b[0]) for b in programs) * len(seeds) // processes
-            display.start(total, timed=True)
+            display.start(total, timed=True, phase="compiling")
         for members, checkpointer in zip(groups.values(), checkpointers, strict=True):
             _, env_, program, iterations = programs[members[0]]
             runs = [(programs[index][0], seed) for index in members for seed in seeds]

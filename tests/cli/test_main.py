@@ -334,6 +334,22 @@ def test_doctor(said):
         assert what in printed
 
 
+def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
+    """Nothing knows which versions it needs: no command that asks for them fails for that."""
+    hidden = "import importlib.metadata as m, sys; found = m.version, m.metadata, m.requires\n"
+    for number, name in enumerate(("version", "metadata", "requires")):
+        hidden += f"def {name}(package):\n    if package == 'jaxrl': raise m.PackageNotFoundError(package)\n"
+        hidden += f"    return found[{number}](package)\nm.{name} = {name}\n"
+    hidden += "from jaxrl.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    for words, said in (
+        (["--version"], f"jaxrl {jaxrl.__version__}"),
+        (["doctor", "--run-dir", str(tmp_path)], "not installed, so its requirements are not known; pip install -e ."),
+        (["envs", "probe"], "probe:Constant"),
+    ):
+        ran = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=300)
+        assert (ran.returncode, ran.stderr) == (0, "") and said in ran.stdout, (words, ran.stderr)
+
+
 def test_doctor_finds_what_is_wrong(said, tmp_path):
     found = {f.what: f for f in packages(lambda package: ["jax<0.1", "nonsense-that-is-not-there", "numpy>=1"])}
     assert found["jax"].verdict == PROBLEM and "pip install 'jax<0.1'" in found["jax"].detail

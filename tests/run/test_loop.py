@@ -3,13 +3,16 @@
 import gc
 
 import jax
+import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin
 
 import jaxrl
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.program import CompiledProgram
+from jaxrl.run import loop, timing
 from jaxrl.run.checkpoint import Checkpointer
+from jaxrl.run.evaluation import Evaluation
 
 
 def live_bytes():
@@ -42,6 +45,52 @@ def test_a_run_that_goes_on_never_holds_two_replays(tmp_path, monkeypatch):
     at_first, at_last = held
     assert replay > 1e6 and at_first < 0.2 * replay, "only shapes are made before"
     assert 0.9 * replay < at_last < 1.2 * replay
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_chunk_has_its_own_time_where_dispatching_it_waits(monkeypatch):
+    """As on a GPU, where a loop of unknown length holds its dispatch, and with actors on the host: one second each.
+
+    The report of a chunk is read when the next one was dispatched, so when that has ended too.
+    """
+    clock, ended, chunk = Clock(), [], CompiledProgram.chunk
+
+    class Watched(timing.Completions):
+        def of(self, wait):
+            ended.append(super().of(wait))
+            return ended[-1]
+
+    def dispatched(self, algo, env, state, length, *others):
+        for one in ended:
+            one.result()  # the thread has looked at the clock
+        clock.now += length if ended else 30.0  # the first one compiles
+        return chunk(self, algo, env, state, length, *others)
+
+    def evaluated(*arguments, **settings):
+        clock.now += 7.0
+        return Evaluation(np.ones(1, np.float32), np.ones(1, np.int32), 0)
+
+    monkeypatch.setattr(CompiledProgram, "chunk", dispatched)
+    monkeypatch.setattr(loop, "Completions", Watched)
+    monkeypatch.setattr(loop, "Laps", lambda: timing.Laps(clock))
+    monkeypatch.setattr(loop, "evaluate", evaluated)
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 4.0)
+    settings = {"topology": anakin(), "evaluate_every": 12 * ROWS, "evaluation_episodes": 4, "progress": False}
+    result = jaxrl.train(PPO, ENV, total_steps=32 * ROWS, **settings)
+    rows = [row for row in result.metrics if "steps_per_second" in row]
+    assert len(rows) > 8 and all(row["steps_per_second"] == ROWS for row in rows), rows
+    assert result.steps_per_second == ROWS
+    assert [result.seconds[part] for part in ("train", "evaluate")] == [32.0, 3 * 7.0]
+    assert result.seconds["compile"] + result.seconds["start"] == 29.0 and result.wall_seconds == 30.0 + 31.0 + 21.0
+    for row in rows:
+        evaluations = (row["step"] - 1) // (12 * ROWS)  # before this chunk
+        assert row["seconds"] == 30.0 + (row["step"] // ROWS - 1) + 7.0 * evaluations
 
 
 def test_chunks_are_as_long_as_the_first_process_has_measured(monkeypatch):

@@ -109,8 +109,7 @@ def test_one_changing_line_in_a_notebook(monkeypatch):
 def test_the_time_left_is_of_the_loop_alone_once_it_is_known():
     """The first chunk compiles for a minute, and an evaluation takes as long as the chunk before it."""
     progress, out, clock = plain()
-    clock.now += 20.0
-    progress.start(100_000, began=clock.now - 20.0, timed=True)
+    progress.start(100_000, timed=True, phase="compiling")
     for step, seconds, metrics in (
         (1_000, 60.0, {}),
         (11_000, 10.0, {"steps_per_second": 1000.0}),
@@ -121,8 +120,34 @@ def test_the_time_left_is_of_the_loop_alone_once_it_is_known():
         progress.update(step, metrics)
     progress.close()
     assert out.getvalue().splitlines() == [
+        "compiling",
         "1,000 / 100,000 steps",
-        "11,000 / 100,000 steps  1,000 steps/s (122 with all else)  1:29 left",
-        "11,000 / 100,000 steps  1,000 steps/s (110 with all else)  return 3  1:29 left",
-        "21,000 / 100,000 steps  1,000 steps/s (191 with all else)  return 3  1:19 left",
+        "11,000 / 100,000 steps  1,000 steps/s  1:29 left",
+        "11,000 / 100,000 steps  1,000 steps/s  return 3  1:29 left",
+        "21,000 / 100,000 steps  1,000 steps/s  return 3  1:19 left",
     ]
+
+
+def test_the_speed_is_of_all_recent_steps_together():
+    """Not the mean of speeds, which a short chunk would count for as much in as a long one."""
+    progress, _, clock = plain()
+    progress.start(10**9, timed=True)
+    progress.resume(500)
+    for step, speed in ((1_000_500, 1e6), (1_000_600, 1e2), (1_000_600, None)):
+        clock.now += 10.0
+        progress.update(step, {} if speed is None else {"steps_per_second": speed})
+    assert progress.steps_per_second == pytest.approx(1_000_100 / 2.0)
+
+
+def test_a_bar_says_from_the_first_moment_that_it_compiles_and_keeps_its_room():
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    progress = ProgressBar(console=console, clock=clock)
+    progress.start(3_000_320, timed=True, phase="compiling")
+    assert "0 / 3,000,320 steps  compiling" in out.getvalue()
+    progress.resume(1_000_000)
+    assert "1,000,000 / 3,000,320 steps  compiling" in out.getvalue()
+    progress.update(2_000_000, {"steps_per_second": 12.7e6, "train/return_mean": 123.4})
+    progress.close()
+    last = out.getvalue().rpartition("\x1b[2K")[2]  # the line was cleared and drawn again
+    assert "2,000,000 / 3,000,320 steps  12.7M steps/s  return 123.4  0:01 left" in last and last.index("2,000") >= 12

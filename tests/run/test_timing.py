@@ -1,10 +1,13 @@
 """Where the time goes: every second in one part, and told in the sessions of a run that is resumed."""
 
+import functools
+import threading
+
 import pytest
 
 from jaxrl.cli.ended import report
 from jaxrl.run import timing
-from jaxrl.run.timing import Laps, described
+from jaxrl.run.timing import Completions, Laps, described
 
 
 class Clock:
@@ -27,6 +30,41 @@ def test_every_second_is_in_one_part():
     assert described(laps.seconds) == "compile 2.5, train 7.0, evaluate 1.0"
 
 
+def test_a_lap_may_have_ended_before_it_is_written_down():
+    clock = Clock()
+    laps = Laps(clock)
+    clock.now += 5.0
+    assert laps.lap("train", until=clock.now - 2.0) == 3.0
+    assert laps.lap("train", until=clock.now - 4.0) == 0.0, "no second is counted twice"
+    assert laps.lap("save") == 2.0 and laps.told == laps.wall == 5.0
+
+
+def test_programs_from_the_cache_are_told_apart():
+    assert described({"start": 6.8, "train": 3.0}) == "start 6.8 (programs loaded from the cache), train 3.0"
+
+
+def test_the_end_of_work_is_noted_when_it_ends():
+    """Not when it is asked for, in the order of the work, and also of work that failed."""
+    clock, release = Clock(), [threading.Event() for _ in range(3)]
+    completions = Completions(clock)
+
+    def work(number):
+        release[number].wait()
+        if number == 1:
+            raise RuntimeError("a device failed")
+
+    ended = [completions.of(functools.partial(work, number)) for number in range(3)]
+    times = []
+    for number, event in enumerate(release):
+        clock.now += 1.0
+        assert not ended[number].done()
+        event.set()
+        times.append(ended[number].result())
+    completions.close()
+    clock.now += 9.0
+    assert times == [51.0, 52.0, 53.0] == [one.result() for one in ended]
+
+
 def test_what_a_command_imports_is_counted_once():
     timing.command_begins()
     assert Laps().seconds["import"] > 0.0
@@ -45,7 +83,7 @@ RECORD = {
     "run_steps_per_second": 50_000.0,
     "total_seconds": 10.0,
 }
-SPEED = "speed: 150,000 steps/s while training, 50,000 with all else"
+SPEED = "speed: 150,000 steps/s while training, 50,000 including start-up and evaluation"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import itertools
 import json
 import re
 from collections.abc import Generator, Mapping
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from jax._src import distributed as _engine
 from jaxrl.core import errors
 from jaxrl.core.config import flatten
 from jaxrl.core.errors import ConfigError, JaxrlError, PeerError
+from jaxrl.core.versions import installed_version
 from jaxrl.parallel.multihost import addresses
 from jaxrl.parallel.multihost.place import is_evaluator
 
@@ -89,7 +89,7 @@ def initialize(
         ) from error
     here = _engine.global_state
     _check_count(here)
-    versions = {name: _version(name) for name in _VERSIONS}
+    versions = {name: installed_version(name) or "unknown" for name in _VERSIONS}
     found = _exchange("versions", versions, here.process_id, here.num_processes)
     _raise_differences([{f"version of {name}": version for name, version in theirs.items()} for theirs in found])
     ask = lambda what, value: _exchange(what, value, here.process_id, here.num_processes)  # noqa: E731
@@ -252,13 +252,6 @@ def _exchange(what, value, index, count):
 
 def _key(number, index):
     return f"jaxrl/{number}/{index}"
-
-
-def _version(package):
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _raise_differences(found):
