@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jaxrl
 from jaxrl.core.errors import (
     ConfigError,
     EnvironmentContractError,
@@ -88,9 +89,7 @@ def _run(argv):
 
     command, *rest = import_modules(argv)
     if command == "--version":
-        from jaxrl import __version__
-
-        print(f"jaxrl {__version__}")
+        print(f"jaxrl {jaxrl.__version__}")
         return 0
     if command not in COMMANDS:
         raise unknown("command", command, COMMANDS, "jaxrl --help lists them")
