@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
-import jaxrl
 from jaxrl.core.errors import RunDirectoryError
-from jaxrl.core.versions import installed_version
+from jaxrl.core.versions import installed_version, own_version
 from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import VARIABLES
 from jaxrl.run.directory import check_no_pattern
@@ -62,7 +61,7 @@ def python() -> Iterator[Finding]:
 
 def packages(required: Callable[[str], list[str] | None] = metadata.requires) -> Iterator[Finding]:
     """Whether every required package is there, in the window of versions that jaxrl was tried with."""
-    here = f"{jaxrl.__version__} at {Path(jaxrl.__file__).parent}"
+    here = f"{own_version()} at {Path(__file__).parents[1]}"
     if installed_version("jaxrl") is None:
         advice = "not installed, so its requirements are not known; pip install -e ."
         yield Finding(NOTE, "jaxrl", f"{here}: {advice}")

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jaxrl
 from jaxrl.core.errors import (
     ConfigError,
     EnvironmentContractError,
@@ -89,7 +88,9 @@ def _run(argv):
 
     command, *rest = import_modules(argv)
     if command == "--version":
-        print(f"jaxrl {jaxrl.__version__}")
+        from jaxrl.core.versions import own_version
+
+        print(f"jaxrl {own_version()}")
         return 0
     if command not in COMMANDS:
         raise unknown("command", command, COMMANDS, "jaxrl --help lists them")

@@ -1,6 +1,12 @@
 """Versions of installed packages. Nothing here imports JAX."""
 
+import sys
 from importlib import metadata
+
+
+def own_version() -> str:
+    """Return the version of the jaxrl that runs, installed or not."""
+    return sys.modules[__name__.partition(".")[0]].__version__
 
 
 def installed_version(package: str) -> str | None:
