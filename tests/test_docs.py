@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from helpers import kind_table, result_tables
+from helpers import curve_pictures, kind_table, result_tables
 from helpers.field_tables import expected_table, with_table
 from helpers.registered import nothing_registered_for_good, only_what_jaxrl_registers
 
@@ -69,7 +69,8 @@ def flags(*words):
 
 
 def test_every_command_line_in_the_documentation_could_be_typed():
-    shown = [block.replace("\\\n", " ") for path in PAGES for block in blocks(path, "bash")]
+    found = [block for path in PAGES for language in ("bash", "shell") for block in blocks(path, language)]
+    shown = [block.replace("\\\n", " ") for block in found]
     lines = [line for block in shown for line in block.split("\n")]
     lines += [code for path in PAGES for code in re.findall(r"`(jaxrl [a-z][^`]*)`", path.read_text())]
     known = {}
@@ -133,6 +134,46 @@ def test_the_tables_of_results_are_the_records(page):
     text = page.read_text()
     assert "<!-- records: " in text
     assert result_tables.with_tables(text) == text, "run scripts/update_results.py"
+
+
+# Characters and gaps between columns of the widest table that a window of 1,280 pixels shows without scrolling: of 704
+# pixels, a character takes 7 and the padding of a cell 21.
+ROOM, CHARACTER, PADDING = 704, 7, 21
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if "docs" in path.parts], ids=identity)
+def test_tables_fit_a_page(path):
+    """Scores beyond a scrollbar are not seen: prose breaks between words, code anywhere but in a first column."""
+    for table in re.findall(r"(?:^\|.*\n)+", path.read_text(), re.MULTILINE):
+        rows = [re.split(r"(?<!\\)\|", line.strip())[1:-1] for line in table.splitlines() if "---" not in line]
+        prose = [[re.sub(r"`[^`]*`|\]\([^)]*\)|[\[*]", "", cell) for cell in row] for row in rows]
+        widths = [
+            max(len(word) for cell in column for word in re.split(r"[\s/-]", cell))
+            for column in zip(*prose, strict=True)
+        ]
+        widths[0] = max([widths[0], *(len(code) for row in rows for code in re.findall(r"`([^`]*)`", row[0]))])
+        assert sum(widths) * CHARACTER + len(widths) * PADDING <= ROOM, (table.splitlines()[0], widths)
+
+
+def test_the_curves_are_the_records():
+    pictures = curve_pictures.pictures()
+    for path, text in pictures.items():
+        assert path.is_file() and path.read_text() == text, f"{identity(path)}: run scripts/update_results.py"
+        assert len(text) < 30_000
+    assert set(curve_pictures.FOLDER.iterdir()) == set(pictures)
+
+
+@pytest.mark.parametrize("path", ALGORITHM_PAGES, ids=identity)
+def test_a_page_has_the_source_of_its_algorithm(path):
+    source = Path(inspect.getfile(algos.ALGORITHMS[path.stem])).relative_to(ROOT)
+    assert f'--8<-- "{source}"' in path.read_text()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=identity)
+def test_equations_need_no_font_for_mathematics(path):
+    """What stretches over a term is drawn as a dash over its middle where no such font is installed."""
+    stretched = r"\\(?:over|under)(?:line|brace|rightarrow)|\\wide(?:hat|tilde)|\\(?:bar|hat|tilde|vec)\{\w{2,}"
+    assert re.findall(stretched, path.read_text()) == []
 
 
 # --- what the pages show, run --------------------------------------------------------------------------------------

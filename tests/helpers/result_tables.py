@@ -3,34 +3,55 @@
 `tests/test_docs.py` compares the pages with them; `scripts/update_results.py` writes them to the pages.
 """
 
+import functools
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from helpers.shortest import DEFAULTS, PRESETS
+from helpers import curve_pictures
+from helpers.shortest import DEFAULTS, PRESETS, Row
+from jaxrl.run.presets import preset
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "performance.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "results.md",
+    ROOT / "docs" / "performance.md",
+    *(curve_pictures.PAGES / f"{name}.md" for name in curve_pictures.names()),
+)
 RECORDS = ROOT / "benchmarks" / "results"
 _PLACE = re.compile(r"(<!-- records: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_SCORES = "mean | interquartile mean | worst | seeds | published |"
+_SCORES = "environment | algorithm | mean | worst | IQM | published | steps | seeds |"
 
 CARTPOLE = ("ppo", "a2c", "impala", "pqn", "dqn")
-# Longer trainings: what each is, and its record.
+# Longer trainings: environment, algorithm, steps and command of each, by its record. Those without a command have their
+# settings in the record.
+_POOLED = "jaxrl train {} --env envpool:{} --total-steps {}".format
 TRAININGS = {
-    "PPO in MinAtar Breakout, 10M steps, `purejaxrl-minatar`": "minatar-breakout",
-    "the same, 5M steps": "minatar-breakout-5m-ppo",
-    "DQN in MinAtar Breakout, 5M steps": "minatar-breakout-5m-dqn",
-    "Rainbow the same": "minatar-breakout-5m-rainbow",
-    "`jaxrl train ppo --env envpool:Pendulum-v1 --total-steps 500000`, seed by seed": "host-pendulum-ppo",
-    "PPO in HalfCheetah-v4 (EnvPool), 1M steps, 8 environments": "halfcheetah-ppo",
-    "`jaxrl train ppo --env envpool:HalfCheetah-v4 --total-steps 1000000`, seed by seed": "halfcheetah-defaults-clip",
-    "the same, `--objective kl`": "halfcheetah-defaults-kl",
-    "`jaxrl train sac --env gymnasium:Pendulum-v1 --total-steps 20000`, seed by seed": "host-pendulum-sac",
-    "`jaxrl train sac --env envpool:HalfCheetah-v4 --total-steps 300000`, seed by seed": "halfcheetah-sac-defaults",
-    "PPO in Pong-v5 (EnvPool), 1M steps, a smaller network": "pong-ppo",
+    "minatar-breakout": ("MinAtar Breakout", "PPO (`purejaxrl-minatar`)", "10M", ""),
+    "minatar-breakout-5m-ppo": ("MinAtar Breakout", "PPO (`purejaxrl-minatar`)", "5M", ""),
+    "minatar-breakout-5m-dqn": ("MinAtar Breakout", "DQN", "5M", ""),
+    "minatar-breakout-5m-rainbow": ("MinAtar Breakout", "Rainbow", "5M", ""),
+    "host-pendulum-ppo": ("Pendulum-v1 (EnvPool)", "PPO", "500k", _POOLED("ppo", "Pendulum-v1", 500000)),
+    "halfcheetah-ppo": ("HalfCheetah-v4", "PPO, 8 environments", "1M", ""),
+    "halfcheetah-defaults-clip": ("HalfCheetah-v4", "PPO", "1M", _POOLED("ppo", "HalfCheetah-v4", 1000000)),
+    "halfcheetah-defaults-kl": (
+        "HalfCheetah-v4",
+        "PPO, KL penalty",
+        "1M",
+        f"{_POOLED('ppo', 'HalfCheetah-v4', 1000000)} --objective kl",
+    ),
+    "host-pendulum-sac": (
+        "Pendulum-v1 (Gymnasium)",
+        "SAC",
+        "20k",
+        "jaxrl train sac --env gymnasium:Pendulum-v1 --total-steps 20000",
+    ),
+    "halfcheetah-sac-defaults": ("HalfCheetah-v4", "SAC", "300k", _POOLED("sac", "HalfCheetah-v4", 300000)),
+    "pong-ppo": ("Pong-v5 (EnvPool)", "PPO, a smaller network", "1M", ""),
 }
 
 
@@ -56,19 +77,47 @@ def _table(header: str, lines: list[str]) -> str:
     return "\n".join([f"| {header}", "|" + "---|" * header.count("|"), *lines])
 
 
-def _scores(row: dict[str, Any]) -> str:
+def _line(environment: str, algorithm: str, row: dict[str, Any], published: str, steps: str) -> str:
+    """Return one line of scores: what was trained first, then what it came to."""
     scores = row["scores"]
-    return f"{row['mean']:g} | {row['interquartile_mean']:g} | {min(scores):g} | {len(scores)}"
+    figures = " | ".join(f"{score:g}" for score in (row["mean"], min(scores), row["interquartile_mean"]))
+    return f"| {environment} | {algorithm} | {figures} | {published} | {steps} | {len(scores)} |"
+
+
+def _with_commands(table: str, commands: list[str]) -> str:
+    """Return a table of scores, and the commands of its rows below it, folded in: beside scores they leave no room."""
+    shown = "\n".join(commands)
+    return f'{table}\n\n<details markdown="1"><summary>The commands</summary>\n\n```shell\n{shown}\n```\n\n</details>'
+
+
+def _trained(row: Row) -> tuple[str, str, str]:
+    """Return the environment, the algorithm and the steps of a shortest command, as a reader would call them."""
+    words = shlex.split(row.command)
+    if words[0] == "--preset":
+        found = preset(words[1])
+        name, env, steps = type(found.algorithm).__name__.lower(), found.env, found.total_steps
+        algorithm = f"{curve_pictures.title(name)} (`{words[1]}`)"
+    else:
+        name = words[0]
+        env, steps = (words[words.index(flag) + 1] for flag in ("--env", "--total-steps"))
+        algorithm = row.variant or curve_pictures.title(name)
+    return re.sub(r"(\w+)-MinAtar", r"MinAtar \1", env.partition(":")[2]), algorithm, _short(int(steps))
+
+
+def _short(steps: int) -> str:
+    return f"{steps / 1e6:g}M" if steps >= 1e6 else f"{steps / 1e3:g}k"
 
 
 def _commands(kind: str) -> str:
-    """Of the records `learning-KIND-*.json`: command lines as they were typed."""
-    lines = []
+    """Of the records `learning-KIND-*.json`: their scores, and the command lines as they were typed."""
+    rows = {row.name: row for row in (DEFAULTS if kind == "defaults" else PRESETS)}
+    lines, commands = [], []
     for path in sorted(RECORDS.glob(f"learning-{kind}-*.json")):
         record = json.loads(path.read_text())
-        [row] = record["rows"]
-        lines.append(f"| `{record['run']}` | {_scores(row)} | {record['published']} |")
-    return _table(f"command | {_SCORES}", lines)
+        environment, algorithm, steps = _trained(rows[path.stem.removeprefix(f"learning-{kind}-")])
+        lines.append(_line(environment, algorithm, record["rows"][0], record["published"], steps))
+        commands.append(record["run"])
+    return _with_commands(_table(_SCORES, lines), commands)
 
 
 def _unrecorded() -> str:
@@ -77,24 +126,26 @@ def _unrecorded() -> str:
     missing = [row for name, row in rows if not (RECORDS / f"learning-{name}.json").exists()]
     if not missing:
         return "None: each has its record, above."
-    asked = ("each seed" if row.worst > row.mean else "the mean" for row in missing)
-    least = (max(row.worst, row.mean) for row in missing)
-    lines = [
-        f"| `jaxrl sweep {row.command}` | {which} {score:g} | {row.published} |"
-        for row, which, score in zip(missing, asked, least, strict=True)
-    ]
-    return "What they come to is not known.\n\n" + _table("command | asked: at least | published |", lines)
+    lines = []
+    for row in missing:
+        which, least = "each seed" if row.worst > row.mean else "the mean", max(row.worst, row.mean)
+        environment, algorithm, steps = _trained(row)
+        lines.append(f"| {environment} | {algorithm} | {which} {least:g} | {row.published} | {steps} |")
+    table = _table("environment | algorithm | required: at least | published | steps |", lines)
+    return "What they come to is not known.\n\n" + _with_commands(
+        table, [f"jaxrl sweep {row.command}" for row in missing]
+    )
 
 
 def _trainings() -> str:
     lines = []
-    for what, name in TRAININGS.items():
+    for name, (environment, algorithm, steps, _) in TRAININGS.items():
         record = _read(f"learning-{name}")
         [row], reference = record["rows"], record["reference"]
         # Some were held against what an issue asked for, which nobody published.
         published = "" if "issue" in reference["source"] else f"{reference['score']:g} ({reference['source']})"
-        lines.append(f"| {what} | {_scores(row)} | {published} |")
-    return _table(f"training | {_SCORES}", lines)
+        lines.append(_line(environment, algorithm, row, published, steps))
+    return _with_commands(_table(_SCORES, lines), [command for *_, command in TRAININGS.values() if command])
 
 
 def _offline() -> str:
@@ -264,4 +315,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "sampling": _sampling,
     "step": _step,
     "memory": _memory,
+    **{f"curve-{name}": functools.partial(curve_pictures.block, name) for name in curve_pictures.names()},
 }

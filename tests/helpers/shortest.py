@@ -24,7 +24,8 @@ SOLVED = 475.0  # gymnasium's mark of CartPole
 class Row:
     """A command after `jaxrl sweep`, and what it must reach: the worst seed `worst`, all of them on average `mean`.
 
-    `worst_missed` and `mean_missed` say by how much it does not yet; of two figures the other one holds.
+    `worst_missed` and `mean_missed` say by how much it does not yet; of two figures the other one holds. `variant` is
+    what a table calls an algorithm that is not at its defaults.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Row:
     mean: float = -np.inf
     worst_missed: str = ""
     mean_missed: str = ""
+    variant: str = ""
 
 
 class Missed(AssertionError):
@@ -67,6 +69,7 @@ DEFAULTS = [
         f"dqn {CARTPOLE} --network.head categoricalvalues --v-min 0 --v-max 100",
         "491.07 ± 9.70 (CleanRL)",
         worst=SOLVED,
+        variant="C51",
     ),
     Row(
         "cartpole-dueling",
@@ -74,6 +77,7 @@ DEFAULTS = [
         "",
         worst=SOLVED,
         worst_missed="one seed of ten at 291",
+        variant="dueling DQN",
     ),
     Row(
         "cartpole-qr-dqn",
@@ -81,6 +85,7 @@ DEFAULTS = [
         "500 (RL Zoo, 50k steps)",
         worst=SOLVED,
         worst_missed="one seed of ten at 474.6",
+        variant="QR-DQN",
     ),
     Row("acrobot-ppo", f"ppo {ACROBOT}", "-86.36 ± 1.32 (CleanRL)", worst=-100.0),
     Row("acrobot-dqn", f"dqn {ACROBOT}", "-88.89 ± 1.56 (CleanRL)", worst=-100.0),
@@ -97,6 +102,7 @@ DEFAULTS = [
         worst=-200.0,
         mean=-182.75,
         worst_missed="one seed of five at -207.5",
+        variant="PPO, KL penalty",
     ),
     Row("pendulum-vmpo", f"vmpo {PENDULUM} 500000", "", worst=-200.0),
     Row("pendulum-sac", f"sac {PENDULUM} 20000", "-157 (RL Zoo)", worst=-200.0),
@@ -109,6 +115,7 @@ DEFAULTS = [
         f"mpo {PENDULUM} 20000 --critic.head categoricalvalues --v-min -2000 --v-max 0",
         "",
         worst=-200.0,
+        variant="MPO, distributional",
     ),
     Row(
         "mountaincarcontinuous-sac",
@@ -123,7 +130,7 @@ DEFAULTS = [
         worst=90.0,
     ),
     Row("inverted-pendulum-ppo", f"ppo {BALANCE}", "", worst=950.0),
-    Row("inverted-pendulum-ppo-kl", f"ppo {BALANCE} --objective kl", "", worst=950.0),
+    Row("inverted-pendulum-ppo-kl", f"ppo {BALANCE} --objective kl", "", worst=950.0, variant="PPO, KL penalty"),
     *(
         Row(
             f"minatar-{game.lower()}-{algo}",
