@@ -290,6 +290,36 @@ def _memory() -> str:
     return _table("work | predicted | measured | measured / predicted |", lines)
 
 
+def _accelerator() -> str:
+    """Return the throughput on an accelerator, and what peers come to in the same run."""
+    parts = _read("accelerator-nvidia-h200")["parts"]
+    lines = []
+    for row in parts["throughput"]["rows"]:
+        if "left out" in row:
+            continue
+        runs = f"{row['seeds']} x " if "seeds" in row else ""
+        milliseconds = f"{row['ms an iteration']:.3g}" if "ms an iteration" in row else ""
+        lines.append(f"| {row['work']}, {runs}{row['num_envs']:,} | {_short(row['steps/s'])} | {milliseconds} |")
+    beside: dict[tuple[int, int], dict[str, float]] = {}
+    for row in parts["peers"]["rows"]:
+        peer = row["work"].removeprefix("PPO CartPole beside ")
+        beside.setdefault((row["num_envs"], row["seeds"]), {})[peer] = row[f"jaxrl / {peer}"]
+    peers = [
+        f"| {num_envs:,} | {seeds} | {ratios['rejax']:.2f} | {ratios['purejaxrl']:.2f} |"
+        for (num_envs, seeds), ratios in sorted(beside.items())
+    ]
+    return (
+        _table("work, environments | steps/s | ms an iteration |", lines)
+        + "\n\nPPO in CartPole beside peers, in turn in one run, jaxrl's speed divided by theirs:\n\n"
+        + _table("environments | seeds | rejax | purejaxrl |", peers)
+    )
+
+
+def _short(rate: float) -> str:
+    size, unit = next((size, unit) for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if rate >= size)
+    return f"{rate / size:.3g}{unit}"
+
+
 def _times(ratios: Iterable[float]) -> str:
     return "; ".join(f"{ratio:.2f} times" for ratio in ratios)
 
@@ -316,4 +346,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "step": _step,
     "memory": _memory,
     **{f"curve-{name}": functools.partial(curve_pictures.block, name) for name in curve_pictures.names()},
+    "accelerator": _accelerator,
 }
