@@ -1,6 +1,7 @@
 """Errors that say what is wrong, the value, what is allowed and what to do."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -125,7 +126,10 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
     """
     known = sorted(known)
     lowered = {k.lower(): k for k in known}
-    close = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
+    # First those of which it is a whole part: "entropy" of "update/entropy".
+    within = [k for k in known if name and re.search(rf"[/:._-]{re.escape(name)}$", k, re.IGNORECASE)]
+    similar = [lowered[c] for c in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.5)]
+    close = list(dict.fromkeys(sorted(within, key=len) + similar))[:3]
     here = _ELSEWHERE.get(name.lower().lstrip("-").replace("-", "_"), "")
     named = [k for k in known if here and k.lower().lstrip("-").replace("-", "_") == here]
     if named:

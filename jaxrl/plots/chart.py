@@ -1,11 +1,35 @@
-"""The picture of learning curves. Importing this imports matplotlib, so `jaxrl.plots.curves` does when it draws."""
+"""Figures of curves: panels, and a legend that has room. Importing this imports matplotlib."""
 
 import io
+import itertools
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
+
+from jaxrl.core import files
+
+# Okabe and Ito's colors for the color-blind, with grey in place of their yellow, which white paper swallows; a dark one
+# beside a light one, so that neighbors differ in grey too.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#7F7F7F")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+_MARKERS = "os^DvPX"
+_WIDTHS = {1: 7.0, 2: 10.0}  # inches of a figure by its columns of panels
+_GAP = 0.1  # inches between axes, legend, caption and border
+_HANDLE, _HANDLE_GAP, _COLUMN_GAP = 2.4, 0.8, 1.5  # of a legend, in sizes of its text
+_SIZES = (9.0, 8.0, 7.0, 6.0)  # points of the legend's text, the largest that fits
+_MOST_ROWS = 12  # of a legend, before its text becomes smaller
+_MOST_LINES = 3  # of one label, and of the caption
+_MOST_LABELS = 60
 
 
 class Chart(Figure):
@@ -17,15 +41,171 @@ class Chart(Figure):
         return picture.getvalue()
 
 
-def empty(title: str, y_label: str) -> tuple[Chart, Axes]:
-    """A chart over environment steps, and the axes to draw on."""
-    figure = Chart(figsize=(7, 4.5), dpi=120, layout="constrained")
+def panels(titles: Sequence[str], title: str, x_label: str, y_label: str) -> tuple[Chart, list[Axes]]:
+    """Make a figure with one panel for each title.
+
+    Args:
+      titles: of the panels; of a single one the title of the figure takes its place.
+      title: of the figure, may be empty.
+      x_label, y_label: of the axes; steps are written as 10k and 1M.
+
+    Returns:
+      The figure, to be completed by `finish`, and the axes.
+    """
+    columns = len(titles) if len(titles) <= 3 else 2 if len(titles) == 4 else 3
+    rows = math.ceil(len(titles) / columns)
+    width, height = _WIDTHS.get(columns, 13.0), 3.9 if rows * columns == 1 else 3.2 * rows + 0.2
+    figure = Chart(figsize=(width, height), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title)
-    axes.set_xlabel("steps")
-    axes.set_ylabel(y_label)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    found = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in found[len(titles) :]:
+        axes.remove()
+    for place, (axes, name) in enumerate(zip(found, titles, strict=False)):
+        _set_title(axes, title if len(titles) == 1 else name, (width - 1.2 * columns) / columns)
+        if place + columns >= len(titles):
+            axes.set_xlabel(x_label)
+        if place % columns == 0:
+            axes.set_ylabel(_shortened(plain(y_label), 40))
+        if x_label == "steps":
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    if len(titles) > 1 and title:
+        text = figure.suptitle(plain(title))
+        _fit(figure, text, width - 2 * _GAP)
+    return figure, found[: len(titles)]
+
+
+def style(place: int, marked: bool = True) -> dict[str, Any]:
+    """Return how the curve of this place is drawn: colors, then lines and markers, tell the curves apart.
+
+    Args:
+      place: among all curves of the figure, from 0 on.
+      marked: with a marker now and then, which tells curves apart in grey.
+    """
+    dashes = _DASHES[place // len(COLORS) % len(_DASHES)]
+    drawn: dict[str, Any] = {"color": COLORS[place % len(COLORS)], "linestyle": dashes, "linewidth": 1.5}
+    if marked:
+        every = (0.03 * (place % 5), 0.15)  # of the diagonal of the axes
+        drawn |= {"marker": _MARKERS[place % len(_MARKERS)], "markersize": 4.5, "markevery": every}
+    return drawn
+
+
+def finish(figure: Chart, handles: Mapping[str, Artist], caption: Sequence[str] = ()) -> None:
+    """Place the legend and the caption below the axes, and make the figure taller by what they take.
+
+    Args:
+      figure: of `panels`, with all curves drawn.
+      handles: what stands for each label of the legend.
+      caption: sentences below it, a line each, broken where they are longer.
+    """
+    width, height = figure.get_size_inches()
+    legend = _legend(figure, handles, width - 2 * _GAP)
+    lines = [line for sentence in caption for line in textwrap.wrap(plain(sentence), int(width * 16))]
+    text = figure.text(
+        0.5, 0.0, "\n".join(lines[:_MOST_LINES]), fontsize=7.5, color="#444444", ha="center", va="bottom"
+    )
+    bottom = _GAP + (_height(figure, text) + _GAP if lines else 0.0)
+    below = bottom + (0.0 if legend is None else _height(figure, legend) + _GAP)
+    full = height + below
+    figure.set_size_inches(width, full)
+    text.set_y(_GAP / full)
+    if legend is not None:
+        legend.set_bbox_to_anchor((0.5, bottom / full), figure.transFigure)
+    engine = figure.get_layout_engine()
+    if isinstance(engine, ConstrainedLayoutEngine):
+        engine.set(rect=(0.0, below / full, 1.0, height / full), w_pad=_GAP, h_pad=_GAP)
+
+
+def plain(text: str) -> str:
+    """Text of files as it stands: between two $ matplotlib would read a formula, and it draws no half of a pair."""
+    return files.shown(text).replace("$", r"\$")
+
+
+def _legend(figure: Chart, handles: Mapping[str, Artist], width: float) -> Legend | None:
+    """Add a legend of at most `width` inches: as many columns as fit, smaller text where there are many rows."""
+    if not handles:
+        return None
+    labels, artists = list(handles)[:_MOST_LABELS], list(handles.values())[:_MOST_LABELS]
+    if more := len(handles) - len(labels):
+        labels[-1], artists[-1] = f"... and {more + 1} more", Line2D([], [], linestyle="none")
+    widths = _text_widths(figure, labels)
+    for size in _SIZES:
+        columns = next((n for n in range(min(len(labels), 8), 0, -1) if _columns_width(widths, n) * size <= width), 0)
+        if columns and (math.ceil(len(labels) / columns) <= _MOST_ROWS or size == _SIZES[-1]):
+            return _add_legend(figure, artists, labels, size, columns)
+    # Not even a single column has room: long labels are broken into lines, and what is left is cut in the middle.
+    size, texts = _SIZES[1], labels
+    for letters in range(int(width * 16), 8, -6):
+        texts = [_in_lines(label, letters) for label in labels]
+        if _columns_width(_text_widths(figure, texts), 1) * size <= width:
+            break
+    return _add_legend(figure, artists, texts, size, 1)
+
+
+def _text_widths(figure: Chart, labels: Sequence[str]) -> list[float]:
+    """Inches that each label is wide at a size of one point."""
+    text = figure.text(0.0, 0.0, "", fontsize=10.0)
+    widths = []
+    for label in labels:
+        text.set_text(plain(label))
+        widths.append(_width(figure, text) / 10.0)
+    text.remove()
+    return widths
+
+
+def _columns_width(widths: Sequence[float], columns: int) -> float:
+    """Inches that a legend of labels of these widths takes at a size of one point, a little more than it will."""
+    each, longer = divmod(len(widths), columns)
+    ends = list(itertools.accumulate([each + 1] * longer + [each] * (columns - longer), initial=0))
+    room = (_HANDLE + _HANDLE_GAP + _COLUMN_GAP + 0.3) / 72
+    return sum(max(widths[start:end]) + room for start, end in itertools.pairwise(ends))
+
+
+def _add_legend(figure: Chart, artists: Sequence[Artist], labels: Sequence[str], size: float, columns: int) -> Legend:
+    return figure.legend(
+        artists,
+        [plain(label) for label in labels],
+        loc="lower center",
+        ncols=columns,
+        fontsize=size,
+        frameon=False,
+        borderaxespad=0.0,
+        borderpad=0.0,
+        columnspacing=_COLUMN_GAP,
+        handlelength=_HANDLE,
+        handletextpad=_HANDLE_GAP,
+    )
+
+
+def _in_lines(label: str, letters: int) -> str:
+    return "\n".join(textwrap.wrap(_shortened(label, letters * _MOST_LINES - letters // 2), letters))
+
+
+def _shortened(text: str, letters: int) -> str:
+    """`text`, without its middle where it is longer than so many letters."""
+    if len(text) <= letters:
+        return text
+    first = (letters - 1) // 2
+    return f"{text[:first]}…{text[len(text) - (letters - 1 - first) :]}"
+
+
+def _set_title(axes: Axes, title: str, width: float) -> None:
+    _fit(axes.figure, axes.set_title(plain(title)), width)
+
+
+def _fit(figure, text, width: float) -> None:
+    """Cut the middle of a text until it is at most `width` inches wide."""
+    whole = text.get_text()
+    letters = len(whole)
+    while _width(figure, text) > width and letters > 8:
+        letters = min(letters - 1, int(letters * max(width / _width(figure, text), 0.5)))
+        text.set_text(_shortened(whole, letters))
+
+
+def _width(figure, artist) -> float:
+    return artist.get_window_extent(figure.canvas.get_renderer()).width / figure.dpi
+
+
+def _height(figure, artist) -> float:
+    return artist.get_window_extent(figure.canvas.get_renderer()).height / figure.dpi

@@ -1,8 +1,10 @@
 """A run directory: one run's files, locked while it trains, tied to one configuration."""
 
 import contextlib
+import difflib
 import fcntl
 import fnmatch
+import itertools
 import os
 import secrets
 import shutil
@@ -22,9 +24,12 @@ MAY_CHANGE = ("total_steps", "logging")  # fields, or groups of them, that a res
 FORMAT = 1  # of config.json; a change that earlier files do not survive takes the next number
 
 _FILES = ("config.json", "metrics.jsonl", "metrics.csv", "learning_curve.png", "result.json", "study.journal")
+_TRIALS = ("trials.csv", "trials.md", "trials.png")  # of a search
 _WANDB_ID = "wandb_run.json"  # of jaxrl.run.loggers, which knows no directories
 EVALUATIONS = "evaluations.jsonl"  # of an evaluator that follows the run
 _FOLDERS = ("checkpoints", "tensorboard", "videos")
+SWEEP = "sweep.json"  # of a sweep that was completed, see jaxrl.run.sweep_directory
+_MOST_FOLDERS = 10_000  # in which runs of a close name are looked for
 _ABSENT = object()
 
 
@@ -201,8 +206,8 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
     try:
         config = files.read_json(file)
         check_sizes(config)
-    except FileNotFoundError:
-        raise RunDirectoryError(f"{path} is not a run directory: it has no config.json") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunDirectoryError(f"{path} is not a run directory: {_why_none(Path(path))}") from None
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{file} cannot be read: {error}") from error
     if not isinstance(config, dict):
@@ -215,6 +220,43 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
             f"{file} has format {found!r}, and this jaxrl reads format {FORMAT}; use the jaxrl that wrote it"
         )
     return config
+
+
+def close_runs(path: str | os.PathLike) -> list[Path]:
+    """Return directories of runs and sweeps whose paths are close to one that does not exist, the closest first."""
+    there, missing = Path(path), []
+    while not there.is_dir() and there.name:
+        missing.insert(0, there.name)
+        there = there.parent
+    found = [there]
+    for place, name in enumerate(missing):
+        inner = {one.name.lower(): one for folder in found for one in _folders(folder)}
+        if place == len(missing) - 1:
+            inner = {key: one for key, one in inner.items() if _is_run(one)}
+        found = [inner[key] for key in difflib.get_close_matches(name.lower(), inner, n=3, cutoff=0.6)]
+    return found if missing else []
+
+
+def _why_none(path: Path) -> str:
+    """What a path is that is not a run directory, and which runs it may have meant."""
+    if not path.is_dir():
+        close = " or ".join(map(str, close_runs(path)))
+        return "there is no such folder" + (f"; did you mean {close}?" if close else "")
+    if list(path.glob("program-*/config.json")):
+        return "it holds a sweep that has not ended; the same command goes on there"
+    runs = [folder for folder in _folders(path) if _is_run(folder)]
+    several = f", such as {runs[0]}" if runs else ""
+    return "it has no config.json" + (f"; {len(runs)} runs are in it{several}" if runs else "")
+
+
+def _folders(path: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(one for one in itertools.islice(path.iterdir(), _MOST_FOLDERS) if one.is_dir())
+    return []
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("config.json", SWEEP))
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], may_change: Iterable[str] = ()) -> list[str]:
@@ -337,7 +379,7 @@ def _delete_run(path: Path) -> None:
         return  # no run of ours; what is in the way is named by the comparison
     for name in _FILES[1:]:
         (path / name).unlink(missing_ok=True)
-    for name in (_WANDB_ID, EVALUATIONS):
+    for name in (_WANDB_ID, EVALUATIONS, *_TRIALS):
         (path / name).unlink(missing_ok=True)
     for step in _steps(path):
         shutil.rmtree(step)

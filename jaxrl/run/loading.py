@@ -21,6 +21,7 @@ from jaxrl.run import checkpoint
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import read_config
 from jaxrl.run.policy import Policy
+from jaxrl.run.sweep_directory import best_run
 
 _LONGEST_PROBLEM = 1000  # characters
 _NEEDED = ("algorithm", "environment", "topology", "total_steps")
@@ -68,7 +69,7 @@ def load(
         action, carry = policy(observation)
 
     Args:
-      path: the run directory.
+      path: the run directory; of a sweep its best run is taken.
       step: of which checkpoint; None: the newest sound one.
       best: the checkpoint with the highest evaluation instead.
       algo, env: in place of those in `config.json`, needed where `jaxrl.register` was not told of a class in them.
@@ -125,9 +126,9 @@ def load_learner(
 ) -> LoadedLearner:
     """The learner state of a run; arguments and errors are those of `load`."""
     keep_compiled_programs()
-    path = Path(path)
     if best and step is not None:
         raise ConfigError(f"step={step} and best=True: give one of them")
+    path = best_run(path)
     config = read_config(path)
     if missing := [name for name in _NEEDED if name not in config]:
         raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl.plots import curves
 from jaxrl.plots.curves import Run
+from jaxrl.run import sweep_directory
 from jaxrl.run.directory import MAY_CHANGE, read_config
 from jaxrl.run.loggers import read_metrics
 
@@ -24,16 +25,32 @@ def read_run(path: str | os.PathLike) -> Run:
     return as_run(path.name, read_config(path), read_metrics(path / "metrics.jsonl"))
 
 
+def read_runs(path: str | os.PathLike) -> list[Run]:
+    """Return the run of a run directory, or all runs of a sweep's.
+
+    Raises:
+      RunDirectoryError: `path` is neither.
+    """
+    if not sweep_directory.is_sweep(path):
+        return [read_run(path)]
+    name = Path(path).name
+    return [as_run(name, config, rows) for config, rows in sweep_directory.read_curves(path)]
+
+
 def as_run(name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Run:
-    """A run as a plot needs it: without the seed, and without what a resumed run may change."""
-    return Run(name, {key: value for key, value in config.items() if key not in (*MAY_CHANGE, "seed")}, rows)
+    """Return a run as a plot needs it: without what runs of one configuration, or a resumed run, may differ in."""
+    kept = {key: value for key, value in config.items() if key not in (*MAY_CHANGE, "seed", "sweep")}
+    if isinstance(topology := kept.get("topology"), Mapping):  # on other devices it is the same run, up to rounding
+        kept["topology"] = {key: value for key, value in topology.items() if key != "devices"}
+    seed = config.get("seed")
+    return Run(name, kept, rows, seed if type(seed) is int else None)
 
 
 def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, metric: str | None = None) -> "Chart":
-    """Draws run directories: one by itself, or the runs of each configuration together.
+    """Draws run directories: one by itself, or the runs of each configuration together; of a search its trials.
 
     Args:
-      paths: run directories.
+      paths: run directories, and directories of sweeps; or that of one search.
       out: where the picture goes; its suffix gives the format.
       metric: what to draw of several; see `jaxrl.plots.curves.plot_runs`.
 
@@ -41,7 +58,10 @@ def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, met
       ConfigError: there is no run, or a run has no value of the metric (named).
       RunDirectoryError: a path is no run directory.
     """
-    runs = [read_run(path) for path in paths]
+    if len(paths) == 1 and metric is None and sweep_directory.is_search(paths[0]):
+        config, scores = sweep_directory.read_scores(paths[0])
+        return curves.plot_trials(scores, out, title=Run("", config, []).title)
+    runs = [run for path in paths for run in read_runs(path)]
     if len(runs) == 1 and metric is None:
         return curves.plot_run(runs[0], out)
     return curves.plot_runs(runs, out, metric=metric)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import re
+import shutil
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -20,14 +21,15 @@ from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.remote import connect
+from jaxrl.run import sweep_directory
 from jaxrl.run.directory import check_below, check_no_pattern, difference, read_config, with_new_fields
 from jaxrl.run.ending import read_result
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
 from jaxrl.run.training import Topology, default_topology, train
+from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
-from jaxrl.sweeps.sweep import SweepResult
 
 _LONGEST_NAME = 100  # of a directory, of the 255 that file systems allow
 _ENDED = ("finished", "target_return")
@@ -46,6 +48,16 @@ class Experiments(SweepResult):
 
     run_dirs: list[list[Path]] = dataclasses.field(default_factory=list)
     errors: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)
+
+    def _save_best(self, path: Path, number: int, place: int) -> str:
+        run, root = self.run_dirs[number][place], path.absolute()
+        if run.is_relative_to(root):
+            return str(run.relative_to(root))
+        best = path / sweep_directory.BEST
+        check_below(path, best)
+        shutil.rmtree(best, ignore_errors=True)
+        shutil.copytree(run, best, ignore=shutil.ignore_patterns(".lock"))
+        return best.name
 
 
 def launch(
@@ -76,7 +88,8 @@ def launch(
     Args:
       algo, env, total_steps, num_envs, topology: of every run; environments on the host too. Defaults of the topology
         follow `algo`, whatever `space` changes.
-      run_dir: holds the run directories; all machines must see it.
+      run_dir: holds the run directories; all machines must see it. At the end also the curves, the table and a picture,
+        as `SweepResult.save` writes them.
       seeds: how many, from 0 on, or which.
       num_samples: None: the full grid of the lists in `space`; a number: so many random draws.
       search_seed: of those draws.
@@ -136,7 +149,10 @@ def launch(
     errors = _run(asked, cpus_per_run, gpus_per_run, restarts, address, len(settings) * len(seeds), progress)
     wall = time.monotonic() - began
     rate = sum(read_result(run_dirs[place][index]).get("total_steps", 0) for place, index in asked) / max(wall, 1e-9)
-    return _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall)
+    configs = [config(place, None) for place in range(len(settings))]
+    result = _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall, configs)
+    leave(result, root)
+    return result
 
 
 # --- the runs ----------------------------------------------------------------------------------------------------
@@ -145,7 +161,7 @@ def launch(
 def _run(asked, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
     """Runs what is asked for; what was raised, by run."""
     errors: dict[tuple[int, int], str] = {}
-    display = ProgressBar() if progress else None
+    display = ProgressBar(unit="runs") if progress else None
     if display is not None:
         display.start(count, count - len(asked))
     try:
@@ -219,7 +235,7 @@ def _ended(run_dir, config) -> bool:
 # --- what came of them -------------------------------------------------------------------------------------------
 
 
-def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall) -> Experiments:
+def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall, configs) -> Experiments:
     steps = np.asarray([total_steps * (point + 1) // points for point in range(points)])
     records = [[read_result(path) for path in paths] for paths in run_dirs]
     rows = [[read_metrics(path / "metrics.jsonl") for path in paths] for paths in run_dirs]
@@ -242,6 +258,7 @@ def _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall
         learners=[],
         steps_per_second=rate,
         wall_seconds=wall,
+        configs=configs,
         run_dirs=run_dirs,
         errors=errors,
     )

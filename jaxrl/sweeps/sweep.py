@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import keys
 from jaxrl.core.config import encode
-from jaxrl.core.errors import ConfigError, NonFiniteError, unknown
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
@@ -22,112 +22,16 @@ from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import check_no_evaluator
-from jaxrl.plots.curves import TRAINING, Curves, interquartile_mean, plot_sweep
+from jaxrl.run import sweep_directory
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.progress import ProgressBar
-from jaxrl.run.result import logging_settings
+from jaxrl.run.result import logging_settings, run_config
 from jaxrl.run.signals import Signals
 from jaxrl.sweeps.kept import Progress, opened_all
 from jaxrl.sweeps.make_train import bound
+from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
-from jaxrl.sweeps.tables import aligned, short
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
-
-if TYPE_CHECKING:
-    from jaxrl.plots.chart import Chart
-
-
-@dataclasses.dataclass
-class SweepResult:
-    """The result of a sweep.
-
-    Attributes:
-      configurations: the settings, in order.
-      seeds: the seeds of each.
-      steps: environment steps at each point of the curves, shape (configurations, points).
-      metrics: by name, float32 (configurations, seeds, points); NaN where no episode ended.
-      returns: of the final evaluations, (configurations, seeds, episodes); NaN where unfinished.
-      failed: bool (configurations, seeds): a value was not finite in that run.
-      learners: the final learner states, leaves (seeds, ...), one tree per configuration.
-    """
-
-    configurations: list[dict[str, Any]]
-    seeds: list[int]
-    steps: np.ndarray
-    metrics: dict[str, np.ndarray]
-    returns: np.ndarray
-    failed: np.ndarray
-    learners: list[Any]
-    steps_per_second: float
-    wall_seconds: float
-
-    def __repr__(self) -> str:
-        runs = f"{len(self.configurations)} configurations x {len(self.seeds)} seeds"
-        steps = f"{int(self.steps.max()):,} steps" if self.steps.size else "no steps"
-        if np.isfinite(self.scores).any():
-            best = ", ".join(f"{name}={short(value)}" for name, value in self.best.items()) or "the only one"
-            found = f"best: {best[:200]}, interquartile mean {np.nanmax(self.interquartile_means):.4g}"
-        else:
-            found = "no score"
-        return f"{type(self).__name__}({runs}, {steps}; {found})"
-
-    @property
-    def scores(self) -> np.ndarray:
-        """Mean final return of every run, (configurations, seeds); NaN for runs that failed."""
-        with np.errstate(invalid="ignore"):
-            means = np.nanmean(np.where(np.isnan(self.returns).all(-1, keepdims=True), 0.0, self.returns), axis=-1)
-        return np.where(self.failed | np.isnan(self.returns).all(-1), np.nan, means)
-
-    @property
-    def interquartile_means(self) -> np.ndarray:
-        """Over the seeds of each configuration, a failed run counting as the worst; (configurations,)."""
-        worst = np.nanmin(self.scores) if np.isfinite(self.scores).any() else np.nan
-        filled = np.where(np.isnan(self.scores), worst, self.scores)
-        return np.asarray([interquartile_mean(row[:, None])[0] for row in filled])
-
-    @property
-    def best(self) -> dict[str, Any]:
-        """The configuration with the highest interquartile mean.
-
-        Raises:
-          NonFiniteError: no run has a score.
-        """
-        if not np.isfinite(self.scores).any():
-            raise NonFiniteError("no configuration is the best: every run met NaN or Inf, or finished no episode")
-        return self.configurations[int(np.nanargmax(self.interquartile_means))]
-
-    def plot(self, path: str | Path | None = None, *, metric: str = TRAINING) -> "Chart":
-        """Draws the mean over seeds of each configuration, and the band between its quartiles.
-
-        Args:
-          path: where the picture goes, if anywhere; its suffix gives the format.
-          metric: one of `metrics`; the return while training.
-
-        Raises:
-          ConfigError: there is no such metric, or pictures have no such format.
-        """
-        if metric not in self.metrics:
-            raise unknown("metric", metric, self.metrics, "those of this sweep")
-        labels = [", ".join(f"{k}={short(v)}" for k, v in one.items()) for one in self.configurations]
-        plural = f"{len(self.seeds)} seeds" if len(self.seeds) > 1 else "1 seed"
-        found = [
-            Curves(label or plural, steps, values)
-            for label, steps, values in zip(labels, self.steps, self.metrics[metric], strict=True)
-        ]
-        return plot_sweep(found, path, title=f"mean and quartiles of {plural}", metric=metric)
-
-    def table(self) -> str:
-        """A text table with one line per configuration, the best first."""
-        names = list(self.configurations[0])
-        header = [*names, "IQM", "mean", "std", "min", "max", "failed"]
-        rows = []
-        for index in np.argsort(-self.interquartile_means):
-            scores = self.scores[index][~np.isnan(self.scores[index])]
-            scores = scores if scores.size else np.asarray([np.nan])
-            numbers = [self.interquartile_means[index], scores.mean(), scores.std(), scores.min(), scores.max()]
-            setting = [short(self.configurations[index][name]) for name in names]
-            rows.append([*setting, *(f"{x:.1f}" for x in numbers), str(int(self.failed[index].sum()))])
-        return aligned([header, *rows])
 
 
 def sweep(
@@ -169,7 +73,8 @@ def sweep(
       points: number of points of the learning curves; fewer if a run has fewer iterations.
       evaluation_episodes, explore_in_evaluation: how the final evaluation of each run is played.
       run_dir: keeps checkpoints here, from which the same call goes on after it was killed or interrupted, bit for bit;
-        one process only. None: nothing is kept.
+        at the end also the curves, the table, a picture and the best policy, as `SweepResult.save` writes them; one
+        process only. None: nothing is kept.
       checkpoint_every: environment steps of a run between two checkpoints, in whole points; None: a tenth of all.
       overwrite: delete an earlier sweep in `run_dir` and start again.
       progress: show a progress bar.
@@ -224,6 +129,8 @@ def sweep(
     done, timed = 0, []
     with contextlib.ExitStack() as stack:
         checkpointers = stack.enter_context(opened_all(run_dir, configs, overwrite=overwrite))
+        if run_dir is not None and any(checkpointer.is_empty() for checkpointer in checkpointers if checkpointer):
+            sweep_directory.clear(Path(run_dir))
         if display is not None:
             stack.callback(display.close)
             total = sum(b[3] * b[2].steps_per_iteration(b[0]) for b in programs) * len(seeds) // processes
@@ -252,20 +159,24 @@ def sweep(
                     "learner": jax.tree.map(lambda x, rows=rows: x[rows], part["learner"]),
                     "returns": part["returns"][rows],
                 }
-    ordered = [parts[index] for index in range(len(settings))]
-    names = set.intersection(*(set(part["metrics"]) for part in ordered))
-    rate = sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9)
-    return SweepResult(
-        configurations=settings,
-        seeds=seeds,
-        steps=np.stack([part["steps"] for part in ordered]),
-        metrics={name: np.stack([part["metrics"][name] for part in ordered]) for name in sorted(names)},
-        returns=np.stack([part["returns"] for part in ordered]),
-        failed=np.stack([part["failed"] for part in ordered]),
-        learners=[part["learner"] for part in ordered],
-        steps_per_second=sum(distributed.exchange("steps a second", rate)),
-        wall_seconds=time.monotonic() - began,
-    )
+        ordered = [parts[index] for index in range(len(settings))]
+        names = set.intersection(*(set(part["metrics"]) for part in ordered))
+        rate = sum(rows for _, rows in timed) / max(sum(seconds for seconds, _ in timed), 1e-9)
+        result = SweepResult(
+            configurations=settings,
+            seeds=seeds,
+            steps=np.stack([part["steps"] for part in ordered]),
+            metrics={name: np.stack([part["metrics"][name] for part in ordered]) for name in sorted(names)},
+            returns=np.stack([part["returns"] for part in ordered]),
+            failed=np.stack([part["failed"] for part in ordered]),
+            learners=[part["learner"] for part in ordered],
+            steps_per_second=sum(distributed.exchange("steps a second", rate)),
+            wall_seconds=time.monotonic() - began,
+            configs=[_config(program, topology, total_steps, logging) for program in programs],
+        )
+        if run_dir is not None:
+            leave(result, run_dir)
+    return result
 
 
 # Arguments of `train` that a sweep has not, and what has them.
@@ -302,6 +213,13 @@ def _bound(algo, env, total_steps, topology, num_envs, settings):
         layout = topology or Anakin(None if envs is None else int(envs), devices=1)
         found.append(bound(replace(algo, **fields), env, total_steps, layout))
     return found
+
+
+def _config(program, topology, total_steps, logging) -> dict[str, Any]:
+    """What `config.json` says of the runs of a configuration, but for the seed."""
+    algo, env, compiled, _ = program
+    layout = {"num_envs": compiled.layout.num_envs, "devices": 1, "shards": compiled.layout.shards}
+    return run_config(algo, env, dataclasses.replace(topology or Anakin(), **layout), total_steps, None, logging)
 
 
 def _share(runs: list[Any]) -> list[Any]:

@@ -1,12 +1,42 @@
 """Results as text."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+
+_DIGITS = 4  # significant ones of the largest number of a column
+_OF_DIFFERENCES = 2  # of the difference between the largest and the smallest
+_MOST = 7  # that a float32 has
+_WIDEST = 12  # digits on either side of the point; beyond, numbers have an exponent
 
 
 def short(value: Any) -> str:
     """A setting, a number with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def significant(values: Sequence[float]) -> list[str]:
+    """Write the numbers of a column so that they can be compared, all with the same number of decimals.
+
+    The largest has at least four significant digits, and the difference between the largest and the smallest two, as
+    far as a float32 has them. Very large and very small columns are written with exponents.
+    """
+    numbers = np.asarray(values, float)
+    finite = numbers[np.isfinite(numbers)]
+    largest, spread = (
+        (float(np.abs(finite).max()), float(finite.max() / 2 - finite.min() / 2)) if finite.size else (0, 0)
+    )
+    magnitude = math.floor(math.log10(largest)) if largest > 0 else 0
+    decimals = _DIGITS - 1 - magnitude
+    if spread > 0:
+        decimals = max(
+            decimals, min(_OF_DIFFERENCES - 1 - math.floor(math.log10(2) + math.log10(spread)), _MOST - 1 - magnitude)
+        )
+    if decimals > _WIDEST or magnitude >= _WIDEST:
+        return [f"{x:.{_MOST - 1}e}" for x in numbers]
+    return [f"{x:.{max(decimals, 0)}f}" for x in numbers]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -15,3 +45,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the header first, as a table of Markdown."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + " ---: |" * len(rows[0]), *lines[1:]])

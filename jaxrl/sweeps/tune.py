@@ -4,7 +4,10 @@ import contextlib
 import dataclasses
 import importlib.util
 import math
-from collections.abc import Iterator, Sequence
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -13,9 +16,9 @@ import numpy as np
 
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import keys
+from jaxrl.core import files, keys
 from jaxrl.core.config import encode
-from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError
+from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError, NonFiniteError, RunDirectoryError
 from jaxrl.core.limits import checked_seed, count_problems, seed_problems
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import Algorithm, Environment
@@ -23,16 +26,19 @@ from jaxrl.envs.configs import to_config
 from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost.place import check_no_evaluator
-from jaxrl.plots.curves import plot_trials
+from jaxrl.plots.curves import EVALUATION, plot_trials
+from jaxrl.run import sweep_directory
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import RunDirectory
+from jaxrl.run.loggers import write_csv
 from jaxrl.run.progress import ProgressBar
-from jaxrl.run.result import logging_settings
+from jaxrl.run.result import logging_settings, run_config
 from jaxrl.sweeps.make_train import bound
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
+from jaxrl.sweeps.results import save_policy
 from jaxrl.sweeps.search import checked_seeds
 from jaxrl.sweeps.spaces import search_space
-from jaxrl.sweeps.tables import aligned, short
+from jaxrl.sweeps.tables import aligned, markdown, short, significant
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 if TYPE_CHECKING:
@@ -82,15 +88,7 @@ class TuneResult:
 
     def table(self) -> str:
         """A text table with a line for each trial, the best first, then those that did not finish."""
-        names = list(self.trials[0].settings)
-        rows = [["trial", *names, "return", "evaluations", "ended"]]
-        order = sorted(range(len(self.trials)), key=lambda place: -np.nan_to_num(self.trials[place].score, nan=-np.inf))
-        for place in order:
-            trial = self.trials[place]
-            last = f"{trial.returns[-1]:.1f}" if trial.returns else "nan"
-            settings = [short(trial.settings[name]) for name in names]
-            rows.append([str(place), *settings, last, str(len(trial.returns)), trial.ended])
-        return aligned(rows)
+        return aligned(self._cells())
 
     def plot(self, path: str | Path | None = None) -> "Chart":
         """Draws the score of every trial and the best so far.
@@ -99,6 +97,41 @@ class TuneResult:
           path: where the picture goes, if anywhere; its suffix gives the format.
         """
         return plot_trials([trial.score for trial in self.trials], path, title=self.title)
+
+    def save(self, path: str | Path) -> None:
+        """Write the trials into a directory: `trials.csv`, `trials.md` and `trials.png`.
+
+        Raises:
+          RunDirectoryError: it cannot be written to.
+        """
+        path = Path(path).expanduser()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_csv(
+                path / "trials.csv", [row | {"problem": self.trials[row["trial"]].problem} for row in self._rows()]
+            )
+            with files.replacing(path / "trials.md") as file:
+                file.write(markdown(self._cells()) + "\n")
+            self.plot(path / "trials.png")
+        except OSError as error:
+            raise RunDirectoryError(f"the trials cannot be written to {path}: {error}") from error
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """A row for each trial, the best first, then those that did not finish."""
+        order = sorted(range(len(self.trials)), key=lambda place: -np.nan_to_num(self.trials[place].score, nan=-np.inf))
+        found = [(place, self.trials[place]) for place in order]
+        return [
+            {"trial": place, **trial.settings, "return": trial.returns[-1] if trial.returns else math.nan}
+            | {"evaluations": len(trial.returns), "ended": trial.ended}
+            for place, trial in found
+        ]
+
+    def _cells(self) -> list[list[str]]:
+        """The table as text, the header first."""
+        rows = self._rows()
+        columns = {name: [short(row[name]) for row in rows] for name in rows[0]}
+        columns["return"] = significant([row["return"] for row in rows])
+        return [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
 
 
 def tune(
@@ -162,7 +195,8 @@ def tune(
       evaluate_every: environment steps of a run between evaluations; None: a tenth of the run.
       evaluation_episodes, explore_in_evaluation: how each evaluation is played.
       run_dir: keeps the study here, from which the same call goes on after it was killed, with the trials that were
-        under way begun anew; also with more trials, and with or without Ray. None: nothing is kept.
+        under way begun anew; also with more trials, and with or without Ray. The trials as tables and a picture are
+        written at the end, and without Ray the policy of the best one. None: nothing is kept.
       overwrite: delete an earlier search in `run_dir` and start again.
       progress: show a progress bar, over trials.
       **space: fields of the algorithm, in place of the table's or beside them: `LogUniform`, `Uniform`, a list of
@@ -242,11 +276,19 @@ def tune(
     asked |= {"total_steps": total_steps, "search": search, "pruner": pruner, "search_seed": search_seed}
     asked |= {"mapping": mapping, "space": {name: repr(values) for name, values in (fixed | ranges).items()}}
     config = {"tune": asked | logging_settings(every, evaluation_episodes, explore_in_evaluation)}
+    title = f"{type(algo).__name__} on {made.name}"
     with contextlib.ExitStack() as stack:
         path = None
         if run_dir is not None:
-            path = stack.enter_context(RunDirectory(run_dir, config, overwrite=overwrite, may_change=())).study
+            directory = stack.enter_context(RunDirectory(run_dir, config, overwrite=overwrite, may_change=()))
+            path = directory.study
+            if not directory.resumed:
+                shutil.rmtree(path.parent / sweep_directory.BEST, ignore_errors=True)
         study = Study(path, ranges, fixed, search, pruner, search_seed)
+        if path is not None and backend == "jax":
+            training = dataclasses.replace(training, keep=partial(_keep_best, study, path.parent, total_steps, layout))
+        if path is not None:
+            stack.callback(_leave, study, title, path.parent)
         display = stack.enter_context(ProgressBar(unit="trials")) if progress else None
         if display is not None:
             display.note(f"searched: {', '.join(ranges)}")
@@ -262,7 +304,34 @@ def tune(
                 side_by_side(study, training, trials, how, devices, told)
             else:
                 told(study.next_number, study.run(training))
-        return TuneResult(study.trials(), f"{type(algo).__name__} on {made.name}")
+        return TuneResult(study.trials(), title)
+
+
+def _keep_best(study, path, total_steps, layout, seeds, program, states, returns) -> None:
+    """Save what the best seed of a trial has learned, if the trial is the best so far."""
+    algo, env, compiled, iterations = program
+    scores = np.nanmean(returns, axis=-1)
+    if any(trial.ended == "finished" and trial.score >= float(scores.mean()) for trial in study.trials()):
+        return
+    place, step = int(np.argmax(scores)), iterations * compiled.steps_per_iteration(algo)
+    shape = {"num_envs": compiled.layout.num_envs, "devices": 1, "shards": compiled.layout.shards}
+    topology = dataclasses.replace(layout, **shape)
+    config = run_config(algo, env, topology, total_steps, seeds[place], {}) | {"sweep": {"of": "tune"}}
+    learner = jax.tree.map(lambda x: x[place], states.learner)
+    try:
+        save_policy(path, config, learner, [{"step": step, EVALUATION: float(scores[place])}], float(scores[place]))
+    except (JaxrlError, OSError) as error:
+        warnings.warn(f"the best policy could not be saved: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _leave(study, title, path) -> None:
+    """Save the trials so far; a disk that is full costs no more than that."""
+    if not study.trials():
+        return
+    try:
+        TuneResult(study.trials(), title).save(path)
+    except RunDirectoryError as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,15 +348,18 @@ class _Training:
     every: int
     episodes: int
     explore: bool
+    keep: Callable | None = None  # told of the program, the final states and the returns of every trial that finishes
 
     def __call__(self, settings: dict[str, Any]) -> Iterator[tuple[float, bool]]:
         """As of `Study.run`."""
         program = bound(replace(self.algo, **settings), self.env, self.total_steps, self.layout)
         many = VectorizedRuns(program[2], min(self.devices, len(self.seeds)), self.mapping, len(self.seeds))
-        yield from _evaluations(program, many, self.seeds, self.every, self.episodes, self.explore)
+        yield from _evaluations(program, many, self.seeds, self.every, self.episodes, self.explore, self.keep)
 
 
-def _evaluations(program, many: VectorizedRuns, seeds, every, episodes, explore) -> Iterator[tuple[float, bool]]:
+def _evaluations(
+    program, many: VectorizedRuns, seeds, every, episodes, explore, keep=None
+) -> Iterator[tuple[float, bool]]:
     """Trains the runs of all seeds from one evaluation to the next: the mean return, and whether it is the last.
 
     Raises:
@@ -312,10 +384,12 @@ def _evaluations(program, many: VectorizedRuns, seeds, every, episodes, explore)
             what = "a value was not finite" if failed.any() else "no episode of the evaluation ended"
             those = ", ".join(str(seed) for seed, bad in zip(seeds, wrong, strict=True) if bad)
             raise NonFiniteError(f"{what} before step {done * rows}, seed {those}")
+        if keep is not None and done == iterations:
+            keep(seeds, program, states, returns)
         yield float(np.nanmean(returns, axis=-1).mean()), done == iterations
 
 
 def _line(place: int, trial: "Trial") -> str:
     settings = ", ".join(f"{name}={short(value)}" for name, value in trial.settings.items())
     last = trial.returns[-1] if trial.returns else math.nan
-    return f"trial {place}: {trial.problem or f'{last:.1f}'} ({trial.ended}; {settings})"
+    return f"trial {place}: {trial.problem or f'{last:.4g}'} ({trial.ended}; {settings})"

@@ -12,17 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jaxrl.core.errors import ConfigError, RunDirectoryError
-from jaxrl.plots import curves
-from jaxrl.plots.curves import (
-    Curves,
-    Run,
-    bootstrap_interval,
-    interquartile_mean,
-    plot_run,
-    plot_runs,
-    plot_sweep,
-    plot_trials,
-)
+from jaxrl.plots import curves, statistics
+from jaxrl.plots.curves import Run, bootstrap_interval, interquartile_mean, plot_run, plot_runs, plot_trials
 from jaxrl.run import plotting
 
 FLOATS = st.floats(-1e6, 1e6)
@@ -91,26 +82,58 @@ def run(seed=0, gamma=0.99, steps=(0, 100, 200), values=(0.0, 1.0, 2.0), metric=
         "environment": {"suite": "gymnax", "name": "CartPole-v1"},
     }
     rows = [{"step": step, metric: value} for step, value in zip(steps, values, strict=True)]
-    return Run(f"run{seed}", config, rows)
+    return Run(f"run{seed}", config, rows, seed)
 
 
-def test_runs_are_grouped_by_configuration():
-    groups = curves._groups([run(0), run(1), run(2, gamma=0.9)])
-    assert {label: [r.name for r in members] for label, members in groups.items()} == {
-        "gamma=0.99": ["run0", "run1"],
-        "gamma=0.9": ["run2"],
-    }
-    assert list(curves._groups([run(0), run(1)])) == [""]
-
-
-def test_curves_are_aligned_on_shared_steps():
+def test_runs_are_interpolated_between_their_own_points_only():
+    """A curve begins where the first of its runs does, and one that ends earlier ends earlier."""
     first = run(steps=(0, 100, 200), values=(0.0, 1.0, 2.0)).curve(curves.TRAINING)
     second = run(steps=(50, 150), values=(5.0, 7.0)).curve(curves.TRAINING)
-    steps, values = curves._align([first, second])
-    np.testing.assert_array_equal(steps, [50, 100, 150])
-    np.testing.assert_array_equal(values, [[0.5, 1.0, 1.5], [5.0, 6.0, 7.0]])
-    with pytest.raises(ConfigError, match="share no steps"):
-        curves._align([first, run(steps=(300,), values=(1.0,)).curve(curves.TRAINING)])
+    nan = np.nan
+    steps, values = statistics.align([first, second])
+    np.testing.assert_array_equal(steps, [0, 50, 100, 150, 200])
+    np.testing.assert_array_equal(values, [[0.0, 0.5, 1.0, 1.5, 2.0], [nan, 5.0, 6.0, 7.0, nan]])
+    found = statistics.summarize([first, second], resamples=200)
+    np.testing.assert_array_equal(found.center, [0.0, 2.75, 3.5, 4.25, 2.0])
+    np.testing.assert_array_equal(np.isfinite(found.low), [False, True, True, True, False])
+    apart = statistics.summarize([first, (np.array([300.0]), np.array([1.0]))])
+    np.testing.assert_array_equal(apart.steps, [0, 100, 200, 300])
+    np.testing.assert_array_equal(apart.center, [0, 1, 2, 1])
+
+
+RUNS = st.lists(
+    st.lists(st.tuples(st.integers(0, 40), FLOATS), min_size=1, max_size=6, unique_by=lambda point: point[0]),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(RUNS)
+def test_the_summary_is_that_of_the_runs_that_have_a_value_there(runs):
+    read = [tuple(np.array(sorted(points), float).T) for points in runs]
+    found = statistics.summarize(read, resamples=20)
+    assert found.steps[0] == min(steps[0] for steps, _ in read)
+    assert found.steps[-1] == max(steps[-1] for steps, _ in read)
+    for place, step in enumerate(found.steps):
+        there = [np.interp(step, steps, values) for steps, values in read if steps[0] <= step <= steps[-1]]
+        assert there, "a curve has no points where no run has data"
+        np.testing.assert_allclose(found.center[place], interquartile_mean(np.array(there)), atol=1e-6)
+        assert np.isfinite(found.low[place]) == np.isfinite(found.high[place]) == (len(there) > 1)
+
+
+def test_long_curves_of_several_runs_are_thinned_and_keep_their_ends():
+    rng = np.random.default_rng(0)
+    runs = [(np.sort(rng.choice(10**6, 4000, replace=False)).astype(float), rng.normal(size=4000)) for _ in range(3)]
+    steps, values = statistics.align(runs)
+    assert len(steps) <= 1000 and {s[place] for s, _ in runs for place in (0, -1)} <= set(steps)
+    np.testing.assert_array_equal(values[0], np.interp(steps, *runs[0], left=np.nan, right=np.nan))
+    assert len(statistics.align(runs[:1])[0]) == 4000, "a single run is drawn as it is"
+
+
+def test_a_run_that_is_there_twice_counts_once():
+    (axes,) = plot_runs([run(0), run(0), run(1, values=(1.0, 2.0, 4.0))], resamples=50).axes
+    assert [line.get_label() for line in axes.get_lines()] == ["PPO (2 seeds)"]
+    np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [0.5, 1.5, 3.0])
 
 
 def test_rows_without_the_metric_are_left_out():
@@ -125,7 +148,7 @@ def test_a_picture_is_drawn_of_many_runs(tmp_path):
     chart = plot_runs(runs, path, resamples=100)
     assert chart.axes[0].get_title() == "PPO on gymnax:CartPole-v1"
     picture = matplotlib.image.imread(path)
-    assert picture.shape == (540, 840, 4)
+    assert picture.shape[1:] == (840, 4)
     assert picture.std() > 0.05
     again = io.BytesIO(plot_runs(runs, resamples=100)._repr_png_())
     np.testing.assert_array_equal(matplotlib.image.imread(again), picture)
@@ -150,26 +173,29 @@ def test_a_picture_is_drawn_of_a_run_directory(tmp_path):
 def test_bad_input_is_told(tmp_path):
     with pytest.raises(ConfigError, match="no runs to plot"):
         plot_runs([], tmp_path / "x.png")
-    with pytest.raises(ConfigError, match=r"run0 has no values of 'loss'; it has: train/return_mean"):
-        plot_runs([run()], tmp_path / "x.png", metric="loss")
-    with pytest.raises(ConfigError, match="no metrics"):
+    with pytest.raises(ConfigError, match=r"unknown metric 'loss'; known: train/return_mean \(those of run0, run1\)"):
+        plot_runs([run(), run(1)], tmp_path / "x.png", metric="loss")
+    with pytest.raises(ConfigError, match="no value of train/return_mean in empty"):
         plot_runs([Run("empty", {}, [])], tmp_path / "x.png")
+    with pytest.raises(ConfigError, match="confidence=95"):
+        plot_runs([run()], tmp_path / "x.png", confidence=95)
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_is_drawn_by_configuration_with_the_band_between_its_quartiles(tmp_path):
-    nan, steps = np.nan, np.array([10, 20, 30])
-    one = Curves("rate=0.1", steps, np.array([[nan, 0.0, 4.0], [nan, 1.0, 8.0], [nan, 2.0, nan], [nan, 5.0, 0.0]]))
-    alone = Curves("rate=$2$", steps, np.array([[1.0, 2.0, np.inf]]))
-    figure = plot_sweep([one, alone], tmp_path / "x.png", title="a sweep")
-    (axes,) = figure.axes
-    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
-    assert lines == {"rate=0.1": [[20, 2], [30, 4]], r"rate=\$2\$": [[10, 1], [20, 2]]}
-    (band,) = axes.collections  # one seed has none
-    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
-    assert corners == {(20, 0.75), (20, 2.75), (30, 2), (30, 6)}
-    assert matplotlib.image.imread(tmp_path / "x.png").shape[2] == 4
-    with pytest.raises(ConfigError, match="no curves to plot"):
-        plot_sweep([])
+@pytest.mark.parametrize(
+    ("metric", "meant"),
+    [("entropy", "update/entropy"), ("Return_Mean", "train/return_mean"), ("update/entropie", "update/entropy")],
+)
+def test_a_metric_that_nobody_has_offers_those_with_its_name(metric, meant):
+    row = {"step": 1, "update/entropy": 1.0, "update/policy_loss": 1.0, "train/return_mean": 2.0, "seconds": 0.1}
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
+        plot_runs([Run("one", {}, [row])], metric=metric)
+
+
+def test_configurations_without_the_metric_are_named_as_such():
+    other = run(gamma=0.9, steps=(0,), values=(None,))
+    (axes,) = plot_runs([run(0), run(1), other], resamples=50).axes
+    assert [line.get_label() for line in axes.get_lines()] == ["gamma=0.99 (2 seeds)", "gamma=0.9 (no values)"]
 
 
 def test_the_best_of_trials_so_far(tmp_path):

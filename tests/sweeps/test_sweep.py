@@ -181,13 +181,14 @@ def test_labels():
 def test_plot_draws_every_configuration(tmp_path):
     result = swept("in_turn", 1)
     (axes,) = result.plot(tmp_path / "sweep.png").axes
-    found = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-    assert list(found) == [
-        ", ".join(f"learning_rate={value:.4g}" for value in one.values()) for one in result.configurations
-    ]
+    found = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+    assert list(found) == [f"learning_rate={value:.3g} (2 seeds)" for value in (0.01, 1e30, 0.003)]
+    assert axes.get_title() == "PPO on gymnax:CartPole-v1" and axes.get_ylabel() == "training return"
     curve = result.metrics["train/return_mean"][0]
-    known = np.isfinite(curve).any(axis=0)
-    np.testing.assert_allclose(next(iter(found.values())), np.nanmean(curve[:, known], axis=0), rtol=1e-6)
+    both = np.isfinite(curve).all(axis=0)
+    expected = dict(zip(result.steps[0][both].tolist(), curve[:, both].mean(axis=0), strict=True))
+    drawn = dict(next(iter(found.values())).tolist())
+    np.testing.assert_allclose([drawn[step] for step in expected], list(expected.values()), rtol=1e-6)
     assert (tmp_path / "sweep.png").stat().st_size > 1000
     with pytest.raises(ConfigError, match="unknown metric 'train/returns_mean'; did you mean 'train/return_mean'"):
         result.plot(metric="train/returns_mean")

@@ -1,0 +1,216 @@
+"""Labels of curves: the algorithm, the settings in which configurations differ, and the number of seeds."""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError
+
+EVALUATION, TRAINING = "evaluation/return_mean", "train/return_mean"
+# Characters of a label that a legend of one column and one of two have room for; names are abbreviated beyond.
+_LONGEST, _LONGEST_OF_MANY, _MANY = 75, 32, 6
+_SPACES = (("environment", "observation_space"), ("environment", "action_space"))  # follow from other settings
+_WRITTEN = {"float", "dtype", "registered", "opaque"}  # {"float": "inf"}: how a file writes a single value
+_ABSENT = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run as a plot needs it: its name, its configuration and the rows of its metrics.
+
+    Runs of the same configuration make one curve, so what runs of one curve may differ in is left out of it.
+
+    Attributes:
+      name: of its directory.
+      config: as in `config.json`, without the seed.
+      rows: with "step", and metrics by name.
+      seed: if known. The same seed with the same curve is the same run, and counts once.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    seed: int | None = None
+
+    def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of a metric where it is finite, ascending; empty where there are none."""
+        points = {row["step"]: row[metric] for row in self.rows if row.get(metric) is not None}
+        steps = np.array(sorted(points), float)
+        values = np.array([points[step] for step in sorted(points)], float)
+        return steps[np.isfinite(values)], values[np.isfinite(values)]
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the algorithm, such as "PPO"; empty if the configuration has none."""
+        name = _mapping(self.config, "algorithm").get("type")
+        if not isinstance(name, str):
+            return ""
+        if name.startswith("algorithm:"):
+            with contextlib.suppress(ConfigError):  # one of somebody else's
+                return registry.find(name).__name__
+        return name.rpartition(":")[2].upper()
+
+    @property
+    def environment(self) -> str:
+        """The name of the environment, such as "gymnax:CartPole-v1"; empty if the configuration has none."""
+        environment = _mapping(self.config, "environment")
+        return ":".join(str(environment[key]) for key in ("suite", "name") if environment.get(key))
+
+    @property
+    def title(self) -> str:
+        """ "PPO on gymnax:CartPole-v1", as far as the configuration says."""
+        return " on ".join(filter(None, (self.algorithm, self.environment)))
+
+
+@dataclasses.dataclass
+class Group:
+    """The runs of one configuration.
+
+    Attributes:
+      runs: at least one.
+      settings: name and text of each setting in which it differs from other groups of its algorithm and environment.
+    """
+
+    runs: list[Run]
+    settings: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Group runs by configuration, in the order in which configurations first appear."""
+    groups: dict[Hashable, Group] = {}
+    for run in runs:
+        groups.setdefault(_frozen(run.config), Group([])).runs.append(run)
+    found = list(groups.values())
+    by_name: dict[tuple[str, str], list[Group]] = {}
+    for group in found:
+        by_name.setdefault((group.runs[0].algorithm, group.runs[0].environment), []).append(group)
+    for members in by_name.values():
+        _name_settings(members)
+    return found
+
+
+def labels(groups: Sequence[Group]) -> tuple[list[str], str]:
+    """Return a label for each group, equal only for groups of different environments, and a key to abbreviations."""
+    named = len({group.runs[0].algorithm for group in groups}) > 1 or not all(group.settings for group in groups)
+    names = list(dict.fromkeys(itertools.chain.from_iterable(group.settings for group in groups)))
+    found = [_label(group, named, {}) for group in groups]
+    if max(map(len, found), default=0) <= (_LONGEST if len(set(found)) <= _MANY else _LONGEST_OF_MANY):
+        return found, ""
+    short = _abbreviated(names)
+    found = [_label(group, named, short) for group in groups]
+    return found, ", ".join(f"{short[name]}={name}" for name in names if short[name] != name)
+
+
+def title(runs: Sequence[Run]) -> str:
+    """Return what all runs have in common: the algorithm, the environment, or both."""
+    algorithms, environments = {run.algorithm for run in runs}, {run.environment for run in runs}
+    shared = (found.pop() if len(found) == 1 else "" for found in (algorithms, environments))
+    return " on ".join(filter(None, shared))
+
+
+def _label(group: Group, with_algorithm: bool, short: Mapping[str, str]) -> str:
+    run = group.runs[0]
+    settings = [f"{short.get(name, name)}={text}" for name, text in group.settings.items()]
+    first = [run.algorithm or run.name] if with_algorithm else []
+    return ", ".join(first + settings)
+
+
+def _name_settings(groups: Sequence[Group]) -> None:
+    """Enter into each group of one algorithm and environment the settings in which these groups differ."""
+    found = list(_differing([group.runs[0].config for group in groups], ()))
+    told_apart = [entry for entry in found if entry[0][:2] not in _SPACES] or found
+    names = _unique_names([path for path, _ in told_apart])
+    for name, (_, values) in zip(names, told_apart, strict=True):
+        for group, text in zip(groups, _texts(values), strict=True):
+            if text is not None:
+                group.settings[name] = text
+
+
+def _differing(values: Sequence[Any], path: tuple[str, ...]):
+    """Yield the path of every setting that differs, and its values, `_ABSENT` where a configuration lacks it."""
+    if len({_frozen(value) for value in values}) == 1:
+        return
+    trees = [_as_mapping(value) for value in values]
+    types = {None if tree is None else tree.get("type") for tree in trees}
+    lengths = {len(value) for value in values if isinstance(value, list | tuple)}
+    if any(tree is None for tree in trees) or len(types) > 1 or len(lengths) > 1:
+        yield path, values
+        return
+    for name in dict.fromkeys(itertools.chain.from_iterable(tree for tree in trees if tree is not None)):
+        yield from _differing([tree.get(name, _ABSENT) for tree in trees if tree is not None], (*path, name))
+
+
+def _as_mapping(value: Any) -> Mapping[str, Any] | None:
+    """A part that has parts of its own; None for what is written as one value."""
+    if isinstance(value, Mapping) and not (len(value) == 1 and set(value) <= _WRITTEN):
+        return value
+    if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        return {str(place): item for place, item in enumerate(value)}
+    return None
+
+
+def _texts(values: Sequence[Any]) -> list[str | None]:
+    """Write values as briefly as tells different ones apart; None for those that are absent."""
+    different = len({_frozen(value) for value in values if value is not _ABSENT})
+    texts: list[str | None] = []
+    for digits in (3, 4, 6, 9, 17, 0):
+        texts = [None if value is _ABSENT else _text(value, digits, brief=digits == 3) for value in values]
+        if len({text for text in texts if text is not None}) == different:
+            break
+    return texts
+
+
+def _text(value: Any, digits: int, brief: bool) -> str:
+    if isinstance(value, float):
+        return repr(value) if digits == 0 else f"{value:.{digits}g}"
+    if isinstance(value, Mapping):
+        if len(value) == 1 and set(value) <= _WRITTEN:
+            return _text(next(iter(value.values())), digits, brief)
+        name = str(value.get("type", "")).rpartition(":")[2]
+        inner = [_text(item, digits, brief) for key, item in value.items() if key != "type"]
+        numbers = all(not isinstance(item, Mapping | list | tuple) for item in value.values())
+        return f"{name}({', '.join(inner)})" if numbers or not brief else name
+    if isinstance(value, list | tuple):
+        return f"({', '.join(_text(item, digits, brief) for item in value)})"
+    return str(value)
+
+
+def _unique_names(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    """Name each path by its end, with as many parts before it as tell it from the other paths."""
+    names = []
+    for path in paths:
+        size = 1
+        while size < len(path) and sum(other[-size:] == path[-size:] for other in paths) > 1:
+            size += 1
+        names.append(".".join(path[-size:]))
+    return names
+
+
+def _abbreviated(names: Sequence[str]) -> dict[str, str]:
+    """The initials of names of several words, with more letters of the last word where two would be the same."""
+    short: dict[str, str] = {}
+    for name in names:
+        *words, last = name.replace(".", "_").strip("_").split("_")
+        options = ["".join(word[:1] for word in words) + last[:letters] for letters in range(1, len(last) + 1)]
+        free = [option for option in options if option not in short.values() and option not in names]
+        short[name] = free[0] if words and free else name
+    return short
+
+
+def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _frozen(value: Any) -> Hashable:
+    """A value to compare by; 1 and 1.0 are the same, True and 1 are not."""
+    if isinstance(value, Mapping):
+        return ("mapping", *sorted((str(key), _frozen(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return ("list", *map(_frozen, value))
+    return repr(float(value)) if type(value) is int and abs(value) < 1 << 53 else repr(value)

@@ -1,0 +1,248 @@
+"""What came of a sweep: scores, a table, curves, and a directory that holds them with the best policy."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxrl.core import files
+from jaxrl.core.config import encode
+from jaxrl.core.errors import JaxrlError, NonFiniteError, RunDirectoryError, unknown
+from jaxrl.core.types import PyTree
+from jaxrl.plots.curves import EVALUATION, TRAINING, Run, interquartile_mean, plot_runs
+from jaxrl.run import sweep_directory
+from jaxrl.run.directory import check_below
+from jaxrl.run.loggers import JSONLLogger, write_csv
+from jaxrl.run.plotting import as_run
+from jaxrl.run.result import opened
+from jaxrl.sweeps.tables import aligned, markdown, short, significant
+
+if TYPE_CHECKING:
+    from jaxrl.plots.chart import Chart
+
+
+@dataclasses.dataclass
+class SweepResult:
+    """The result of a sweep.
+
+    Attributes:
+      configurations: the settings, in order.
+      seeds: the seeds of each.
+      steps: environment steps at each point of the curves, shape (configurations, points).
+      metrics: by name, float32 (configurations, seeds, points); NaN where no episode ended.
+      returns: of the final evaluations, (configurations, seeds, episodes); NaN where unfinished.
+      failed: bool (configurations, seeds): a value was not finite in that run.
+      learners: the final learner states, leaves (seeds, ...), one tree per configuration.
+      configs: of each configuration, what `config.json` says of its runs, but for the seed.
+    """
+
+    configurations: list[dict[str, Any]]
+    seeds: list[int]
+    steps: np.ndarray
+    metrics: dict[str, np.ndarray]
+    returns: np.ndarray
+    failed: np.ndarray
+    learners: list[Any]
+    steps_per_second: float
+    wall_seconds: float
+    configs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def __repr__(self) -> str:
+        runs = f"{len(self.configurations)} configurations x {len(self.seeds)} seeds"
+        steps = f"{int(self.steps.max()):,} steps" if self.steps.size else "no steps"
+        if np.isfinite(self.scores).any():
+            best = ", ".join(f"{name}={short(value)}" for name, value in self.best.items()) or "the only one"
+            found = f"best: {best[:200]}, interquartile mean {np.nanmax(self.interquartile_means):.4g}"
+        else:
+            found = "no score"
+        return f"{type(self).__name__}({runs}, {steps}; {found})"
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Mean final return of every run, (configurations, seeds); NaN for runs that failed."""
+        with np.errstate(invalid="ignore"):
+            means = np.nanmean(np.where(np.isnan(self.returns).all(-1, keepdims=True), 0.0, self.returns), axis=-1)
+        return np.where(self.failed | np.isnan(self.returns).all(-1), np.nan, means)
+
+    @property
+    def interquartile_means(self) -> np.ndarray:
+        """Over the seeds of each configuration, a failed run counting as the worst; (configurations,)."""
+        worst = np.nanmin(self.scores) if np.isfinite(self.scores).any() else np.nan
+        filled = np.where(np.isnan(self.scores), worst, self.scores)
+        return np.asarray([interquartile_mean(row[:, None])[0] for row in filled])
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The configuration with the highest interquartile mean.
+
+        Raises:
+          NonFiniteError: no run has a score.
+        """
+        if not np.isfinite(self.scores).any():
+            raise NonFiniteError("no configuration is the best: every run met NaN or Inf, or finished no episode")
+        return self.configurations[int(np.nanargmax(self.interquartile_means))]
+
+    def plot(self, path: str | Path | None = None, *, metric: str = TRAINING) -> "Chart":
+        """Draw the interquartile mean over the seeds of each configuration, with its bootstrap interval.
+
+        Args:
+          path: where the picture goes, if anywhere; its suffix gives the format.
+          metric: one of `metrics`; the return while training.
+
+        Raises:
+          ConfigError: there is no such metric, it has no value yet, or pictures have no such format.
+        """
+        if metric not in self.metrics:
+            raise unknown("metric", metric, self.metrics, "those of this sweep")
+        return plot_runs([run for _, run in self._runs([metric])], path, metric=metric)
+
+    def table(self) -> str:
+        """A text table with one line per configuration, the best first."""
+        return aligned(self._cells())
+
+    def save(self, path: str | Path) -> Path:
+        """Write a directory with the curves, the table as CSV and Markdown, a picture, and the best policy.
+
+        `jaxrl.load` and `jaxrl eval` take the best policy from it, `jaxrl plot` the curves. The best policy is that of
+        the seed with the highest score, of the configuration with the highest interquartile mean.
+
+        Args:
+          path: of the directory, made if missing; files of an earlier sweep in it are replaced.
+
+        Raises:
+          RunDirectoryError: there is a run or a link in its place, or it cannot be written to.
+          CheckpointError: the policy could not be saved.
+        """
+        path = Path(path).expanduser()
+        if (path / "config.json").exists():
+            raise RunDirectoryError(f"{path} holds a run; save the sweep in a directory of its own")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            sweep_directory.clear(path)
+            best = self._best_run()
+            record: dict[str, Any] = {
+                "configurations": encode(self.configurations),
+                "configs": self._configs(),
+                "seeds": self.seeds,
+            }
+            record |= {"scores": [[_finite(score) for score in scores] for scores in self.scores], "best": None}
+            if best is not None:
+                number, place = best
+                where = self._save_best(path, number, place)
+                record["best"] = {"configuration": number, "seed": self.seeds[place], "run": where}
+            write_csv(path / "table.csv", self._rows())
+            with files.replacing(path / "table.md") as file:
+                file.write(markdown(self._cells()) + "\n")
+            if np.isfinite(self.metrics.get(TRAINING, np.nan)).any():
+                self.plot(path / "curves.png")
+            runs = self._runs(list(self.metrics))
+            rows = [{"configuration": number, "seed": run.seed, **row} for number, run in runs for row in run.rows]
+            sweep_directory.write(
+                path, record, rows, [self._settings(number) for number in range(len(self.configurations))]
+            )
+        except OSError as error:
+            raise RunDirectoryError(f"the results of the sweep cannot be written to {path}: {error}") from error
+        return path
+
+    def _best_run(self) -> tuple[int, int] | None:
+        """The best configuration and the place of its best seed."""
+        if not np.isfinite(self.scores).any():
+            return None
+        number = int(np.nanargmax(self.interquartile_means))
+        scores = self.scores[number]
+        return (number, int(np.nanargmax(scores))) if np.isfinite(scores).any() else None
+
+    def _save_best(self, path: Path, number: int, place: int) -> str:
+        """Write the run directory of a run; its name in `path`."""
+        seed = self.seeds[place]
+        [run] = [run for found, run in self._runs(list(self.metrics)) if found == number and run.seed == seed]
+        config = self._configs()[number] | {"seed": seed, "sweep": {"configuration": number}}
+        learner = jax.tree.map(lambda x: x[place], self.learners[number])
+        step, score = int(self.steps[number, -1]), float(self.scores[number, place])
+        save_policy(path, config, learner, [*run.rows, {"step": step, EVALUATION: score}], score)
+        return sweep_directory.BEST
+
+    def _configs(self) -> list[dict[str, Any]]:
+        return self.configs or [{"algorithm": encode(setting)} for setting in self.configurations]
+
+    def _runs(self, metrics: Sequence[str]) -> Iterator[tuple[int, Run]]:
+        """Every run with its curves of these metrics, and the number of its configuration."""
+        for number, config in enumerate(self._configs()):
+            for place, seed in enumerate(self.seeds):
+                curves = {name: self.metrics[name][number, place] for name in metrics}
+                rows = [
+                    {"step": int(step)}
+                    | {name: float(x) for name, curve in curves.items() if np.isfinite(x := curve[at])}
+                    for at, step in enumerate(self.steps[number])
+                ]
+                yield number, as_run(f"configuration {number}, seed {seed}", config | {"seed": seed}, rows)
+
+    def _settings(self, number: int) -> dict[str, Any]:
+        found = self.configurations[number].items()
+        return {name: value if isinstance(value, int | float | str) else short(value) for name, value in found}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The table in full precision, the best configuration first, with the score of every seed."""
+        rows = []
+        for number in np.argsort(-self.interquartile_means):
+            scores = self.scores[number][~np.isnan(self.scores[number])]
+            known = scores if scores.size else np.asarray([np.nan])
+            statistics = {"IQM": self.interquartile_means[number], "mean": known.mean(), "std": known.std()}
+            statistics |= {"min": known.min(), "max": known.max()}
+            row = self._settings(int(number)) | {name: float(value) for name, value in statistics.items()}
+            row["failed"] = int(self.failed[number].sum())
+            scores_by_seed = zip(self.seeds, self.scores[number], strict=True)
+            rows.append(row | {f"seed {seed}": float(score) for seed, score in scores_by_seed})
+        return rows
+
+    def _cells(self) -> list[list[str]]:
+        """The table as text, the header first."""
+        names, rows = list(self.configurations[0]), self._rows()
+        columns = {name: [short(row[name]) for row in rows] for name in names}
+        columns |= {name: significant([row[name] for row in rows]) for name in ("IQM", "mean", "std", "min", "max")}
+        columns["failed"] = [str(row["failed"]) for row in rows]
+        return [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
+
+
+def save_policy(
+    path: Path, config: Mapping[str, Any], learner: PyTree, rows: Sequence[Mapping[str, Any]], score: float
+) -> None:
+    """Write what the best run of a sweep or a search has learned, as a run directory in theirs.
+
+    Args:
+      path: the directory of the sweep or the search.
+      config: what `config.json` says of the run.
+      learner: the final learner state.
+      rows: the metrics of the run; the last one is of the final step.
+      score: the return of the final evaluation.
+
+    Raises:
+      CheckpointError: it could not be saved.
+      RunDirectoryError: there is something else in its place.
+    """
+    best = path / sweep_directory.BEST
+    check_below(path, best)
+    with opened(best, config, overwrite=True) as (_, checkpointer):
+        logger = JSONLLogger(best / sweep_directory.METRICS)
+        for row in rows:
+            logger.write(row["step"], {name: value for name, value in row.items() if name != "step"})
+        logger.close()
+        checkpointer.save(rows[-1]["step"], {"learner": jax.device_get(learner)}, score=score)
+        checkpointer.wait(last=True)
+
+
+def leave(result: SweepResult, path: str | Path) -> None:
+    """Save a result in the directory of its sweep; a disk that is full by then costs no more than that."""
+    try:
+        result.save(path)
+    except JaxrlError as error:
+        what = f"the results of the sweep could not be saved: {error}; the same call tries again"
+        warnings.warn(what, RuntimeWarning, stacklevel=3)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
