@@ -61,6 +61,7 @@ def table() -> dict[str, Any]:
         "algorithms": dict(sorted(algorithms.items())),
         "commands": {name: [_flag_json(flag, parts) for flag in flags] for name, flags in commands.items()},
         "constants": {"data_formats": DATA_FORMATS, "file_formats": FILE_FORMATS, "step_timeout": STEP_TIMEOUT},
+        "from_datasets": [name for name in sorted(algorithms) if _needs_dataset(ALGORITHMS[name]())],
         "environments": {suite: _suite_json(suite, *about) for suite, about in SUITES.items()},
         "lists": {
             "algorithms": [row for row in algorithm_rows() if row[0] in algorithms],
@@ -87,6 +88,10 @@ def _experience(algo):
     if any(isinstance(source, Replay) for source in sources):
         return "off-policy"
     return "dataset" if all(isinstance(source, Dataset) for source in sources) else "on-policy"
+
+
+def _needs_dataset(algo):
+    return any(isinstance(source, Dataset) for source in algo.experience.values())
 
 
 def preset_rows() -> list[tuple[str, str, str, str]]:

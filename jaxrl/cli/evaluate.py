@@ -77,10 +77,14 @@ def _evaluate(asked):
 
 def _follow(run, out, env, settings):
     from jaxrl.cli.training import score
+    from jaxrl.run.directory import close_runs
     from jaxrl.run.follow import follow
 
     if not (run / "config.json").exists():
-        print(f"waiting for a run in {run}", file=sys.stderr, flush=True)  # or for ever, if it was misspelt
+        close = " or ".join(map(str, close_runs(run)))  # it would wait for ever for one that was misspelt
+        print(
+            f"waiting for a run in {run}" + (f"; did you mean {close}?" if close else ""), file=sys.stderr, flush=True
+        )
     count = 0
     for step, found in follow(run, env=env, out=out, **settings):
         count += 1

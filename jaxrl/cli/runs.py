@@ -269,7 +269,7 @@ def asks_for_help(argv: Sequence[str]) -> bool:
 
 def print_help(command: str) -> int:
     """Prints which algorithms a command has flags for; the exit code."""
-    lines = [f"  jaxrl {command} {name} --help" for name in table.algorithms()]
+    lines = [f"  jaxrl {command} {name} --help" for name in table.algorithms(command)]
     usage = [f"usage: jaxrl {command} ALGORITHM [FLAGS]", f"       jaxrl {command} --preset NAME [FLAGS]"]
     listed = "jaxrl algos says what each algorithm is, and lists the presets."
     print("\n".join([*usage, "", "the flags of each algorithm:", *lines, "", listed]))

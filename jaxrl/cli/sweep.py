@@ -39,6 +39,10 @@ def sweep(given: Given) -> int:
         print(f"{result.wall_seconds:,.0f} s; {result.steps_per_second:,.0f} steps/s over all runs {how}")
         if out is not None:
             _save_sweep(result, out)
+        if arguments["run_dir"] is not None:
+            print(f"curves, table and best policy: {arguments['run_dir']}")
+        elif out is None:
+            print("nothing is kept: --run-dir DIR keeps the curves, the table and the best policy")
     errors = result.errors if isinstance(result, Experiments) else {}
     for (place, index), error in errors.items():
         print(f"error: {result.run_dirs[place][index]}:\n{error}", file=sys.stderr)

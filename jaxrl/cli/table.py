@@ -62,9 +62,10 @@ def preset(name: str) -> Preset:
     return Preset(name, **presets[name])
 
 
-def algorithms() -> list[str]:
-    """The names of the algorithms, sorted."""
-    return sorted({*load()["algorithms"], *_registered_algorithms()})
+def algorithms(command: str = "train") -> list[str]:
+    """Return the names of the algorithms that a command takes, sorted; sweeps and searches take no dataset."""
+    names = {*load()["algorithms"], *_registered_algorithms()}
+    return sorted(names - {*load()["from_datasets"]} if command in ("sweep", "tune") else names)
 
 
 def algorithm_groups(name: str, preset: Preset | None = None) -> list[Group]:

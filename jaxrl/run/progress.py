@@ -152,7 +152,7 @@ class ProgressBar:
             return "  ".join([*parts, self._phase])
         rate = self.steps_per_second
         if math.isfinite(rate):
-            parts.append(f"{_amount(rate)} {self._unit}/s")
+            parts.append(_speed(rate, self._unit))
         value = next((self._metrics[name] for name in RETURN_METRICS if name in self._metrics), None)
         if value is not None:
             parts.append(f"return {value:.4g}")
@@ -171,9 +171,13 @@ class _Line:
         return self._text
 
 
-def _amount(rate: float) -> str:
-    """Return a speed in few characters, so that the bar keeps its room."""
-    return f"{rate / 1e6:,.1f}M" if rate >= 1e6 else f"{rate:,.0f}"
+def _speed(rate: float, unit: str) -> str:
+    """Return a speed in few characters: "1.2M steps/s", "2,048 steps/s", or "3.2 s/trial" where that says more."""
+    if rate >= 1e6:
+        return f"{rate / 1e6:,.1f}M {unit}/s"
+    if rate >= 10 or rate <= 0:
+        return f"{rate:,.0f} {unit}/s"
+    return f"{rate:.3g} {unit}/s" if rate >= 1 else f"{1 / rate:,.1f} s/{unit.removesuffix('s')}"
 
 
 def _duration(seconds: float) -> str:

@@ -7,7 +7,6 @@ table.csv, table.md, curves.png
 best/            a run directory with the learner state of the best run, unless that has a directory of its own
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ def write(
       OSError: it cannot be written.
     """
     with files.replacing(path / METRICS) as file:
-        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        file.writelines(files.to_json(dict(row)) + "\n" for row in rows)
     write_csv(path / "curves.csv", [{"configuration": None} | settings[row["configuration"]] | row for row in rows])
     files.write_json(path / SWEEP, {"format": _FORMAT} | dict(record))
 

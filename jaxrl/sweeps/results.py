@@ -129,7 +129,7 @@ class SweepResult:
                 "configs": self._configs(),
                 "seeds": self.seeds,
             }
-            record |= {"scores": [[_finite(score) for score in scores] for scores in self.scores], "best": None}
+            record |= {"scores": self.scores.tolist(), "best": None}
             if best is not None:
                 number, place = best
                 where = self._save_best(path, number, place)
@@ -242,7 +242,3 @@ def leave(result: SweepResult, path: str | Path) -> None:
     except JaxrlError as error:
         what = f"the results of the sweep could not be saved: {error}; the same call tries again"
         warnings.warn(what, RuntimeWarning, stacklevel=3)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

@@ -336,7 +336,8 @@ def test_a_disk_that_is_full_costs_a_sweep_a_warning_and_nothing_else(tmp_path, 
     monkeypatch.setattr(checkpoint.manifests, "write", full)
     with pytest.warns(RuntimeWarning, match="no space left on device; training continues") as told:
         whole = sweep(**one)
-    assert len(told) == 1 and checkpoint.complete_steps(tmp_path / "program-0" / "checkpoints") == []
+    assert len(told) == 2 and "results of the sweep could not be saved" in str(told[1].message)
+    assert checkpoint.complete_steps(tmp_path / "program-0" / "checkpoints") == []
     monkeypatch.undo()
     again = sweep(**one)
     for name in ("steps", "metrics", "returns", "failed", "learners"):
