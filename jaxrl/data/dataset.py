@@ -1,9 +1,10 @@
 """Datasets of other programs, or our own, read back: episodes as arrays."""
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 
@@ -107,7 +108,7 @@ class Dataset:
         self._starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
 
         self._choose: Callable[[], np.ndarray] = lambda: np.arange(self._starts[-1])
-        self._changes: tuple[Callable[[Episode], Episode], ...] = ()
+        self._changes: tuple[tuple[Callable[[Episode], Episode], bool], ...] = ()  # with `same_length`
         self._measure: Callable[[], np.ndarray] = self._measured
 
     def __repr__(self) -> str:
@@ -116,7 +117,14 @@ class Dataset:
     def __len__(self) -> int:
         return len(self._chosen)
 
-    def __getitem__(self, index: int) -> Episode:
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Dataset": ...
+    def __getitem__(self, index: int | slice) -> "Episode | Dataset":
+        if isinstance(index, slice):
+            return self.select(range(len(self))[index])
+        index = operator.index(index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"episode {index} of {len(self)}")
         return next(self.read([index]))
@@ -147,9 +155,15 @@ class Dataset:
         """Keeps only these episodes, in this order.
 
         Raises:
-          ConfigError: an index is out of range.
+          ConfigError: an index is out of range, or not an integer.
         """
-        indices = np.asarray([*indices], np.int64)
+        chosen = np.asarray([*indices])
+        if chosen.ndim != 1 or chosen.size and chosen.dtype.kind not in "iu":
+            raise ConfigError(
+                f"select takes the numbers of episodes, not {chosen.dtype} {chosen.shape[1:]}; use np.flatnonzero on "
+                "a mask, or where(...)"
+            )
+        indices = chosen.astype(np.int64)
         if wrong := indices[(indices < -len(self)) | (indices >= len(self))].tolist():
             raise ConfigError(f"episode {wrong[0]} is not among {len(self):,}")
         return self._derived(lambda: self._chosen[indices])
@@ -194,10 +208,12 @@ class Dataset:
         """Applies a function to every episode whenever it is read; the dataset itself is unchanged.
 
         Args:
-          change: a function from episode to episode.
-          same_length: whether it keeps the length of every episode; then lengths need no call of it.
+          change: a function from episode to episode. If what it returns breaks the rules of RLDS, reading raises a
+            `DatasetError`.
+          same_length: whether it keeps the length of every episode; then lengths need no call of it. Where it does
+            not, reading raises a `DatasetError`.
         """
-        found = self._derived(lambda: self._chosen, change)
+        found = self._derived(lambda: self._chosen, (change, same_length))
         if same_length:
             found._measure = lambda: self.lengths
         return found
@@ -223,13 +239,12 @@ class Dataset:
             where = self._where(part, place, index)
             try:
                 episode = part.episode(record, where)
+                faults = rules.broken_rules(episode)
+                tally.faults += [f"episode {index}: {field} {what}" for field, what in faults]
+                if not faults:
+                    tally.add(index, self._changed(episode, where))
             except DatasetError as error:
                 tally.faults.append(str(error).removeprefix(f"{self.path}: "))
-                continue
-            faults = rules.broken_rules(episode)
-            tally.faults += [f"episode {index}: {field} {what}" for field, what in faults]
-            if not faults:
-                tally.add(index, self._changed(episode))
         absent = tuple(dict.fromkeys(name for part in self._parts for name in part.absent))
         return tally.report(str(self.path), len(self), absent)
 
@@ -247,11 +262,23 @@ class Dataset:
         return found
 
     def _read(self, numbers):
-        return (self._changed(self._sound(*stored)) for stored in self._records(numbers))
+        for part, place, index, record in self._records(numbers):
+            where = self._where(part, place, index)
+            episode = part.episode(record, where)
+            _check(where, rules.broken_rules(episode))
+            yield self._changed(episode, where)
 
-    def _changed(self, episode):
-        for change in self._changes:
-            episode = change(episode)
+    def _changed(self, episode, where):
+        for change, same_length in self._changes:
+            before, episode = episode.length, change(episode)
+            if not isinstance(episode, Episode):
+                raise DatasetError(f"{where}: the function of map must return an Episode, not {type(episode).__name__}")
+            _check(f"{where}: after map", rules.broken_steps(episode))
+            if same_length and episode.length != before:
+                raise DatasetError(
+                    f"{where}: after map with same_length=True it has {episode.length:,} transitions, not {before:,}; "
+                    "use same_length=False"
+                )
         return episode
 
     def _records(self, numbers):
@@ -267,10 +294,8 @@ class Dataset:
         within = "" if len(self._parts) == 1 else f" (number {place} of {part.path.name})"
         return f"{self.path}: episode {index}{within}"
 
-    def _sound(self, part, place, index, record):
-        where = self._where(part, place, index)
-        episode = part.episode(record, where)
-        if faults := rules.broken_rules(episode):
-            field, what = faults[0]
-            raise DatasetError(f"{where}: {field} {what}")
-        return episode
+
+def _check(where, faults):
+    if faults:
+        field, what = faults[0]
+        raise DatasetError(f"{where}: {field} {what}")

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl.core.errors import DatasetError
 from jaxrl.core.types import PyTree
 
 TERMINATED, TRUNCATED, CUT_OFF = "terminated", "truncated", "cut off"
@@ -82,8 +83,61 @@ def zero_where(condition: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.where(condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim)), np.zeros((), x.dtype), x)
 
 
+def cast(x: np.ndarray, dtype: Any, name: str, counts: np.ndarray) -> np.ndarray:
+    """Return `x` as `dtype`, which may round floating-point numbers and changes nothing else.
+
+    Args:
+      x: numbers `[steps, ...]`.
+      dtype: NumPy's.
+      name: of `x`, for the message.
+      counts: bool `[steps]`; what stands elsewhere means nothing, and may change.
+
+    Raises:
+      DatasetError: `x` holds no real numbers, or one that `dtype` cannot hold.
+    """
+    dtype = np.dtype(dtype)
+    if x.dtype == dtype:
+        return x
+    if x.dtype.kind in "OSUMmc":
+        raise DatasetError(f"{name} is of {x.dtype}, which is no real number")
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = x.astype(dtype)
+        lost = found != x if dtype.kind in "biu" else ~np.isfinite(found) & np.isfinite(x)
+    refuse(name, x, lost, counts, f"which {dtype} cannot hold")
+    return found
+
+
+def refuse(name: str, x: np.ndarray, wrong: np.ndarray, counts: np.ndarray, why: str) -> None:
+    """Raise a DatasetError if a value is `wrong` at a step that counts.
+
+    Args:
+      name: of `x`.
+      x, wrong: values `[steps, ...]`, and which of them are wrong.
+      counts: bool `[steps]`.
+      why: the end of the message.
+    """
+    steps = wrong.reshape(len(counts), -1).any(axis=1) & counts
+    if steps.any():
+        step = int(np.argmax(steps))
+        raise DatasetError(f"{name} is {np.array2string(x[step], threshold=8)} at step {step}; {why}")
+
+
 def broken_rules(episode: Episode) -> list[tuple[str, str]]:
     """Where an episode is not as RLDS says: (field, what is wrong with it)."""
+    if found := broken_steps(episode):
+        return found
+    for name, is_ in (("return", episode.episode_return), ("length", episode.length)):
+        said = episode.metadata.get(name)
+        if said is not None and not np.isclose(float(said), is_, rtol=1e-5, atol=1e-5, equal_nan=True):
+            found.append((name, f"is said to be {said}, but the steps add up to {is_}"))
+    return found
+
+
+def broken_steps(episode: Episode) -> list[tuple[str, str]]:
+    """Return where the arrays of an episode are not as RLDS says, as `broken_rules` does; metadata are not read."""
+    for path, x in jax.tree.leaves_with_path(episode.steps):
+        if not np.ndim(x) or not hasattr(x, "dtype"):
+            return [(field_name("", path), f"is {x!r:.80}; it must be an array with an entry a step")]
     steps, found = len(episode.is_last), []
     if steps == 0:
         return [("steps", "there are none; an episode has at least its last one")]
@@ -106,10 +160,6 @@ def broken_rules(episode: Episode) -> list[tuple[str, str]]:
     if np.any(episode.is_terminal[:-1]):
         at = int(np.argmax(episode.is_terminal[:-1]))
         found.append(("is_terminal", f"is true at step {at} of {steps}; only the last step can be terminal"))
-    for name, is_ in (("return", episode.episode_return), ("length", episode.length)):
-        said = episode.metadata.get(name)
-        if said is not None and not np.isclose(float(said), is_, rtol=1e-5, atol=1e-5, equal_nan=True):
-            found.append((name, f"is said to be {said}, but the steps add up to {is_}"))
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl.core.errors import ConfigError, DatasetError, MissingExtraError
 from jaxrl.data import bounds, examples
-from jaxrl.data.episodes import STEP_FIELDS, Episode, field_name, implied_discount
+from jaxrl.data.episodes import STEP_FIELDS, Episode, cast, field_name, implied_discount
 
 # TFDS's encoding "none" has int64 and float32 to keep numbers in, and reads uint64 back wrongly above 2^63; "bytes" is
 # an array's memory. Images would take a byte or two a value and much more time as integers.
@@ -166,6 +166,13 @@ def _steps_written(field, x):
 
 
 def _value_written(field, value):
+    kind, meant = {"text": (str, "text"), "none": (int, "an integer of 64 bits")}.get(
+        field.encoding, (float, "a float")
+    )
+    if not isinstance(value, kind) or kind is int and not -(2**63) <= value < 2**63:
+        raise ConfigError(
+            f"the metadata field {field.name}={value!r:.80} must be {meant}, as that of the first episode"
+        )
     if field.encoding == "none":
         return examples.feature(field.name, examples.INTEGERS, examples.varint(operator.index(value)))
     text = value.encode() if field.encoding == "text" else np.asarray(value, field.dtype).tobytes()
@@ -266,7 +273,9 @@ def _read(field, kind, payload):
     size = field.dtype.itemsize * math.prod(field.shape)
     if field.encoding == "none":
         values = examples.numbers(kind, payload)
-        values = values.view(np.uint64) if field.dtype == np.uint64 else values.astype(field.dtype)
+        if field.dtype == np.uint64:
+            values = values.view(np.uint64)
+        values = cast(values, field.dtype, "it", np.ones(len(values), np.bool_))
     elif field.encoding == "zlib":
         values = np.frombuffer(bytearray().join(_inflated(x, size) for x in examples.strings(payload)), field.dtype)
     else:

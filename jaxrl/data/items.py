@@ -13,9 +13,9 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.errors import ConfigError, DatasetError, unknown
 from jaxrl.core.sources import Sequence
-from jaxrl.core.types import SequenceBatch, Trajectory, TransitionBatch
+from jaxrl.core.types import PyTree, SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
 from jaxrl.data.episodes import Episode
 from jaxrl.data.order import permuted, runs
@@ -49,6 +49,67 @@ def with_extras(rows: Trajectory[np.ndarray], extras: tuple[str, ...]) -> Trajec
             if leaf.dtype.kind in "OSU":
                 raise ConfigError(f"extras={name!r} is text, which a batch cannot hold; leave it out")
     return rows.replace(extras={name: rows.extras[name] for name in extras})
+
+
+class RowReader:
+    """Reads the episodes of a dataset as rows that fit into arrays made for all of them.
+
+    Args:
+      dataset: of which.
+      extras: which other fields of the steps to keep.
+    """
+
+    def __init__(self, dataset: Episodes, extras: tuple[str, ...]):
+        self._dataset, self._extras = dataset, extras
+        self._lengths = dataset.lengths
+        self._kind: Kind | None = None  # of the rows that were read first
+
+    def read(self, indices: np.ndarray) -> Iterator[Trajectory[np.ndarray]]:
+        """Yield the rows of these episodes, in this order: leaves `[transitions + 1, ...]`.
+
+        Raises:
+          ConfigError: an extra is absent or text.
+          DatasetError: an episode is not as long as the dataset says, has other arrays than those read before, or
+            holds a number that float32 cannot.
+        """
+        for index, episode in zip(indices.tolist(), self._dataset.read(indices), strict=True):
+            if episode.length != self._lengths[index]:
+                raise DatasetError(
+                    f"episode {index} has {episode.length:,} transitions, where the dataset promised "
+                    f"{self._lengths[index]:,}; a function of map must give an episode the same length at every call"
+                )
+            try:
+                rows = with_extras(rows_from_episode(episode), self._extras)
+                self._kind = check_kind(rows, self._kind, axes=1)
+            except DatasetError as error:
+                raise DatasetError(f"episode {index}: {error}") from error
+            yield rows
+
+
+Kind = dict[str, tuple[np.dtype, tuple[int, ...]]]  # by the name of a leaf
+
+
+def check_kind(tree: PyTree, kind: Kind | None, *, axes: int) -> Kind:
+    """Return the types and shapes of arrays, which must be `kind` unless it is None.
+
+    Args:
+      tree: arrays.
+      kind: of those before.
+      axes: leading axes that may differ.
+
+    Raises:
+      DatasetError: they differ; names the array.
+    """
+    leaves = jax.tree.leaves_with_path(tree)
+    found = {jax.tree_util.keystr(path, simple=True, separator="/"): (x.dtype, x.shape[axes:]) for path, x in leaves}
+    if kind is not None and kind != found:
+        name = next(name for name in kind | found if kind.get(name) != found.get(name))
+        here, before = (
+            "missing" if name not in one else "{} {}".format(*one[name])  # a dtype and a shape
+            for one in (found, kind)
+        )
+        raise DatasetError(f"{name} is {here}, and {before} in those read before; arrays need one of both")
+    return found
 
 
 class Batches:
@@ -233,7 +294,7 @@ class _Cache:
 
     def __init__(self, dataset: Episodes, extras: tuple[str, ...], max_bytes: int, min_episodes: int):
         self._settings = dataset, extras, max_bytes, min_episodes
-        self._dataset, self._extras, self._max_bytes, self._min_episodes = self._settings
+        self._reader, self._max_bytes, self._min_episodes = RowReader(dataset, extras), max_bytes, min_episodes
         self._rows: OrderedDict[int, _Rows] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
@@ -251,12 +312,12 @@ class _Cache:
             here = {number: self._rows[number] for number in wanted if number in self._rows}
             for number in here:
                 self._rows.move_to_end(number)
-        fresh = self._dataset.read(np.asarray([number for number in wanted if number not in here], np.int64))
+        fresh = self._reader.read(np.asarray([number for number in wanted if number not in here], np.int64))
         for number in wanted:
             if number in here:
                 yield number, here.pop(number)
                 continue
-            rows = _Rows.of(with_extras(rows_from_episode(next(fresh)), self._extras))
+            rows = _Rows.of(next(fresh))
             self._put(number, rows)
             yield number, rows
 

@@ -17,8 +17,7 @@ from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
-from jaxrl.data.items import Batches, Episodes, with_extras
-from jaxrl.data.rows import rows_from_episode
+from jaxrl.data.items import Batches, Episodes, RowReader, check_kind
 from jaxrl.parallel import memory
 
 _HEADROOM = 0.9  # of what is free
@@ -35,13 +34,15 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
     Raises:
       ConfigError: there are no episodes, they do not fit in memory (says what they need and what is free), or a field
         is none of numbers.
+      DatasetError: an episode is not as long as the dataset says, has other arrays than the first, or holds a number
+        that float32 cannot.
     """
     lengths = dataset.lengths
     if not len(lengths):
         raise ConfigError("there are no episodes to put in memory")
     count = int(lengths.sum()) + len(lengths)
-    (first,) = dataset.read(np.arange(1))
-    example = with_extras(rows_from_episode(first), extras)
+    reader = RowReader(dataset, extras)
+    (example,) = reader.read(np.arange(1))
     needed = memory.size_of(example) * count // len(example.first)
     free = memory.free_on_host()
     if free is not None and needed > free * _HEADROOM:
@@ -51,8 +52,7 @@ def arrays(dataset: Episodes, *, extras: tuple[str, ...] = ()) -> Trajectory:
         )
     everything = jax.tree.map(lambda x: np.empty((count, *x.shape[1:]), x.dtype), example)
     at = 0
-    for episode in dataset.read(np.arange(len(lengths))):
-        rows = with_extras(rows_from_episode(episode), extras)
+    for rows in reader.read(np.arange(len(lengths))):
         stop = at + len(rows.first)
         for target, leaf in zip(jax.tree.leaves(everything), jax.tree.leaves(rows), strict=True):
             target[at:stop] = leaf
@@ -193,9 +193,10 @@ class Loader:
             self._iterator = iter(self)
         if self._iterator.next_batch != first:
             self._iterator.set_state({"next_batch": first})
-        found = None
+        found = kind = None
         for number in range(count):
             one = next(self._iterator)
+            kind = check_kind(one, kind, axes=0)
             if found is None:
                 found = jax.tree.map(lambda x: np.empty((count, *x.shape), x.dtype), one)
             for target, leaf in zip(jax.tree.leaves(found), jax.tree.leaves(one), strict=True):
@@ -243,8 +244,7 @@ def _fitting_window(dataset, extras, cache_bytes):
     lengths = dataset.lengths
     if not len(lengths):
         return None
-    (first,) = dataset.read(np.arange(1))
-    example = with_extras(rows_from_episode(first), extras)
+    (example,) = RowReader(dataset, extras).read(np.arange(1))
     episode = memory.size_of(example) / len(example.first) * (lengths.mean() + 1)
     return None if len(lengths) * episode <= cache_bytes else max(1, int(cache_bytes / (2 * episode)))
 

@@ -124,8 +124,10 @@ class MinariWriter:
         truncations[-1] = not terminations[-1]
         buffer = EpisodeBuffer(
             seed=metadata.pop("seed", None),
-            observations=counted_from(episode.observation, self._first["observation"], 1),
-            actions=counted_from(jax.tree.map(lambda x: x[:-1], episode.action), self._first["action"], 1),
+            observations=counted_from(episode.observation, self._first["observation"], 1, "steps/observation"),
+            actions=counted_from(
+                jax.tree.map(lambda x: x[:-1], episode.action), self._first["action"], 1, "steps/action"
+            ),
             rewards=episode.reward[:-1],  # ty: ignore[invalid-argument-type]  # an array does too
             terminations=terminations,  # ty: ignore[invalid-argument-type]  # an array does too
             truncations=truncations,  # ty: ignore[invalid-argument-type]  # an array does too
@@ -192,6 +194,8 @@ class MinariWriter:
                 problems.append(
                     f"the metadata field {name}={value!r} must be a number or a text, without / in its name"
                 )
+            elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+                problems.append(f"the metadata field {name}={value} has more than 64 bits")
         return problems
 
     def _read_again(self):

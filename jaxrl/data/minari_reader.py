@@ -18,7 +18,7 @@ from jaxrl.core.errors import DatasetError, MissingExtraError, NoDatasetError
 from jaxrl.core.files import open_to_read
 from jaxrl.core.types import PyTree
 from jaxrl.data import bounds, tables
-from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode, implied_discount
+from jaxrl.data.episodes import CUT_OFF, STEP_FIELDS, TERMINATED, TRUNCATED, Episode, cast, implied_discount
 from jaxrl.data.metadata import check_files, read_minari
 
 DESCRIPTION = "Written by jaxrl, images without loss."  # of a dataset whose arrays are elements of jaxrl's spaces
@@ -213,8 +213,8 @@ def _as_episode(stored, metadata, where, first_observation, first_action):
     implied = TERMINATED if terminations[-1:].any() else TRUNCATED if truncations[-1:].any() else CUT_OFF
     infos = _arrays(stored["infos"] or {})
     return Episode(
-        observation=counted_from(_arrays(stored["observations"]), first_observation, -1),
-        action=jax.tree.map(_with_last, counted_from(_arrays(stored["actions"]), first_action, -1)),
+        observation=counted_from(_arrays(stored["observations"]), first_observation, -1, f"{where}: observation"),
+        action=jax.tree.map(_with_last, counted_from(_arrays(stored["actions"]), first_action, -1, f"{where}: action")),
         reward=_with_last(reward),
         discount=implied_discount(is_terminal),
         is_first=is_first,
@@ -252,13 +252,20 @@ def first_integers(space: Any) -> Any:
     return np.asarray(space.start) if counted else 0
 
 
-def counted_from(x: PyTree, first: Any, sign: int) -> PyTree:
-    """Arrays as `first_integers` says, `sign` 1, or from 0, `sign` -1; types stay."""
+def counted_from(x: PyTree, first: Any, sign: int, name: str) -> PyTree:
+    """Arrays as `first_integers` says, `sign` 1, or from 0, `sign` -1; types stay.
+
+    Raises:
+      DatasetError: an integer is beyond its type then; `name` is that of the field.
+    """
     if isinstance(x, Mapping) and isinstance(first, Mapping):
-        return {name: counted_from(child, first.get(name, 0), sign) for name, child in x.items()}
+        return {key: counted_from(child, first.get(key, 0), sign, f"{name}/{key}") for key, child in x.items()}
     if isinstance(x, Mapping) or isinstance(first, Mapping) or not np.any(first):
         return x
-    return x + np.asarray(sign * first).astype(x.dtype)
+    shifted = x.astype(np.int64) + sign * np.asarray(first, np.int64)
+    return cast(
+        shifted, x.dtype, f"{name}, counted from {'its first integer' if sign > 0 else 0},", np.ones(len(x), bool)
+    )
 
 
 def _counts(action_space):

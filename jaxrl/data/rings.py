@@ -16,7 +16,7 @@ from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Replay
 from jaxrl.core.types import EnvSpec, PyTree, Trajectory
 from jaxrl.data.dataset import Dataset
-from jaxrl.data.episodes import Episode, field_name, non_finite, odd_discounts
+from jaxrl.data.episodes import Episode, cast, field_name, non_finite, odd_discounts, refuse
 from jaxrl.data.loading import Loader
 from jaxrl.data.report import LAST_REWARD, NO_REWARD
 from jaxrl.data.rows import rows_from_episode
@@ -181,7 +181,7 @@ def _as_of(number: int | str, episode: Episode, spec: EnvSpec, seen: _Seen) -> E
     if episode.reward.shape != counts.shape:
         raise DatasetError(f"{where} reward has shape {episode.reward.shape[1:]} at each step; it must be one number")
     acting = ~episode.is_last
-    reward = _cast(episode.reward, np.dtype(np.float32), f"{where} reward", acting)
+    reward = cast(episode.reward, np.float32, f"{where} reward", acting)
     action = _as_space(episode.action, spec.action_space, f"{where} action", acting)
     seen.add(episode)
     return dataclasses.replace(
@@ -209,31 +209,12 @@ def _as_space(value: PyTree, space: spaces.Space, where: str, counts: np.ndarray
         raise DatasetError(f"{where} is {x.dtype} {x.shape[1:]}; the environment's is {space!r}")
     if not isinstance(space, spaces.Box):
         most = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-        _refuse(where, x, (x < 0) | (x >= most), counts, f"the environment's are {space!r}")
+        refuse(where, x, (x < 0) | (x >= most), counts, f"the environment's are {space!r}")
         return np.clip(x, 0, most - 1).astype(space.dtype)
     if x.dtype.kind in "iub" and space.dtype.kind == "f":  # pixels of 0 to 255, where the environment's are 0 to 1
         outside = (x < space.low) | (x > space.high)
-        _refuse(where, x, outside, counts, f"the environment's is {space!r}: scale it with dataset.map")
-    return _cast(x, space.dtype, where, counts)
-
-
-def _cast(x, dtype, where, counts):
-    """`x` as `dtype`, which may round floating numbers, and change nothing else."""
-    if x.dtype == dtype:
-        return x
-    with np.errstate(over="ignore", invalid="ignore"):
-        found = x.astype(dtype)
-    lost = ~np.isfinite(found) & np.isfinite(x) if dtype.kind == "f" else found != x
-    _refuse(where, x, lost, counts, f"which {dtype} cannot hold")
-    return found
-
-
-def _refuse(where, x, wrong, counts, why):
-    """Raises if a value is wrong at a step that counts."""
-    wrong = wrong.reshape(len(counts), -1).any(axis=1) & counts
-    if wrong.any():
-        step = int(np.argmax(wrong))
-        raise DatasetError(f"{where} is {np.array2string(x[step], threshold=8)} at step {step}; {why}")
+        refuse(where, x, outside, counts, f"the environment's is {space!r}: scale it with dataset.map")
+    return cast(x, space.dtype, where, counts)
 
 
 def _within(action: PyTree, space: spaces.Space, acting: np.ndarray, seen: _Seen) -> PyTree:

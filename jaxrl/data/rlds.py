@@ -83,7 +83,9 @@ class RldsWriter:
           DatasetError: the disk is full, or cannot be written to.
         """
         own = {"episode_id": self.episodes, "return": episode.episode_return, "length": episode.length}
-        episode = dataclasses.replace(episode, metadata={**episode.metadata, **(metadata or {}), **own})
+        metadata = {**episode.metadata, **(metadata or {}), **own}
+        metadata = {name: x.item() if isinstance(x, np.generic) else x for name, x in metadata.items()}
+        episode = dataclasses.replace(episode, metadata=metadata)
         if self._serialize is None:
             fields = features.fields_of(episode)
             self._described, self._serialize = features.described(fields), features.Serializer(fields, episode)

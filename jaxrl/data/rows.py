@@ -20,6 +20,7 @@ from jaxrl.data.episodes import (
     TERMINATED,
     TRUNCATED,
     Episode,
+    cast,
     implied_discount,
     odd_discounts,
     zero_where,
@@ -35,7 +36,7 @@ def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
 
     Raises:
       AssertionError: the arrays are not equally long, a mark is no bool, or there are several rewards a step.
-      DatasetError: a discount is one that would be ignored.
+      DatasetError: a discount is one that would be ignored, or float32 cannot hold a reward.
     """
     last = episode.is_last
     chex.assert_rank([episode.reward, episode.discount, last], 1)
@@ -47,7 +48,7 @@ def rows_from_episode(episode: Episode) -> Trajectory[np.ndarray]:
     return Trajectory(
         observation=episode.observation,
         action=jax.tree.map(lambda x: zero_where(last, x), episode.action),
-        reward=zero_where(last, episode.reward.astype(np.float32)),
+        reward=zero_where(last, cast(episode.reward, np.float32, "reward", ~last)),
         terminated=before_last & terminal,
         truncated=before_last & (not terminal),
         first=episode.is_first,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shutil
 
 import jax
@@ -13,7 +14,7 @@ from helpers.recorded import assert_bitwise, episode, spoil
 import jaxrl
 from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError, DatasetError
-from jaxrl.data import RldsWriter
+from jaxrl.data import RldsWriter, views
 from jaxrl.data.rows import rows_from_episode
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -309,3 +310,55 @@ def test_faults_are_an_exit_code(tmp_path, capsys):
     path = write(tmp_path / "data", [dataclasses.replace(plain(0), is_last=marked(5, 3))])
     assert main.main(["dataset", "info", f"rlds:{path}"]) == 1
     assert "fault: episode 0: is_last is true at step 3" in capsys.readouterr().out
+
+
+# --- functions of the user's -----------------------------------------------------------------------------------------
+
+
+def cut(one):
+    return views.truncate(one, lambda one: np.arange(len(one.is_last)) == 2)
+
+
+BROKEN = {
+    "no episode": (lambda one: None, False, "must return an Episode"),
+    "the arrays alone": (lambda one: one.steps, False, "must return an Episode"),
+    "unequal arrays": (lambda one: dataclasses.replace(one, reward=one.reward[1:]), False, "reward has 4 steps"),
+    "a number": (lambda one: dataclasses.replace(one, action=3.0), False, "action is 3.0"),
+    "a list": (lambda one: dataclasses.replace(one, reward=[0.0] * 5), False, "reward/.* is 0.0"),
+    "no last step": (lambda one: dataclasses.replace(one, is_last=one.is_first), False, "is_last is true at step 0"),
+    "two rewards": (lambda one: dataclasses.replace(one, reward=np.ones((5, 2))), False, "reward has shape"),
+    "no steps": (lambda one: jaxrl.data.Episode(*[x[:0] for x in STEPS(one)]), False, "there are none"),
+    "another length": (cut, True, "has 2 transitions, not 4"),
+}
+STEPS = lambda one: [one.reward] * 4 + [one.is_first, one.is_last, one.is_terminal]  # noqa: E731
+
+
+@pytest.mark.parametrize(("change", "same_length", "words"), BROKEN.values(), ids=BROKEN)
+def test_what_a_function_of_map_returns_is_held_against_the_rules(tmp_path, change, same_length, words):
+    whole = jaxrl.load_dataset(f"rlds:{write(tmp_path / 'data', [plain(0), plain(1)])}")
+    for mapped in (whole.map(change, same_length=same_length), whole.select([1]).map(change, same_length=same_length)):
+        for read in (lambda x: x[0], lambda x: list(x), lambda x: x.arrays(), lambda x: x.loader(2).batch(0)):
+            with pytest.raises(DatasetError, match=rf"episode [01]: .*{words}"):
+                read(mapped)
+    assert any(re.search(words, fault) for fault in whole.map(change, same_length=same_length).report().faults)
+
+
+def test_a_function_that_is_another_at_every_call_is_found_out(tmp_path):
+    """The lengths were of its first call."""
+    path, calls = write(tmp_path / "data", [plain(0), plain(1)]), iter([False, False, True, True, True])
+    whole = jaxrl.load_dataset(f"rlds:{path}").map(lambda one: cut(one) if next(calls) else one)
+    assert whole.lengths.tolist() == [4, 4]
+    with pytest.raises(DatasetError, match="episode 0 has 2 transitions"):
+        whole.arrays()
+
+
+def test_slices_are_datasets_and_masks_are_refused(tmp_path):
+    whole = jaxrl.load_dataset(f"rlds:{write(tmp_path / 'data', [plain(i) for i in range(5)])}")
+    for which in (slice(1, 3), slice(None, None, -1), slice(-2, None), slice(3, 1)):
+        assert [one.metadata["episode_id"] for one in whole[which]] == list(range(5))[which]
+    assert whole[np.int64(-1)].metadata["episode_id"] == 4
+    for wrong in ([True, False], [0.5], [[0]], ["0"]):
+        with pytest.raises(ConfigError, match="select"):
+            whole.select(wrong)
+    with pytest.raises(TypeError):
+        whole[0.5]

@@ -1,13 +1,16 @@
 """Episodes cut out of rows: whatever ended them, wherever the calls begin and end, and however many environments."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from jaxrl.core.errors import DatasetError
 from jaxrl.core.types import Trajectory
-from jaxrl.data.episodes import broken_rules
+from jaxrl.data.episodes import broken_rules, cast
 from jaxrl.data.rows import EpisodeCutter
 
 # What ends an episode, and what the dataset says of it. "broken": the environment failed, so that the last row does
@@ -159,3 +162,44 @@ def test_every_broken_rule_is_found_with_its_field(change, field, what):
     found = broken_rules(broken)
     assert [name for name, _ in found] == [field]
     assert what in found[0][1]
+
+
+NUMBERS = ["bool", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
+
+
+@given(
+    st.sampled_from(NUMBERS),
+    st.sampled_from(NUMBERS),
+    st.one_of(st.integers(-(2**63), 2**64 - 1), st.integers(-3, 300), st.floats(width=64)),
+)
+def test_a_cast_rounds_or_raises(before, after, value):
+    """Against Python's own numbers: an integer comes back as it was, others within rounding, infinities as they are."""
+    with np.errstate(all="ignore"):
+        try:
+            x = np.asarray([0, value]).astype(before)
+        except (OverflowError, ValueError):
+            assume(False)
+    was, to = x[1].item(), np.dtype(after)
+    if to.kind == "f":
+        fits = not math.isfinite(was) or abs(was) <= float(np.finfo(to).max)
+    else:
+        low, high = (0, 1) if to.kind == "b" else (np.iinfo(to).min, np.iinfo(to).max)
+        fits = math.isfinite(was) and was == int(was) and low <= was <= high
+    counts = np.asarray([True, True])
+    if not fits:
+        with pytest.raises(DatasetError, match=f"it is .* at step 1; which {after} cannot hold"):
+            cast(x, to, "it", counts)
+        cast(x, to, "it", np.asarray([True, False]))
+        return
+    found = cast(x, to, "it", counts)
+    assert found.dtype == to
+    if to.kind != "f":
+        assert found[1].item() == was
+    else:
+        np.testing.assert_array_equal(found, x.astype(to))
+
+
+@pytest.mark.parametrize("x", [np.asarray(["1", "2"]), np.asarray([1j, 2j]), np.asarray([None, 1])])
+def test_what_is_no_real_number_is_not_cast(x):
+    with pytest.raises(DatasetError, match="reward is of"):
+        cast(x, np.float32, "reward", np.ones(2, bool))

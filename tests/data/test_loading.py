@@ -1,5 +1,6 @@
 """Loaders: every item once an epoch and as a view of its episode has it, whatever is kept; exact to go on with."""
 
+import dataclasses
 import itertools
 import weakref
 from collections import Counter
@@ -12,7 +13,7 @@ from helpers.recorded import assert_bitwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import ConfigError, DatasetError
 from jaxrl.core.sources import Sequence
 from jaxrl.data import views
 from jaxrl.data.loading import Loader, arrays
@@ -223,6 +224,61 @@ def test_rows_that_do_not_fit_are_refused_before_they_are_read(monkeypatch):
     with pytest.raises(ConfigError, match=r"18 rows need .* where .* are free; stream them with dataset.loader"):
         arrays(dataset)
     assert dataset.reads == {0: 1}
+
+
+# --- what a dataset promises and does not keep ----------------------------------------------------------------------
+
+
+def shorter(one):
+    return views.truncate(one, lambda one: np.arange(len(one.is_last)) == 2)
+
+
+def longer(one):
+    return views.last_step_counts(one) if one.is_terminal[-1] else made(9, ENDINGS[1])
+
+
+def changed(**arrays):
+    """Changes an array of an episode, by its name."""
+
+    def change(one):
+        return dataclasses.replace(one, **{name: function(getattr(one, name)) for name, function in arrays.items()})
+
+    return change
+
+
+WRONG = {
+    "shorter": (shorter, "transitions"),
+    "longer": (longer, "transitions"),
+    "another type": (changed(observation=lambda x: x | {"vector": x["vector"].astype(np.float64)}), "vector"),
+    "another shape": (changed(observation=lambda x: x | {"vector": x["vector"][:, :1]}), "vector"),
+    "a field less": (changed(action=lambda x: {"how": x["how"]}), "which"),
+    "a reward beyond float32": (
+        changed(reward=lambda x: np.where(np.arange(len(x)) == 1, -1e300, x.astype(np.float64))),
+        "reward",
+    ),
+    "a reward of text": (changed(reward=lambda x: x.astype(str)), "reward"),
+    "a discount that would be ignored": (changed(discount=lambda x: np.full_like(x, 0.9)), "discount"),
+}
+
+
+class Broken(InMemory):
+    """A dataset whose last episode is not what it promised."""
+
+    def __init__(self, change):
+        super().__init__([5, 6, 7])
+        self._made[2] = change(self._made[2])
+
+
+@pytest.mark.parametrize(("change", "field"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("end", [None, "write", "continue"])
+def test_memory_that_nobody_wrote_is_never_given(change, field, end):
+    sequence = None if end is None else Sequence(3, 1, end)
+    with Loader(Broken(change), 64, sequence=sequence) as loader:
+        for read in (lambda: loader.batch(0), lambda: loader.take(0, 2), lambda: next(iter(loader))):
+            with pytest.raises(DatasetError, match=f"episode 2.*{field}"):
+                read()
+    with pytest.raises(DatasetError, match=f"episode 2.*{field}"):
+        arrays(Broken(change))
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import jaxrl
 from jaxrl.cli import main
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, DatasetError
-from jaxrl.data import MinariWriter, minari
+from jaxrl.data import MinariWriter, minari, minari_reader
 from jaxrl.envs.wrappers import TimeLimit
 
 theirs = pytest.importorskip("minari")
@@ -135,6 +135,7 @@ def test_what_else_the_steps_hold_comes_back(tmp_path):
         ({"observation": np.zeros((5, 0), np.float32)}, r"steps/observation has shape \(0,\)"),
         ({"reward": np.zeros(5, np.dtype(">f4"))}, "steps/reward has dtype >f4"),
         ({"discount": np.float32([1, 0.5, 1, 0, 0])}, "steps/discount is not the float32 0 at a terminal end"),
+        ({"metadata": {"number": 2**63}}, "the metadata field number=.* has more than 64 bits"),
         ({"metadata": {"seeds": [1, 2]}}, r"the metadata field seeds=\[1, 2\] must be a number or a text"),
     ],
 )
@@ -324,6 +325,15 @@ def test_what_minari_wrote_is_read(tmp_path, monkeypatch):
     assert read.extras["success"].ravel().tolist() == [True] * 4 + [False]
     assert read.extras["deep"]["x"].tolist() == [0, 1, 2, 3, 4]
     assert dataset.report().faults == []
+
+
+@pytest.mark.parametrize(("dtype", "value", "sign"), [("uint8", 3, -1), ("int8", 125, 1)])
+def test_an_integer_counted_beyond_its_type_is_refused(dtype, value, sign):
+    x = {"which": np.asarray([[9], [value]], dtype)}
+    with pytest.raises(DatasetError, match="action/which.* at step 1"):
+        minari_reader.counted_from(x, {"which": np.asarray([5])}, sign, "action")
+    kept = minari_reader.counted_from({"which": x["which"][:1]}, {"which": np.asarray([5])}, sign, "action")["which"]
+    assert kept.dtype == dtype and kept.tolist() == [[9 + 5 * sign]]
 
 
 @pytest.mark.filterwarnings("ignore")

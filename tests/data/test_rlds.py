@@ -387,3 +387,39 @@ def test_what_does_not_decompress_to_its_shape_is_refused_in_little_memory():
             read(sound, wrong)
     assert tracemalloc.get_traced_memory()[1] < 1 << 24
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("uint8", -1),
+        ("uint8", 256),
+        ("int32", 2**31),
+        ("bool", 2),
+        ("int16", 0.5),
+        ("float16", 1e6),
+        ("uint32", np.nan),
+    ],
+)
+def test_a_stored_number_that_its_type_cannot_hold_is_refused(dtype, value):
+    """TFDS stores integers in 64 bits, and others may have written more than a field's type has."""
+    field = features.Field("steps/x", np.dtype(dtype), (), "none")
+    if isinstance(value, int):
+        payload = examples.feature("steps/x", examples.INTEGERS, examples.packed_integers(np.asarray([1, value])))
+    else:
+        payload = examples.feature("steps/x", examples.FLOATS, np.float32([1, value]).tobytes())
+    with pytest.raises(DatasetError, match=f"episode 0: steps/x cannot be read: it is .* at step 1; which {dtype}"):
+        features.read_example(examples.example([payload]), [field], "episode 0")
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, None, [1], 1j])
+def test_metadata_that_would_not_come_back_are_refused(tmp_path, value):
+    with RldsWriter(tmp_path / "data", "data") as writer, pytest.raises(ConfigError, match="metadata field mine"):
+        writer.write(episode(0, 2, "truncated"), {"mine": value})
+    with RldsWriter(tmp_path / "data", "data") as writer:
+        writer.write(episode(0, 2, "truncated"), {"mine": 1, "share": np.float32(0.5), "count": np.int8(-3)})
+        with pytest.raises(ConfigError, match="metadata field mine"):
+            writer.write(episode(0, 2, "truncated"), {"mine": value, "share": 0.5, "count": 3})
+        writer.close()
+    (read,) = jaxrl.load_dataset(f"rlds:{tmp_path / 'data'}")
+    assert (read.metadata["mine"], read.metadata["share"], read.metadata["count"]) == (1, 0.5, -3)
