@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from packaging.requirements import Requirement
 
+from jaxrl.core import files
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.core.versions import installed_version, own_version
 from jaxrl.parallel.mesh import cores
@@ -38,7 +39,7 @@ def examine(run_dir: str | os.PathLike = "runs") -> int:
     problems = 0
     for check in (python, packages, extras, devices, randomness, compiler, threads):
         problems += _print(check())
-    problems += _print(disk(Path(run_dir)))
+    problems += _print(disk(files.expand(run_dir)))
     print("no problem found" if not problems else f"{problems} problem{'s' if problems > 1 else ''} found")
     return 1 if problems else 0
 

@@ -35,11 +35,11 @@ def answer(given: Given) -> bool:
     if path is None or run["overwrite"] or multihost.is_one_of_several(run) or not has_ended(path):
         return False
     try:
-        record, environment = read_result(path), files.read_json(Path(path) / "config.json")["environment"]
+        record, environment = read_result(path), files.read_json(path / "config.json")["environment"]
         if record.get("stopped") not in _AT_ITS_END or record.get("command") != _command(given):
             return False
         name = ":".join(part for part in (environment.get("suite"), environment.get("name")) if part)
-        lines = report(record, given.groups[1].title, name, Path(path).absolute())
+        lines = report(record, given.groups[1].title, name, path.absolute())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # the ordinary way says what is wrong with them
     print(files.shown("\n".join([*lines, BEFORE])))

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxrl.cli.flags import Flag, Group, Written
 from jaxrl.cli.values import Kind, Part
-from jaxrl.core import suites
+from jaxrl.core import files, suites
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.registry import SUITES
 from jaxrl.core.versions import installed_version
@@ -180,7 +180,7 @@ def _default(value: Any, kind: Kind) -> Any:
         return Written(value["written"])
     if isinstance(value, list):
         return tuple(value)
-    return Path(value) if kind.name == "path" and value is not None else value
+    return files.expand(value) if kind.name == "path" and value is not None else value
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -202,5 +201,5 @@ def _report(result: training.Result) -> None:
 
 def _wandb(project, arguments, asked):
     config, run_dir = {"algorithm": encode(asked.algo), "environment": asked.env.name}, arguments["run_dir"]
-    name = None if run_dir is None else Path(run_dir).name
+    name = None if run_dir is None else run_dir.name
     return WandbLogger(project, config=config, directory=run_dir, name=name, resume=not arguments["overwrite"])

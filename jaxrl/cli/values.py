@@ -9,10 +9,9 @@ import ast
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from jaxrl.core import registry, schedule_text
+from jaxrl.core import files, registry, schedule_text
 from jaxrl.core.errors import ConfigError, unknown
 
 # "number" may be a schedule; a "network" and a "function" are what a user registered
@@ -103,7 +102,7 @@ def read(kind: Kind, text: str) -> Any:
         return tuple(_whole(part) for part in text.split(",") if part)
     if kind.name == "texts":
         return tuple(part for part in text.split(",") if part)
-    readers = {"bool": _truth, "int": _whole, "float": _real, "path": Path, "text": str}
+    readers = {"bool": _truth, "int": _whole, "float": _real, "path": files.expand, "text": str}
     return readers[kind.name](text)
 
 

@@ -11,8 +11,27 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any
 
+from jaxrl.core.errors import ConfigError
+
 LARGEST = 1 << 26  # bytes of a file that is read as a whole
 DEEPEST = 200  # objects and lists within one another
+
+
+def expand(path: str | os.PathLike) -> Path:
+    """Return a path that a user gave, with `~` and `~user` at its beginning replaced by the home directory.
+
+    A folder of that name is written `./~`.
+
+    Raises:
+      ConfigError: there is no such user, or the user has no home.
+    """
+    written = os.fspath(path)
+    expanded = os.path.expanduser(written)
+    if expanded.startswith("~"):
+        user = expanded.partition("/")[0]
+        raise ConfigError(f"path={written!r}: {user} has no home; write ./{user} for a folder of that name")
+    found = Path(expanded)  # of "./~" it makes "~", which is not to be expanded later
+    return found.absolute() if str(found).startswith("~") else found
 
 
 def open_to_read(path: str | os.PathLike) -> IO[bytes]:

@@ -2,12 +2,14 @@
 
 import functools
 import operator
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 
+from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, DatasetError, unknown
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Trajectory
@@ -50,7 +52,7 @@ class Reader(Protocol):
 
 
 def load_dataset(
-    source: str, *, split: str = "train", last_step: Literal["observation", "transition"] = "observation"
+    source: str | os.PathLike, *, split: str = "train", last_step: Literal["observation", "transition"] = "observation"
 ) -> "Dataset":
     """Opens a dataset; its episodes are read when they are accessed.
 
@@ -69,7 +71,7 @@ def load_dataset(
         which.
       MissingExtraError: `jaxrl[data]` is not installed.
     """
-    kind, separator, where = source.partition(":")
+    kind, separator, where = os.fspath(source).partition(":")
     if kind not in ("rlds", "minari") or not separator or not where:
         raise ConfigError(f"dataset {source!r}: datasets are named 'rlds:DIR' or 'minari:ID'")
     if last_step not in ("observation", "transition"):
@@ -102,7 +104,7 @@ class Dataset:
     """
 
     def __init__(self, path: str | Path, parts: Sequence[Reader]):
-        self.path = Path(path)
+        self.path = files.expand(path)
         self.name = parts[0].name
         self._parts = tuple(parts)
         self._starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)

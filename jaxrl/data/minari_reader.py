@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl.core import files
 from jaxrl.core.errors import DatasetError, MissingExtraError, NoDatasetError
 from jaxrl.core.files import open_to_read
 from jaxrl.core.types import PyTree
@@ -46,7 +47,7 @@ def package(data_format: str = "hdf5") -> Any:
 def directory_of(dataset_id: str, data_dir: str | os.PathLike | None = None) -> Path:
     """Where a dataset lies; under `MINARI_DATASETS_PATH`, or else `~/.minari/datasets`, if no directory is given."""
     root = data_dir or os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets"
-    return Path(root) / dataset_id
+    return files.expand(root) / dataset_id
 
 
 class MinariReader:
@@ -66,8 +67,8 @@ class MinariReader:
     """
 
     def __init__(self, where: str | os.PathLike):
-        here = Path(where)
-        self.path = here if (here / "data").is_dir() else directory_of(os.fspath(where))
+        here = files.expand(where)
+        self.path = here if (here / "data").is_dir() else directory_of(os.fspath(here))
         about = self.path / "data" / "metadata.json"
         if not about.is_file():
             raise NoDatasetError(f"{self.path} is not a Minari dataset: it has no data/metadata.json")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, DatasetError, NoDatasetError, unknown
 from jaxrl.data import episodes as rules
 from jaxrl.data import features, tfrecord
@@ -175,7 +176,7 @@ class RldsReader:
 
     def __init__(self, path: str | os.PathLike, *, split: str = _SPLIT):
         tfds = features.tfds()
-        self.path = Path(path)
+        self.path = path = files.expand(path)
         missing = [name for name in _NEEDED if not (self.path / name).is_file()]
         if missing:
             where = "it has no " + " and no ".join(missing) if self.path.exists() else "there is no such folder"
@@ -258,7 +259,7 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
       ConfigError: as `RldsReader`.
       DatasetError: as `RldsReader`; or they differ in a field, or that of a host is missing.
     """
-    whole = Path(path)
+    whole = path = files.expand(path)
     found = _datasets(whole, _HOST) if whole.is_dir() and not (whole / _NEEDED[0]).exists() else []
     if not found:
         return [RldsReader(path, split=split)]

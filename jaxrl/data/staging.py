@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, DatasetError, JaxrlError
 
 
@@ -44,7 +45,7 @@ class Staging:
     """
 
     def __init__(self, path: str | os.PathLike):
-        self.path = Path(path).absolute()
+        self.path = files.expand(path).absolute()
         self._check_free()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.partial, self._lock = _claim(self.path.with_name(f".{self.path.name}.partial"))

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,10 +187,14 @@ def _as_run(run: Plottable, index: int) -> Run:
 
 def _saved(figure: "Chart", out: str | os.PathLike | None) -> "Chart":
     if out is not None:
-        kind, known = Path(out).suffix.removeprefix(".").lower() or "png", figure.canvas.get_supported_filetypes()
+        out = files.expand(out)
+        kind, known = (
+            out.suffix.removeprefix(".").lower() or "png",
+            figure.canvas.get_supported_filetypes(),
+        )
         if kind not in known:
             raise unknown("format of pictures", f".{kind}", [f".{name}" for name in known], f"of {out}")
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(out, "wb") as file:
             figure.savefig(file, format=kind)
     return figure

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax.extend.backend import get_backend
 
+from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.parallel.multihost import distributed
@@ -155,7 +156,7 @@ def _folder(run_dir: str | Path | None) -> Generator[Path]:
     """A temporary directory; of several processes the same, beside the run's, which all of them can read."""
     beside = None
     if distributed.is_several() and run_dir is not None:
-        beside = Path(run_dir).absolute().parent
+        beside = files.expand(run_dir).absolute().parent
         beside.mkdir(parents=True, exist_ok=True)
     mine = tempfile.mkdtemp(prefix=".jaxrl-compile-", dir=beside)
     try:

@@ -70,7 +70,7 @@ class Checkpointer:
     ):
         if keep < 1:
             raise ConfigError(f"keep={keep}: at least the newest checkpoint must be kept; use 1 or more")
-        self.directory = Path(directory).absolute()
+        self.directory = files.expand(directory).absolute()
         self.awaiting: int | None = None  # a step that is kept until `score` was called for it
         self.failures = 0  # failed saves since the start
         self._failures_in_a_row = 0
@@ -290,7 +290,7 @@ def restore(
       CheckpointError: there is none; all are damaged (lists each with its reason); or the template has leaves that the
         checkpoint lacks, or of another shape or dtype, or (unless `partial`) lacks some (named).
     """
-    return _restore(Path(directory).absolute(), template, step, partial, set())
+    return _restore(files.expand(directory).absolute(), template, step, partial, set())
 
 
 def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Manifest:
@@ -299,7 +299,7 @@ def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Mani
     Raises:
       CheckpointError: there is none such.
     """
-    directory = Path(directory).absolute()
+    directory = files.expand(directory).absolute()
     if step is not None:
         try:
             return manifests.read(directory / _folder(step) / manifests.FILE)
@@ -313,7 +313,7 @@ def read_manifest(directory: str | os.PathLike, step: int | None = None) -> Mani
 
 def complete_steps(directory: str | os.PathLike) -> list[int]:
     """The steps that are complete, ascending; those of a run that is under way too."""
-    return sorted(_complete(Path(directory).absolute()))
+    return sorted(_complete(files.expand(directory).absolute()))
 
 
 def best_step(directory: str | os.PathLike) -> int:
@@ -322,7 +322,7 @@ def best_step(directory: str | os.PathLike) -> int:
     Raises:
       CheckpointError: no complete checkpoint has a score.
     """
-    directory = Path(directory).absolute()
+    directory = files.expand(directory).absolute()
     best = _best({step: record.score for step, record in _complete(directory).items()})
     if best is None:
         raise CheckpointError(f"no checkpoint in {directory} has a score, so none is the best; take the newest")

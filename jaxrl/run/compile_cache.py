@@ -24,6 +24,7 @@ import jaxlib
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxrl.core import files
+from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.mesh import cores
 from jaxrl.parallel.threads import asked_for
 
@@ -60,10 +61,10 @@ def keep_compiled_programs() -> Path | None:
         return None
     folder = Path(asked or "the user's cache folder")  # for the warning
     try:
-        root = Path(asked).expanduser() if asked else _user_cache() / "jaxrl"
+        root = files.expand(asked) if asked else _user_cache() / "jaxrl"
         folder = root / _processor(asked_for() or cores())
         _make_usable(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
+    except (OSError, RuntimeError, ConfigError) as error:  # this user has no home
         warnings.warn(
             f"compiled programs are not kept for the next start: {folder}: {error}; set {VARIABLE} to another folder, "
             "or to off",

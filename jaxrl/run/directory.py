@@ -62,7 +62,7 @@ class RunDirectory:
         may_change: Iterable[str] = MAY_CHANGE,
         launch: str | None = None,
     ):
-        self.path = Path(path).absolute()
+        self.path = files.expand(path).absolute()
         _check_name(self.path)
         self.config: dict[str, Any] = files.as_read_back(config)
         self._lock: IO[str] | None = None
@@ -190,8 +190,8 @@ def check_below(root: str | os.PathLike, path: str | os.PathLike) -> None:
     Raises:
       RunDirectoryError: it, or a folder between, is a link.
     """
-    folder = Path(root)
-    for name in Path(path).relative_to(folder).parts:
+    folder = files.expand(root)
+    for name in files.expand(path).relative_to(folder).parts:
         folder /= name
         _check_is_here(folder)
 
@@ -202,12 +202,13 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
     Raises:
       RunDirectoryError: `path` is no run directory, or its configuration is of another format.
     """
-    file = Path(path) / "config.json"
+    path = files.expand(path)
+    file = path / "config.json"
     try:
         config = files.read_json(file)
         check_sizes(config)
     except (FileNotFoundError, NotADirectoryError):
-        raise RunDirectoryError(f"{path} is not a run directory: {_why_none(Path(path))}") from None
+        raise RunDirectoryError(f"{path} is not a run directory: {_why_none(files.expand(path))}") from None
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"{file} cannot be read: {error}") from error
     if not isinstance(config, dict):
@@ -224,7 +225,7 @@ def read_config(path: str | os.PathLike) -> dict[str, Any]:
 
 def close_runs(path: str | os.PathLike) -> list[Path]:
     """Return directories of runs and sweeps whose paths are close to one that does not exist, the closest first."""
-    there, missing = Path(path), []
+    there, missing = files.expand(path), []
     while not there.is_dir() and there.name:
         missing.insert(0, there.name)
         there = there.parent
@@ -306,10 +307,11 @@ def check_no_pattern(path: str | os.PathLike) -> None:
     Raises:
       RunDirectoryError: a part of the path has brackets that match something else, or two stars.
     """
-    for part in Path(path).absolute().parts:
+    place = files.expand(path).absolute()
+    for part in place.parts:
         if "**" in part or not fnmatch.fnmatchcase(part, part):
             raise RunDirectoryError(
-                f"{part!r} in the path of the run directory {Path(path).absolute()} is a pattern that does not match "
+                f"{part!r} in the path of the run directory {place} is a pattern that does not match "
                 "itself to the library that writes checkpoints, so none can be read there; rename it, or use another "
                 "--run-dir"
             )

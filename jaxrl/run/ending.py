@@ -4,7 +4,6 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jaxrl.core import files
@@ -17,7 +16,8 @@ _NUMBERS = ("total_steps", "steps_per_second", "wall_seconds", "session_steps", 
 
 def has_ended(path: str | os.PathLike) -> bool:
     """Whether a run has written its result, and was not started again since; also from another machine."""
-    result, lock = Path(path) / "result.json", Path(path) / ".lock"
+    path = files.expand(path)
+    result, lock = path / "result.json", path / ".lock"
     try:
         # The lock's file is written whenever a run starts. Its time and that of the result say less: clocks are set.
         start = _START.search(_said_by(lock))
@@ -36,7 +36,7 @@ def is_of_launch(path: str | os.PathLike, launch: str) -> bool:
       launch: the `start` of its `Place`.
     """
     try:
-        found = _LAUNCH.search(_said_by(Path(path) / ".lock"))
+        found = _LAUNCH.search(_said_by(files.expand(path) / ".lock"))
     except OSError:
         return False
     return found is not None and found[1] == launch
@@ -53,7 +53,7 @@ def read_result(path: str | os.PathLike) -> dict[str, Any]:
     Empty where there is none that a run could have written.
     """
     try:
-        record = files.read_json(Path(path) / "result.json")
+        record = files.read_json(files.expand(path) / "result.json")
     except (OSError, ValueError):
         return {}
     if not isinstance(record, dict):

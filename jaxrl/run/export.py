@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl import envs
+from jaxrl.core import files
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed, seed_problems
@@ -88,7 +89,7 @@ def export_rlds(
     """
 
     def open_writer(env):
-        where, processes = Path(path), jax.process_count()
+        where, processes = files.expand(path), jax.process_count()
         if processes > 1:
             check_hosts(where, processes)
             where /= host_directory(jax.process_index(), processes)

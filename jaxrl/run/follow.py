@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jaxrl.core import files
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.limits import checked_seed
@@ -56,12 +57,13 @@ def follow(
       CheckpointError: the checkpoints do not fit the configuration, or cannot be read.
       ConfigError: `out` is a file with something else in it, or the seed is not one.
     """
-    path, seed = Path(path), None if seed is None else checked_seed("seed", seed)
-    if out is not None and Path(out).is_file() and Path(out).stat().st_size and not read_metrics(out):
+    path, seed = files.expand(path), None if seed is None else checked_seed("seed", seed)
+    out = None if out is None else files.expand(out)
+    if out is not None and out.is_file() and out.stat().st_size and not read_metrics(out):
         raise ConfigError(f"out={str(out)!r} holds no evaluations and would be overwritten; name another or delete it")
     while not _begun(path):
         time.sleep(poll)
-    out = path / EVALUATIONS if out is None else Path(out)
+    out = out or path / EVALUATIONS
     log = JSONLLogger(out)
     known = {row["step"] for row in read_metrics(out)}
     try:

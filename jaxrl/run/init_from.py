@@ -6,6 +6,7 @@ must fit. Environments, replays, steps and schedules always begin anew.
 """
 
 import dataclasses
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxrl.algos.train_state import TrainState
+from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree
@@ -22,7 +24,7 @@ from jaxrl.run.directory import read_config
 from jaxrl.run.loading import load_learner
 from jaxrl.run.policy import Policy, check_spaces
 
-InitFrom = str | Path | Policy | PyTree
+InitFrom = str | os.PathLike | Policy | PyTree
 _PROBLEMS_NAMED = 8
 
 
@@ -93,7 +95,7 @@ def take_over(
     parent, initial = _identity(source), resolve_schedules(algo, 0.0)
     shapes = jax.eval_shape(lambda key: initial.init(key, spec), jax.random.key(0))
     acting = _acting(initial, shapes)
-    if isinstance(source, str | Path):
+    if isinstance(source, str | os.PathLike):
         run, at = _run_and_step(source)
         loaded = load_learner(run, step=at if step is None else step)
         check_spaces(loaded.spec, env)
@@ -121,7 +123,7 @@ def take_over(
 
 def _identity(source):
     """By what a parent is known again."""
-    if isinstance(source, str | Path):
+    if isinstance(source, str | os.PathLike):
         return {"run": str(_run_and_step(source)[0].absolute())}
     of_policy = isinstance(source, Policy)
     leaves = jax.tree.leaves(source.actor if of_policy else source)
@@ -139,7 +141,7 @@ def _identity(source):
 
 def _run_and_step(source):
     """A run directory, and the step if one of its checkpoints is meant."""
-    path = Path(source)
+    path = files.expand(source)
     if path.absolute().parent.name == "checkpoints" and path.name.isdecimal():
         return path.absolute().parent.parent, int(path.name)
     return path, None

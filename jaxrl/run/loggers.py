@@ -57,7 +57,7 @@ class JSONLLogger:
     """
 
     def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
+        self.path = files.expand(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._opened(math.inf)
 
@@ -106,8 +106,8 @@ class CSVLogger:
     """
 
     def __init__(self, path: str | os.PathLike, source: str | os.PathLike):
-        self.path = Path(path)
-        self._source = Path(source)
+        self.path = files.expand(path)
+        self._source = files.expand(source)
         self._rows = 0
         self._next = 1
 
@@ -140,7 +140,7 @@ class TensorBoardLogger:
         resumed_at: int | None = None,
         config: Mapping[str, Any] | None = None,
     ):
-        self._directory, self._config = Path(directory), config
+        self._directory, self._config = files.expand(directory), config
         self._purge = None if resumed_at is None else resumed_at + 1
         self._file: TfRecordWriter | None = None  # opened by the first row, and anew after a failure
 
@@ -248,14 +248,15 @@ class WandbLogger:
             import wandb
         except ImportError as error:
             raise MissingExtraError("Weights & Biases", "wandb") from error
-        if directory is not None and (Path(directory) / "wandb").is_symlink():
+        directory = None if directory is None else files.expand(directory)
+        if directory is not None and (directory / "wandb").is_symlink():
             raise RunDirectoryError(
-                f"{Path(directory) / 'wandb'} is a link, and a run writes to its own directory only: move the folder "
+                f"{directory / 'wandb'} is a link, and a run writes to its own directory only: move the folder "
                 "to the place of the link, or use another --run-dir"
             )
         self._to_keep: Path | None = None
         if directory is not None and run_id is None:
-            self._to_keep = Path(directory) / WANDB_ID
+            self._to_keep = directory / WANDB_ID
             run_id = (_kept_id(self._to_keep) if resume else None) or secrets.token_hex(8)
         self._id = run_id
         self._run = wandb.init(
@@ -401,7 +402,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     Raises:
       RunDirectoryError: it cannot be read.
     """
-    path = Path(path)
+    path = files.expand(path)
     try:
         return [row for _, row in _lines(path) if row is not None] if path.is_file() else []
     except OSError as error:
@@ -411,7 +412,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
 def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes rows as a table, in one piece; columns in the order of their first appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row)) or ["step"]
-    with files.replacing(path) as file:
+    with files.replacing(files.expand(path)) as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.core import files
 from jaxrl.plots import curves
 from jaxrl.plots.curves import Run
 from jaxrl.run import sweep_directory
@@ -21,7 +21,7 @@ def read_run(path: str | os.PathLike) -> Run:
     Raises:
       RunDirectoryError: `path` is none.
     """
-    path = Path(path)
+    path = files.expand(path)
     return as_run(path.name, read_config(path), read_metrics(path / "metrics.jsonl"))
 
 
@@ -33,7 +33,7 @@ def read_runs(path: str | os.PathLike) -> list[Run]:
     """
     if not sweep_directory.is_sweep(path):
         return [read_run(path)]
-    name = Path(path).name
+    name = files.expand(path).name
     return [as_run(name, config, rows) for config, rows in sweep_directory.read_curves(path)]
 
 

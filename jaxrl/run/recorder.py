@@ -50,7 +50,7 @@ class Record:
 
     def folder(self) -> Path:
         """Where this process writes."""
-        path, processes = Path(self.path).absolute(), jax.process_count()
+        path, processes = files.expand(self.path).absolute(), jax.process_count()
         return path if processes == 1 else path / host_directory(jax.process_index(), processes)
 
     def check(self, spec: EnvSpec, run_dir: str | os.PathLike | None, overwrite: bool) -> None:
@@ -77,7 +77,7 @@ class Record:
 
     def _occupied(self, run_dir, overwrite):
         """Why this run cannot have the path, one line; empty if it can."""
-        folder, whole, processes = self.folder(), Path(self.path).absolute(), jax.process_count()
+        folder, whole, processes = self.folder(), files.expand(self.path).absolute(), jax.process_count()
         others = set(whole.glob("host-*-of-*")) - {whole / host_directory(i, processes) for i in range(processes)}
         if folder != whole and (others or (whole / _OWNER).exists()):
             return [f"path={str(whole)!r} holds the recording of another number of processes; use another"]
@@ -89,7 +89,7 @@ class Record:
             return [f"path={str(folder)!r} exists and is not a recording; use another, or move it away"]
         if run_dir is None or owner != _relative(run_dir, folder):
             return [f"path={str(folder)!r} holds the recording of another run; use another, or move it away"]
-        if not overwrite and not (Path(run_dir) / "config.json").exists():
+        if not overwrite and not (files.expand(run_dir) / "config.json").exists():
             return [
                 f"path={str(folder)!r} holds the recording of a run whose directory {run_dir} is gone; use another, or "
                 "move it away"

@@ -117,7 +117,7 @@ def _drawing(env):
 
 
 def _checked_path(path, env):
-    path, ending = Path(path), suffix_of(env)
+    path, ending = files.expand(path), suffix_of(env)
     if ending == ".gif" and path.suffix.lower() == ".mp4":
         _av()
         return path

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.ring import Ring
-from jaxrl.core import spaces
+from jaxrl.core import files, spaces
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.sources import FrameStack, Replay
 from jaxrl.core.types import Counter, EnvSpec, Trajectory
@@ -61,7 +61,7 @@ def export_replay(
     if isinstance(run, str | os.PathLike):
         loaded = load_run(run, step=step, best=best)
         algo, env, spec, seed = loaded.algo, loaded.env, loaded.policy.spec, loaded.config.get("seed")
-        buffers, empty_at = _saved(Path(run) / "checkpoints", loaded.step, spec)
+        buffers, empty_at = _saved(files.expand(run) / "checkpoints", loaded.step, spec)
     elif step is not None or best:
         raise ConfigError("step and best select a checkpoint of a run directory; a result has one state")
     else:

@@ -148,6 +148,7 @@ class Result:
           CheckpointError: the state could not be saved.
           RunDirectoryError: `path` cannot be written to, or holds another run.
         """
+        path = files.expand(path)
         scores = {row["step"]: row[SCORE] for row in self.metrics if SCORE in row}
         with opened(path, self.config) as (directory, checkpointer):
             if directory is not None:
@@ -160,7 +161,7 @@ class Result:
             checkpointer.wait(last=True)
             if directory is not None:
                 write_result(self, directory)
-        return Path(path)
+        return path
 
 
 def metrics_files(directory: RunDirectory, step: int) -> list[Logger]:
@@ -177,6 +178,7 @@ def opened(
     path: str | Path, config: Mapping[str, Any], *, overwrite: bool = False, **settings: int
 ) -> Generator[tuple[RunDirectory | None, Checkpointer]]:
     """A run's directory, which the first process alone holds, and its checkpoints; `settings` are of `Checkpointer`."""
+    path = files.expand(path)
     with contextlib.ExitStack() as stack:
         directory = None
         with distributed.collective_errors("opening the run directory"):
@@ -188,8 +190,8 @@ def opened(
                 stack.enter_context(directory)
         with distributed.collective_errors("reading the run directory"):
             if not distributed.is_leader() and read_config(path) != files.as_read_back(config):
-                raise RunDirectoryError(f"{Path(path).absolute()} is not the same directory on every process")
-            checkpointer = Checkpointer(Path(path) / "checkpoints", config=config, **settings)
+                raise RunDirectoryError(f"{path.absolute()} is not the same directory on every process")
+            checkpointer = Checkpointer(path / "checkpoints", config=config, **settings)
             stack.enter_context(checkpointer)
         yield directory, checkpointer
 

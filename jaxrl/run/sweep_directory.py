@@ -10,7 +10,7 @@ best/            a run directory with the learner state of the best run, unless 
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from jaxrl.core import files
@@ -51,7 +51,7 @@ def clear(path: Path) -> None:
 
 def is_sweep(path: str | os.PathLike) -> bool:
     """Whether a sweep was completed in this directory."""
-    return (Path(path) / SWEEP).is_file()
+    return (files.expand(path) / SWEEP).is_file()
 
 
 def read_curves(path: str | os.PathLike) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
@@ -60,7 +60,7 @@ def read_curves(path: str | os.PathLike) -> list[tuple[dict[str, Any], list[dict
     Raises:
       RunDirectoryError: `path` holds no sweep that could be read.
     """
-    path = Path(path)
+    path = files.expand(path)
     configs = _read(path).get("configs")
     if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
         raise RunDirectoryError(f"{path / SWEEP} does not say what was tried, under 'configs'")
@@ -78,21 +78,21 @@ def best_run(path: str | os.PathLike) -> Path:
     Raises:
       RunDirectoryError: there is no best run, or the record of the sweep cannot be read.
     """
-    path = Path(path)
+    path = files.expand(path)
     if not is_sweep(path):
         return _best_of_search(path) if is_search(path) else path
     best = _read(path).get("best")
     if best is None:
         raise RunDirectoryError(f"{path} holds a sweep without a best run: no run of it has a score")
     place = best.get("run") if isinstance(best, dict) else None
-    if not isinstance(place, str) or Path(place).is_absolute() or ".." in Path(place).parts:
+    if not isinstance(place, str) or PurePath(place).is_absolute() or ".." in PurePath(place).parts:
         raise RunDirectoryError(f"{path / SWEEP} does not say where the best run lies, under 'best'")
     return path / place
 
 
 def is_search(path: str | os.PathLike) -> bool:
     """Whether `jaxrl.tune` keeps a search in this directory."""
-    return (Path(path) / JOURNAL).is_file()
+    return (files.expand(path) / JOURNAL).is_file()
 
 
 def read_scores(path: str | os.PathLike) -> tuple[dict[str, Any], list[float]]:
@@ -101,7 +101,7 @@ def read_scores(path: str | os.PathLike) -> tuple[dict[str, Any], list[float]]:
     Raises:
       RunDirectoryError: `path` holds no search that could be read.
     """
-    path = Path(path)
+    path = files.expand(path)
     config = read_config(path).get("tune")
     scores: dict[int, float] = {}
     try:

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
+import os
 import warnings
 import zlib
 from collections.abc import Generator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, field_problems
 from jaxrl.buffers import fixed
+from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed, seed_problems, training_problems
 from jaxrl.core.program import RecordingProgram
@@ -84,7 +86,7 @@ def train(
     checkpoint_every: int | None = None,
     keep: int = 3,
     save_replay: bool = True,
-    record: Record | str | Path | None = None,
+    record: Record | str | os.PathLike | None = None,
     video_every: int | None = None,
     loggers: Sequence[Logger] = (),
     resources: Resources | None = None,
@@ -157,6 +159,7 @@ def train(
         video_every=video_every,
         num_envs=num_envs,
     )
+    run_dir = None if run_dir is None else files.expand(run_dir)
     with _told_with(problems):
         if isinstance(dataset, str):
             dataset = load_dataset(dataset)
@@ -183,7 +186,7 @@ def train(
     if problems:
         raise ConfigError(problems)
     seed = checked_seed("seed", seed)
-    if isinstance(record, str | Path):
+    if isinstance(record, str | os.PathLike):
         record = Record(record)
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
     given_topology, topology = topology, topology.resolve(algo)
@@ -377,7 +380,7 @@ def _tell_if_nothing_is_learned(algo, total_steps):
 def _begins_with(source, algo, env, spec, run_dir):
     """What the run begins with, and what config.json says of it; a run that goes on does not read its parent again."""
     recorded = recorded_parent(run_dir, source)
-    if recorded is not None and run_dir is not None and complete_steps(Path(run_dir) / "checkpoints"):
+    if recorded is not None and run_dir is not None and complete_steps(run_dir / "checkpoints"):
         return None, recorded
     initial = take_over(source, algo, env, spec, step=None if recorded is None else recorded.get("step"))
     return initial, initial.parent

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxrl.core import files
 from jaxrl.core.errors import CheckpointError
 from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
@@ -33,7 +34,8 @@ def opened_all(
         if run_dir is None:
             yield [None] * len(configs)
             return
-        paths = [Path(run_dir) / f"program-{number}" for number in range(len(configs))]
+        run_dir = files.expand(run_dir)
+        paths = [run_dir / f"program-{number}" for number in range(len(configs))]
         for path in paths:
             check_below(run_dir, path)
         # However often a save fails: what was learned is in memory alone until all runs are at their end.

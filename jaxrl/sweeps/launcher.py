@@ -124,7 +124,7 @@ def launch(
     topology = topology.resolve(algo)
     variants = [replace(algo, **setting).resolve(env_spec(env), topology.num_envs or 0) for setting in settings]
     shards = [topology.bind(variant, env).layout.shards for variant in variants]
-    root = Path(run_dir).absolute()
+    root = files.expand(run_dir).absolute()
     check_no_pattern(root)
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     for paths in run_dirs:

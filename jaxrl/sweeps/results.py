@@ -117,7 +117,7 @@ class SweepResult:
           RunDirectoryError: there is a run or a link in its place, or it cannot be written to.
           CheckpointError: the policy could not be saved.
         """
-        path = Path(path).expanduser()
+        path = files.expand(path)
         if (path / "config.json").exists():
             raise RunDirectoryError(f"{path} holds a run; save the sweep in a directory of its own")
         try:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxrl.algos.base import as_algorithm, replace
-from jaxrl.core import keys
+from jaxrl.core import files, keys
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
@@ -130,7 +130,7 @@ def sweep(
     with contextlib.ExitStack() as stack:
         checkpointers = stack.enter_context(opened_all(run_dir, configs, overwrite=overwrite))
         if run_dir is not None and any(checkpointer.is_empty() for checkpointer in checkpointers if checkpointer):
-            sweep_directory.clear(Path(run_dir))
+            sweep_directory.clear(files.expand(run_dir))
         if display is not None:
             stack.callback(display.close)
             total = sum(b[3] * b[2].steps_per_iteration(b[0]) for b in programs) * len(seeds) // processes

@@ -104,7 +104,7 @@ class TuneResult:
         Raises:
           RunDirectoryError: it cannot be written to.
         """
-        path = Path(path).expanduser()
+        path = files.expand(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_csv(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import jaxrl
 from jaxrl.core import files
+from jaxrl.core.errors import ConfigError
 
 # Text that no file holds: messages between processes, hashes, and what refuses NaN by itself.
 NOT_TO_FILES = {
@@ -119,3 +120,14 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
     (tmp_path / "file").write_text(" " * (1 << 20) + "1")
     with pytest.raises(ValueError, match="more than 1 MiB"):
         files.read_json(tmp_path / "file")
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_home_directory_is_put_in_place_of_a_tilde(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("HOME", os.fspath(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for written, meant in (("~", tmp_path), ("~/a/b", tmp_path / "a" / "b"), ("a/~", Path("a/~")), ("a~", Path("a~"))):
+        assert files.expand(kind(written)) == meant == files.expand(files.expand(kind(written)))
+    with pytest.raises(ConfigError, match="'~nobody-of-this-name/x': ~nobody-of-this-name has no home"):
+        files.expand(kind("~nobody-of-this-name/x"))
+    assert files.expand(files.expand("./~/a")) == tmp_path / "~" / "a"
