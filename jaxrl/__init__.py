@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from jaxrl.parallel.ray.remote import Remote
     from jaxrl.parallel.sebulba.inference import DynamicBatching
     from jaxrl.parallel.sebulba.topology import Sebulba
+    from jaxrl.run.callbacks import Decision, FunctionCallback
     from jaxrl.run.evaluation import Evaluation, evaluate
     from jaxrl.run.export import export_minari, export_rlds
     from jaxrl.run.loading import load
@@ -83,8 +84,10 @@ _PUBLIC = {
     "VMPO": "algos",
     "Anakin": "parallel.anakin",
     "Dataset": "data",
+    "Decision": "run.callbacks",
     "DynamicBatching": "parallel.sebulba.inference",
     "Evaluation": "run.evaluation",
+    "FunctionCallback": "run.callbacks",
     "JaxrlError": "core.errors",
     "LogUniform": "sweeps.search",
     "Offline": "parallel.offline",
@@ -148,8 +151,10 @@ __all__ = [
     "VMPO",
     "Anakin",
     "Dataset",
+    "Decision",
     "DynamicBatching",
     "Evaluation",
+    "FunctionCallback",
     "JaxrlError",
     "LogUniform",
     "Offline",
@@ -202,4 +207,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted(__all__)

@@ -42,3 +42,7 @@ __all__ = [
     "VMPO",
     "make_algorithm",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

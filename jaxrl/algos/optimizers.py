@@ -31,7 +31,12 @@ class Optimizer(Protocol):
 
 
 class Adam(struct.PyTreeNode):
-    """Adam (Kingma and Ba, 2015, arXiv:1412.6980)."""
+    """Adam (Kingma and Ba, 2015, arXiv:1412.6980).
+
+    Args:
+      b1, b2: decay of the running means of gradients and of their squares.
+      eps: added to the root of the second, so that nothing is divided by 0.
+    """
 
     b1: float = 0.9
     b2: float = 0.999
@@ -42,7 +47,13 @@ class Adam(struct.PyTreeNode):
 
 
 class AdamW(struct.PyTreeNode):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019, arXiv:1711.05101)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019, arXiv:1711.05101).
+
+    Args:
+      b1, b2: decay of the running means of gradients and of their squares.
+      eps: added to the root of the second, so that nothing is divided by 0.
+      weight_decay: of every parameter, times the learning rate.
+    """
 
     b1: float = 0.9
     b2: float = 0.999
@@ -54,7 +65,13 @@ class AdamW(struct.PyTreeNode):
 
 
 class RMSProp(struct.PyTreeNode):
-    """RMSProp; with `eps` inside the square root, as the published actor-critics use it, or outside, as torch does."""
+    """RMSProp, gradients divided by the root of a running mean of their squares.
+
+    Args:
+      decay: of the running mean.
+      eps: so that nothing is divided by 0.
+      eps_in_root: add `eps` inside the square root, as the published actor-critics do, or outside, as torch does.
+    """
 
     decay: float = 0.99
     eps: float = 1e-5
@@ -65,7 +82,12 @@ class RMSProp(struct.PyTreeNode):
 
 
 class RAdam(struct.PyTreeNode):
-    """Rectified Adam (Liu et al., 2020, arXiv:1908.03265)."""
+    """Rectified Adam (Liu et al., 2020, arXiv:1908.03265).
+
+    Args:
+      b1, b2: decay of the running means of gradients and of their squares.
+      eps: added to the root of the second, so that nothing is divided by 0.
+    """
 
     b1: float = 0.9
     b2: float = 0.999
@@ -79,6 +101,14 @@ class Muon(struct.PyTreeNode):
     """Muon (Jordan, 2024): orthogonalized momentum for the kernels of dense layers, Nesterov's Adam for the rest.
 
     With `consistent_rms=0.2` steps are as large as Adam's, whose learning rates then carry over (arXiv:2502.16982).
+
+    Args:
+      beta: decay of the momentum.
+      eps: so that nothing is divided by 0.
+      weight_decay: of the kernels, times the learning rate.
+      consistent_rms: root mean square of every step; None: Muon's own scale.
+      adam_b1, adam_b2: of Adam, for the other parameters.
+      steps: of the Newton-Schulz iteration.
     """
 
     beta: float = 0.95
@@ -87,7 +117,7 @@ class Muon(struct.PyTreeNode):
     consistent_rms: float | None = None
     adam_b1: float = 0.9
     adam_b2: float = 0.999
-    steps: int = struct.field(pytree_node=False, default=5)  # of the Newton-Schulz iteration
+    steps: int = struct.field(pytree_node=False, default=5)
 
     def __call__(self, learning_rate: Number) -> optax.GradientTransformation:
         return muon(

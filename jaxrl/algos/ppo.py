@@ -62,7 +62,16 @@ class PPO:
     clip: Scalar = number(
         0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
     )
-    kl_target: Scalar = number(0.01, above=0, only_with="objective=kl", help="target KL divergence")
+    target_kl: Scalar | None = number(
+        None,
+        above=0,
+        only_with="objective=clip",
+        help="stop the gradient steps on a batch where a minibatch's approximate KL divergence exceeds 1.5 times this; "
+        "None: never",
+    )
+    kl_target: Scalar = number(
+        0.01, above=0, only_with="objective=kl", help="KL divergence that the weight of its penalty is adapted to"
+    )
     kl_cutoff_cost: Scalar = number(
         1000.0, low=0, only_with="objective=kl", help="weight of max(0, KL - 2 kl_target)^2"
     )
@@ -173,15 +182,22 @@ class PPO:
             data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
         )
 
-        def step(network, indices):
+        def step(learned, indices):
+            before, going = learned
             minibatch, carry = divided.take(indices)
             gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
-                network.params, network.model_state, minibatch, carry, state.penalty, spec, replicas
+                before.params, before.model_state, minibatch, carry, state.penalty, spec, replicas
             )
-            network, sizes = on_policy.apply_gradients(self, network, gradients, replicas, model_state)
-            return network, metrics | sizes
+            network, sizes = on_policy.apply_gradients(self, before, gradients, replicas, model_state)
+            metrics |= sizes
+            if self.target_kl is not None:
+                going &= replicas.mean(metrics["approximate_kl"]) <= 1.5 * self.target_kl
+                network = jax.tree.map(lambda new, old: jnp.where(going, new, old), network, before)
+                metrics["steps_made"] = going
+            return (network, going), metrics
 
-        network, metrics = steps_over_minibatches(step, state.network, divided.indices)
+        going = () if self.target_kl is None else jnp.bool_(True)
+        (network, _), metrics = steps_over_minibatches(step, (state.network, going), divided.indices)
         metrics = replicas.mean(metrics)
         metrics["explained_variance"] = on_policy.explained_variance(
             targets, rows.extras["value"], rows.weight, replicas

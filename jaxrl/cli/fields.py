@@ -17,6 +17,7 @@ from jaxrl.cli.values import Kind, Part, build, read
 from jaxrl.core import limits, registry, schedules
 from jaxrl.core.errors import unknown
 from jaxrl.core.resources import Resources
+from jaxrl.core.settings import field_help
 from jaxrl.core.sources import FrameStack
 from jaxrl.core.types import Algorithm
 from jaxrl.networks import (
@@ -63,20 +64,13 @@ def algorithm_groups(algo: Algorithm) -> list[Group]:
     hints = typing.get_type_hints(type(algo))
     for field in dataclasses.fields(algo):
         value, allowed = getattr(algo, field.name), field.metadata.get("limits", {})
-        help_ = field.metadata.get("help", "")
         kind = kind_of(hints[field.name])
         if dataclasses.is_dataclass(value) and not kind.parts and not schedules.is_schedule(value):
             nested.append(Group(field.name, _network_flags(value), first_line(value), prefix=True))
             if isinstance(value, Readable):
                 own.append(Flag(field.name, Kind("network", optional=True), None, _OWN_NETWORK.format(field.name)))
             continue
-        bounds = limits.described(allowed)
-        if not help_:
-            help_ = ", ".join(part.usage() for part in kind.parts)
-        if bounds:
-            help_ += f"; {bounds}" if help_ else bounds
-        if field.metadata.get("only_with"):
-            help_ += f"; only with {field.metadata['only_with']}"
+        help_ = field_help(field) or ", ".join(part.usage() for part in kind.parts)
         numbers = {name: limit for name, limit in allowed.items() if name in limits.WORDS}
         choices = tuple(allowed.get("choices", ()))
         own.append(Flag(field.name, kind, _default(value), help_, choices=choices, limits=numbers))

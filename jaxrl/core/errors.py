@@ -104,7 +104,6 @@ _ELSEWHERE = {
     "policy_noise": "target_noise",
     "noise_clip": "target_noise_clip",
     "q_lr": "learning_rate",
-    "target_kl": "kl_target",
     "target_network_frequency": "target_period",
     "target_update_interval": "target_period",
     "total_timesteps": "total_steps",

@@ -1,6 +1,7 @@
 """The limits of a number, in words; without JAX, so that the command line knows them before it imports it."""
 
 import math
+import numbers
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +43,21 @@ def hold(number: float, limits: Mapping[str, float]) -> bool:
     )
 
 
+def whole(value: Any) -> Any:
+    """Return a whole number of any type as an int: `1e6`, `np.int64(5)`; anything else as it is."""
+    if isinstance(value, bool | int):
+        return value
+    try:
+        if value.is_integer():  # of Python's and numpy's floats
+            return int(value)
+    except (AttributeError, TypeError):
+        pass
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError):  # the second: an array of several
+        return value
+
+
 def count_problems(**counts: tuple[object, int]) -> list[str]:
     """Why values are no whole numbers of at least so many, by name: `total_steps=(1000, 1)`; None is left alone."""
     problems = []
@@ -53,10 +69,16 @@ def count_problems(**counts: tuple[object, int]) -> list[str]:
     return problems
 
 
+def number_problems(name: str, value: Any, limits: Mapping[str, float] = {}) -> list[str]:
+    """Explain why `value`, an argument called `name`, is not a finite number within its limits; empty if it is."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool) and hold(float(value), limits):
+        return []
+    return [f"{name}={value!r:.80} must be {described(limits) or 'a finite number'}"]
+
+
 def amount_problems(**amounts: float) -> list[str]:
-    """Why numbers are not at least 0, by name: `cpus_per_run=0.5`."""
-    limits = {"low": 0}
-    return [f"{n}={amount} must be {described(limits)}" for n, amount in amounts.items() if not hold(amount, limits)]
+    """Explain which numbers are not at least 0, by name: `cpus_per_run=0.5`."""
+    return [problem for name, amount in amounts.items() for problem in number_problems(name, amount, {"low": 0})]
 
 
 def seed_problems(name: str, seed: object) -> list[str]:

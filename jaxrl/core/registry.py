@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, overload
 
+from jaxrl.core import settings
 from jaxrl.core.errors import ConfigError, unknown
 
 # The modules that enter the names of each kind; they are imported when a name of the kind is first looked up.
@@ -59,13 +60,14 @@ _HOW = (
 
 
 def add(kind: str, *classes: type, **named: type) -> None:
-    """Enters classes of jaxrl's own, under their lower-case names or the given ones.
+    """Enter classes of jaxrl's own, under their lower-case names or the given ones, and finish them (`core.settings`).
 
     Raises:
       ConfigError: a name is taken.
     """
     for name, thing in ({cls.__name__.lower(): cls for cls in classes} | named).items():
         _enter(kind, name, thing)
+        settings.finish(thing)
 
 
 @overload

@@ -1,8 +1,11 @@
 """What a run is between two iterations."""
 
+from typing import Any
+
 import jax
 from flax import struct
 
+from jaxrl.core.pickled import dumped, loaded
 from jaxrl.core.summary import tree_summary
 from jaxrl.core.types import Counter, PyTree, TimeStep
 
@@ -21,3 +24,14 @@ class RunState(struct.PyTreeNode):
 
     def __repr__(self) -> str:
         return f"RunState({tree_summary(self)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        instead = "save the run (run_dir=, or result.save(path)), and jaxrl.load(path) in the other process"
+        return _unpickled, (dumped("the state of a run", vars(self), instead),)
+
+    def __copy__(self) -> "RunState":
+        return self
+
+
+def _unpickled(data: bytes) -> RunState:
+    return RunState(**loaded(data))

@@ -13,7 +13,7 @@ import jax.core
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.core import registry, schedule_text
+from jaxrl.core import public, registry, schedule_text
 from jaxrl.core.errors import ConfigError
 
 Number = float | jax.Array
@@ -227,3 +227,7 @@ def _is_finite(leaf):
         return math.isfinite(float(leaf))
     except (TypeError, ValueError):
         return False
+
+
+def __dir__() -> list[str]:
+    return public.names(globals())

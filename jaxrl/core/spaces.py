@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core import registry
+from jaxrl.core import public, registry
 from jaxrl.core.errors import ConfigError
 
 MOST_NUMBERS = 1 << 26  # of an element
@@ -321,3 +321,7 @@ def named(x: Any) -> Any:
     if isinstance(x, tuple):
         return {str(i): named(part) for i, part in enumerate(x)}
     return {name: named(part) for name, part in x.items()} if isinstance(x, Mapping) else x
+
+
+def __dir__() -> list[str]:
+    return public.names(globals())

@@ -16,3 +16,7 @@ __all__ = [
     "RldsWriter",
     "load_dataset",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

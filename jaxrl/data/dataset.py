@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, overload
 import numpy as np
 
 from jaxrl.core import files
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, DatasetError, unknown
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Trajectory
@@ -51,6 +52,7 @@ class Reader(Protocol):
         ...
 
 
+@checked()
 def load_dataset(
     source: str | os.PathLike, *, split: str = "train", last_step: Literal["observation", "transition"] = "observation"
 ) -> "Dataset":
@@ -136,7 +138,7 @@ class Dataset:
 
     def read(self, indices: Iterable[int]) -> Iterator[Episode]:
         """Yields these episodes, in this order; consecutive ones are read together."""
-        return self._read(self._chosen[np.asarray(indices, np.int64)])
+        return iter(self.select(indices))
 
     def summaries(self) -> Iterator[Mapping[str, Any]]:
         """Yields the metadata, return and length of every episode, without decoding its arrays."""
@@ -180,6 +182,7 @@ class Dataset:
             lambda: self._chosen[np.fromiter(map(predicate, self.summaries()), np.bool_, len(self._chosen))]
         )
 
+    @checked(fraction={"above": 0, "below": 1})
     def split(self, fraction: float, *, seed: int = 0) -> tuple["Dataset", "Dataset"]:
         """Splits into two datasets, for training and for validation: the second has a fraction of the episodes.
 
@@ -192,8 +195,6 @@ class Dataset:
         Raises:
           ConfigError: the fraction is not between 0 and 1, the seed is not one, or there are fewer than two episodes.
         """
-        if not 0 < fraction < 1:
-            raise ConfigError(f"split({fraction}): the fraction must be between 0 and 1")
         seed = checked_seed("seed", seed)
 
         def halves():

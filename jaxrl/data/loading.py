@@ -12,8 +12,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, MissingExtraError
-from jaxrl.core.limits import checked_seed, seed_problems
+from jaxrl.core.limits import checked_seed, count_problems, whole
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import SequenceBatch, Trajectory, TransitionBatch
 from jaxrl.data import views
@@ -93,6 +94,7 @@ class Loader:
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
+    @checked(batch_size={"low": 1}, n_step={"low": 1}, workers={"low": 0}, cache_bytes={"low": 0})
     def __init__(
         self,
         dataset: Episodes,
@@ -107,11 +109,8 @@ class Loader:
         cache_bytes: int = 1 << 28,
     ):
         _grain()
-        limits = (("batch_size", batch_size, 1), ("n_step", n_step, 1), ("workers", workers, 0))
-        limits += () if window in (None, "fit") else (("window", window, 1),)
-        problems = [f"{name}={value} must be at least {low}" for name, value, low in limits if value < low]
-        problems += seed_problems("seed", seed)
-        if problems:
+        window = whole(window)
+        if window != "fit" and (problems := count_problems(window=(window, 1))):
             raise ConfigError(problems)
         seed = checked_seed("seed", seed)
         if sequence is not None:
@@ -128,15 +127,15 @@ class Loader:
     def items(self) -> int:
         return self._batches.items
 
+    @checked(number={"low": 0})
     def batch(self, number: int) -> TransitionBatch | SequenceBatch:
         """Batch `number`, from 0: leaves `[batch, ...]`, of sequences `[length, batch, ...]`."""
-        if number < 0:
-            raise ConfigError(f"batch {number}: they are numbered from 0")
         return self._batches(number)
 
     def __iter__(self) -> "BatchIterator":
         return BatchIterator(self)
 
+    @checked(first_batch={"low": 0})
     def pipeline(self, first_batch: int = 0) -> Any:
         """A `grain.IterDataset` of the batches from `first_batch` on, for pipelines of one's own."""
         grain = _grain()
@@ -151,6 +150,7 @@ class Loader:
         here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         return batches.to_iter_dataset(here).mp_prefetch(grain.MultiprocessingOptions(num_workers=self._workers))
 
+    @checked(first_batch={"low": 0}, count={"low": 1})
     def take(self, first_batch: int, count: int) -> TransitionBatch | SequenceBatch:
         """Batches `first_batch` and those that follow, stacked: leaves `[count, batch, ...]`.
 
@@ -159,8 +159,6 @@ class Loader:
         Raises:
           ConfigError: a number is out of range.
         """
-        if first_batch < 0 or count < 1:
-            raise ConfigError(f"take({first_batch}, {count}): batches are numbered from 0, and at least 1 is taken")
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "loader")
         wanted = (first_batch, count)

@@ -12,6 +12,7 @@ from typing import Literal
 import jax
 import numpy as np
 
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import Sequence
 from jaxrl.core.types import PyTree, SequenceBatch, TimeStep, Trajectory, TransitionBatch
@@ -25,6 +26,7 @@ Take = Callable[[str, np.ndarray], PyTree]  # a field of `Trajectory`, numbers o
 # --- what learners take ----------------------------------------------------------------------------------------------
 
 
+@checked(n_step={"low": 1})
 def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch[np.ndarray]:
     """Its T transitions of n steps, or fewer where the episode ends before; leaves `[T, ...]`, gamma not applied.
 
@@ -34,8 +36,6 @@ def transitions(episode: Episode, n_step: int = 1) -> TransitionBatch[np.ndarray
     Raises:
       ConfigError: n_step is less than 1.
     """
-    if n_step < 1:
-        raise ConfigError(f"n_step={n_step} must be at least 1")
     start = np.arange(episode.length)
     return gather_transitions(_taker(rows_from_episode(episode)), start, episode.length - start, n_step)
 
@@ -160,6 +160,7 @@ def _taker(episode_rows: Trajectory[np.ndarray]) -> Take:
 # --- what else is asked of an episode --------------------------------------------------------------------------------
 
 
+@checked(gamma={"low": 0})
 def return_to_go(episode: Episode, gamma: float = 1.0, bootstrap_value: float = 0.0) -> np.ndarray:
     """The discounted sum of the rewards from each step on, float64 `[T + 1]`.
 
@@ -269,6 +270,7 @@ def last_step_counts(episode: Episode) -> Episode:
     )
 
 
+@checked(size={"low": 1}, shift={"low": 1})
 def batches(
     episode: Episode, size: int, *, shift: int | None = None, drop_remainder: bool = False
 ) -> Iterator[dict[str, PyTree]]:
@@ -284,9 +286,6 @@ def batches(
       ConfigError: a number is less than 1.
     """
     shift = size if shift is None else shift
-    problems = [f"{name}={value} must be at least 1" for name, value in (("size", size), ("shift", shift)) if value < 1]
-    if problems:
-        raise ConfigError(problems)
     steps, count = episode.steps, len(episode.is_last)
     starts = range(0, count - size + 1 if drop_remainder else count, shift)
     return (jax.tree.map(lambda x: x[start : start + size], steps) for start in starts)  # noqa: B023

@@ -43,3 +43,7 @@ __all__ = [
     "with_auto_reset",
     "with_parameters",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

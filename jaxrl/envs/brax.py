@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import registry, settings, spaces
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
@@ -58,6 +58,9 @@ class BraxState(struct.PyTreeNode):
     steps: jax.Array  # int32, transitions so far
 
 
+_EPISODE_LENGTH = 1000
+
+
 class BraxEnvironment(struct.PyTreeNode):
     """One brax environment; it does not reset itself.
 
@@ -78,6 +81,9 @@ class BraxEnvironment(struct.PyTreeNode):
     def parameters(self) -> dict[str, Any]:
         """What `make` takes to make it again."""
         return dict(self.key[1]) | {"episode_length": self.episode_length, "system": dict(self.system)}
+
+    def __repr__(self) -> str:
+        return settings.made(self.name, self.parameters, {"episode_length": _EPISODE_LENGTH, "system": {}})
 
     @classmethod
     def restore(
@@ -136,7 +142,7 @@ def refused() -> tuple[str, ...]:
 
 
 def make(
-    name: str, *, episode_length: Any = 1000, system: Mapping[str, Any] | None = None, **parameters: Any
+    name: str, *, episode_length: Any = _EPISODE_LENGTH, system: Mapping[str, Any] | None = None, **parameters: Any
 ) -> BraxEnvironment:
     """The brax environment `name` ("ant").
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import keys, spaces
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Environment, HostRecipe, PyTree, TimeStep
@@ -17,6 +18,7 @@ from jaxrl.envs.wrappers import with_auto_reset
 _BATCH = 4
 
 
+@checked(steps={"low": 1})
 def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0) -> None:
     """Tries `env` in every way that training uses it: traced, compiled, mapped and scanned; or built and stepped.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl.core import registry, spaces
+from jaxrl.core import registry, settings, spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
@@ -48,6 +48,9 @@ class GymnaxEnvironment(struct.PyTreeNode):
         """What `make` takes to make it again."""
         fields = self.params.__dataclass_fields__
         return dict(self.key[1]) | {field: getattr(self.params, field) for field in fields}
+
+    def __repr__(self) -> str:
+        return settings.made(self.name, self.parameters, vars(_blueprint(self.key).params))
 
     @classmethod
     def restore(

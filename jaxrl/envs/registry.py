@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxrl.core import registry, suites
 from jaxrl.core.devices import device_problem
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.limits import whole
 from jaxrl.core.registry import SUITES
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
 from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset, StickyActions
@@ -62,7 +63,7 @@ def make(
         if isinstance(sticky_actions, str) or jnp.ndim(sticky_actions) == 0 and not 0.0 <= sticky_actions <= 1.0:
             raise ConfigError(f"sticky_actions={sticky_actions!r} must be a probability, from 0 to 1")
         env = StickyActions(env, sticky_actions)
-    entries = hide if isinstance(hide, tuple | list) else (hide,)
+    entries = tuple(map(whole, hide if isinstance(hide, tuple | list) else (hide,)))
     if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries):
         raise ConfigError(f"hide={hide!r} must be the number of an entry, or several: hide=2, hide=(0,2)")
     if entries:

@@ -81,6 +81,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  # noqa: B008  frozen
     """`network` with what it leaves open as it suits the observation space, if it is one of jaxrl's.
 

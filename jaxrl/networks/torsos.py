@@ -434,7 +434,7 @@ class DictEncoder:
     """One encoder for each key of a dictionary observation, their features one after the other in sorted order.
 
     Args:
-      encoders: a torso for every key of the space, or None for a key that is not to be read.
+      encoders: a torso for every key of the space, or None for a key that is not to be read; kept as sorted `items`.
     """
 
     items: tuple[tuple[str, Torso | None], ...]

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.core import public
 from jaxrl.core.config import check_sizes, decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.run_state import RunState
@@ -70,8 +71,8 @@ class Callback(Protocol):
         """Under which its state is kept; no two of a run have the same."""
         ...
 
-    def __call__(self, moment: Moment) -> Decision | None:
-        """What is to be done; None: nothing."""
+    def __call__(self, moment: Moment) -> Decision | bool | None:
+        """What is to be done; None or True: nothing; False: the run stops here."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -84,13 +85,18 @@ class Callback(Protocol):
 
 
 class FunctionCallback:
-    """A function as a callback without memory: `FunctionCallback(lambda moment: ...)`."""
+    """A function as a callback without memory; `train` makes one of each function among its callbacks.
 
-    def __init__(self, function: Callable[[Moment], Decision | None], name: str = "function"):
+    Args:
+      function: from a `Moment` to a `Decision`, None or True (go on), or False (stop, as in Stable-Baselines3).
+      name: under which messages and `Result.stopped` know it.
+    """
+
+    def __init__(self, function: Callable[[Moment], Decision | bool | None], name: str = "function"):
         self.name = name
         self._function = function
 
-    def __call__(self, moment: Moment) -> Decision | None:
+    def __call__(self, moment: Moment) -> Decision | bool | None:
         return self._function(moment)
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -147,7 +153,7 @@ class Callbacks:
         """
         stop, env, metrics = None, moment.env, {}
         for callback in self._callbacks:
-            decision = callback(dataclasses.replace(moment, env=env)) or Decision()
+            decision = _decision(callback.name, callback(dataclasses.replace(moment, env=env)))
             if decision.stop in _RESERVED:
                 raise ConfigError(f"callback {callback.name} stops the run as {decision.stop!r}; give another reason")
             if decision.stop is not None:
@@ -170,8 +176,8 @@ class Callbacks:
         states, stopped = kept.get("states", {}), kept.get("stopped", ())
         new = [one for one in self._callbacks if one.name not in states or isinstance(one, StopAtReturn)]
         asked = [one for one in self._callbacks if one.name in stopped or (due and one in new)]
-        decisions = [callback(moment) for callback in asked]
-        return next((decision.stop for decision in decisions if decision is not None and decision.stop), None)
+        decisions = [_decision(callback.name, callback(moment)) for callback in asked]
+        return next((decision.stop for decision in decisions if decision.stop), None)
 
     def keep(self) -> dict[str, Any]:
         """What a checkpoint keeps of them, JSON values only.
@@ -222,6 +228,63 @@ class Callbacks:
         return self._env
 
 
+def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]]) -> list[Callback]:
+    """Return callbacks with functions made `FunctionCallback`s, called by their own names.
+
+    Raises:
+      ConfigError: it is no list, or one is neither a callback nor a function.
+    """
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise ConfigError(f"callbacks={callbacks!r:.80} must be a list of callbacks or functions: callbacks=[...]")
+    found: list[Callback] = []
+    for place, one in enumerate(callbacks):
+        if isinstance(one, Callback) and not isinstance(one, type):
+            found.append(one)
+        elif isinstance(one, type) or not callable(one) or _has_methods(one):
+            raise ConfigError(
+                f"callbacks[{place}]={one!r:.80} is no callback: pass a function of a Moment, or an "
+                "object with name, __call__, state_dict and load_state_dict"
+            )
+        else:
+            name = getattr(one, "__name__", type(one).__name__)
+            taken = [other.name for other in found]
+            found.append(FunctionCallback(one, f"{name}_{place}" if name in taken else name))
+    return found
+
+
+def _has_methods(one):
+    """Whether it remembers something, so that it is more than a function."""
+    return hasattr(one, "state_dict") or hasattr(one, "load_state_dict")
+
+
+def _decision(name: str, answer: Any) -> Decision:
+    if answer is None:
+        return Decision()
+    if isinstance(answer, Decision):
+        problems = [] if isinstance(answer.stop, str | None) else [f"stop={answer.stop!r:.80} must be a text or None"]
+        if not isinstance(answer.metrics, Mapping):
+            problems.append(f"metrics={answer.metrics!r:.80} must be a dictionary of numbers")
+        elif wrong := [key for key, value in answer.metrics.items() if np.size(value) != 1 or not _is_number(value)]:
+            problems.append(f"metrics[{wrong[0]!r}]={answer.metrics[wrong[0]]!r:.80} must be a number")
+        if problems:
+            raise ConfigError([f"callback {name} returns a Decision whose {problem}" for problem in problems])
+        return answer
+    if isinstance(answer, bool | np.bool_):
+        return Decision() if answer else Decision(stop=name)
+    raise ConfigError(
+        f"callback {name} returns {answer!r:.80}; allowed are None or True (go on), False (stop), and "
+        "jaxrl.Decision(stop='why', metrics={...}, env=...)"
+    )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, str)
+
+
 def _same_form(name: str, env: Environment | None, new: Environment) -> Environment:
     """`new` with the types of `env`, so that the program stays the same."""
     if env is None:
@@ -252,3 +315,7 @@ def _like(old, new):
     if jnp.ndim(old) == 0 and jnp.asarray(old).weak_type:
         return jnp.asarray(type(np.asarray(old).item())(new))
     return jnp.asarray(new, jnp.result_type(old))
+
+
+def __dir__() -> list[str]:
+    return public.names(globals())

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxrl import envs
 from jaxrl.core import files
+from jaxrl.core.arguments import checked
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import checked_seed, seed_problems
@@ -41,6 +42,10 @@ class Writer(Protocol):
     def close(self) -> Path: ...
 
 
+_COUNTS = {"episodes": {"low": 1}, "num_envs": {"low": 1}, "max_steps": {"low": 1}}
+
+
+@checked(**_COUNTS)
 def export_rlds(
     policy: Policy,
     env: Environment | HostRecipe | str,
@@ -99,6 +104,7 @@ def export_rlds(
     return _export(open_writer, policy, env, asked)
 
 
+@checked(**_COUNTS)
 def export_minari(
     policy: Policy,
     env: Environment | HostRecipe | str,
@@ -177,12 +183,8 @@ class _Asked:
     progress: bool
 
     def check(self, processes: int) -> None:
-        problems = [
-            f"{name}={value} must be at least 1"
-            for name in ("episodes", "num_envs", "max_steps")
-            if (value := getattr(self, name)) is not None and value < 1
-        ]
-        if not problems and min(self.episodes, self.num_envs or self.episodes) < processes:
+        problems = []
+        if min(self.episodes, self.num_envs or self.episodes) < processes:
             problems.append(
                 f"episodes={self.episodes}, num_envs={self.num_envs}: each of {processes} processes needs at least one"
             )

@@ -10,6 +10,7 @@ import jax
 from jaxrl import envs
 from jaxrl.algos.base import field_problems
 from jaxrl.core import registry, spaces
+from jaxrl.core.arguments import checked
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.keys import held_out_seed
@@ -55,6 +56,7 @@ class LoadedRun:
         return f"LoadedRun({type(self.algo).__name__} on {self.env.name} at step {self.step:,})"
 
 
+@checked(step={"low": 0})
 def load(
     path: str | Path,
     *,
@@ -82,6 +84,7 @@ def load(
     return load_run(path, step=step, best=best, algo=algo, env=env).policy
 
 
+@checked(step={"low": 0})
 def load_run(
     path: str | Path,
     *,

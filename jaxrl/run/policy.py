@@ -10,7 +10,9 @@ import numpy as np
 from flax import struct
 
 from jaxrl.core import spaces
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.pickled import dumped, loaded
 from jaxrl.core.types import ActorState, Algorithm, Carry, Environment, EnvSpec, HostRecipe, PyTree, TimeStep
 from jaxrl.parallel.rollout import act, no_action
 
@@ -59,8 +61,25 @@ class Policy:
     def __repr__(self) -> str:
         return f"Policy({type(self.algo).__name__} on {self.spec.name})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        instead = "save the run (run_dir=, or result.save(path)), and jaxrl.load(path) in the other process"
+        return _unpickled, (dumped(repr(self), (self._algo, self._actor, self._spec), instead),)
+
+    def __copy__(self) -> "Policy":
+        return Policy(self._algo, self._actor, self._spec)
+
+    @checked(batch={"low": 0})
     def initial_carry(self, batch: int | None = None) -> Memory:
-        """The memory before an episode's first observation; with a batch axis if `batch` is given."""
+        """Return the memory before an episode's first observation; with a batch axis if `batch` is given.
+
+        Raises:
+          ConfigError: `batch` is not a whole number of at least 0.
+        """
+        return self._beginning(batch)
+
+    def _beginning(self, batch: int | None) -> Memory:
+        if batch == 0:
+            return jax.tree.map(lambda x: x[:0], self._beginning(1))
         if batch not in self._beginnings:
             size = batch or 1
             with jax.ensure_compile_time_eval():  # kept, and so never a part of what a caller compiles
@@ -85,7 +104,7 @@ class Policy:
         Args:
           observation: one observation of `spec.observation_space`, or a batch with one leading axis.
           carry: what the call before gave; None begins an episode.
-          key: a key to sample with, as in training; None takes the best action.
+          key: a key to sample with (`jax.random.key`), as in training; None takes the best action.
           first: bool, or one a batch entry: an episode begins here. None: begins where `carry` is None.
           reward: what arrived with the observation, for networks that look at it.
           action_mask: bool, True where allowed, for environments that have one.
@@ -96,23 +115,27 @@ class Policy:
           of actions a dictionary or a tuple of these. The carry holds JAX arrays, wherever it is handed to.
 
         Raises:
-          ConfigError: the observation's shape or dtype is not that of the environment trained on.
+          ConfigError: the observation's shape or dtype is not that of the environment trained on, or another argument
+            does not fit it.
         """
         space = self._spec.observation_space
         batch = checked_batch(observation, space)
         in_jax = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(observation))
         if first is None:
             first = _FIRST if carry is None else _NOT_FIRST
-        if carry is None:
-            carry = self.initial_carry(batch)
+        beginning = self._beginning(batch)
+        carry = beginning if carry is None else _checked_carry(carry, beginning, batch)
+        if batch == 0:
+            action = jax.tree.map(lambda x: x[:0], no_action(self._spec, 1))
+            return jax.tree.map(jnp.asarray if in_jax else np.asarray, action), carry
         action, carry = (self._one if batch is None else self._many)(
             self._leaves,
             _as_space(observation, space),
             carry,
-            first if isinstance(first, jax.Array) else np.asarray(first, bool),
-            reward if isinstance(reward, jax.Array) else np.asarray(reward, np.float32),
-            None if action_mask is None else jax.tree.map(_array, action_mask),
-            key,
+            _per_entry("first", first, bool, batch),
+            _per_entry("reward", reward, np.float32, batch),
+            _checked_mask(action_mask, self._spec.action_space, batch),
+            None if key is None else _checked_key(key),
         )
         if in_jax:
             return action, carry
@@ -149,6 +172,64 @@ def _compiled(structure: Any, spec: EnvSpec, single: bool) -> Callable[..., tupl
         return jax.tree.map(lambda x: x[0], (action, memory)) if single else (action, memory)
 
     return step
+
+
+def _unpickled(data: bytes) -> Policy:
+    return Policy(*loaded(data))
+
+
+def _checked_carry(carry: Any, beginning: Memory, batch: int | None) -> Memory:
+    """Return `carry`, unless it is not of this policy or of another batch."""
+    if not isinstance(carry, Memory) or jax.tree.structure(carry) != jax.tree.structure(beginning):
+        raise ConfigError(f"carry={carry!r:.80} is not of this policy; pass the carry it returned last, or None")
+    for before, now in zip(jax.tree.leaves(beginning), jax.tree.leaves(carry), strict=True):
+        if before.shape != now.shape:
+            size = "a single observation" if batch is None else f"a batch of {batch}"
+            raise ConfigError(
+                f"the observation is {size}, and the carry of another: it has a leaf of shape {now.shape} in place of "
+                f"{before.shape}; carry=None begins an episode"
+            )
+    return carry
+
+
+def _per_entry(name: str, value: Any, dtype: Any, batch: int | None) -> Any:
+    """Return a number, or one of each entry of a batch, as an array."""
+    try:
+        array = value if isinstance(value, jax.Array) else np.asarray(value, dtype)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}={value!r:.80} must be a number, or one a batch entry") from None
+    if array.shape not in ((), (batch,)):
+        allowed = "()" if batch is None else f"() or ({batch},)"
+        raise ConfigError(f"{name} has shape {array.shape}; allowed is {allowed}")
+    return array
+
+
+def _checked_mask(mask: PyTree | None, space: spaces.Space, batch: int | None, where: str = "action_mask") -> Any:
+    """Return a mask as arrays; what is None, and of a dictionary what is left out, allows everything."""
+    if mask is None:
+        return None
+    if isinstance(space, spaces.Composite):
+        parts = dict(enumerate(mask)) if isinstance(mask, tuple) else mask
+        if not isinstance(parts, dict) or not parts.keys() <= dict(space.items).keys():
+            raise ConfigError(f"{where} has other parts than the action, {[key for key, _ in space.items]}")
+        found = {key: _checked_mask(parts.get(key), child, batch, f"{where}[{key!r}]") for key, child in space.items}
+        return tuple(found.values()) if isinstance(space, spaces.Tuple) else found
+    array = mask if isinstance(mask, jax.Array) else np.asarray(mask)
+    leading = () if batch is None else (batch,)
+    if array.dtype != np.bool_ or array.ndim != len(leading) + 1 or array.shape[:-1] != leading:
+        allowed = "(actions,)" if batch is None else f"({batch}, actions)"
+        raise ConfigError(f"{where} is {array.dtype}{list(array.shape)}; allowed is bool of shape {allowed}")
+    return array
+
+
+def _checked_key(key: Any) -> jax.Array:
+    """Return a typed key; those of `jax.random.PRNGKey` become one."""
+    found = isinstance(key, jax.Array)
+    if found and key.dtype == np.uint32 and key.shape == (2,):
+        return jax.random.wrap_key_data(key)
+    if not found or not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape != ():
+        raise ConfigError(f"key={key!r:.80} must be one key, such as jax.random.key(0)")
+    return key
 
 
 def check_spaces(spec: EnvSpec, env: Environment | HostRecipe) -> None:

@@ -19,8 +19,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl.core import files, spaces
+from jaxrl.core import files, settings, spaces
 from jaxrl.core.errors import ConfigError, DatasetError, JaxrlError, RecordingError
+from jaxrl.core.limits import count_problems
 from jaxrl.core.recorded import Fetch, Recorded
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe
 from jaxrl.data import features
@@ -33,6 +34,7 @@ _OWNER = "recording.json"
 _PART = "part-"
 
 
+@settings.finish
 @dataclasses.dataclass(frozen=True)
 class Record:
     """What `train(record=...)` writes.
@@ -62,11 +64,8 @@ class Record:
           MissingExtraError: `jaxrl[data]` is not installed.
         """
         features.tfds()
-        problems = [
-            f"record: {name}={value} must be at least 1"
-            for name, value in (("every", self.every), ("max_steps", self.max_steps))
-            if value < 1
-        ]
+        counts = count_problems(every=(self.every, 1), max_steps=(self.max_steps, 1))
+        problems = [f"record: {problem}" for problem in counts]
         problems += [f"record: {problem}" for problem in self._occupied(run_dir, overwrite)]
         try:
             features.fields_of(_example(spec))

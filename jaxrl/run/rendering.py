@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw
 
 from jaxrl import envs
 from jaxrl.core import files, keys
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
@@ -31,6 +32,7 @@ _SIDE = 240  # pixels, at most, of a frame that an environment drew itself
 _MOST_A_SECOND = 20  # frames of such an environment, which takes long to draw them
 
 
+@checked(max_steps={"low": 1})
 def render(
     policy: Policy,
     env: Environment | HostRecipe | str,
@@ -65,8 +67,6 @@ def render(
       MissingExtraError: an MP4, and `jaxrl[video]` is not installed.
     """
     env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
-    if max_steps < 1:
-        raise ConfigError(f"max_steps={max_steps} must be at least 1")
     seed = checked_seed("seed", seed)
     check_spaces(policy.spec, env)
     path = _checked_path(path, env)

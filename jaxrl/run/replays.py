@@ -13,6 +13,7 @@ import numpy as np
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.ring import Ring
 from jaxrl.core import files, spaces
+from jaxrl.core.arguments import checked
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.sources import FrameStack, Replay
 from jaxrl.core.types import Counter, EnvSpec, Trajectory
@@ -28,6 +29,7 @@ from jaxrl.run.loading import load_run
 _STRETCH_BYTES = 1 << 25  # of one environment's rows, looked at together
 
 
+@checked(step={"low": 0})
 def export_replay(
     run: Any,
     path: str | os.PathLike,

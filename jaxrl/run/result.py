@@ -11,9 +11,11 @@ import jax
 import numpy as np
 
 from jaxrl.core import files
+from jaxrl.core.arguments import checked
 from jaxrl.core.config import encode
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.core.keys import held_out_seed
+from jaxrl.core.pickled import dumped, loaded
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
@@ -100,12 +102,20 @@ class Result:
             "total_seconds": self.earlier_seconds + self.wall_seconds,
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return _unpickled, (dumped(repr(self), fields, "result.save(path), and jaxrl.load(path) in the other process"),)
+
+    def __copy__(self) -> "Result":
+        return dataclasses.replace(self)
+
     @property
     def policy(self) -> Policy:
         """The trained policy, its statistics frozen."""
         final, actor = policy_at(self.algo, local(self.state.learner), np.float32(self.progress))
         return Policy(final, actor, self.spec)
 
+    @checked(episodes={"low": 1}, step_timeout={"above": 0})
     def evaluate(
         self, episodes: int = 128, *, seed: int | None = None, explore: bool = False, step_timeout: float = STEP_TIMEOUT
     ) -> Evaluation:
@@ -171,6 +181,10 @@ def metrics_files(directory: RunDirectory, step: int) -> list[Logger]:
     resumed_at = step if directory.resumed else None
     tensorboard = TensorBoardLogger(directory.tensorboard, resumed_at=resumed_at, config=directory.config)
     return [truth, CSVLogger(directory.metrics_csv, directory.metrics_jsonl), tensorboard]
+
+
+def _unpickled(data: bytes) -> Result:
+    return Result(**loaded(data))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import warnings
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, field_problems
 from jaxrl.buffers import fixed
 from jaxrl.core import files
+from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import checked_seed, seed_problems, training_problems
+from jaxrl.core.limits import checked_seed, number_problems, seed_problems, training_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
 from jaxrl.core.resources import problems as resource_problems
@@ -34,7 +35,7 @@ from jaxrl.parallel.multihost.place import evaluator_problems, is_evaluator
 from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
 from jaxrl.parallel.streamed import StreamedProgram
-from jaxrl.run.callbacks import Callback, Callbacks, StopAtReturn
+from jaxrl.run.callbacks import Callback, Callbacks, Decision, Moment, StopAtReturn, as_callbacks
 from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.evaluation import episodes_problems
@@ -62,6 +63,7 @@ def at_pace(pace: Pace) -> Generator[None]:
         _pace.reset(before)
 
 
+@whole_arguments
 def train(
     algo: Algorithm | str,
     env: Environment | HostRecipe | str | None = None,
@@ -81,7 +83,7 @@ def train(
     explore_in_evaluation: bool = False,
     async_evaluation: bool = False,
     target_return: float | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]] = (),
     callback_every: int | None = None,
     checkpoint_every: int | None = None,
     keep: int = 3,
@@ -125,8 +127,8 @@ def train(
       async_evaluation: evaluate in a thread while training continues, on a device that does not learn if there is one.
         The result of an evaluation is known, and compared with `target_return`, at the next one.
       target_return: stop when the mean return of an evaluation reaches it.
-      callbacks: called where the run is evaluated and at its end; they may stop it or change the environment's
-        parameters, and checkpoints keep what they remember (`jaxrl.run.callbacks`).
+      callbacks: functions of a `Moment`, or objects that remember something (`jaxrl.run.callbacks`), called where the
+        run is evaluated and at its end. They may stop it or change the environment's parameters.
       callback_every: environment steps between further calls of the callbacks; None: no further calls.
       checkpoint_every: environment steps between checkpoints; None: a tenth of the run; 0: only at the end.
       keep: how many checkpoints are kept, plus the best one.
@@ -246,7 +248,7 @@ def train(
         explore=explore_in_evaluation,
         async_evaluation=async_evaluation,
         seed=seed,
-        callbacks=Callbacks([*stops, *callbacks]),
+        callbacks=Callbacks([*stops, *as_callbacks(callbacks)]),
         callback_every=callback_every,
         evaluate_every=total_steps // 10 if evaluate_every is None else evaluate_every,
         checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
@@ -295,10 +297,12 @@ def _kind_problems(topology, target_return, callbacks, loggers):
     problems = []
     if not isinstance(topology, Topology | None):
         problems.append(f"topology={topology!r:.80} is none; pass one, such as jaxrl.Anakin(num_envs=8)")
-    if not isinstance(target_return, int | float | None):
-        problems.append(f"target_return={target_return!r:.80} must be a number")
-    if not isinstance(callbacks, Sequence) or not all(isinstance(one, Callback) for one in callbacks):
-        problems.append(f"callbacks={callbacks!r:.80} must be a list of callbacks (jaxrl.run.callbacks)")
+    if target_return is not None:
+        problems += number_problems("target_return", target_return)
+    try:
+        as_callbacks(callbacks)
+    except ConfigError as error:
+        problems += error.problems
     if not isinstance(loggers, Sequence) or not all(isinstance(one, Logger) for one in loggers):
         problems.append(f"loggers={loggers!r:.80} must be a list of loggers, which have `write` and `close`")
     return problems

@@ -16,6 +16,7 @@ import numpy as np
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import files
+from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
@@ -60,6 +61,7 @@ class Experiments(SweepResult):
         return best.name
 
 
+@whole_arguments
 def launch(
     algo: Algorithm | str,
     env: Environment | HostRecipe | str,

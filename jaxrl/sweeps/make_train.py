@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm
 from jaxrl.core import keys
+from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import training_problems
 from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Algorithm, Environment, Metrics, env_spec
 from jaxrl.parallel.anakin import Anakin
@@ -19,6 +21,7 @@ from jaxrl.parallel.program import CompiledProgram
 from jaxrl.parallel.rollout import rollout_length
 
 
+@whole_arguments
 def make_train(
     algo: Algorithm | str,
     env: Environment | str,
@@ -77,8 +80,8 @@ def bound(
         raise ConfigError(f"{made.name} is stepped on the host and cannot be part of a compiled run; use jaxrl.train")
     if topology.devices not in (None, 1):
         raise ConfigError(f"devices={topology.devices}: here every run is on one device; use devices=1")
-    if total_steps < 1:
-        raise ConfigError(f"total_steps={total_steps} must be at least 1")
+    if problems := training_problems(total_steps=total_steps, num_envs=topology.num_envs):
+        raise ConfigError(problems)
     topology = dataclasses.replace(topology, devices=1).resolve(algo)
     algo = algo.resolve(env_spec(made), topology.num_envs or 0)
     if problems := dataset_problems(algo, env_spec(made), 0.0, dataset=False):

@@ -1,15 +1,17 @@
 """What a search tries: lists of values, or draws from distributions."""
 
+import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import checked_seed, seed_problems
+from jaxrl.core.limits import checked_seed, count_problems, number_problems, seed_problems, whole
+from jaxrl.core.settings import text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +40,40 @@ _MOST_SEEDS = 1 << 16
 
 
 def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
-    """The seeds of a sweep: so many from 0 on, or those that are given.
+    """Return the seeds of a sweep: as many as the number says, from 0 on, or those of the list.
 
     Raises:
-      ConfigError: there are none, too many, or one is no seed.
+      ConfigError: there are none, too many, one is no seed, or one is there twice.
     """
-    count = seeds if isinstance(seeds, int) else len(seeds)
+    seeds = whole(seeds)
+    if isinstance(seeds, str | bool | float) or not isinstance(seeds, int | Iterable):
+        raise ConfigError(f"seeds={seeds!r:.80} must be a whole number, or a list of seeds")
+    count = seeds if isinstance(seeds, int) else len(seeds := list(seeds))
     if not 1 <= count <= _MOST_SEEDS:
         raise ConfigError(f"seeds: at least one, and at most {_MOST_SEEDS:,}; these are {count:,}")
     found = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if problems := [problem for seed in found for problem in seed_problems("seeds", seed)]:
+    problems = [problem for seed in found for problem in seed_problems("seeds", seed)]
+    problems += _repeated("seeds", found)
+    if problems:
         raise ConfigError(problems)
     return [checked_seed("seeds", seed) for seed in found]
+
+
+def range_problems(name: str, values: Any) -> list[str]:
+    """Explain why nothing can be drawn from a distribution, or tried of a list; empty if it can."""
+    if isinstance(values, Uniform | LogUniform):
+        logarithmic = isinstance(values, LogUniform)
+        ends = [end for end in (values.low, values.high) if not number_problems(name, end)]
+        if len(ends) == 2 and (0.0 if logarithmic else -math.inf) < values.low < values.high < math.inf:
+            return []
+        return [f"{name}={values}: the ends must be finite, {'0 < ' if logarithmic else ''}low < high"]
+    return [f"{name} has no values to try"] if isinstance(values, list | tuple) and not values else []
+
+
+def _repeated(name: str, values: list[Any]) -> list[str]:
+    """Explain which values are there twice, and so would count one run as two."""
+    counts = collections.Counter(text(value) for value in values)
+    return [f"{name}: {found} is there twice; name each once" for found, count in counts.items() if count > 1]
 
 
 def configurations(num_samples: int | None, space: Mapping[str, Any], search_seed: int = 0) -> list[dict[str, Any]]:
@@ -61,16 +85,23 @@ def configurations(num_samples: int | None, space: Mapping[str, Any], search_see
       search_seed: of the draws.
 
     Raises:
-      ConfigError: a distribution without `num_samples`, or an empty list.
+      ConfigError: a distribution without `num_samples` or with wrong ends, an empty list, or a setting that would be
+        tried twice.
     """
     choices = {name: list(v) if isinstance(v, (list, tuple, np.ndarray, range)) else v for name, v in space.items()}
-    problems = [f"{name} has no values to try" for name, v in choices.items() if isinstance(v, list) and not v]
+    problems = [problem for name, v in choices.items() for problem in range_problems(name, v)]
+    problems += [problem for name, v in choices.items() if isinstance(v, list) for problem in _repeated(name, v)]
+    problems += count_problems(num_samples=(num_samples, 1)) + seed_problems("search_seed", search_seed)
     if num_samples is None:
         drawn = [name for name, v in choices.items() if isinstance(v, (Uniform, LogUniform))]
         problems += [f"{name} is a distribution; set the number of draws, such as num_samples=32" for name in drawn]
-    elif num_samples < 1:
-        problems.append(f"num_samples={num_samples} must be at least 1")
-    problems += seed_problems("search_seed", search_seed)
+    elif not problems and not any(isinstance(v, (Uniform, LogUniform)) for v in choices.values()):
+        different = math.prod(len(v) for v in choices.values() if isinstance(v, list))
+        if num_samples > different:
+            problems.append(
+                f"num_samples={num_samples} of {different} different settings would try some twice; leave num_samples "
+                "out to try each once"
+            )
     if problems:
         raise ConfigError(problems)
     if num_samples is None:

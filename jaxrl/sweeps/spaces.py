@@ -3,14 +3,13 @@
 Every field of the table is traced, so all trials of a study are one compiled program.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from jaxrl.algos.base import field_problems, has_effect, replace
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm
-from jaxrl.sweeps.search import LogUniform, Uniform
+from jaxrl.sweeps.search import LogUniform, Uniform, range_problems
 
 Range = Uniform | LogUniform | list[Any] | tuple[Any, ...]
 
@@ -124,12 +123,7 @@ def search_space(algo: Algorithm, given: Mapping[str, Any]) -> tuple[dict[str, A
 
 def _range_problems(name: str, values: Range) -> list[str]:
     """Why a search cannot draw from it, whatever the field; one line each."""
-    if isinstance(values, Uniform | LogUniform):
-        least = 0.0 if isinstance(values, LogUniform) else -math.inf
-        fits = least < values.low < values.high < math.inf
-        positive = "0 < " if isinstance(values, LogUniform) else ""
-        return [] if fits else [f"{name}={values}: the ends must be finite, {positive}low < high"]
-    if not values:
-        return [f"{name} has no values to try"]
+    if isinstance(values, Uniform | LogUniform) or not values:
+        return range_problems(name, values)
     strange = [value for value in values if not isinstance(value, bool | int | float | str | None)]
     return [f"{name}={value!r:.80}: a study keeps numbers, text, True, False and None only" for value in strange]

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from jax.experimental import multihost_utils
 
 from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import files, keys
+from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems
+from jaxrl.core.limits import count_problems, training_problems, whole
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
 from jaxrl.parallel import learner
@@ -34,6 +35,7 @@ from jaxrl.sweeps.search import checked_seeds, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 
+@whole_arguments
 def sweep(
     algo: Algorithm | str,
     env: Environment | str,
@@ -197,10 +199,12 @@ def _settings(num_samples, search_seed, num_envs, topology, space) -> list[dict[
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology, or no topology")
     if problems:
         raise ConfigError(problems)
-    settings = configurations(num_samples, ({"num_envs": num_envs} if several else {}) | space, search_seed)
-    tried = {setting["num_envs"] for setting in settings} if several else set()
-    if wrong := [value for value in tried if not isinstance(value, int | np.integer)]:
-        raise ConfigError([f"num_envs={value!r} must be a whole number" for value in sorted(wrong, key=str)])
+    if several:
+        space = {"num_envs": list(map(whole, num_envs)) if isinstance(num_envs, Iterable) else num_envs} | space
+    settings = configurations(num_samples, space, search_seed)
+    problems = [problem for setting in settings for problem in training_problems(num_envs=setting.get("num_envs"))]
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
     return settings
 
 

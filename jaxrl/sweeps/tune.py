@@ -17,6 +17,7 @@ import numpy as np
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import files, keys
+from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError, NonFiniteError, RunDirectoryError
 from jaxrl.core.limits import checked_seed, count_problems, seed_problems
@@ -134,6 +135,7 @@ class TuneResult:
         return [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
 
 
+@whole_arguments
 def tune(
     algo: Algorithm | str,
     env: Environment | str,

@@ -270,6 +270,35 @@ def test_ppo(name, devices):
         assert new.penalty == pytest.approx(1.5 * 1.5)
 
 
+def passes_by_hand(algo, state, rollout, spec):
+    """The learner after each number of passes over the whole batch, and the divergence that the next one meets."""
+    data, weight = Data(rollout), Data(rollout).counts / Data(rollout).counts.sum()
+    states = [state] + [updated(algo.replace(epochs=n), state, rollout, spec)[0] for n in (1, 2)]
+    found = []
+    for one in states:
+        policy, _ = policy_and_value(as_numpy(one.network.params), data.observation[:-1])
+        log_ratio = log_prob(policy, data.action) - np.asarray(rollout.extras["log_prob"], np.float64)
+        found.append((weight * (np.exp(log_ratio) - 1 - log_ratio)).sum())
+    return states, found
+
+
+def test_ppo_stops_where_the_divergence_exceeds_its_target():
+    algo = jaxrl.PPO(**FIELDS | WHOLE | {"learning_rate": 0.02, "network": NETWORK, "max_grad_norm": None})
+    algo = algo.resolve(SPEC, B).replace(normalize_observation=False, normalize_reward=False)
+    state = learner(algo, 0)
+    rollout = collect(algo, resolve_schedules(algo, jnp.float32(0)).actor(state), broken_moments(), jax.random.key(3))
+    states, divergences = passes_by_hand(algo, state, rollout, SPEC)
+    assert divergences == sorted(divergences) and divergences[0] < 1e-9, "the policy should go on moving away"
+    for made in (1, 2):
+        target = (divergences[made - 1] + divergences[made]) / 3  # 1.5 times this lies between the two
+        limited = algo.replace(epochs=4, target_kl=target)
+        for update in (updated, updated_on_two):
+            new, info = update(limited, state, rollout)
+            np.testing.assert_allclose(info.metrics["steps_made"], made / 4)
+            for a, b in zip(jax.tree.leaves(new.network), jax.tree.leaves(states[made].network), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_a2c():
     algo = jaxrl.A2C(**FIELDS, entropy_cost=0.01, network=NETWORK, gae_lambda=LAMBDA, max_grad_norm=0.1)
     acted, state, rollout = data_and_states(algo)

@@ -12,7 +12,7 @@ from helpers.tiers import one_quick
 import jaxrl
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.run.callbacks import Callbacks, Decision, FunctionCallback, Moment, StopAtReturn
+from jaxrl.run.callbacks import Callbacks, Decision, FunctionCallback, Moment, StopAtReturn, as_callbacks
 from jaxrl.run.checkpoint import read_manifest
 from jaxrl.run.loggers import read_metrics
 
@@ -209,6 +209,49 @@ def test_several_are_asked_in_order():
     second = FunctionCallback(lambda moment: Decision(stop="two", metrics={"g": gravity(moment.env)}), "b")
     decision = Callbacks([first, second])(moment())
     assert decision.stop == "one" and decision.metrics == {"callback/g": 1.0} and gravity(decision.env) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "stop"), [(None, None), (True, None), (np.True_, None), (False, "mine"), (np.False_, "mine")]
+)
+def test_a_function_that_returns_what_stable_baselines3_takes(answer, stop):
+    def mine(moment):
+        return answer
+
+    [callback] = as_callbacks([mine])
+    assert Callbacks([callback])(moment()).stop == stop
+    assert Callbacks([callback]).asked_to_stop(moment(), {}, True) == stop
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("stop", "'stop'; allowed are None or True"),
+        ({"stop": "x"}, "{'stop': 'x'}; allowed"),
+        (0, "0; allowed"),
+        (np.zeros(2), "allowed"),
+        (Decision, "allowed"),
+        (Decision(stop=3), "a Decision whose stop=3 must be a text"),
+        (Decision(metrics=[1]), "a Decision whose metrics=.1. must be a dictionary"),
+        (Decision(metrics={"a": "1"}), "a Decision whose metrics.'a'.='1' must be a number"),
+        (Decision(metrics={"a": np.zeros(2)}), "a Decision whose metrics.'a'.=.* must be a number"),
+        (Decision(metrics={"a": None}), "a Decision whose metrics.'a'.=None must be a number"),
+    ],
+)
+def test_other_answers_are_refused_with_the_name_of_the_callback(answer, said):
+    callbacks = Callbacks([FunctionCallback(lambda moment: answer, "mine")])
+    with pytest.raises(ConfigError, match=f"callback mine returns .*{said}"):
+        callbacks(moment())
+    with pytest.raises(ConfigError, match="callback mine"):
+        callbacks.asked_to_stop(moment(), {}, True)
+
+
+def test_functions_are_callbacks_and_have_names_of_their_own():
+    def mine(moment):
+        return None
+
+    assert [one.name for one in as_callbacks([mine, mine, StopAtReturn(1.0)])] == ["mine", "mine_1", "target_return"]
+    assert train(callbacks=[mine, lambda moment: moment.step < EVERY], total_steps=2 * EVERY).stopped == "<lambda>"
 
 
 def test_what_does_not_fit_is_told():

@@ -1,5 +1,8 @@
 """Policies act as in training, on one observation or many, and refuse what they were not trained on."""
 
+import copy
+import pickle
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -231,3 +234,66 @@ def test_within_compiled_functions():
     for compiled, plain in zip(twice(OBSERVATIONS), twice.__wrapped__(OBSERVATIONS), strict=True):
         np.testing.assert_array_equal(compiled, plain)
     policy(OBSERVATIONS)  # what it keeps is not of that function
+
+
+def test_a_batch_of_nothing_is_a_batch():
+    for policy in (policy_of(PPO), policy_of(RECURRENT_PPO)):
+        action, carry = policy(OBSERVATIONS[:0])
+        assert action.shape == (0,) and action.dtype == np.int32 and type(action) is np.ndarray
+        again, _ = policy(jnp.asarray(OBSERVATIONS[:0]), carry)
+        assert again.shape == (0,) and isinstance(again, jax.Array)
+        assert jax.tree.map(jnp.shape, carry) == jax.tree.map(jnp.shape, policy.initial_carry(0))
+
+
+def test_keys_and_masks_of_any_kind():
+    policy = policy_of(PPO)
+    expected = policy(OBSERVATIONS, key=jax.random.key(0))[0]
+    np.testing.assert_array_equal(policy(OBSERVATIONS, key=jax.random.PRNGKey(0))[0], expected)
+    for mask in ([False, True], (False, True), np.asarray([False, True]), jnp.asarray([False, True])):
+        assert policy(OBSERVATIONS[0], action_mask=mask)[0] == 1
+    assert jax.jit(lambda x, key: policy(x, key=key)[0])(OBSERVATIONS, jax.random.key(0)).shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"key": 0}, "key=0 must be one key"),
+        ({"key": np.zeros(2, np.uint32)}, "must be one key"),
+        ({"key": jax.random.split(jax.random.key(0))}, "must be one key"),
+        ({"action_mask": [True]}, "action mask .* has the shape"),
+        ({"action_mask": [[True, True]]}, r"action_mask is bool\[1, 2\]; allowed is bool of shape \(actions,\)"),
+        ({"action_mask": [1.0, 0.0]}, "action_mask is float64"),
+        ({"action_mask": {"a": [True, True]}}, "action_mask is object"),
+        ({"first": [True, False]}, r"first has shape \(2,\)"),
+        ({"reward": np.zeros(3)}, r"reward has shape \(3,\)"),
+        ({"reward": "high"}, "reward='high' must be a number"),
+        ({"carry": 3}, "carry=3 is not of this policy"),
+        ({"carry": ()}, "is not of this policy"),
+        ({"carry": "two"}, "a single observation, and the carry of another"),
+        ({"carry": "recurrent"}, "is not of this policy"),
+    ],
+)
+def test_other_arguments_that_do_not_fit_are_refused(settings, said):
+    policy = policy_of(PPO)
+    if settings.get("carry") == "two":
+        settings = {"carry": policy.initial_carry(2)}
+    elif settings.get("carry") == "recurrent":
+        settings = {"carry": policy_of(RECURRENT_PPO).initial_carry()}
+    with pytest.raises(ConfigError, match=said):
+        policy(OBSERVATIONS[0], **settings)
+
+
+@pytest.mark.parametrize("batch", [-1, 1.5, "2", True])
+def test_a_memory_of_no_batch_is_refused(batch):
+    with pytest.raises(ConfigError, match="batch="):
+        policy_of(PPO).initial_carry(batch)
+
+
+def test_a_policy_goes_to_another_process_by_pickle():
+    policy = policy_of(RECURRENT_PPO)
+    for found in (pickle.loads(pickle.dumps(policy)), copy.copy(policy), copy.deepcopy(policy)):
+        np.testing.assert_array_equal(found(OBSERVATIONS)[0], policy(OBSERVATIONS)[0])
+        assert repr(found) == repr(policy) and found.spec == policy.spec
+    unknown = policy_of(PPO.replace(policy_loss=lambda log_ratio, advantage, clip: -advantage))
+    with pytest.raises(ConfigError, match=r"cannot be pickled: .*; save the run .* and jaxrl.load"):
+        pickle.dumps(unknown)

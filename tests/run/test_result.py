@@ -1,6 +1,9 @@
 """What people print fits a screen."""
 
+import copy
+import dataclasses
 import json
+import pickle
 import signal
 
 import jax
@@ -12,6 +15,7 @@ from helpers.strict_json import check_folder
 from helpers.tiers import one_quick
 
 import jaxrl
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.summary import byte_size, tree_summary
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import loggers
@@ -126,6 +130,39 @@ def test_a_saved_result_is_the_run_directory_of_its_run(end, tmp_path):
         on = [train(tmp_path / name, evaluate_every=2 * ROWS, callbacks=[]) for name in ("saved", "run")]
         assert [one.stopped for one in on] == ["finished"] * 2
         assert_equal(on[0].state, on[1].state)
+
+
+def test_a_result_goes_to_another_process_by_pickle(trained):
+    found = pickle.loads(pickle.dumps(trained))
+    np.testing.assert_array_equal(found.evaluate(2).returns, trained.evaluate(2).returns)
+    assert repr(found) == repr(trained) and found.metrics == trained.metrics
+    assert jax.random.key_impl(found.state.key) == jax.random.key_impl(trained.state.key)
+    jax.tree.map(np.testing.assert_array_equal, plain(found.state), plain(trained.state))
+    assert copy.copy(trained).state is trained.state
+    with pytest.raises(ConfigError, match=r"cannot be pickled: .*; result.save\(path\), and jaxrl.load"):
+        pickle.dumps(dataclasses.replace(trained, spec=lambda: None))
+
+
+def plain(tree):
+    return jax.tree.map(lambda x: jax.random.key_data(x) if "key" in str(x.dtype) else x, tree)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"episodes": 0}, "episodes=0 must be at least 1"),
+        ({"episodes": -3}, "episodes=-3 must be at least 1"),
+        ({"episodes": 1.5}, "episodes=1.5 must be a whole number"),
+        ({"episodes": None}, "episodes=None must be a whole number"),
+        ({"seed": -1}, "seed=-1 must be a whole number"),
+        ({"explore": "yes"}, "explore='yes' must be True or False"),
+        ({"step_timeout": 0}, "step_timeout=0 must be more than 0"),
+        ({"step_timeout": float("nan")}, "step_timeout=nan must be more than 0"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_right_is_refused(trained, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        trained.evaluate(**settings)
 
 
 def test_sizes():

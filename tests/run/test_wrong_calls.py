@@ -1,6 +1,7 @@
 """Wrong calls from Python: one error of jaxrl's own, before anything is compiled, which says what to do."""
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import struct
@@ -15,6 +16,15 @@ ENV = "gymnax:CartPole-v1"
 
 def train(algo="ppo", env=ENV, total_steps=1000, **settings):
     return jaxrl.train(algo, env, total_steps=total_steps, progress=False, **settings)
+
+
+def sweep(**settings):
+    settings = {"seeds": 2, "num_samples": 2} | settings
+    return jaxrl.sweep("ppo", ENV, total_steps=1000, progress=False, **settings)
+
+
+def print_moment(moment):
+    print(moment)
 
 
 PPO, DQN, SAC = jaxrl.PPO, jaxrl.DQN, jaxrl.SAC
@@ -61,26 +71,26 @@ CALLS = [
     ("PPO.learning_rate is a function", lambda: train(PPO(learning_rate=lambda progress: 1e-3))),
     ("PPO.learning_rate='1e-3' must be a number", lambda: train(PPO(learning_rate="1e-3"))),
     ("A2C.learning_rate=None must be a number", lambda: train(jaxrl.A2C(learning_rate=None))),
-    ("PPO.epochs=4.0 must be a whole number", lambda: train(PPO(epochs=4.0))),
+    ("PPO.epochs=4.5 must be a whole number", lambda: train(PPO(epochs=4.5))),
     ("PPO.epochs='4' must be a whole number", lambda: train(PPO(epochs="4"))),
     ("PPO.clip_value=1 must be True or False", lambda: train(PPO(clip_value=1))),
     ("PPO.network=[64, 64] is no network; pass ActorCritic", lambda: train(PPO(network=[64, 64]))),
     ("PPO.network='mlp' is no network", lambda: train(PPO(network="mlp"))),
     ("SAC.critic=3 is no network", lambda: train(SAC(critic=3), "gymnax:Pendulum-v1")),
     ("widths='64': a size must be", lambda: train(PPO(network=ActorCritic(torso=MLP("64"))))),
-    ("total_steps=1000.0 must be a whole number", lambda: train(total_steps=1000.0)),
+    ("total_steps=1000.5 must be a whole number", lambda: train(total_steps=1000.5)),
     ("total_steps='1000' must be a whole number", lambda: train(total_steps="1000")),
     ("total_steps=1000.5 must be a whole", lambda: jaxrl.sweep("ppo", ENV, total_steps=1000.5, seeds=2)),
     ("seed='0' must be a whole number", lambda: train(seed="0")),
     ("seed=0.5 must be a whole number", lambda: train(seed=0.5)),
-    ("num_envs=4.0 must be a whole number", lambda: train(num_envs=4.0)),
+    ("num_envs=4.5 must be a whole number", lambda: train(num_envs=4.5)),
     ("num_envs='8' must be a whole number", lambda: train(topology=jaxrl.Anakin(num_envs="8"))),
     ("evaluation_episodes=1.5 must be a whole number", lambda: train(evaluation_episodes=1.5)),
     ("checkpoint_every='all' must be a whole number", lambda: train(checkpoint_every="all")),
     ("topology='anakin' is none", lambda: train(topology="anakin")),
     ("is none; pass one, such as jaxrl.Anakin(", lambda: train(topology=jaxrl.Anakin)),
-    ("target_return='high' must be a number", lambda: train(target_return="high")),
-    ("callbacks=[3] must be a list of callbacks", lambda: train(callbacks=[3])),
+    ("target_return='high' must be a finite number", lambda: train(target_return="high")),
+    ("callbacks[0]=3 is no callback", lambda: train(callbacks=[3])),
     ("loggers=[3] must be a list of loggers", lambda: train(loggers=[3])),
     # Values, and what does not fit together.
     ("PPO.gamma=1.5 must be at least 0 and at most 1", lambda: train(PPO(gamma=1.5))),
@@ -98,6 +108,33 @@ CALLS = [
     ("evaluate_every=-1 must be at least 0", lambda: train(evaluate_every=-1)),
     ("keep=0 must be at least 1", lambda: train(keep=0)),
     ("set num_envs in the topology", lambda: train(num_envs=4, topology=jaxrl.Anakin(num_envs=4))),
+    ("target_return=nan must be a finite number", lambda: train(target_return=float("nan"))),
+    ("callbacks=<function", lambda: train(callbacks=print_moment)),
+    ("callbacks[0]=<class", lambda: train(callbacks=[jaxrl.FunctionCallback])),
+    ("total_steps='100' must be a whole number", lambda: jaxrl.make_train("ppo", ENV, total_steps="100")),
+    ("num_envs=0 must be at least 1", lambda: jaxrl.make_train("ppo", ENV, total_steps=100, num_envs=0)),
+    ("the ends must be finite, 0 < low < high", lambda: sweep(learning_rate=jaxrl.LogUniform(0, 1e-3))),
+    ("the ends must be finite, 0 < low < high", lambda: sweep(learning_rate=jaxrl.LogUniform(1e-3, 1e-4))),
+    ("the ends must be finite, low < high", lambda: sweep(learning_rate=jaxrl.Uniform(1e-3, 1e-4))),
+    ("the ends must be finite, low < high", lambda: sweep(learning_rate=jaxrl.Uniform(float("nan"), 1.0))),
+    ("the ends must be finite, low < high", lambda: sweep(learning_rate=jaxrl.Uniform("0", 1.0))),
+    ("seeds: 3 is there twice", lambda: sweep(seeds=[3, 3])),
+    ("learning_rate: 0.001 is there twice", lambda: sweep(num_samples=None, learning_rate=[1e-3, 2e-3, 1e-3])),
+    ("num_envs: 4 is there twice", lambda: sweep(num_samples=None, num_envs=[4, np.int64(4)])),
+    ("num_samples=3 of 2 different settings", lambda: sweep(num_samples=3, learning_rate=[1e-3, 2e-3])),
+    ("num_samples=1.5 must be a whole number", lambda: sweep(num_samples=1.5)),
+    ("search_seed=-1 must be a whole number", lambda: sweep(search_seed=-1)),
+    ("seeds=None must be a whole number, or a list", lambda: sweep(seeds=None)),
+    ("seeds='12' must be a whole number, or a list", lambda: sweep(seeds="12")),
+    ("seeds=1.5 must be a whole number", lambda: sweep(seeds=1.5)),
+    ("seeds=1.5 must be a whole number from 0", lambda: sweep(seeds=[1.5])),
+    ("policy=3 must be Policy", lambda: jaxrl.render(3, ENV, "x.gif")),
+    ("max_steps=0 must be at least 1", lambda: jaxrl.render(3, ENV, "x.gif", max_steps=0)),
+    ("episodes='3' must be a whole number", lambda: jaxrl.export_rlds(3, ENV, "x", episodes="3")),
+    ("path=3 must be a path", lambda: jaxrl.load(3)),
+    ("step=-1 must be at least 0", lambda: jaxrl.load("runs/none", step=-1)),
+    ("source=3 must be a text", lambda: jaxrl.load_dataset(3)),
+    ("record: every='1' must be a whole number", lambda: train(record=jaxrl.Record("x", every="1"))),
     ("seeds: at least one", lambda: jaxrl.sweep("ppo", ENV, total_steps=1000, seeds=0)),
     ("runs/none is not a run directory", lambda: jaxrl.load("runs/none")),
 ]
@@ -158,8 +195,8 @@ def test_mistakes_of_an_own_environment(mistake, said):
 
 def test_all_problems_are_told_at_once():
     with pytest.raises(JaxrlError) as raised:
-        train(PPO(gamma=1.5, epochs=4.0), total_steps=0, seed="0", num_envs=0)
-    for said in ("PPO.gamma=1.5", "PPO.epochs=4.0", "total_steps=0", "seed='0'", "num_envs=0"):
+        train(PPO(gamma=1.5, epochs=4.5), total_steps=0, seed="0", num_envs=0)
+    for said in ("PPO.gamma=1.5", "PPO.epochs=4.5", "total_steps=0", "seed='0'", "num_envs=0"):
         assert said in str(raised.value)
     with pytest.raises(JaxrlError) as raised:
         train(PPO(gamma=1.5), env="gymnax:CartPol-v1", total_steps=0)

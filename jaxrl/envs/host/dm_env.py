@@ -9,7 +9,8 @@ import numpy as np
 from dm_env import Environment, specs
 from gymnasium import spaces as foreign
 
-from jaxrl.core import registry
+from jaxrl.core import registry, settings
+from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import dm_control_names as names
@@ -48,6 +49,9 @@ class DmEnvRecipe:
     def parameters(self) -> dict[str, Any]:
         """What `make` takes to make it again."""
         return stepped.parameters(self)
+
+    def __repr__(self) -> str:
+        return settings.made(self.name, self.parameters, stepped.USUAL)
 
     @classmethod
     def restore(
@@ -91,6 +95,7 @@ def make(name: str, **parameters: Any) -> DmEnvRecipe:
     return _made(f"dm_control:{name}", None, **parameters)
 
 
+@whole_arguments
 def from_dm_env(
     factory: Factory,
     *,

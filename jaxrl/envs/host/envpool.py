@@ -13,7 +13,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from jaxrl.core import episode_info, registry, resources
+from jaxrl.core import episode_info, registry, resources, settings
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.spaces import Space
@@ -103,6 +103,9 @@ class EnvPoolRecipe:
         reported = {"info": self.info} if self.info else {}
         resuming = {"no_restart": True} if self.no_restart else {}
         return {**self.options, "lives": self.lives, "games": self.games, **resuming, **reported}
+
+    def __repr__(self) -> str:
+        return settings.made(self.name, self.options | ({"info": self.info} if self.info else {}), {})
 
     @property
     def resumes(self) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from jaxrl.core import registry
+from jaxrl.core import registry, settings
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import gymnasium_names as names
@@ -62,6 +62,9 @@ class GymnasiumRecipe:
     def parameters(self) -> dict[str, Any]:
         """What `make` takes to make it again."""
         return stepped.parameters(self)
+
+    def __repr__(self) -> str:
+        return settings.made(self.name, self.parameters, stepped.USUAL)
 
     @classmethod
     def restore(

@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl.core import episode_info, spaces
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
+from jaxrl.core.limits import count_problems, number_problems, whole
 from jaxrl.core.spaces import Space
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
@@ -24,6 +25,7 @@ RESTARTS = 3
 # The suite's spaces of observations and actions, and the environment's name for errors.
 Converted = Callable[[Any, Any, str], tuple[Observations, Actions]]
 _STEPPING = ("workers", "step_timeout", "start_timeout", "restarts", "info")
+USUAL = {"workers": 0, "step_timeout": STEP_TIMEOUT, "start_timeout": START_TIMEOUT, "restarts": RESTARTS}
 
 
 class SteppedRecipe(Protocol):
@@ -83,19 +85,17 @@ def stepping(
     Raises:
       ConfigError: one is out of range, or needs workers.
     """
-    problems = []
-    if workers < 0:
-        problems.append(f"workers={workers}; use 0 (this process) or the number of worker processes")
+    workers, restarts = whole(workers), whole(restarts)
+    problems = count_problems(workers=(workers, 0), restarts=(restarts, 0))
     given = {"step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
     for key, value in given.items():
         if value is not None and workers == 0:
             problems.append(f"{key}={value} needs workers: what runs in this process cannot be interrupted or replaced")
-        elif value is not None and (value < 0 or value == 0 and key != "restarts"):
-            problems.append(f"{key}={value} must be {'at least 0' if key == 'restarts' else 'more than 0 seconds'}")
+        elif value is not None and key != "restarts":
+            problems += number_problems(key, value, {"above": 0})
     if problems:
         raise ConfigError(problems)
-    usual = {"workers": workers, "step_timeout": STEP_TIMEOUT, "start_timeout": START_TIMEOUT, "restarts": RESTARTS}
-    return usual | {key: value for key, value in given.items() if value is not None}
+    return USUAL | {"workers": workers} | {key: value for key, value in given.items() if value is not None}
 
 
 def looked_at(

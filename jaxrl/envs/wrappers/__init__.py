@@ -28,6 +28,11 @@ __all__ = [
     "with_auto_reset",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 registry.add(
     "wrapper",
     ActionRepeat,

@@ -117,7 +117,11 @@ class Hide(struct.PyTreeNode):
 
 
 class Flatten(struct.PyTreeNode):
-    """Observations as one float32 vector: a `Box` row by row, integers one-hot, a `Dict` or `Tuple` part by part."""
+    """Observations as one float32 vector: a `Box` row by row, integers one-hot, a `Dict` or `Tuple` part by part.
+
+    Args:
+      env: an environment.
+    """
 
     env: Environment
 

@@ -11,7 +11,12 @@ from jaxrl.envs.wrappers.delegate import same
 
 
 class ClipReward(struct.PyTreeNode):
-    """Clips rewards to [low, high]; that of a first time step, which nothing earned, stays 0."""
+    """Clips rewards to [low, high]; that of a first time step, which nothing earned, stays 0.
+
+    Args:
+      env: an environment.
+      low, high: the least and the largest reward.
+    """
 
     env: Environment
     low: Any = -1.0
@@ -30,7 +35,12 @@ class ClipReward(struct.PyTreeNode):
 
 
 class ScaleReward(struct.PyTreeNode):
-    """Multiplies rewards by `scale`."""
+    """Multiplies rewards by `scale`.
+
+    Args:
+      env: an environment.
+      scale: the factor.
+    """
 
     env: Environment
     scale: Any = 1.0

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from jaxrl.core import settings
 from jaxrl.core.errors import ConfigError, JaxrlError, unknown
 from jaxrl.parallel.multihost.place import VARIABLE, Place, own_place
 
@@ -47,6 +48,7 @@ class Cluster:
     """Something else has started the processes: TPU pods, Slurm, Open MPI and Kubernetes are detected."""
 
 
+@settings.finish
 @dataclasses.dataclass(frozen=True)
 class Processes:
     """Several processes of this machine, started, watched and ended together.
@@ -67,6 +69,7 @@ class Processes:
     evaluators: int = 0
 
 
+@settings.finish
 @dataclasses.dataclass(frozen=True)
 class RayProcesses:
     """Several processes on the machines of a Ray cluster, started, watched and ended together.

@@ -1,0 +1,102 @@
+"""Arguments of public functions, converted and checked by their annotations before anything is compiled."""
+
+import functools
+import inspect
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import count_problems, described, hold, number_problems, seed_problems, whole
+
+Limits = Mapping[str, float]
+SEEDS = ("seed", "search_seed")  # integers alone: large ones are no floats
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """Return the types that an annotation joins by `|`."""
+    return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+
+
+def is_whole(annotation: Any) -> bool:
+    """Whether an argument of this annotation is counted: `int`, `int | None`, `int | Sequence[int]`."""
+    return int in members(annotation) and float not in members(annotation)
+
+
+def whole_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function's integer arguments be whole numbers of any type: `total_steps=1e6`, `seed=np.int64(3)`."""
+    parameters = inspect.signature(function).parameters
+    order = list(parameters)
+    counts = {name for name, p in parameters.items() if is_whole(p.annotation) and name not in SEEDS}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        positional = [whole(x) if name in counts else x for name, x in zip(order, args, strict=False)]
+        named = {name: whole(x) if name in counts else x for name, x in kwargs.items()}
+        return function(*positional, *args[len(positional) :], **named)  # ty: ignore[invalid-argument-type]
+
+    return call
+
+
+def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function refuse what its arguments cannot be, by their annotations, with one `ConfigError` for all.
+
+    Arguments annotated as `int`, `float`, `bool`, `str`, a path, a class, or one of these or None, are checked; whole
+    numbers of any type become an `int`.
+
+    Args:
+      **limits: by argument, the limits of its number: `episodes={"low": 1}`.
+    """
+
+    def decorate(function):
+        converted, signature = whole_arguments(function), inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError:  # Python's own error names the function
+                return function(*args, **kwargs)
+            problems = []
+            for name, value in given.items():
+                parameter = signature.parameters[name]
+                several = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+                if not several and parameter.annotation is not parameter.empty:
+                    problems += _problems(name, parameter.annotation, value, limits.get(name, {}))
+            if problems:
+                raise ConfigError(problems)
+            return converted(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _problems(name: str, annotation: Any, value: Any, limits: Limits) -> list[str]:
+    allowed = members(annotation)
+    if value is None and types.NoneType in allowed:
+        return []
+    kinds = [kind for kind in allowed if kind is not types.NoneType]
+    if kinds == [int]:
+        if name in SEEDS:
+            return seed_problems(name, value)
+        number = whole(value)
+        if number is None:
+            return [f"{name}=None must be a whole number"]
+        if problems := count_problems(**{name: (number, -(2**63))}):
+            return problems
+        return [] if hold(number, limits) else [f"{name}={number} must be {described(limits) or 'less than 2^63'}"]
+    if kinds == [float]:
+        return number_problems(name, value, limits)
+    if kinds == [bool]:
+        return [] if isinstance(value, bool) else [f"{name}={value!r:.80} must be True or False"]
+    if kinds == [str]:
+        return [] if isinstance(value, str) else [f"{name}={value!r:.80} must be a text"]
+    if not all(isinstance(kind, type) and not getattr(kind, "_is_protocol", False) for kind in kinds):
+        return []
+    allowed = tuple({*kinds, os.PathLike} if Path in kinds else kinds)
+    names = "a path" if Path in kinds or os.PathLike in kinds else " or ".join(kind.__name__ for kind in kinds)
+    return [] if isinstance(value, allowed) else [f"{name}={value!r:.80} must be {names}"]

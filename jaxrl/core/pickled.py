@@ -1,0 +1,55 @@
+"""Pickling for multiprocessing and joblib: what can be pickled is, anything else says what to do instead."""
+
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.core import keys, threefry
+from jaxrl.core.errors import ConfigError
+
+
+class _Key:
+    """A typed key: its numbers, and the name of the algorithm that draws with it."""
+
+    def __init__(self, key: jax.Array):
+        self.data, self.algorithm = np.asarray(jax.random.key_data(key)), keys.algorithm(key)
+        self.unrolled = keys.kind(key) == threefry.KEYS
+
+    def key(self) -> jax.Array:
+        key = jax.random.wrap_key_data(jnp.asarray(self.data), impl=self.algorithm)
+        return keys.unrolled(key) if self.unrolled else key
+
+
+def dumped(what: str, parts: Any, instead: str) -> bytes:
+    """Return `parts` pickled, arrays as numpy.
+
+    Args:
+      what: is pickled, for the message.
+      parts: a pytree, or anything else that Python pickles.
+      instead: what to do where it cannot be pickled.
+
+    Raises:
+      ConfigError: a part cannot be pickled.
+    """
+    try:
+        return pickle.dumps(jax.tree.map(_packed, parts))
+    except Exception as error:  # whatever a user's own class says
+        raise ConfigError(f"{what} cannot be pickled: {error!s:.300}; {instead}") from error
+
+
+def loaded(data: bytes) -> Any:
+    """Return what `dumped` was given."""
+    return jax.tree.map(_unpacked, pickle.loads(data), is_leaf=lambda x: isinstance(x, _Key))
+
+
+def _packed(leaf):
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    return _Key(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
+
+
+def _unpacked(leaf):
+    return leaf.key() if isinstance(leaf, _Key) else leaf
