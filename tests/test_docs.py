@@ -198,11 +198,18 @@ def as_users_have_it(tmp_path, monkeypatch):
         real["make_train"](*arguments, **options)  # checks its arguments; to compile it is for other tests
         return lambda key: (key, {})
 
-    def sweep(*arguments, seeds, **options):
+    def sweep(algo, env, *, total_steps, seeds, run_dir=None, **options):
         assert isinstance(seeds, int)
         lists = [name for name in options if name not in inspect.signature(real["sweep"]).parameters]
         algos.make_algorithm("ppo", **{name: options[name][0] for name in lists})
-        return SimpleNamespace(table=lambda: "", best={}, plot=lambda path: path)  # tests/sweeps/test_sweep.py
+
+        def save(path):
+            train(algo, env, total_steps=total_steps, run_dir=Path(path) / "best")
+            (Path(path) / "sweep.json").write_text('{"format": 1, "best": {"run": "best"}}')
+
+        if run_dir is not None:
+            save(run_dir)
+        return SimpleNamespace(table=lambda: "", best={}, plot=lambda path: path, save=save)  # tests/sweeps
 
     def tune(name, env, *, total_steps, trials=30, run_dir=None, **space):
         assert search_space(algos.make_algorithm(name), space)[1]

@@ -136,7 +136,7 @@ def _differing(values: Sequence[Any], path: tuple[str, ...]):
     if len({_frozen(value) for value in values}) == 1:
         return
     trees = [_as_mapping(value) for value in values]
-    types = {None if tree is None else tree.get("type") for tree in trees}
+    types = {None if tree is None else _frozen(tree.get("type")) for tree in trees}
     lengths = {len(value) for value in values if isinstance(value, list | tuple)}
     if any(tree is None for tree in trees) or len(types) > 1 or len(lengths) > 1:
         yield path, values

@@ -49,6 +49,27 @@ def clear(path: Path) -> None:
         (path / name).unlink(missing_ok=True)
 
 
+def check_same(path: str | os.PathLike, configs: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> None:
+    """Refuse a directory with the results of another sweep, which would be lost.
+
+    Args:
+      path: the directory.
+      configs: the configuration of each kind of run of this sweep.
+      seeds: of each configuration.
+
+    Raises:
+      RunDirectoryError: it holds the results of other configurations or seeds.
+    """
+    if not is_sweep(path):
+        return
+    record = _read(files.expand(path))
+    if [record.get("configs"), record.get("seeds")] != files.as_read_back([list(configs), list(seeds)]):
+        raise RunDirectoryError(
+            f"{path} holds the results of another sweep; use another directory, or overwrite=True (--overwrite) to "
+            "delete them"
+        )
+
+
 def is_sweep(path: str | os.PathLike) -> bool:
     """Whether a sweep was completed in this directory."""
     return (files.expand(path) / SWEEP).is_file()

@@ -104,22 +104,28 @@ class SweepResult:
         """A text table with one line per configuration, the best first."""
         return aligned(self._cells())
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a directory with the curves, the table as CSV and Markdown, a picture, and the best policy.
 
         `jaxrl.load` and `jaxrl eval` take the best policy from it, `jaxrl plot` the curves. The best policy is that of
         the seed with the highest score, of the configuration with the highest interquartile mean.
 
         Args:
-          path: of the directory, made if missing; files of an earlier sweep in it are replaced.
+          path: of the directory, made if missing.
+          overwrite: replace the results of another sweep that are there.
+
+        Returns:
+          The directory.
 
         Raises:
-          RunDirectoryError: there is a run or a link in its place, or it cannot be written to.
+          RunDirectoryError: it holds a run, a link or another sweep, or cannot be written to.
           CheckpointError: the policy could not be saved.
         """
         path = files.expand(path)
         if (path / "config.json").exists():
             raise RunDirectoryError(f"{path} holds a run; save the sweep in a directory of its own")
+        if not overwrite:
+            sweep_directory.check_same(path, self._configs(), self.seeds)
         try:
             path.mkdir(parents=True, exist_ok=True)
             sweep_directory.clear(path)
@@ -238,7 +244,7 @@ def save_policy(
 def leave(result: SweepResult, path: str | Path) -> None:
     """Save a result in the directory of its sweep; a disk that is full by then costs no more than that."""
     try:
-        result.save(path)
+        result.save(path, overwrite=True)
     except JaxrlError as error:
         what = f"the results of the sweep could not be saved: {error}; the same call tries again"
         warnings.warn(what, RuntimeWarning, stacklevel=3)

@@ -125,13 +125,16 @@ def sweep(
         {"sweep": asked | {"program": number, "devices": devices}, "logging": logging} for number in range(len(groups))
     ]
 
+    run_configs = [_config(program, topology, total_steps, logging) for program in programs]
+    if run_dir is not None and not overwrite:
+        sweep_directory.check_same(run_dir, run_configs, seeds)
     display = ProgressBar() if progress and leader else None
     began = time.monotonic()
     parts: dict[int, dict[str, Any]] = {}
     done, timed = 0, []
     with contextlib.ExitStack() as stack:
         checkpointers = stack.enter_context(opened_all(run_dir, configs, overwrite=overwrite))
-        if run_dir is not None and any(checkpointer.is_empty() for checkpointer in checkpointers if checkpointer):
+        if run_dir is not None and overwrite:
             sweep_directory.clear(files.expand(run_dir))
         if display is not None:
             stack.callback(display.close)
@@ -174,7 +177,7 @@ def sweep(
             learners=[part["learner"] for part in ordered],
             steps_per_second=sum(distributed.exchange("steps a second", rate)),
             wall_seconds=time.monotonic() - began,
-            configs=[_config(program, topology, total_steps, logging) for program in programs],
+            configs=run_configs,
         )
         if run_dir is not None:
             leave(result, run_dir)

@@ -19,11 +19,13 @@ import numpy as np
 import pytest
 
 import jaxrl
+from jaxrl.algos import ALGORITHMS
 from jaxrl.cli import ended, fields, flags, main, runs, training, values
 from jaxrl.cli.doctor import OK, PROBLEM, packages
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear
+from jaxrl.core.sources import Dataset
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import GRU, MLP
 from jaxrl.run.ending import has_ended
@@ -211,9 +213,13 @@ def test_sweep(said, tmp_path):
     saved = np.load(out)
     assert saved["returns"].shape == (2, 2, 2) and saved["seeds"].tolist() == [0, 1]
     again = ["sweep", "ppo", "--env", "gymnax:CartPole-v1", *SMALL, "--total-steps", "32", "--devices", "1"]
-    said(*again, "--seeds", "2", "--grid", "learning_rate=1e-3,1e-2", "--out", str(tmp_path / "curves.svg"))
+    again += ["--seeds", "2", "--grid", "learning_rate=1e-3,1e-2", "--out", str(tmp_path / "curves.svg")]
+    assert f"best policy: {tmp_path}/sweep" in said(*again, "--run-dir", str(tmp_path / "sweep"))
     drawn = (tmp_path / "curves.svg").read_text()
     assert drawn.startswith("<?xml") and "</svg>" in drawn
+    assert "checkpoint at step 32" in said("eval", str(tmp_path / "sweep"), "--episodes", "2")
+    said("plot", str(tmp_path / "sweep"), "--out", str(tmp_path / "plotted.svg"))
+    assert (tmp_path / "plotted.svg").read_text().count("learning") >= 2
 
 
 @pytest.mark.long
@@ -275,6 +281,14 @@ def test_overview_names_every_command(said):
 
 def test_help_of_train_without_an_algorithm(said):
     assert "jaxrl train dqn --help" in said("train", "--help")
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "tune"])
+def test_help_lists_the_algorithms_that_a_command_takes(command, said):
+    listed = said(command, "--help").split()
+    for name, cls in ALGORITHMS.items():
+        needs_data = any(isinstance(source, Dataset) for source in cls().experience.values())
+        assert (name in listed) == (command == "train" or not needs_data), name
 
 
 @pytest.mark.parametrize("name", sorted(jaxrl.ALGORITHMS))

@@ -127,3 +127,14 @@ def test_different_configurations_have_different_labels(configs):
     with_all = [group for group in groups if set(group.runs[0].config["algorithm"]) == set(configs[0])]
     names, _ = labels.labels(with_all)
     assert len(set(names)) == len(with_all)
+
+
+JSON = st.recursive(VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner), max_leaves=8)
+PARTS = st.sampled_from(["algorithm", "environment", "topology", "type", "suite", "name"])
+
+
+@given(st.lists(st.dictionaries(PARTS, JSON | st.dictionaries(PARTS, JSON)), min_size=1, max_size=5))
+def test_whatever_a_configuration_holds_it_has_a_label(configs):
+    runs = [Run(str(number), config, []) for number, config in enumerate(configs)]
+    names, _ = labels.labels(labels.grouped(runs))
+    assert all(isinstance(name, str) for name in names) and isinstance(labels.title(runs), str)

@@ -128,6 +128,39 @@ def test_a_broken_configuration_is_told(tmp_path, text):
         read_config(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("runs/cartpol", ["runs/cartpole"]),
+        ("runs/CartPole", ["runs/cartpole"]),
+        ("run/cartpole", ["runs/cartpole"]),
+        ("run/cartpoles", ["runs/cartpole"]),
+        ("runs/swep", ["runs/sweep"]),
+        ("runs/group/sede-1", ["runs/group/seed-1"]),
+        ("runs/data-se", []),  # no run is of that name
+        ("elsewhere/altogether", []),
+    ],
+)
+def test_a_wrong_path_offers_runs_of_close_names_that_exist(path, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for run in ("runs/cartpole", "runs/group/seed-1", "runs/sweep", "runs/data-set"):
+        (tmp_path / run).mkdir(parents=True)
+    for file in ("cartpole/config.json", "group/seed-1/config.json", "sweep/sweep.json"):
+        (tmp_path / "runs" / file).write_text("{}")
+    assert [str(found) for found in run_directory.close_runs(path)] == meant
+    with pytest.raises(RunDirectoryError, match="is not a run directory: there is no such folder") as caught:
+        read_config(path)
+    assert str(caught.value).partition("did you mean ")[2].rstrip("?").split(" or ") == (meant or [""])
+    assert run_directory.close_runs("runs/cartpole") == []
+
+
+def test_a_folder_of_runs_names_one(tmp_path):
+    for number in range(3):
+        RunDirectory(tmp_path / f"run-{number}", CONFIG).close()
+    with pytest.raises(RunDirectoryError, match=f"no config.json; 3 runs are in it, such as {tmp_path}/run-0"):
+        read_config(tmp_path)
+
+
 def test_links_in_the_directory_lead_nowhere(tmp_path):
     target, path = tmp_path / "precious", tmp_path / "run"
     path.mkdir()

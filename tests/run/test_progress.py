@@ -8,6 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from jaxrl.run import progress
 from jaxrl.run.progress import ProgressBar
 
 
@@ -151,3 +152,19 @@ def test_a_bar_says_from_the_first_moment_that_it_compiles_and_keeps_its_room():
     progress.close()
     last = out.getvalue().rpartition("\x1b[2K")[2]  # the line was cleared and drawn again
     assert "2,000,000 / 3,000,320 steps  12.7M steps/s  return 123.4  0:01 left" in last and last.index("2,000") >= 12
+
+
+@pytest.mark.parametrize(
+    ("rate", "unit", "text"),
+    [
+        (0.031, "trials", "32.3 s/trial"),
+        (0.5, "runs", "2.0 s/run"),
+        (0.0, "trials", "0 trials/s"),
+        (1.0, "steps", "1 steps/s"),
+        (2.345, "trials", "2.35 trials/s"),
+        (1234.5, "steps", "1,234 steps/s"),
+        (2.34e6, "steps", "2.3M steps/s"),
+    ],
+)
+def test_what_is_slow_is_counted_in_seconds(rate, unit, text):
+    assert progress._speed(rate, unit) == text

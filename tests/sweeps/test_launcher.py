@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from helpers import clusters
-from helpers.programs import ENV, NUM_ENVS, PPO, ROWS
+from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, assert_equal
 
 import jaxrl
 from jaxrl.cli import main
@@ -42,6 +42,11 @@ def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
     run_dir = found.run_dirs[0][0]
     assert run_dir == tmp_path / "learning_rate=0.01" / "seed=5"
     assert isinstance(jaxrl.load(run_dir), jaxrl.Policy)
+    assert json.loads((tmp_path / "sweep.json").read_text())["best"]["run"] == "learning_rate=0.01/seed=5"
+    assert_equal(jaxrl.load(tmp_path).actor, jaxrl.load(run_dir).actor)
+    assert {"curves.csv", "table.csv", "table.md", "curves.png"} <= {file.name for file in tmp_path.iterdir()}
+    found.save(tmp_path / "elsewhere")
+    assert_equal(jaxrl.load(tmp_path / "elsewhere").actor, jaxrl.load(run_dir).actor)
     losses = [row["update/value_loss"] for row in alone.metrics if "update/value_loss" in row]
     assert found.metrics["update/value_loss"][0, 0, -1] == pytest.approx(losses[-1], rel=1e-5)
 
@@ -184,6 +189,7 @@ def test_flags_reach_ray(tmp_path, monkeypatch):
 def test_what_has_ended_is_not_run_again(ended, monkeypatch):
     monkeypatch.setattr(launcher, "connect", _refuse)
     assert not _again(ended).failed.any()
+    assert json.loads((ended / "sweep.json").read_text())["best"] is None, "it has no evaluation"
     assert not _again(ended, total_steps=ROWS).failed.any(), "it went further than that"
 
 

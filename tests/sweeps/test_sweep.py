@@ -3,6 +3,7 @@
 import errno
 import functools
 import itertools
+import json
 import math
 import signal
 
@@ -311,6 +312,8 @@ def test_a_sweep_that_is_told_to_end_saves_and_goes_on_bit_for_bit(number, tmp_p
     assert number == signal.SIGINT or caught.value.code == 143
     assert checkpoint.complete_steps(tmp_path / "program-0" / "checkpoints") == [TOTAL]
     assert checkpoint.complete_steps(tmp_path / "program-1" / "checkpoints") == [6 * ROWS]
+    with pytest.raises(RunDirectoryError, match="a sweep that has not ended"):
+        jaxrl.load(tmp_path)
     monkeypatch.undo()
     lengths, chunk = [], VectorizedRuns.chunk
     monkeypatch.setattr(VectorizedRuns, "chunk", lambda *arguments: lengths.append(arguments[4]) or chunk(*arguments))
@@ -318,10 +321,13 @@ def test_a_sweep_that_is_told_to_end_saves_and_goes_on_bit_for_bit(number, tmp_p
     assert sum(lengths) == 4 + 2, "what was saved is not trained again; two are of shapes"
     for name in ("steps", "metrics", "returns", "failed", "learners"):
         assert_equal(getattr(whole, name), getattr(again, name))
+    for name in ("metrics.jsonl", "table.csv", "sweep.json"):
+        assert (tmp_path / name).read_bytes() == (whole.save(tmp_path / "whole") / name).read_bytes()
     with pytest.raises(RunDirectoryError, match="sweep.seeds: .* -> .*"):
         sweep(run_dir=tmp_path, **KEPT | {"seeds": [1, 2]})
     started = sweep(run_dir=tmp_path, overwrite=True, **KEPT | {"seeds": [1, 2]})
     assert started.seeds == [1, 2] and lengths[4:].count(2) == 10
+    assert json.loads((tmp_path / "sweep.json").read_text())["seeds"] == [1, 2]
     with pytest.raises(JaxrlError, match="is not a run directory"):
         jaxrl.load(tmp_path / "program-0")
 

@@ -22,6 +22,9 @@ from jaxrl.core.errors import ConfigError, MissingExtraError, NonFiniteError, Pe
 from jaxrl.core.sources import Dataset
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.run import checkpoint
+from jaxrl.run.loading import load_run
+from jaxrl.run.loggers import read_metrics
+from jaxrl.run.plotting import plot_runs
 from jaxrl.sweeps import tune as tuning
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.spaces import SPACES, search_space
@@ -466,12 +469,34 @@ def test_a_search_goes_on_with_more_trials_and_refuses_another(tmp_path, monkeyp
     assert len(made) == 3 * tunes.EVALUATIONS
     result = tunes.search(tmp_path)
     assert len(made) == 4 * tunes.EVALUATIONS and result.trials == searched().trials
+    check_what_is_left(result, tmp_path)
     with pytest.raises(RunDirectoryError, match="tune.search_seed: 0 -> 1"):
         tunes.search(tmp_path, search_seed=1)
     with pytest.raises(RunDirectoryError, match="tune.space.*clip"):
         tunes.search(tmp_path, clip=jaxrl.Uniform(0.1, 0.3))
     assert len(tunes.search(tmp_path, trials=1, search_seed=1, overwrite=True).trials) == 1
     assert checkpoint.complete_steps(tmp_path / "checkpoints") == []
+    assert len((tmp_path / "trials.csv").read_text().splitlines()) == 2, "of the earlier search nothing is left"
+
+
+def check_what_is_left(result, path):
+    """The trials as a table and a picture, and the policy of the best one, over both sessions."""
+    table = (path / "trials.csv").read_text().splitlines()
+    assert table[0].startswith("trial,") and len(table) == 1 + len(result.trials)
+    assert result.trials[int(table[1].partition(",")[0])] == result.best_trial
+    assert len((path / "trials.md").read_text().splitlines()) == 2 + len(result.trials)
+    plot_runs([path], path / "again.png")
+    assert (path / "again.png").read_bytes() == (path / "trials.png").read_bytes()
+    run = load_run(path)
+    assert {name: getattr(run.algo, name) for name in result.best} == pytest.approx(result.best)
+    [row] = read_metrics(path / "best" / "metrics.jsonl")
+    assert row["step"] == run.step and row["evaluation/return_mean"] >= result.best_trial.score
+
+
+def test_a_directory_without_a_policy_says_what_to_do(tmp_path):
+    (tmp_path / "study.journal").write_text("")
+    with pytest.raises(RunDirectoryError, match="a search without a policy.*train with the best settings"):
+        jaxrl.load(tmp_path)
 
 
 def test_a_pruned_run_is_not_trained_further(monkeypatch):
