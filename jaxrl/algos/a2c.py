@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.fields import OnPolicyFields
 from jaxrl.algos.on_policy import PolicyCarry, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
@@ -23,47 +24,18 @@ from jaxrl.core.types import (
     Source,
     TimeStep,
     UpdateInfo,
-    ValueNetwork,
 )
-from jaxrl.networks import ActorCritic
 
 
 @algorithm
-class A2C:
+class A2C(OnPolicyFields):
     """Advantage actor-critic: one policy-gradient step per rollout; recurrent when its network is."""
 
-    learning_rate: Scalar = number(7e-4, above=0, help="learning rate (of the policy, if value_learning_rate is set)")
-    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar | None = number(
-        None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
-    )
+    learning_rate: Scalar = changed(7e-4)
+    rollout_length: int = changed(5)
+    optimizer: Optimizer = changed(RMSProp())
     gae_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of GAE; 1 gives n-step returns")
-    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
-    observation_clip: Scalar = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
-    )
-    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
-    rollout_length: int = static(5, low=1, help="steps per environment and batch; whole_episodes: longest episode")
-    normalize_observation: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="normalize observations by running mean and standard deviation; None: for continuous actions",
-    )
-    normalize_reward: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="divide by the running standard deviation of the discounted return; None: for continuous actions",
-    )
-    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
-    joint_grad_norm: bool = static(
-        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
-    )
-    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
     normalize_advantage: bool = static(False, help="standardize advantages per batch")
-    optimizer: Optimizer = number(RMSProp())
-    network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(self, **on_policy.resolved(self, spec))

@@ -24,6 +24,7 @@ from jaxrl.core.types import Algorithm, EnvSpec, ModelState, Params
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_LIMITS = {"low", "above", "high", "below", "choices"}
 ALGORITHMS = registry.registered("algorithm")  # by lower-case name; `jaxrl.algos` enters those of jaxrl
 
 
@@ -69,6 +70,47 @@ def static(default: Any, **limits) -> Any:
     return _field(default, False, **limits)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """What a class restates of a field of its groups."""
+
+    default: Any
+    metadata: dict[str, Any]
+
+
+def changed(default: Any, **metadata) -> Any:
+    """Restate a field of a group with another default, and with other `help`, `only_with` or limits where given.
+
+    Args:
+      default: as in `number` or `static`, whichever the group's field is.
+      **metadata: what differs; limits, if any is given, replace all of the group's.
+    """
+    return _Change(default, metadata)
+
+
+def _with_changes[T](cls: type[T]) -> type[T]:
+    """Replace what `changed` restates by complete fields."""
+    inherited = {name: field for base in reversed(cls.__mro__) for name, field in _own_fields(base).items()}
+    for name, change in [(name, value) for name, value in vars(cls).items() if isinstance(value, _Change)]:
+        if name not in inherited:
+            raise TypeError(f"{cls.__name__}.{name} = changed(...): no group of {cls.__name__} has this field")
+        metadata = inherited[name].metadata
+        settings = {"only_with": metadata["only_with"], "help": metadata["help"]} | change.metadata
+        if not _LIMITS & settings.keys():
+            settings |= metadata["limits"]
+        setattr(cls, name, _field(change.default, metadata["pytree_node"], **settings))
+    for name in inherited:
+        first = next(base for base in cls.__mro__[1:] if name in vars(base).get("__annotations__", ()))
+        # Dataclasses take a field from the last base that has it, even by inheritance, not from the first to state it.
+        if name not in vars(cls) and _own_fields(first)[name].default is not inherited[name].default:
+            raise TypeError(f"{cls.__name__}: list {first.__name__}, which restates {name}, before other groups")
+    return cls
+
+
+def _own_fields(cls: type) -> dict[str, dataclasses.Field]:
+    return vars(cls).get("__dataclass_fields__", {})
+
+
 class StaticFunction(struct.PyTreeNode):
     """A function of a user's in a traced field, such as an optimizer: a leaf would have to be a number."""
 
@@ -89,10 +131,20 @@ def _hold_functions(algo: "DataclassInstance") -> None:
             object.__setattr__(algo, field.name, StaticFunction(value))
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static))
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
+def field_group[T](cls: type[T]) -> type[T]:
+    """Make a class a group of fields that algorithms share: a frozen, keyword-only dataclass, and a pytree.
+
+    Its `problems()`, if it has one, says why its own fields do not go together; `field_problems` asks every group.
+    """
+    made: Any = _with_changes(cls)
+    return cast("type[T]", struct.dataclass(made, kw_only=True))
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
 def algorithm[T](cls: type[T]) -> type[T]:
     """Makes a class an algorithm: a frozen, keyword-only dataclass, a pytree, known by its lower-case name."""
-    made: Any = cls
+    made: Any = _with_changes(cls)
     made.__post_init__ = _hold_functions
     algorithm_class = cast("type[T]", struct.dataclass(made, kw_only=True))
     _tell_of_unknown_fields(algorithm_class)
@@ -200,14 +252,17 @@ def unresolved(algo: Any, field: str) -> ConfigError:
 
 
 def field_problems(algo: "DataclassInstance") -> list[str]:
-    """Every field whose value is of the wrong type, out of its limits, or without effect; one line each."""
-    problems = []
+    """Explain each value of a wrong type, out of its limits or without effect, and fields that do not go together."""
+    problems, wrong = [], []
     for field in dataclasses.fields(algo):
         value, label = getattr(algo, field.name), f"{type(algo).__name__}.{field.name}"
         if not has_effect(algo, field.name) and not _is_default(value, field.default):
             problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
-        problems += _value_problems(label, field, value)
-    return problems
+        wrong += _value_problems(label, field, value)
+    if wrong:
+        return problems + wrong  # what goes together is a question of values that are right by themselves
+    groups = (vars(group).get("problems") for group in type(algo).__mro__)
+    return problems + [problem for check in groups if check is not None for problem in check(algo)]
 
 
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:

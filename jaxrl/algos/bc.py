@@ -10,6 +10,7 @@ from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
 from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.fields import NormalizationFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -39,14 +40,10 @@ class BCState(struct.PyTreeNode):
 
 
 @algorithm
-class BC:
+class BC(NormalizationFields):
     """Behavioral cloning: supervised learning of the actions in a dataset."""
 
     learning_rate: Scalar = number(1e-4, above=0, help="learning rate")
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
     batch_size: int = static(256, low=1, help="transitions per update")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Actor = static(Actor())

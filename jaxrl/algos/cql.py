@@ -3,21 +3,19 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, regression, sac, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, number, static
+from jaxrl.algos.fields import NormalizationFields, NStepFields, ReplayFields, TemperatureFields
 from jaxrl.algos.off_policy import Statistics
-from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import PlainRemover, PlainSampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -30,7 +28,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic, resolve_network
+from jaxrl.networks import Critic
 
 MAX_COEFFICIENT = 1e6  # of a learned one, as in the authors' code
 
@@ -47,79 +45,33 @@ class CQLState(struct.PyTreeNode):
 
 
 @algorithm
-class CQL:
+class CQL(ReplayFields, NStepFields, NormalizationFields, TemperatureFields):
     """Conservative Q-learning, CQL(H): SAC whose critic loss penalizes out-of-distribution actions."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
-    policy_learning_rate: Scalar | None = number(3e-5, above=0, help="learning rate of the policy; None: learning_rate")
-    temperature_learning_rate: Scalar | None = number(
-        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: that of the critics"
-    )
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
-    temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
-    learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
-    target_entropy: Scalar = number(
-        -1.0,
-        high=0.69,
-        only_with="learn_temperature",
-        help="target entropy per dimension of continuous actions, in nats",
-    )
-    target_entropy_fraction: Scalar = number(
-        0.89,
-        above=0,
-        below=1,
-        only_with="learn_temperature",
-        help="discrete actions: target entropy as a fraction of the maximum",
-    )
+    policy_learning_rate: Scalar | None = changed(3e-5)
     coefficient: Scalar = number(5.0, low=0, help="weight of the penalty against the squared error; initial if learned")
     lagrange_threshold: Scalar | None = number(None, help="learn the coefficient for this penalty; None: fixed")
     cloning_updates: Scalar = number(0.0, low=0, help="first updates, in which the policy clones the data's actions")
     samples: int = static(10, low=1, help="actions sampled from each of uniform, policy, next policy (Box)")
     entropy_in_target: bool = static(False, help="include the entropy of the next action in the critics' targets")
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
-    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update")
-    rollout_length: int | None = static(
-        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
-    )
-    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
-    )
-    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    optimizer: Optimizer = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
-    critic: Critic = static(Critic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_network(self.policy, spec),
-            critic=resolve_network(self.critic, spec),
-            rollout_length=off_policy.rollout_length(self, num_envs),
+            **self.resolved_networks(spec),
+            rollout_length=self.steps_per_update(num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("CQL", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        problems = field_problems(self) + off_policy.replay_problems(self) + networks
+        problems = field_problems(self) + networks
         if self.lagrange_threshold is not None and self.coefficient == 0:
             problems.append("CQL.coefficient=0 cannot be learned (lagrange_threshold is set); it must be more than 0")
         return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
+        return {"replay": self.source(n_step=self.n_step)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> CQLState:
         policy_key, critic_key = jax.random.split(key)
@@ -128,9 +80,9 @@ class CQL:
         learned = self.lagrange_threshold is not None
         log_coefficient = jnp.log(jnp.asarray(self.coefficient, jnp.float32)) if learned else ()
         return CQLState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer()),
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
-            log_temperature=train_state.create(log_temperature, (), self._temperature_optimizer()),
+            log_temperature=train_state.create(log_temperature, (), self.temperature_optimizer),
             log_coefficient=train_state.create(log_coefficient, (), optimizer),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
@@ -208,15 +160,13 @@ class CQL:
             return loss, (loss, log_prob, model_state)
 
         gradients, (loss, log_prob, model_state) = jax.grad(policy_loss, has_aux=True)(state.policy.params)
-        policy, _ = train_state.apply_gradients(
-            state.policy, gradients, self._policy_optimizer(), replicas, model_state
-        )
+        policy, _ = train_state.apply_gradients(state.policy, gradients, self.policy_optimizer, replicas, model_state)
 
         log_temperature = state.log_temperature
         if self.learn_temperature:
             wanted = sac.wanted_entropy(replay, self.target_entropy, self.target_entropy_fraction, spec)
             log_temperature = sac.temperature_step(
-                log_temperature, self._temperature_optimizer(), log_prob, wanted, replay.weight, replicas
+                log_temperature, self.temperature_optimizer, log_prob, wanted, replay.weight, replicas
             )
 
         metrics = {"policy_loss": loss, "entropy": weighted_mean(-log_prob, replay.weight, replicas)}
@@ -224,13 +174,6 @@ class CQL:
         metrics |= {"temperature": temperature, "coefficient": jnp.asarray(coefficient, jnp.float32)}
         critic, updates = train_state.polyak_update(critic, self.tau), state.updates + 1
         return CQLState(policy, critic, log_temperature, log_coefficient, statistics, updates), UpdateInfo(metrics)
-
-    def _policy_optimizer(self) -> optax.GradientTransformation:
-        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
-
-    def _temperature_optimizer(self) -> optax.GradientTransformation:
-        rate = self.temperature_learning_rate
-        return self.optimizer(self.learning_rate if rate is None else rate)
 
 
 def proposals(

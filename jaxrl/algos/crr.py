@@ -2,27 +2,24 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, regression, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, number, static
+from jaxrl.algos.fields import ActorCriticFields, NormalizationFields, NStepFields, ReplayFields
 from jaxrl.algos.off_policy import Statistics
-from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import PlainRemover, PlainSampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
     Carry,
     EnvSpec,
-    Network,
     PyTree,
     Replicas,
     Source,
@@ -30,7 +27,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic, resolve_network
+from jaxrl.networks import Critic
 
 
 class CRRState(struct.PyTreeNode):
@@ -43,13 +40,11 @@ class CRRState(struct.PyTreeNode):
 
 
 @algorithm
-class CRR:
+class CRR(ReplayFields, NStepFields, NormalizationFields, ActorCriticFields):
     """Critic-regularized regression: regression on the data's actions, weighted by the critic's advantage."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    tau: Scalar = number(1.0, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    tau: Scalar = changed(1.0)
+    critic: Critic = changed(Critic(ensemble=1))
     target_period: int = static(100, low=1, help="updates between target updates")
     weighting: str = static(
         "exp", choices=("exp", "indicator", "constant"), help="weight of an action by its advantage"
@@ -60,53 +55,27 @@ class CRR:
         1.0, above=0, only_with="weighting=exp", help="advantages are divided by this before exp"
     )
     max_weight: Scalar = number(20.0, above=0, only_with="weighting=exp", help="largest weight of an action")
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
-    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update")
-    rollout_length: int | None = static(
-        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
-    )
-    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
-    )
-    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    optimizer: Optimizer = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
-    critic: Critic = static(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_network(self.policy, spec),
-            critic=resolve_network(self.critic, spec),
-            rollout_length=off_policy.rollout_length(self, num_envs),
+            **self.resolved_networks(spec),
+            rollout_length=self.steps_per_update(num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("CRR", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        return field_problems(self) + off_policy.replay_problems(self) + networks
+        return field_problems(self) + networks
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
+        return {"replay": self.source(n_step=self.n_step)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> CRRState:
         policy_key, critic_key = jax.random.split(key)
-        critic_optimizer = self.optimizer(self.learning_rate)
         return CRRState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
-            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
         )
@@ -144,21 +113,17 @@ class CRR:
         )
         target = off_policy.expected_target(replay, next_values, self.gamma)
         weights = self._weights(state.policy.variables, state.critic.variables, replay, key, spec)
-        critic_optimizer = self.optimizer(self.learning_rate)
         critic, fit = off_policy.critic_step(
-            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+            self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas
         )
         policy, metrics = regression.policy_step(
-            self.policy, state.policy, self._policy_optimizer(), replay, weights, spec, replicas
+            self.policy, state.policy, self.policy_optimizer, replay, weights, spec, replicas
         )
 
         updates = state.updates + 1
         share = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
         policy, critic = train_state.polyak_update(policy, share), train_state.polyak_update(critic, share)
         return CRRState(policy, critic, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
-
-    def _policy_optimizer(self) -> optax.GradientTransformation:
-        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
 
     def _weights(
         self, policy: Variables, critic: Variables, batch: TransitionBatch, key: jax.Array, spec: EnvSpec

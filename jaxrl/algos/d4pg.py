@@ -2,20 +2,27 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from jaxrl.algos import newest, off_policy, q_learning, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, number
+from jaxrl.algos.fields import (
+    ActorCriticFields,
+    CombinedReplayFields,
+    ExplorationNoiseFields,
+    NormalizationFields,
+    NStepFields,
+    PrioritizedFields,
+    SupportFields,
+)
 from jaxrl.algos.off_policy import ActingCarry, Statistics
-from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState
-from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import Prioritized, Remover, Sampler, by_priority
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.sources import Prioritized, by_priority
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -26,7 +33,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, CategoricalValues, Critic, resolve_network
+from jaxrl.networks import Actor, CategoricalValues, Critic
 
 
 class D4PGState(struct.PyTreeNode):
@@ -39,84 +46,48 @@ class D4PGState(struct.PyTreeNode):
 
 
 @algorithm
-class D4PG:
+class D4PG(
+    PrioritizedFields,
+    NStepFields,
+    CombinedReplayFields,
+    NormalizationFields,
+    ExplorationNoiseFields,
+    SupportFields,
+    ActorCriticFields,
+):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
-    exploration_noise: Scalar = number(0.3, low=0, help="noise standard deviation, in units of half the action range")
-    noise_correlation: float = static(
-        0.0, low=0, below=1, help="correlation of exploration noise from step to step; 0: independent"
-    )
-    v_min: Scalar = number(-150.0, only_with="critic.head=categoricalvalues", help="lower end of the support")
-    v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
+    n_step: int = changed(5)
+    exploration_noise: Scalar = changed(0.3)
+    policy: Network = changed(Actor(stochastic=False))
+    critic: Critic = changed(Critic(ensemble=1, head=CategoricalValues(51)))
     quantile_huber: Scalar = number(
         1.0, above=0, only_with="critic.head=quantilevalues", help="Huber threshold, above which the loss is linear"
     )
-    priority_exponent: Scalar = number(0.6, low=0, only_with="prioritized", help="exponent of the priorities (alpha)")
-    importance_exponent: Scalar = number(
-        Linear(0.4, 1.0), low=0, high=1, only_with="prioritized", help="importance exponent (beta)"
-    )
-    prioritized: bool = static(True, help="prioritized replay: sample by the last error")
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
-    n_step: int = static(5, low=1, help="number of rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update")
-    rollout_length: int | None = static(
-        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
-    )
-    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
-    )
-    sampler: Sampler | None = static(None, help="which item is drawn; None: by prioritized")
-    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    newest: int = static(
-        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
-    )
-    optimizer: Optimizer = number(Adam(eps=1e-8))
-    policy: Network = static(Actor(stochastic=False))
-    critic: Critic = static(Critic(ensemble=1, head=CategoricalValues(51)))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_network(self.policy, spec),
-            critic=resolve_network(self.critic, spec),
-            rollout_length=off_policy.rollout_length(self, num_envs),
+            **self.resolved_networks(spec),
+            rollout_length=self.steps_per_update(num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, categorical=True)
         problems = field_problems(self) + networks
-        problems += off_policy.replay_problems(self, prioritized=self.prioritized)
-        problems += newest.problems(self, recurrent=False)
-        if isinstance(self.critic.head, CategoricalValues):
-            problems += q_learning.support_problems("D4PG", self.v_min, self.v_max)
         return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
         prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
-        replay = off_policy.replay(self, prioritized if self.prioritized else None)
-        return newest.sources(replay, self.newest)
+        replay = self.source(prioritized if self.prioritized else None, n_step=self.n_step)
+        return self.combined_sources(replay)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> D4PGState:
         policy_key, critic_key = jax.random.split(key)
-        critic_optimizer = self.optimizer(self.learning_rate)
         return D4PGState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
-            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
         )
@@ -165,11 +136,12 @@ class D4PG:
             )
 
         gradients, fit = jax.grad(critic_loss, has_aux=True)(state.critic.params)
-        critic_optimizer = self.optimizer(self.learning_rate)
-        critic, _ = train_state.apply_gradients(state.critic, gradients, critic_optimizer, replicas, fit.model_state)
+        critic, _ = train_state.apply_gradients(
+            state.critic, gradients, self.critic_optimizer, replicas, fit.model_state
+        )
 
         policy, loss = off_policy.dpg_step(
-            self.policy, state.policy, self._policy_optimizer(), self.critic, critic, replay, spec, replicas, **support
+            self.policy, state.policy, self.policy_optimizer, self.critic, critic, replay, spec, replicas, **support
         )
         policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
         error = newest.of_replay(fit.error, batch, replicas)
@@ -180,6 +152,3 @@ class D4PG:
     @property
     def _by_priority(self) -> bool:
         return self.prioritized or by_priority(self.sampler, self.remover)
-
-    def _policy_optimizer(self) -> optax.GradientTransformation:
-        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import newest, off_policy, q_learning, q_views, train_state
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos import newest, q_learning, q_views, train_state
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos.fields import CombinedReplayFields, EpsilonGreedyFields, PrioritizedFields, SupportFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
 from jaxrl.algos.q_learning import QCarry, Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
-from jaxrl.core.sources import FrameStack, Prioritized, Remover, Sampler, Sequence, by_priority
+from jaxrl.core.sources import FrameStack, Prioritized, Sequence
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -44,21 +45,32 @@ class DQNState(struct.PyTreeNode):
 
 
 @algorithm
-class DQN:
+class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, EpsilonGreedyFields):
     """Deep Q-learning with replay and a target network; expected or distributional by the network's head."""
 
+    n_step: int | None = static(
+        None,
+        low=1,
+        help="number of rewards summed before bootstrapping; None: 3; for images, munchausen or storage=flashbax 1",
+    )
+    random_persistence: float = changed(0.0, before=0.0)
+    capacity: int = changed(50_000)
+    min_size: int = changed(1_000, help="transitions collected before the first update")
+    batch_size: int = changed(128)
+    rollout_length: int | None = changed(
+        None, help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence"
+    )
+    replay_ratio: float | None = changed(0.1)
+    prioritized: bool = changed(False)
+    priority_exponent: Scalar = changed(0.5)
+    v_min: Scalar = changed(-10.0, only_with="network.head=categoricalvalues")
+    v_max: Scalar = changed(10.0, only_with="network.head=categoricalvalues")
     learning_rate: Scalar | None = number(
         None, above=0, help="learning rate; None: from 1e-3 linearly to 0, for images 2.5e-4"
     )
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    epsilon: Scalar = number(Linear(1.0, 0.05, 0.1), low=0, high=1, help="probability of a random action")
-    ladder_exponent: Scalar = number(7.0, low=0, only_with="ladder", help="last environment uses epsilon^(1 + this)")
     max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
     target_update: Scalar = number(1.0, above=0, high=1, help="fraction of new parameters at each target update")
-    priority_exponent: Scalar = number(0.5, low=0, only_with="prioritized", help="exponent of the priorities (alpha)")
-    importance_exponent: Scalar = number(
-        Linear(0.4, 1.0), low=0, high=1, only_with="prioritized", help="importance exponent (beta)"
-    )
     priority_eta: Scalar = number(
         0.9,
         low=0,
@@ -72,8 +84,6 @@ class DQN:
         only_with="prioritized",
         help="of new items: the largest so far, or by the actor's own TD errors",
     )
-    v_min: Scalar = number(-10.0, only_with="network.head=categoricalvalues", help="lower end of the support")
-    v_max: Scalar = number(10.0, only_with="network.head=categoricalvalues", help="upper end of the support")
     huber: Scalar | None = number(
         None,
         above=0,
@@ -90,18 +100,8 @@ class DQN:
     munchausen_clip: Scalar = number(-1.0, high=0, only_with="munchausen", help="lower bound of the log-policy term")
     target_period: int = static(100, low=1, help="updates between target updates")
     double: bool = static(True, help="double DQN: the online network selects the next action")
-    n_step: int | None = static(
-        None,
-        low=1,
-        help="number of rewards summed before bootstrapping; None: 3; for images, munchausen or storage=flashbax 1",
-    )
-    prioritized: bool = static(False, help="prioritized replay: sample by the last error")
     value_rescaling: bool = static(False, help="learn rescaled values, for returns of very different sizes")
     munchausen: bool = static(False, help="Munchausen targets: soft values, and the log-policy in the reward")
-    random_persistence: float = static(
-        0.0, low=0, below=1, before=0.0, help="probability that a random action is repeated at the next step"
-    )
-    ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
     sequence_length: int = static(
         16,
         low=2,
@@ -120,27 +120,6 @@ class DQN:
         only_with="network.recurrent",
         help="mean or sum of the loss over the time steps of a sequence",
     )
-    capacity: int = static(50_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected before the first update")
-    batch_size: int = static(128, low=1, help="transitions per update")
-    rollout_length: int | None = static(
-        None,
-        low=1,
-        help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
-    )
-    replay_ratio: float | None = static(0.1, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
-    )
-    sampler: Sampler | None = static(None, help="which item is drawn; None: by prioritized")
-    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    newest: int = static(
-        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
-    )
     optimizer: Optimizer = number(Adam(eps=1e-8))
     frame_stack: FrameStack | None = static(None, help="how observations stack frames; each frame is stored once")
     network: Network = static(QNetwork())
@@ -150,7 +129,7 @@ class DQN:
         if length is None and self.network.recurrent:
             length = max(self.sequence_length // 4, 1)  # sequences begin at every rollout
         elif length is None:
-            length = off_policy.rollout_length(self, num_envs)
+            length = self.steps_per_update(num_envs)
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu", stretch=True))
         images, rate = has_images(spec.observation_space), self.learning_rate
         if rate is None:
@@ -168,15 +147,13 @@ class DQN:
         else:
             known = SEQUENCE_INPUTS if self.network.recurrent else TRANSITION_INPUTS
             problems += network_problems(f"{name}.network", self.network, spec, known)
-        problems += off_policy.replay_problems(self, prioritized=self.prioritized)
-        problems += newest.problems(self, self.network.recurrent)
         return problems + self._head_problems()
 
     def _head_problems(self) -> list[str]:
         """Why the settings do not go with the network's head; one line each."""
         name, head = type(self).__name__, self.network.head if isinstance(self.network, QNetwork) else ActionValues()
         categorical = isinstance(head, CategoricalValues)
-        found = q_learning.support_problems(name, self.v_min, self.v_max) if categorical else []
+        found = []
         if self.munchausen and (self._n_step > 1 or categorical or self.value_rescaling):
             found.append(
                 f"{name}.munchausen=True needs n_step=1, because its bonus belongs to every step and the replay knows "
@@ -198,14 +175,13 @@ class DQN:
         end = "continue" if self.cross_episodes else "truncate"
         length = 1 if self.rollout_length is None else self.rollout_length
         sequence = Sequence(self.sequence_length, length, end, self.burn_in, stored_carry=True)
-        replay = off_policy.replay(
-            self,
+        replay = self.source(
             prioritized if self.prioritized else None,
             sequence=sequence if self.network.recurrent else None,
             frame_stack=self.frame_stack,
             n_step=self._n_step,
         )
-        return newest.sources(replay, self.newest)
+        return self.combined_sources(replay)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DQNState:
         network = train_state.create(*self.network.init(key, spec), self._transformation(), target=True)
@@ -268,7 +244,7 @@ class DQN:
             losses, error = q_learning.td_loss(
                 current, view.action, target, self.v_min, self.v_max, self.quantile_huber, self.huber
             )
-            if self._by_priority:
+            if self.by_priority:
                 losses = losses * view.importance
             loss = view.loss(losses, self.time_reduction, replicas)
             values = q_learning.action_values(current, self.v_min, self.v_max)
@@ -294,14 +270,10 @@ class DQN:
             "learning_rate": jnp.asarray(self.learning_rate),
         }
         priorities = {}
-        if self._by_priority:
+        if self.by_priority:
             error = newest.of_replay(view.priorities(error, self.priority_eta), batch, replicas)
             priorities["replay"] = error + q_learning.LEAST_PRIORITY
         return DQNState(network, updates), UpdateInfo(metrics, priorities)
-
-    @property
-    def _by_priority(self) -> bool:
-        return self.prioritized or by_priority(self.sampler, self.remover)
 
     @property
     def _n_step(self) -> int:

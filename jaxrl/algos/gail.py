@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.algos import off_policy, q_learning, train_state
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
-from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.fields import NoiseFields, NormalizationFields, ReplayFields, TemperatureFields
 from jaxrl.algos.sac import SAC, SACState
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import Dataset, PlainRemover, PlainSampler
+from jaxrl.core.sources import Dataset
 from jaxrl.core.types import (
     TRANSITION_INPUTS,
     ActorOutput,
@@ -27,7 +27,6 @@ from jaxrl.core.types import (
     Carry,
     EnvSpec,
     ModelState,
-    Network,
     PyTree,
     Replicas,
     Source,
@@ -35,7 +34,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import ActionValues, Actor, Critic, resolve_network
+from jaxrl.networks import ActionValues, Critic, resolve_network
 from jaxrl.networks.torsos import to_float
 
 # The fields that SAC has not; it has all others.
@@ -55,14 +54,11 @@ class GAILState(SACState):
 
 
 @algorithm
-class GAIL:
+class GAIL(ReplayFields, NormalizationFields, NoiseFields, TemperatureFields):
     """Generative adversarial imitation: SAC whose rewards a discriminator learns from demonstrations."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
-    temperature_learning_rate: Scalar | None = number(
-        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: that of the critics"
-    )
+    gamma: Scalar = changed(0.99, low=0, below=1)
+    batch_size: int = changed(256, help="transitions per update, and as many demonstrations")
     discriminator_learning_rate: Scalar | None = number(
         None, above=0, help="learning rate of the discriminator; None: that of the critics"
     )
@@ -73,63 +69,19 @@ class GAIL:
     absorbing: bool = static(
         True, help="a termination leads to an absorbing state with a learned reward; False: its value is 0"
     )
-    gamma: Scalar = number(0.99, low=0, below=1, help="discount factor")
-    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
-    temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
-    learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
-    target_entropy: Scalar = number(
-        -1.0,
-        high=0.69,
-        only_with="learn_temperature",
-        help="target entropy per dimension of continuous actions, in nats",
-    )
-    target_entropy_fraction: Scalar = number(
-        0.89,
-        above=0,
-        below=1,
-        only_with="learn_temperature",
-        help="discrete actions: target entropy as a fraction of the maximum",
-    )
-    noise_correlation: float = static(
-        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise between steps; 0: independent"
-    )
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update, and as many demonstrations")
-    rollout_length: int | None = static(
-        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
-    )
-    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax"
-    )
-    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    optimizer: Optimizer = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
-    critic: Critic = static(Critic())
     discriminator: Critic = static(Critic(widths=(100, 100), activation="tanh", ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_network(self.policy, spec),
-            critic=resolve_network(self.critic, spec),
+            **self.resolved_networks(spec),
             discriminator=resolve_network(self.discriminator, spec),
-            rollout_length=off_policy.rollout_length(self, num_envs),
+            rollout_length=self.steps_per_update(num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("GAIL", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        found, judge = field_problems(self) + off_policy.replay_problems(self) + networks, self.discriminator
+        found, judge = field_problems(self) + networks, self.discriminator
         plain = isinstance(judge, Critic) and isinstance(judge.head, ActionValues) and not judge.head.noisy
         if not (plain and judge.ensemble == 1):
             found.append(
@@ -140,13 +92,8 @@ class GAIL:
         return found
 
     @property
-    def n_step(self) -> int:
-        """Of the replay, whose items have the action of their first step alone to judge."""
-        return 1
-
-    @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self), "demonstrations": Dataset(self.batch_size)}
+        return {"replay": self.source(), "demonstrations": Dataset(self.batch_size)}
 
     @property
     def sac(self) -> SAC:
@@ -222,7 +169,8 @@ class GAIL:
         return logit if self.reward == "airl" else jax.nn.softplus(logit)
 
     def _optimizer(self) -> optax.GradientTransformation:
-        return off_policy.policy_optimizer(self.optimizer, self.discriminator_learning_rate, self.learning_rate)
+        rate = self.discriminator_learning_rate
+        return self.optimizer(self.learning_rate if rate is None else rate)
 
 
 def logits(

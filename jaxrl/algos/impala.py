@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy, returns
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.fields import OnPolicyFields
 from jaxrl.algos.on_policy import PolicyCarry, PolicyState
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
@@ -23,55 +24,29 @@ from jaxrl.core.types import (
     Source,
     TimeStep,
     UpdateInfo,
-    ValueNetwork,
 )
-from jaxrl.networks import ActorCritic
 
 
 @algorithm
-class IMPALA:
+class IMPALA(OnPolicyFields):
     """Advantage actor-critic with V-trace: one off-policy-corrected step per rollout; recurrent when its network is."""
 
-    learning_rate: Scalar = number(
-        Linear(6e-4, 0.0), above=0, help="learning rate (of the policy, if value_learning_rate is set)"
+    learning_rate: Scalar = changed(Linear(6e-4, 0.0))
+    max_grad_norm: Scalar | None = changed(40.0)
+    rollout_length: int = changed(20)
+    normalize_reward: bool | None = changed(
+        None,
+        help="divide by the running standard deviation of the discounted return; None: unless rewards are clipped",
     )
-    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar | None = number(
-        None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
-    )
+    optimizer: Optimizer = changed(RMSProp(eps=0.01))
     trace_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of V-trace; 1 uses the whole rollout")
     clip_rho: Scalar = number(1.0, above=0, help="V-trace rho-bar: largest importance weight of a TD error")
     clip_c: Scalar = number(1.0, above=0, help="V-trace c-bar: largest trace coefficient")
     clip_pg_rho: Scalar = number(1.0, above=0, help="largest importance weight in the policy gradient")
-    max_grad_norm: Scalar | None = number(40.0, above=0, help="clip gradients to this norm; None: no clipping")
-    observation_clip: Scalar = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
-    )
-    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
-    rollout_length: int = static(20, low=1, help="steps per environment and batch; whole_episodes: longest episode")
-    normalize_observation: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="normalize observations by running mean and standard deviation; None: for continuous actions",
-    )
-    normalize_reward: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="divide by the running standard deviation of the discounted return; None: unless rewards are clipped",
-    )
-    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
-    joint_grad_norm: bool = static(
-        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
-    )
-    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
     reduction: str = static("sum", choices=("sum", "mean"), help="sum or mean of the loss over the batch")
     reward_clipping: str = static(
         "none", choices=("none", "abs_one", "soft_asymmetric"), help="clips rewards before anything else uses them"
     )
-    optimizer: Optimizer = number(RMSProp(eps=0.01))
-    network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         # A sum over the batch meets returns of their own scale: that saturates the critic.

@@ -2,21 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.fields import ActorCriticFields, NormalizationFields, NStepFields, ReplayFields
 from jaxrl.algos.off_policy import Statistics
-from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Cosine, Scalar
-from jaxrl.core.sources import PlainRemover, PlainSampler
 from jaxrl.core.types import (
     TRANSITION_INPUTS,
     ActorOutput,
@@ -24,7 +22,6 @@ from jaxrl.core.types import (
     Carry,
     EnvSpec,
     ModelState,
-    Network,
     NetworkInputs,
     PyTree,
     Replicas,
@@ -32,7 +29,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import ActionValues, Actor, Critic, resolve_network
+from jaxrl.networks import ActionValues, Critic, resolve_network
 
 
 class IQLState(struct.PyTreeNode):
@@ -46,71 +43,42 @@ class IQLState(struct.PyTreeNode):
 
 
 @algorithm
-class IQL:
+class IQL(ReplayFields, NStepFields, NormalizationFields, ActorCriticFields):
     """Implicit Q-learning: values by expectile regression, and advantage-weighted regression of the policy."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics and the value function")
-    policy_learning_rate: Scalar | None = number(
-        Cosine(3e-4, 0.0), above=0, help="learning rate of the policy; None: learning_rate"
-    )
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    learning_rate: Scalar = changed(3e-4, help="learning rate of the critics and the value function")
+    policy_learning_rate: Scalar | None = changed(Cosine(3e-4, 0.0))
     expectile: Scalar = number(
         0.7, above=0, below=1, help="0.5: value of the data's policy; near 1: of its best actions"
     )
     inverse_temperature: Scalar = number(3.0, low=0, help="actions are weighted by exp(this times their advantage)")
     max_weight: Scalar = number(100.0, above=0, help="largest weight of an action")
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
-    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update")
-    rollout_length: int | None = static(
-        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
-    )
-    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
-    )
-    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    optimizer: Optimizer = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
-    critic: Critic = static(Critic())
     value: Critic = static(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_network(self.policy, spec),
-            critic=resolve_network(self.critic, spec),
+            **self.resolved_networks(spec),
             value=resolve_network(self.value, spec),
-            rollout_length=off_policy.rollout_length(self, num_envs),
+            rollout_length=self.steps_per_update(num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("IQL", self.policy, self.critic, spec, stochastic=True, discrete=True)
-        problems, head = field_problems(self) + off_policy.replay_problems(self) + networks, self.value.head
+        problems, head = field_problems(self) + networks, self.value.head
         if self.value.ensemble != 1 or not isinstance(head, ActionValues) or head.noisy:
             problems.append(f"IQL.value={self.value!r} must be one number: ensemble=1 and head=ActionValues()")
         return problems + ([] if networks else network_problems("IQL.value", self.value, spec, TRANSITION_INPUTS))
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
+        return {"replay": self.source(n_step=self.n_step)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> IQLState:
         policy_key, critic_key, value_key = jax.random.split(key, 3)
         optimizer = self.optimizer(self.learning_rate)
         return IQLState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer()),
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
             value=train_state.create(*self.value.init(value_key, without_choice(spec)), optimizer),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
@@ -153,7 +121,7 @@ class IQL:
         advantage = taken - state_value(self.value, value.variables, replay.observation, spec, train=False)[0]
         weights = jnp.minimum(jnp.exp(self.inverse_temperature * advantage), self.max_weight)
         policy, policy_metrics = regression.policy_step(
-            self.policy, state.policy, self._policy_optimizer(), replay, weights, spec, replicas
+            self.policy, state.policy, self.policy_optimizer, replay, weights, spec, replicas
         )
 
         # The critics (equation 6).
@@ -164,9 +132,6 @@ class IQL:
         critic = train_state.polyak_update(critic, self.tau)
         metrics = replicas.mean(fit.metrics | value_metrics | policy_metrics)
         return IQLState(policy, critic, value, statistics, state.updates + 1), UpdateInfo(metrics)
-
-    def _policy_optimizer(self) -> optax.GradientTransformation:
-        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
 
 
 def state_value(

@@ -6,28 +6,34 @@ Where actions are discrete, expectations over them are exact.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from jaxrl.algos import newest, off_policy, q_learning, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, static
+from jaxrl.algos.fields import (
+    ActorCriticFields,
+    CombinedReplayFields,
+    KLFields,
+    NoiseFields,
+    NormalizationFields,
+    NStepFields,
+    ReplayFields,
+    SupportFields,
+)
 from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
 from jaxrl.algos.off_policy import ActingCarry, Statistics
-from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import PlainRemover, PlainSampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
     EnvSpec,
-    Network,
     Params,
     PyTree,
     Replicas,
@@ -36,7 +42,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, CategoricalValues, Critic, from_unit, resolve_network
+from jaxrl.networks import Critic, from_unit
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, TanhGaussian
 from jaxrl.networks.q_heads import CategoricalReturns
 
@@ -99,79 +105,43 @@ class SampledActions(struct.PyTreeNode):
 
 
 @algorithm
-class MPO:
+class MPO(
+    ReplayFields,
+    NStepFields,
+    CombinedReplayFields,
+    NormalizationFields,
+    NoiseFields,
+    SupportFields,
+    KLFields,
+    ActorCriticFields,
+):
     """Maximum a posteriori policy optimization: KL-constrained regression on Q-weighted actions; uniform replay."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
-    dual_learning_rate: Scalar = number(1e-2, above=0, help="learning rate of the temperature and the KL multipliers")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    tau: Scalar = number(1.0, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    tau: Scalar = changed(1.0)
     target_period: int = static(100, low=1, help="updates between target updates")
     samples: int = static(20, low=1, help="continuous actions: samples of the policy per observation")
-    epsilon: Scalar = number(0.1, above=0, help="KL limit of the improved policy, in nats")
-    epsilon_mean: Scalar = number(2.5e-3, above=0, help="KL limit of the mean, or of discrete actions, in nats")
-    epsilon_std: Scalar = number(1e-4, above=0, help="KL limit of the standard deviation, in nats")
-    temperature: Scalar = number(1.0, above=0, help="initial temperature of the improved policy")
-    alpha_mean: Scalar = number(1.0, above=0, help="initial weight of the KL of the mean")
-    alpha_std: Scalar = number(10.0, above=0, help="initial weight of the KL of the standard deviation")
-    v_min: Scalar = number(-150.0, only_with="critic.head=categoricalvalues", help="lower end of the support")
-    v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
     per_dimension: bool = static(True, help="continuous actions: limit the KL of each action dimension, not their sum")
-    noise_correlation: float = static(
-        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise between steps; 0: independent"
-    )
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
-    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update")
-    rollout_length: int | None = static(
-        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
-    )
-    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
-    )
-    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    newest: int = static(
-        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
-    )
-    optimizer: Optimizer = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
-    critic: Critic = static(Critic(ensemble=1))
+    critic: Critic = changed(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_network(self.policy, spec),
-            critic=resolve_network(self.critic, spec),
-            rollout_length=off_policy.rollout_length(self, num_envs),
+            **self.resolved_networks(spec),
+            rollout_length=self.steps_per_update(num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         kinds = {"stochastic": True, "discrete": True, "categorical": True}
-        problems = field_problems(self) + off_policy.replay_problems(self) + newest.problems(self, recurrent=False)
+        problems = field_problems(self)
         problems += off_policy.problems("MPO", self.policy, self.critic, spec, **kinds)
-        if isinstance(self.critic.head, CategoricalValues):
-            problems += q_learning.support_problems("MPO", self.v_min, self.v_max)
         return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return newest.sources(off_policy.replay(self), self.newest)
+        return self.combined_sources(self.source(n_step=self.n_step))
 
     def init(self, key: jax.Array, spec: EnvSpec) -> MPOState:
         policy_key, critic_key = jax.random.split(key)
-        critic_optimizer = self.optimizer(self.learning_rate)
         multipliers, each = {"mean": self.alpha_mean}, (1,)
         if isinstance(spec.action_space, spaces.Box):
             multipliers["std"] = self.alpha_std
@@ -179,8 +149,8 @@ class MPO:
         duals = {name: jnp.full(each, before_softplus(value)) for name, value in multipliers.items()}
         duals["temperature"] = before_softplus(self.temperature)
         return MPOState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
-            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
             duals=train_state.create(duals, (), self.optimizer(self.dual_learning_rate)),
@@ -212,9 +182,9 @@ class MPO:
 
         following = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)
         target = self._target(following, replay)
-        critic_optimizer, support = self.optimizer(self.learning_rate), {"v_min": self.v_min, "v_max": self.v_max}
+        support = {"v_min": self.v_min, "v_max": self.v_max}
         critic, fit = off_policy.critic_step(
-            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas, **support
+            self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas, **support
         )
 
         old = self._candidates(state, replay.observation, replay.action_mask, key, spec)
@@ -243,7 +213,7 @@ class MPO:
 
         gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)((state.policy.params, state.duals.params))
         policy, _ = train_state.apply_gradients(
-            state.policy, gradients[0], self._policy_optimizer(), replicas, model_state
+            state.policy, gradients[0], self.policy_optimizer, replicas, model_state
         )
         dual_optimizer = self.optimizer(self.dual_learning_rate)
         duals = clip_duals(train_state.apply_gradients(state.duals, gradients[1], dual_optimizer, replicas)[0])
@@ -254,9 +224,6 @@ class MPO:
         share = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
         policy, critic = train_state.polyak_update(policy, share), train_state.polyak_update(critic, share)
         return MPOState(policy, critic, duals, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
-
-    def _policy_optimizer(self) -> optax.GradientTransformation:
-        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
 
     def _candidates(
         self, state: MPOState, observation: PyTree, mask: jax.Array | None, key: jax.Array, spec: EnvSpec

@@ -4,54 +4,13 @@ What is new is drawn late from a large replay. So the newest transitions are a p
 as ever. Both parts are views of one storage.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl.core.sources import Lifo, Replay, Source
 from jaxrl.core.types import Replicas, TransitionBatch
-
-
-class Fields(Protocol):
-    """The fields of an algorithm whose batches may have such a part."""
-
-    @property
-    def newest(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def storage(self) -> str: ...
-
-
-def sources(replay: Replay, newest: int) -> dict[str, Source]:
-    """The run's replay, which gives all of a batch but its `newest` transitions, and these."""
-    if not newest:
-        return {"replay": replay}
-    own = dataclasses.replace(replay, batch_size=replay.batch_size - newest)
-    # Drawn as the newest once, so that several of them, or several updates in one iteration, have different ones.
-    view = dataclasses.replace(
-        replay, over="replay", batch_size=newest, sampler=Lifo(), max_times_sampled=1, extras=(), frame_stack=None
-    )
-    return {"replay": own, "newest": view}
-
-
-def problems(fields: Fields, recurrent: bool) -> list[str]:
-    """Why an algorithm cannot have the newest transitions in its batches, one line each; empty if it can."""
-    name, found = type(fields).__name__, []
-    if not fields.newest:
-        return found
-    if fields.newest >= fields.batch_size:
-        found.append(
-            f"{name}.newest={fields.newest} must be less than batch_size={fields.batch_size}, of which it is a part"
-        )
-    if fields.storage != "ring":
-        found.append(f"{name}.newest={fields.newest} needs storage='ring', not {fields.storage!r}: both draw from it")
-    if recurrent:
-        found.append(f"{name}.newest={fields.newest} is of transitions; use networks without a recurrent core")
-    return found
 
 
 def drawn(batch: Mapping[str, Any], replicas: Replicas) -> Any:

@@ -1,9 +1,7 @@
 """What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
 
-import dataclasses
-import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,22 +12,10 @@ from jaxrl.algos import normalization, q_learning, train_state
 from jaxrl.algos.base import network_problems
 from jaxrl.algos.histories import History
 from jaxrl.algos.normalization import RunningStatistics
-from jaxrl.algos.optimizers import Number, Optimizer
+from jaxrl.algos.optimizers import Number
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
-from jaxrl.core.sources import (
-    Fifo,
-    FrameStack,
-    PlainRemover,
-    PlainSampler,
-    Prioritized,
-    Remover,
-    Sampler,
-    Sequence,
-    Uniform,
-    steps_per_update,
-)
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
@@ -41,7 +27,6 @@ from jaxrl.core.types import (
     Network,
     NetworkInputs,
     PyTree,
-    Replay,
     Replicas,
     TimeStep,
     TransitionBatch,
@@ -59,167 +44,6 @@ from jaxrl.networks import (
 )
 
 Statistics = RunningStatistics | tuple[()]  # of observations; () where they are not normalized
-
-
-class ReplayFields(Protocol):
-    """The fields that say how an algorithm fills its replay and draws from it."""
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-    @property
-    def capacity(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def min_size(self) -> int: ...
-    @property
-    def rollout_length(self) -> int | None: ...
-    @property
-    def replay_ratio(self) -> float | None: ...
-    @property
-    def samples_per_insert(self) -> float | None: ...
-    @property
-    def n_step(self) -> int | None: ...
-    @property
-    def storage(self) -> Literal["ring", "table", "flashbax"]: ...
-    @property
-    def sampler(self) -> Sampler | None: ...
-    @property
-    def remover(self) -> Remover | None: ...
-    @property
-    def max_times_sampled(self) -> int: ...
-
-
-def replay(
-    fields: ReplayFields,
-    sampler: Sampler | None = None,
-    *,
-    sequence: Sequence | None = None,
-    batch_size: int | None = None,
-    frame_stack: FrameStack | None = None,
-    n_step: int = 1,
-) -> Replay:
-    """The source that these fields describe.
-
-    Args:
-      fields: of an algorithm.
-      sampler: where `fields.sampler` is None; None: drawn from uniformly.
-      sequence: items are sequences instead of transitions.
-      batch_size: items of a batch; None: `fields.batch_size`.
-      frame_stack: how observations stack frames.
-      n_step: rewards summed before bootstrapping, where `fields.n_step` is None.
-    """
-    items = fields.batch_size if batch_size is None else batch_size
-    return Replay(
-        capacity=fields.capacity,
-        batch_size=items,
-        min_size=fields.min_size,
-        rollout_length=1 if fields.rollout_length is None else fields.rollout_length,
-        replay_ratio=updates_per_step(fields, items * (1 if sequence is None else sequence.length - 1)),
-        n_step=n_step if fields.n_step is None else fields.n_step,
-        sequence=sequence,
-        frame_stack=frame_stack,
-        storage=fields.storage,
-        sampler=fields.sampler or sampler or Uniform(),
-        remover=fields.remover or Fifo(),
-        max_times_sampled=fields.max_times_sampled,
-    )
-
-
-class SequenceFields(ReplayFields, Protocol):
-    """The fields of an algorithm whose policy and critics may be recurrent."""
-
-    @property
-    def sequence_length(self) -> int: ...
-    @property
-    def burn_in(self) -> int: ...
-    @property
-    def policy(self) -> Network: ...
-    @property
-    def critic(self) -> Critic: ...
-
-
-def is_recurrent(fields: SequenceFields) -> bool:
-    """Whether the policy or the critics have a memory."""
-    # What is no network is refused later.
-    return any(getattr(network, "recurrent", False) for network in (fields.policy, fields.critic))
-
-
-def replay_with_memory(fields: SequenceFields) -> Replay:
-    """The source that these fields describe: of transitions, or if anything is recurrent of sequences.
-
-    A batch of sequences is of about as many transitions.
-    """
-    if not is_recurrent(fields):
-        return replay(fields)
-    length = 1 if fields.rollout_length is None else fields.rollout_length
-    sequence = Sequence(fields.sequence_length, length, "continue", fields.burn_in, stored_carry=True)
-    # Not as many sequences: an update would cost their length times as much as one of transitions.
-    whole = max(fields.batch_size // max(fields.sequence_length - 1, 1), 1)
-    return replay(fields, sequence=sequence, batch_size=whole)
-
-
-def updates_per_step(fields: ReplayFields, transitions: int) -> float:
-    """Gradient updates per environment step, as `replay_ratio` says, or `samples_per_insert` of so many a batch."""
-    if fields.samples_per_insert is not None:
-        return fields.samples_per_insert / max(transitions, 1)
-    return 1.0 if fields.replay_ratio is None else fields.replay_ratio  # None of both is refused
-
-
-def replay_problems(fields: ReplayFields, *, prioritized: bool | None = None) -> list[str]:
-    """Why the fields of a replay do not go together, one line each; empty if they do.
-
-    Args:
-      fields: of an algorithm.
-      prioritized: its field of this name; None: it has none, because its updates give no priorities.
-    """
-    name, found = type(fields).__name__, []
-    for field, rules, plain in (("sampler", Sampler, PlainSampler), ("remover", Remover, PlainRemover)):
-        rule, known = getattr(fields, field), plain if prioritized is None else rules
-        if rule is None or isinstance(rule, known):
-            continue
-        names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
-        if isinstance(rule, rules):
-            found.append(
-                f"{name}.{field}={rule!r} goes by priorities, which {name} does not give; use one of {names}, or "
-                "another algorithm: DQN, R2D2 or D4PG"
-            )
-        else:
-            found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
-    numbers = (fields.sampler.exponent, fields.sampler.beta) if isinstance(fields.sampler, Prioritized) else ()
-    if not all(isinstance(x, int | float) and x >= 0 for x in numbers):
-        found.append(
-            f"{name}.sampler={fields.sampler!r:.120}: exponent and beta must be numbers of at least 0; only "
-            "prioritized=True takes schedules (priority_exponent, importance_exponent)"
-        )
-    ratio, samples = fields.replay_ratio, fields.samples_per_insert
-    default = type(fields).__dataclass_fields__["replay_ratio"].default
-    if samples is not None and ratio not in (None, default):
-        found.append(
-            f"{name}.replay_ratio={ratio} and samples_per_insert={samples} say the same in two ways; set one of them, "
-            "and the other to None"
-        )
-    if samples is None and ratio is None:
-        found.append(f"{name}.replay_ratio=None and samples_per_insert=None; set one of them")
-    if prioritized and fields.sampler is not None:
-        found.append(
-            f"{name}.prioritized=True draws by priority, and sampler={fields.sampler!r} is given too; set "
-            "prioritized=False, or sampler=None"
-        )
-    return found
-
-
-def rollout_length_with_memory(fields: SequenceFields, num_envs: int) -> int:
-    """`rollout_length`, but if anything is recurrent a quarter of a sequence: one begins with every rollout."""
-    if fields.rollout_length is None and is_recurrent(fields):
-        return max(fields.sequence_length // 4, 1)
-    return rollout_length(fields, num_envs)
-
-
-def rollout_length(fields: ReplayFields, num_envs: int) -> int:
-    """Steps of every environment between updates: as given, or as many as make one update."""
-    given = fields.rollout_length
-    return steps_per_update(updates_per_step(fields, fields.batch_size), num_envs) if given is None else given
 
 
 def problems(
@@ -269,13 +93,6 @@ def problems(
     elif isinstance(head, CategoricalValues) and not categorical:
         found.append(f"{name} has no ends of a support for {head!r}; use QuantileValues(), or D4PG")
     return found
-
-
-def policy_optimizer(
-    optimizer: Optimizer, own_rate: Number | None, learning_rate: Number
-) -> optax.GradientTransformation:
-    """The optimizer at the policy's own learning rate, or at the critics' where it has none."""
-    return optimizer(learning_rate if own_rate is None else own_rate)
 
 
 # --- normalizing observations ----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What the on-policy algorithms share: acting, carrying, normalizing, and turning a rollout into advantages."""
 
 from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,8 @@ from flax import struct
 
 from jaxrl.algos import minibatches, normalization, returns, train_state
 from jaxrl.algos.base import unresolved
-from jaxrl.algos.optimizers import Optimizer, clip_by_norm, clip_factor, clipped
+from jaxrl.algos.fields import OnPolicyFields
+from jaxrl.algos.optimizers import clip_by_norm, clip_factor, clipped
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -30,7 +31,6 @@ from jaxrl.core.types import (
     Rollout,
     Rollouts,
     TimeStep,
-    ValueNetwork,
 )
 from jaxrl.networks import PolicyValue, resolve_network
 
@@ -56,43 +56,6 @@ class PolicyCarry(struct.PyTreeNode):
 
     network: Carry
     discounted_return: PyTree
-
-
-class OnPolicyFields(Protocol):
-    """The fields by which an algorithm acts, normalizes, and learns from rollouts or whole episodes."""
-
-    @property
-    def learning_rate(self) -> Scalar | None: ...
-    @property
-    def value_learning_rate(self) -> Scalar | None: ...
-    @property
-    def gamma(self) -> Scalar: ...
-    @property
-    def value_cost(self) -> Scalar: ...
-    @property
-    def entropy_cost(self) -> Scalar | None: ...
-    @property
-    def max_grad_norm(self) -> Scalar | None: ...
-    @property
-    def observation_clip(self) -> Scalar: ...
-    @property
-    def reward_clip(self) -> Scalar: ...
-    @property
-    def rollout_length(self) -> int | None: ...
-    @property
-    def normalize_observation(self) -> bool | None: ...
-    @property
-    def normalize_reward(self) -> bool | None: ...
-    @property
-    def whole_episodes(self) -> bool: ...
-    @property
-    def joint_grad_norm(self) -> bool: ...
-    @property
-    def bootstrap_truncated(self) -> bool: ...
-    @property
-    def optimizer(self) -> Optimizer: ...
-    @property
-    def network(self) -> ValueNetwork: ...
 
 
 def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0.01) -> dict[str, Any]:

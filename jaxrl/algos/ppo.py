@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos.fields import OnPolicyFields
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, PolicyState
-from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
@@ -25,9 +25,7 @@ from jaxrl.core.types import (
     Source,
     TimeStep,
     UpdateInfo,
-    ValueNetwork,
 )
-from jaxrl.networks import ActorCritic
 from jaxrl.networks.torsos import has_grids
 
 
@@ -43,21 +41,15 @@ class PolicyLoss(Protocol):
 
 
 @algorithm
-class PPO:
+class PPO(OnPolicyFields):
     """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
-    learning_rate: Scalar | None = number(
+    learning_rate: Scalar | None = changed(
         None,
-        above=0,
         help="learning rate (of the policy, if value_learning_rate is set); None: falls to 0, from 3e-4 for continuous "
         "actions, from 5e-3 for grids of 10 x 10 (MinAtar), else from 5e-4",
     )
-    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar | None = number(
-        None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
-    )
+    rollout_length: int = changed(128)
     gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 is Monte Carlo")
     clip: Scalar = number(
         0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
@@ -76,27 +68,6 @@ class PPO:
         1000.0, low=0, only_with="objective=kl", help="weight of max(0, KL - 2 kl_target)^2"
     )
     initial_penalty: Scalar = number(1.0, above=0, only_with="objective=kl", help="initial weight of the KL penalty")
-    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
-    observation_clip: Scalar = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
-    )
-    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
-    rollout_length: int = static(128, low=1, help="steps per environment and batch; whole_episodes: longest episode")
-    normalize_observation: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="normalize observations by running mean and standard deviation; None: for continuous actions",
-    )
-    normalize_reward: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="divide by the running standard deviation of the discounted return; None: for continuous actions",
-    )
-    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
-    joint_grad_norm: bool = static(
-        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
-    )
-    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
     objective: str = static("clip", choices=("clip", "kl"), help="clipped probability ratio, or adaptive KL penalty")
     policy_loss: PolicyLoss | None = static(
         None,
@@ -109,8 +80,6 @@ class PPO:
     minibatches: int = static(4, low=1, help="gradient steps per pass")
     clip_value: bool = static(True, help="clip the change of value predictions too, by the same range")
     normalize_advantage: bool = static(True, help="standardize advantages per minibatch")
-    optimizer: Optimizer = number(Adam(eps=1e-5))
-    network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         found = on_policy.resolved(self, spec)

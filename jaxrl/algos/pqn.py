@@ -10,7 +10,8 @@ import optax
 from flax import struct
 
 from jaxrl.algos import on_policy, q_learning, returns, train_state
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos.fields import EpsilonGreedyFields
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.optimizers import Optimizer, RAdam, clipped
 from jaxrl.algos.q_learning import QCarry
@@ -50,26 +51,22 @@ class PQNState(struct.PyTreeNode):
 
 
 @algorithm
-class PQN:
+class PQN(EpsilonGreedyFields):
     """Parallelized Q-networks: Q(lambda) on rollouts, with layer normalization and no replay or target network."""
 
+    epsilon: Scalar = changed(Linear(1.0, 0.05, 0.5))
+    random_persistence: float | None = changed(
+        None,
+        before=0.0,
+        help="probability that a random action is repeated at the next step; None: 0.95, for images 0",
+    )
     learning_rate: Scalar = number(Linear(4e-4, 0.0), above=0, help="learning rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     return_lambda: Scalar = number(0.65, low=0, high=1, help="lambda of Q(lambda); 0 gives one-step targets")
-    epsilon: Scalar = number(Linear(1.0, 0.05, 0.5), low=0, high=1, help="probability of a random action")
-    ladder_exponent: Scalar = number(7.0, low=0, only_with="ladder", help="last environment uses epsilon^(1 + this)")
     max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
     rollout_length: int = static(64, low=1, help="steps per environment and batch")
     epochs: int = static(4, low=1, help="passes over each batch")
     minibatches: int = static(4, low=1, help="gradient steps per pass")
-    random_persistence: float | None = static(
-        None,
-        low=0,
-        below=1,
-        before=0.0,
-        help="probability that a random action is repeated at the next step; None: 0.95, for images 0",
-    )
-    ladder: bool = static(False, help="Ape-X ladder: epsilon decreases from the first environment to the last")
     optimizer: Optimizer = number(RAdam())
     network: Network = static(QNetwork())
 

@@ -6,7 +6,7 @@ demonstrations without rewards it is SQIL (Reddy et al., 2019, arXiv:1905.11108)
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +15,16 @@ import optax
 from flax import struct
 
 from jaxrl.algos import histories, imitation, newest, off_policy, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, field_problems, static
+from jaxrl.algos.fields import CombinedReplayFields, NoiseFields, NormalizationFields, SequenceFields, TemperatureFields
 from jaxrl.algos.off_policy import ActingCarry, Statistics
-from jaxrl.algos.optimizers import Adam, Number, Optimizer
+from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
-from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import PlainRemover, PlainSampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
     EnvSpec,
-    Network,
     PyTree,
     Replicas,
     Source,
@@ -34,7 +32,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Categorical, Critic, TanhGaussian, resolve_network
+from jaxrl.networks import Categorical, Critic, TanhGaussian
 
 
 class SACState(struct.PyTreeNode):
@@ -48,34 +46,9 @@ class SACState(struct.PyTreeNode):
 
 
 @algorithm
-class SAC:
+class SAC(SequenceFields, CombinedReplayFields, NormalizationFields, NoiseFields, TemperatureFields):
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
-    temperature_learning_rate: Scalar | None = number(
-        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: that of the critics"
-    )
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
-    temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
-    learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
-    target_entropy: Scalar = number(
-        -1.0,
-        high=0.69,
-        only_with="learn_temperature",
-        help="target entropy per dimension of continuous actions, in nats",
-    )
-    target_entropy_fraction: Scalar = number(
-        0.89,
-        above=0,
-        below=1,
-        only_with="learn_temperature",
-        help="discrete actions: target entropy as a fraction of the maximum",
-    )
-    noise_correlation: float = static(
-        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise between steps; 0: independent"
-    )
     random_correlation: float | None = static(
         0.9,
         low=0,
@@ -83,84 +56,40 @@ class SAC:
         before=None,
         help="continuous actions: the same of the random actions before the first update; None: noise_correlation",
     )
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
     imitate: bool = static(
         False, help="SQIL: a dataset's demonstrations are half of each batch, with reward 1, and others 0"
     )
-    sequence_length: int = static(
-        17,
-        low=2,
-        only_with="policy.recurrent or critic.recurrent",
-        help="time steps per sequence, the last of which only bootstraps",
-    )
-    burn_in: int = static(
-        8,
-        low=0,
-        only_with="policy.recurrent or critic.recurrent",
-        help="steps before each sequence that only warm up recurrent states",
-    )
-    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update; of sequences as many as are whole")
-    rollout_length: int | None = static(
-        None,
-        low=1,
-        help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
-    )
-    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
-    )
-    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    newest: int = static(
-        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
-    )
-    optimizer: Optimizer = number(Adam(eps=1e-8))
-    policy: Network = static(Actor())
-    critic: Critic = static(Critic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_network(self.policy, spec),
-            critic=resolve_network(self.critic, spec),
-            rollout_length=off_policy.rollout_length_with_memory(self, num_envs),
+            **self.resolved_networks(spec),
+            rollout_length=self.steps_per_update_with_memory(num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems(
             "SAC", self.policy, self.critic, spec, stochastic=True, discrete=True, memory=True
         )
-        problems = field_problems(self) + off_policy.replay_problems(self) + networks
-        problems += newest.problems(self, off_policy.is_recurrent(self))
+        problems = field_problems(self) + networks
         if self.imitate and self.newest:
             problems.append(f"SAC.newest={self.newest} is of what a run does; with imitate=True use 0")
-        if self.imitate and off_policy.is_recurrent(self):
+        if self.imitate and self.recurrent:
             problems.append("SAC.imitate=True learns from single transitions; use networks without a recurrent core")
         return problems
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        replay = off_policy.replay_with_memory(self)
-        return imitation.sources(replay) if self.imitate else newest.sources(replay, self.newest)
+        replay = self.source_with_memory()
+        return imitation.sources(replay) if self.imitate else self.combined_sources(replay)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
         policy_key, critic_key = jax.random.split(key)
-        critic_optimizer = self.optimizer(self.learning_rate)
         log_temperature = jnp.log(jnp.asarray(self.temperature, jnp.float32)) if self.learn_temperature else ()
         return SACState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer()),
-            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
-            log_temperature=train_state.create(log_temperature, (), self._temperature_optimizer()),
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
+            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
+            log_temperature=train_state.create(log_temperature, (), self.temperature_optimizer),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
         )
@@ -198,9 +127,8 @@ class SAC:
         slow = state.critic.target_variables
         value, log_prob = value_and_log_prob(self.critic, slow, following, observation, mask, next_key, spec)
         target = off_policy.expected_target(replay, value - temperature * log_prob, self.gamma)
-        critic_optimizer = self.optimizer(self.learning_rate)
         critic, fit = off_policy.critic_step(
-            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+            self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas
         )
 
         def policy_loss(params):
@@ -216,28 +144,19 @@ class SAC:
             return loss, (loss, log_prob, model_state)
 
         gradients, (loss, log_prob, model_state) = jax.grad(policy_loss, has_aux=True)(state.policy.params)
-        policy, _ = train_state.apply_gradients(
-            state.policy, gradients, self._policy_optimizer(), replicas, model_state
-        )
+        policy, _ = train_state.apply_gradients(state.policy, gradients, self.policy_optimizer, replicas, model_state)
 
         log_temperature = state.log_temperature
         if self.learn_temperature:
             wanted = wanted_entropy(replay, self.target_entropy, self.target_entropy_fraction, spec)
             log_temperature = temperature_step(
-                log_temperature, self._temperature_optimizer(), log_prob, wanted, replay.weight, replicas
+                log_temperature, self.temperature_optimizer, log_prob, wanted, replay.weight, replicas
             )
 
         metrics = {"policy_loss": loss, "entropy": weighted_mean(-log_prob, replay.weight, replicas)}
         metrics = replicas.mean(fit.metrics | metrics) | {"temperature": temperature}
         critic = train_state.polyak_update(critic, self.tau)
         return SACState(policy, critic, log_temperature, statistics, state.updates + 1), UpdateInfo(metrics)
-
-    def _policy_optimizer(self) -> optax.GradientTransformation:
-        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)
-
-    def _temperature_optimizer(self) -> optax.GradientTransformation:
-        rate = self.temperature_learning_rate
-        return self.optimizer(self.learning_rate if rate is None else rate)
 
 
 def value_and_log_prob(

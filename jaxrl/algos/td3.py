@@ -2,20 +2,24 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from jaxrl.algos import histories, newest, off_policy, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, number, static
+from jaxrl.algos.fields import (
+    ActorCriticFields,
+    CombinedReplayFields,
+    ExplorationNoiseFields,
+    NormalizationFields,
+    SequenceFields,
+)
 from jaxrl.algos.off_policy import ActingCarry, Statistics
-from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import PlainRemover, PlainSampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -26,7 +30,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic, resolve_network
+from jaxrl.networks import Actor
 
 
 class TD3State(struct.PyTreeNode):
@@ -40,85 +44,37 @@ class TD3State(struct.PyTreeNode):
 
 
 @algorithm
-class TD3:
+class TD3(SequenceFields, CombinedReplayFields, NormalizationFields, ExplorationNoiseFields, ActorCriticFields):
     """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
-    exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
-    noise_correlation: float = static(
-        0.9, low=0, below=1, before=0.0, help="correlation of exploration noise from step to step; 0: independent"
-    )
+    min_size: int = changed(5_000)
+    noise_correlation: float = changed(0.9, before=0.0)
+    policy: Network = changed(Actor(stochastic=False))
     target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
     target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
     policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
-    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
-    sequence_length: int = static(
-        17,
-        low=2,
-        only_with="policy.recurrent or critic.recurrent",
-        help="time steps per sequence, the last of which only bootstraps",
-    )
-    burn_in: int = static(
-        8,
-        low=0,
-        only_with="policy.recurrent or critic.recurrent",
-        help="steps before each sequence that only warm up recurrent states",
-    )
-    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(5_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update; of sequences as many as are whole")
-    rollout_length: int | None = static(
-        None,
-        low=1,
-        help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
-    )
-    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
-    )
-    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    newest: int = static(
-        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
-    )
-    optimizer: Optimizer = number(Adam(eps=1e-8))
-    policy: Network = static(Actor(stochastic=False))
-    critic: Critic = static(Critic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_network(self.policy, spec),
-            critic=resolve_network(self.critic, spec),
-            rollout_length=off_policy.rollout_length_with_memory(self, num_envs),
+            **self.resolved_networks(spec),
+            rollout_length=self.steps_per_update_with_memory(num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("TD3", self.policy, self.critic, spec, stochastic=False, memory=True)
-        found = field_problems(self) + off_policy.replay_problems(self) + networks
-        return found + newest.problems(self, off_policy.is_recurrent(self))
+        found = field_problems(self) + networks
+        return found
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return newest.sources(off_policy.replay_with_memory(self), self.newest)
+        return self.combined_sources(self.source_with_memory())
 
     def init(self, key: jax.Array, spec: EnvSpec) -> TD3State:
         policy_key, critic_key = jax.random.split(key)
-        critic_optimizer = self.optimizer(self.learning_rate)
         return TD3State(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
-            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
             policy_loss=jnp.float32(0.0),
@@ -152,14 +108,13 @@ class TD3:
         next_action = off_policy.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
         slow = state.critic.target_variables
         target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
-        critic_optimizer = self.optimizer(self.learning_rate)
         critic, fit = off_policy.critic_step(
-            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+            self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas
         )
 
         def policy_step(policy):
             return off_policy.dpg_step(
-                self.policy, policy, self._policy_optimizer(), self.critic, critic, replay, spec, replicas
+                self.policy, policy, self.policy_optimizer, self.critic, critic, replay, spec, replicas
             )
 
         updates = state.updates + 1
@@ -169,6 +124,3 @@ class TD3:
         )
         metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
         return TD3State(policy, critic, statistics, updates, loss), UpdateInfo(metrics)
-
-    def _policy_optimizer(self) -> optax.GradientTransformation:
-        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)

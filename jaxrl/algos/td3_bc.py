@@ -2,20 +2,18 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, number, static
+from jaxrl.algos.fields import ActorCriticFields, NormalizationFields, NStepFields, ReplayFields
 from jaxrl.algos.off_policy import Statistics
-from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import PlainRemover, PlainSampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -27,7 +25,7 @@ from jaxrl.core.types import (
     TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic, resolve_network
+from jaxrl.networks import Actor
 
 
 class TD3BCState(struct.PyTreeNode):
@@ -41,65 +39,38 @@ class TD3BCState(struct.PyTreeNode):
 
 
 @algorithm
-class TD3BC:
+class TD3BC(ReplayFields, NStepFields, NormalizationFields, ActorCriticFields):
     """TD3 whose policy loss adds a squared error to the data's actions; observations are normalized."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
-    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    policy: Network = changed(Actor(stochastic=False))
+    normalize_observation: bool = changed(True)
+    observation_clip: Scalar | None = changed(None)
     alpha: Scalar = number(2.5, above=0, help="weight of the critic's value, normalized to a mean magnitude of 1")
     exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
     target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
     target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
     policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
-    normalize_observation: bool = static(True, help="normalize observations by running mean and standard deviation")
-    observation_clip: Scalar | None = number(
-        None, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
-    )
-    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
-    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update")
-    rollout_length: int | None = static(
-        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
-    )
-    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
-    samples_per_insert: float | None = static(
-        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
-    )
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
-    )
-    sampler: PlainSampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: PlainRemover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    optimizer: Optimizer = number(Adam(eps=1e-8))
-    policy: Network = static(Actor(stochastic=False))
-    critic: Critic = static(Critic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(
             self,
-            policy=resolve_network(self.policy, spec),
-            critic=resolve_network(self.critic, spec),
-            rollout_length=off_policy.rollout_length(self, num_envs),
+            **self.resolved_networks(spec),
+            rollout_length=self.steps_per_update(num_envs),
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("TD3BC", self.policy, self.critic, spec, stochastic=False)
-        return field_problems(self) + off_policy.replay_problems(self) + networks
+        return field_problems(self) + networks
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
+        return {"replay": self.source(n_step=self.n_step)}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> TD3BCState:
         policy_key, critic_key = jax.random.split(key)
-        critic_optimizer = self.optimizer(self.learning_rate)
         return TD3BCState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), self._policy_optimizer(), target=True),
-            critic=train_state.create(*self.critic.init(critic_key, spec), critic_optimizer, target=True),
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
+            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
             policy_loss=jnp.float32(0.0),
@@ -130,9 +101,8 @@ class TD3BC:
         next_action = off_policy.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
         slow = state.critic.target_variables
         target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
-        critic_optimizer = self.optimizer(self.learning_rate)
         critic, fit = off_policy.critic_step(
-            self.critic, state.critic, critic_optimizer, replay, target, spec, replicas
+            self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas
         )
 
         def policy_loss(params):
@@ -147,7 +117,7 @@ class TD3BC:
 
         def policy_step(policy):
             (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(policy.params)
-            policy, _ = train_state.apply_gradients(policy, gradients, self._policy_optimizer(), replicas, model_state)
+            policy, _ = train_state.apply_gradients(policy, gradients, self.policy_optimizer, replicas, model_state)
             return policy, loss
 
         updates = state.updates + 1
@@ -157,6 +127,3 @@ class TD3BC:
         )
         metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
         return TD3BCState(policy, critic, statistics, updates, loss), UpdateInfo(metrics)
-
-    def _policy_optimizer(self) -> optax.GradientTransformation:
-        return off_policy.policy_optimizer(self.optimizer, self.policy_learning_rate, self.learning_rate)

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import on_policy, returns, train_state
-from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
+from jaxrl.algos.fields import KLFields, OnPolicyFields
 from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, Statistics
-from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
@@ -28,9 +28,8 @@ from jaxrl.core.types import (
     Source,
     TimeStep,
     UpdateInfo,
-    ValueNetwork,
 )
-from jaxrl.networks import ActorCritic, Distribution
+from jaxrl.networks import Distribution
 from jaxrl.networks.distributions import DiagonalGaussian, Joint, TanhGaussian
 from jaxrl.networks.torsos import has_images
 
@@ -45,53 +44,24 @@ class VMPOState(struct.PyTreeNode):
 
 
 @algorithm
-class VMPO:
+class VMPO(KLFields, OnPolicyFields):
     """On-policy MPO: regression on the better half of actions, with KL limits; recurrent when its network is."""
 
-    learning_rate: Scalar = number(
-        Linear(1e-3, 0.0), above=0, help="learning rate (of the policy, if value_learning_rate is set)"
+    learning_rate: Scalar = changed(Linear(1e-3, 0.0))
+    value_cost: Scalar = changed(1.0)
+    entropy_cost: Scalar | None = changed(
+        None, help="weight of the entropy bonus; None: 0.15 for discrete actions from images, else 0"
     )
-    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
-    dual_learning_rate: Scalar = number(1e-2, above=0, help="learning rate of the temperature and the KL multipliers")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 gives n-step returns")
-    target_period: int = static(1, low=1, help="batches between copies of the network to the policy that acts")
-    epsilon: Scalar = number(0.1, above=0, help="KL limit of the advantage weights, in nats")
-    epsilon_mean: Scalar = number(1e-2, above=0, help="KL limit of the mean, or of discrete actions, in nats")
-    epsilon_std: Scalar = number(1e-3, above=0, help="continuous actions: KL limit of the standard deviation, in nats")
-    temperature: Scalar = number(1.0, above=0, help="initial temperature of the advantage weights")
-    alpha_mean: Scalar = number(1.0, above=0, help="initial weight of the KL of the mean")
-    alpha_std: Scalar = number(1.0, above=0, help="continuous actions: initial weight of the standard deviation's KL")
-    value_cost: Scalar = number(1.0, low=0, help="weight of the value loss")
-    entropy_cost: Scalar | None = number(
-        None, low=0, help="weight of the entropy bonus; None: 0.15 for discrete actions from images, else 0"
-    )
-    max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
-    observation_clip: Scalar = number(
-        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
-    )
-    reward_clip: Scalar = number(10.0, above=0, only_with="normalize_reward", help="clip of normalized rewards")
-    rollout_length: int | None = static(
+    rollout_length: int | None = changed(
         None,
-        low=1,
         help="steps per environment and batch; None: 64, or 128 for continuous actions without a recurrent core; "
         "whole_episodes: longest episode",
     )
-    normalize_observation: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="normalize observations by running mean and standard deviation; None: for continuous actions",
-    )
-    normalize_reward: bool | None = static(
-        None,
-        choices=(None, True, False),
-        help="divide by the running standard deviation of the discounted return; None: for continuous actions",
-    )
-    whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
-    joint_grad_norm: bool = static(
-        False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
-    )
-    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
+    epsilon_mean: Scalar = changed(1e-2)
+    epsilon_std: Scalar = changed(1e-3)
+    alpha_std: Scalar = changed(1.0)
+    gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 gives n-step returns")
+    target_period: int = static(1, low=1, help="batches between copies of the network to the policy that acts")
     epochs: int = static(4, low=1, help="passes over each batch")
     minibatches: int | None = static(
         None,
@@ -99,8 +69,6 @@ class VMPO:
         help="gradient steps per pass; each takes the better half of its own rows; None: 4, or 8 where "
         "rollout_length is 128 by itself",
     )
-    optimizer: Optimizer = number(Adam(eps=1e-5))
-    network: ValueNetwork = static(ActorCritic())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         # Why, with figures: docs/algorithms/vmpo.md.

@@ -23,7 +23,7 @@ OWN, LAST = 12, 4
 
 def sources(shards=1, **changes):
     replay = Replay(capacity=4 * 16, batch_size=OWN + LAST, min_size=1, sampler=Prioritized(), **changes)
-    return Fed(newest.sources(replay, LAST), ROWS, rollout=4, shards=shards)
+    return Fed(jaxrl.DQN(newest=LAST).combined_sources(replay), ROWS, rollout=4, shards=shards)
 
 
 @pytest.mark.parametrize("shards", [1, 2])

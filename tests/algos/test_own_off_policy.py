@@ -5,7 +5,7 @@ critics in one batch, so that batch normalization sees the actions of the data a
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,12 @@ from helpers.programs import assert_equal
 
 import jaxrl
 from jaxrl.algos import off_policy, q_learning, train_state
-from jaxrl.algos.base import algorithm, field_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, number
+from jaxrl.algos.fields import ActorCriticFields, ReplayFields
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.sac import value_and_log_prob
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import Remover, Sampler
 from jaxrl.core.types import (
     ActorOutput,
     ActorState,
@@ -34,7 +34,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic, resolve_network
+from jaxrl.networks import Actor, Critic
 
 
 class CrossQState(struct.PyTreeNode):
@@ -46,45 +46,35 @@ class CrossQState(struct.PyTreeNode):
 
 
 @algorithm
-class CrossQ:
+class CrossQ(ReplayFields, ActorCriticFields):
     """Soft actor-critic without target networks, kept stable by batch normalization."""
 
-    learning_rate: Scalar = number(1e-3, above=0, help="step size")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount")
+    learning_rate: Scalar = changed(1e-3)
     temperature: Scalar = number(0.05, above=0, help="weight of the entropy")
-    n_step: int = static(1, low=1, help="rewards summed before bootstrapping")
-    capacity: int = static(10_000, low=1, help="transitions that the replay holds")
-    min_size: int = static(256, low=1, help="transitions before the first update")
-    batch_size: int = static(64, low=1, help="transitions an update")
-    rollout_length: int = static(1, low=1, help="steps of every environment between two rounds of updates")
-    replay_ratio: float | None = static(0.25, above=0, help="updates per environment step")
-    samples_per_insert: float | None = static(None, above=0, help="transitions drawn per transition stored")
-    storage: Literal["ring", "table", "flashbax"] = static(
-        "ring", choices=("ring", "table", "flashbax"), help="what keeps the replay"
-    )
-    sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
-    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
-    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
-    optimizer: Optimizer = number(Adam(b1=0.5, eps=1e-8))
-    policy: Network = static(Actor(widths=(32,)))
-    critic: Critic = static(Critic(widths=(64,), normalization="batch"))
+    capacity: int = changed(10_000)
+    min_size: int = changed(256)
+    batch_size: int = changed(64)
+    rollout_length: int = changed(1)
+    replay_ratio: float | None = changed(0.25)
+    optimizer: Optimizer = changed(Adam(b1=0.5, eps=1e-8))
+    policy: Network = changed(Actor(widths=(32,)))
+    critic: Critic = changed(Critic(widths=(64,), normalization="batch"))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return self.replace(policy=resolve_network(self.policy, spec), critic=resolve_network(self.critic, spec))
+        return self.replace(**self.resolved_networks(spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         return field_problems(self) + off_policy.problems("CrossQ", self.policy, self.critic, spec, stochastic=True)
 
     @property
     def experience(self) -> Mapping[str, Source]:
-        return {"replay": off_policy.replay(self)}
+        return {"replay": self.source()}
 
     def init(self, key: jax.Array, spec: EnvSpec) -> CrossQState:
         policy_key, critic_key = jax.random.split(key)
-        optimizer = self.optimizer(self.learning_rate)
         return CrossQState(
-            policy=train_state.create(*self.policy.init(policy_key, spec), optimizer),
-            critic=train_state.create(*self.critic.init(critic_key, spec), optimizer),
+            policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
+            critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer),
             updates=jnp.int32(0),
         )
 
@@ -107,7 +97,6 @@ class CrossQ:
     ) -> tuple[CrossQState, UpdateInfo]:
         replay: TransitionBatch = batch["replay"]
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
-        optimizer = self.optimizer(self.learning_rate)
         following = off_policy.evaluate_policy(self.policy, state.policy.variables, replay.next_observation, spec)
         next_action, next_log_prob = following.sample_and_log_prob(next_key)
 
@@ -131,7 +120,7 @@ class CrossQ:
             )
 
         gradients, (metrics, model_state) = jax.grad(critic_loss, has_aux=True)(state.critic.params)
-        critic, _ = train_state.apply_gradients(state.critic, gradients, optimizer, replicas, model_state)
+        critic, _ = train_state.apply_gradients(state.critic, gradients, self.critic_optimizer, replicas, model_state)
 
         def policy_loss(params):
             variables = state.policy.variables.replace(params=params)
@@ -142,7 +131,7 @@ class CrossQ:
             return weighted_mean(self.temperature * log_prob - value, replay.weight, replicas), model_state
 
         (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(state.policy.params)
-        policy, _ = train_state.apply_gradients(state.policy, gradients, optimizer, replicas, model_state)
+        policy, _ = train_state.apply_gradients(state.policy, gradients, self.policy_optimizer, replicas, model_state)
         metrics = replicas.mean(metrics | {"policy_loss": loss})
         return CrossQState(policy, critic, state.updates + 1), UpdateInfo(metrics)
 

@@ -1,0 +1,111 @@
+"""Fields of the off-policy actor-critics, and of how they explore."""
+
+from typing import Any
+
+import optax
+
+from jaxrl.algos import q_learning
+from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.optimizers import Adam, Optimizer
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import EnvSpec, Network
+from jaxrl.networks import Actor, CategoricalValues, Critic, resolve_network
+
+
+@field_group
+class ActorCriticFields:
+    """Policy, critics, and how both are optimized."""
+
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
+    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+    optimizer: Optimizer = number(Adam(eps=1e-8))
+    policy: Network = static(Actor())
+    critic: Critic = static(Critic())
+
+    def resolved_networks(self, spec: EnvSpec) -> dict[str, Any]:
+        """Return `policy` and `critic` with the torsos that suit the observations, where they leave these open."""
+        return {"policy": resolve_network(self.policy, spec), "critic": resolve_network(self.critic, spec)}
+
+    @property
+    def critic_optimizer(self) -> optax.GradientTransformation:
+        """The optimizer at the learning rate of the critics."""
+        return self.optimizer(self.learning_rate)
+
+    @property
+    def policy_optimizer(self) -> optax.GradientTransformation:
+        """The optimizer at the learning rate of the policy."""
+        rate = self.policy_learning_rate
+        return self.optimizer(self.learning_rate if rate is None else rate)
+
+
+@field_group
+class TemperatureFields(ActorCriticFields):
+    """The weight of a policy's entropy, fixed or learned."""
+
+    temperature_learning_rate: Scalar | None = number(
+        None, above=0, only_with="learn_temperature", help="learning rate of the temperature; None: that of the critics"
+    )
+    temperature: Scalar = number(1.0, above=0, help="weight of the entropy; the initial weight if it is learned")
+    learn_temperature: bool = static(True, help="adapt the temperature to the target entropy")
+    target_entropy: Scalar = number(
+        -1.0,
+        high=0.69,
+        only_with="learn_temperature",
+        help="target entropy per dimension of continuous actions, in nats",
+    )
+    target_entropy_fraction: Scalar = number(
+        0.89,
+        above=0,
+        below=1,
+        only_with="learn_temperature",
+        help="discrete actions: target entropy as a fraction of the maximum",
+    )
+
+    @property
+    def temperature_optimizer(self) -> optax.GradientTransformation:
+        """The optimizer at the learning rate of the temperature."""
+        rate = self.temperature_learning_rate
+        return self.optimizer(self.learning_rate if rate is None else rate)
+
+
+@field_group
+class SupportFields:
+    """The support of categorical values."""
+
+    v_min: Scalar = number(-150.0, only_with="critic.head=categoricalvalues", help="lower end of the support")
+    v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
+
+    def problems(self) -> list[str]:
+        """Explain why the ends are not those of an interval, where a head has a support."""
+        network = getattr(self, "critic", None) or getattr(self, "network", None)
+        if not isinstance(getattr(network, "head", None), CategoricalValues):
+            return []
+        return q_learning.support_problems(type(self).__name__, self.v_min, self.v_max)
+
+
+@field_group
+class NormalizationFields:
+    """Normalization of observations."""
+
+    normalize_observation: bool = static(False, help="normalize observations by running mean and standard deviation")
+    observation_clip: Scalar | None = number(
+        10.0, above=0, only_with="normalize_observation", help="clip of normalized observations; None: no clipping"
+    )
+
+
+@field_group
+class NoiseFields:
+    """Correlation of exploration noise in time."""
+
+    noise_correlation: float = static(
+        0.0, low=0, below=1, help="continuous actions: correlation of exploration noise between steps; 0: independent"
+    )
+
+
+@field_group
+class ExplorationNoiseFields(NoiseFields):
+    """Exploration noise of deterministic policies."""
+
+    exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")

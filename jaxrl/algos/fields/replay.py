@@ -1,0 +1,260 @@
+"""Fields of algorithms that learn from a replay, and the sources that these describe."""
+
+import dataclasses
+import typing
+from typing import Literal
+
+from jaxrl.algos.base import changed, field_group, number, static
+from jaxrl.core.schedules import Linear, Scalar
+from jaxrl.core.sources import (
+    Fifo,
+    FrameStack,
+    Lifo,
+    PlainRemover,
+    PlainSampler,
+    Prioritized,
+    Remover,
+    Sampler,
+    Sequence,
+    Source,
+    Uniform,
+    by_priority,
+    steps_per_update,
+)
+from jaxrl.core.types import Replay
+
+
+@field_group
+class StorageFields:
+    """How an algorithm fills its replay and draws from it."""
+
+    capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
+    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    batch_size: int = static(256, low=1, help="transitions per update")
+    rollout_length: int | None = static(
+        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
+    )
+    replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
+    samples_per_insert: float | None = static(
+        None, above=0, help="transitions drawn per transition stored, in place of replay_ratio"
+    )
+    storage: Literal["ring", "table", "flashbax"] = static(
+        "ring", choices=("ring", "table", "flashbax"), help="ring of rows, table of items, or flashbax (one-step only)"
+    )
+    sampler: Sampler | None = static(None, help="which item is drawn; None: uniformly")
+    remover: Remover | None = static(None, help="which item leaves a full table; None: the oldest")
+    max_times_sampled: int = static(0, low=0, help="draws after which an item is removed; 0: no limit")
+
+    def source(
+        self,
+        sampler: Sampler | None = None,
+        *,
+        sequence: Sequence | None = None,
+        batch_size: int | None = None,
+        frame_stack: FrameStack | None = None,
+        n_step: int = 1,
+    ) -> Replay:
+        """Return the replay that these fields describe.
+
+        Args:
+          sampler: where the field `sampler` is None; None: uniform.
+          sequence: items are sequences instead of transitions.
+          batch_size: items of a batch; None: the field `batch_size`.
+          frame_stack: how observations stack frames.
+          n_step: rewards summed before bootstrapping.
+        """
+        items = self.batch_size if batch_size is None else batch_size
+        return Replay(
+            capacity=self.capacity,
+            batch_size=items,
+            min_size=self.min_size,
+            rollout_length=1 if self.rollout_length is None else self.rollout_length,
+            replay_ratio=self._updates_per_step(items * (1 if sequence is None else sequence.length - 1)),
+            n_step=n_step,
+            sequence=sequence,
+            frame_stack=frame_stack,
+            storage=self.storage,
+            sampler=self.sampler or sampler or Uniform(),
+            remover=self.remover or Fifo(),
+            max_times_sampled=self.max_times_sampled,
+        )
+
+    def steps_per_update(self, num_envs: int) -> int:
+        """Return `rollout_length`, or as many steps of each of `num_envs` environments as make one update."""
+        if self.rollout_length is not None:
+            return self.rollout_length
+        return steps_per_update(self._updates_per_step(self.batch_size), num_envs)
+
+    def _updates_per_step(self, transitions: int) -> float:
+        """Return gradient updates per environment step, where an update draws so many transitions."""
+        if self.samples_per_insert is not None:
+            return self.samples_per_insert / max(transitions, 1)
+        return 1.0 if self.replay_ratio is None else self.replay_ratio  # both None: a problem
+
+    def problems(self) -> list[str]:
+        """Explain which fields do not go together, one line each."""
+        name, found = type(self).__name__, []
+        by_priorities = isinstance(self, PrioritizedFields)
+        for field, rules, plain in (("sampler", Sampler, PlainSampler), ("remover", Remover, PlainRemover)):
+            rule, known = getattr(self, field), rules if by_priorities else plain
+            if rule is None or isinstance(rule, known):
+                continue
+            names = ", ".join(f"{kind.__name__}()" for kind in typing.get_args(known))
+            if isinstance(rule, rules):
+                found.append(
+                    f"{name}.{field}={rule!r} goes by priorities, which {name} does not give; use one of {names}, or "
+                    "another algorithm: DQN, R2D2 or D4PG"
+                )
+            else:
+                found.append(f"{name}.{field}={rule!r:.80} is not one of {names} of jaxrl.core.sources, or None")
+        numbers = (self.sampler.exponent, self.sampler.beta) if isinstance(self.sampler, Prioritized) else ()
+        if not all(isinstance(x, int | float) and x >= 0 for x in numbers):
+            found.append(
+                f"{name}.sampler={self.sampler!r:.120}: exponent and beta must be numbers of at least 0; only "
+                "prioritized=True takes schedules (priority_exponent, importance_exponent)"
+            )
+        ratio, samples = self.replay_ratio, self.samples_per_insert
+        default = type(self).__dataclass_fields__["replay_ratio"].default
+        if samples is not None and ratio not in (None, default):
+            found.append(
+                f"{name}.replay_ratio={ratio} and samples_per_insert={samples} say the same in two ways; set one of "
+                "them, and the other to None"
+            )
+        if samples is None and ratio is None:
+            found.append(f"{name}.replay_ratio=None and samples_per_insert=None; set one of them")
+        return found
+
+
+@field_group
+class ReplayFields(StorageFields):
+    """A replay whose updates give no priorities."""
+
+    sampler: PlainSampler | None = changed(None)
+    remover: PlainRemover | None = changed(None)
+
+
+@field_group
+class NStepFields:
+    """Rewards of several steps before bootstrapping."""
+
+    n_step: int = static(1, low=1, help="number of rewards summed before bootstrapping")
+
+
+@field_group
+class PrioritizedFields(StorageFields):
+    """Prioritized replay."""
+
+    priority_exponent: Scalar = number(0.6, low=0, only_with="prioritized", help="exponent of the priorities (alpha)")
+    importance_exponent: Scalar = number(
+        Linear(0.4, 1.0), low=0, high=1, only_with="prioritized", help="importance exponent (beta)"
+    )
+    prioritized: bool = static(True, help="prioritized replay: sample by the last error")
+    sampler: Sampler | None = changed(None, help="which item is drawn; None: by prioritized")
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether items are drawn or removed by priorities, so that updates must give some."""
+        return self.prioritized or by_priority(self.sampler, self.remover)
+
+    def problems(self) -> list[str]:
+        """Explain which fields do not go together, one line each."""
+        if not self.prioritized or self.sampler is None:
+            return []
+        return [
+            f"{type(self).__name__}.prioritized=True draws by priority, and sampler={self.sampler!r} is given too; set "
+            "prioritized=False, or sampler=None"
+        ]
+
+
+@field_group
+class SequenceFields(ReplayFields, NStepFields):
+    """Sequences in place of transitions, for a policy or critics with a memory."""
+
+    sequence_length: int = static(
+        17,
+        low=2,
+        only_with="policy.recurrent or critic.recurrent",
+        help="time steps per sequence, the last of which only bootstraps",
+    )
+    burn_in: int = static(
+        8,
+        low=0,
+        only_with="policy.recurrent or critic.recurrent",
+        help="steps before each sequence that only warm up recurrent states",
+    )
+    batch_size: int = changed(256, help="transitions per update; of sequences as many as are whole")
+    rollout_length: int | None = changed(
+        None, help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence"
+    )
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the policy or the critics have a memory."""
+        return _is_recurrent(self)
+
+    def source_with_memory(self) -> Replay:
+        """Return the replay of transitions, or if anything is recurrent of sequences, about as many transitions."""
+        if not self.recurrent:
+            return self.source(n_step=self.n_step)
+        length = 1 if self.rollout_length is None else self.rollout_length
+        sequence = Sequence(self.sequence_length, length, "continue", self.burn_in, stored_carry=True)
+        # Not as many sequences: an update would cost their length times as much as one of transitions.
+        whole = max(self.batch_size // max(self.sequence_length - 1, 1), 1)
+        return self.source(sequence=sequence, batch_size=whole, n_step=self.n_step)
+
+    def steps_per_update_with_memory(self, num_envs: int) -> int:
+        """Return `steps_per_update`, but if anything is recurrent a quarter of a sequence: each rollout begins one."""
+        if self.rollout_length is None and self.recurrent:
+            return max(self.sequence_length // 4, 1)
+        return self.steps_per_update(num_envs)
+
+
+@field_group
+class CombinedReplayFields(StorageFields):
+    """Combined experience replay (Zhang and Sutton, 2017, arXiv:1712.01275): the newest transitions in every batch.
+
+    What is new is drawn late from a large replay. So the newest transitions are a part of each batch, and the rest is
+    drawn as ever. Both parts are views of one storage.
+    """
+
+    newest: int = static(
+        0, low=0, help="of each batch, so many are the newest transitions (combined experience replay)"
+    )
+
+    def combined_sources(self, replay: Replay) -> dict[str, Source]:
+        """Return the replay, which gives all of a batch but its `newest` transitions, and the source of these."""
+        if not self.newest:
+            return {"replay": replay}
+        own = dataclasses.replace(replay, batch_size=replay.batch_size - self.newest)
+        # Drawn as the newest once, so that several of them, or several updates in one iteration, have different ones.
+        view = dataclasses.replace(
+            replay,
+            over="replay",
+            batch_size=self.newest,
+            sampler=Lifo(),
+            max_times_sampled=1,
+            extras=(),
+            frame_stack=None,
+        )
+        return {"replay": own, "newest": view}
+
+    def problems(self) -> list[str]:
+        """Explain why batches cannot have the newest transitions, one line each."""
+        name, found = type(self).__name__, []
+        if not self.newest:
+            return found
+        if self.newest >= self.batch_size:
+            found.append(
+                f"{name}.newest={self.newest} must be less than batch_size={self.batch_size}, of which it is a part"
+            )
+        if self.storage != "ring":
+            found.append(f"{name}.newest={self.newest} needs storage='ring', not {self.storage!r}: both draw from it")
+        if _is_recurrent(self):
+            found.append(f"{name}.newest={self.newest} is of transitions; use networks without a recurrent core")
+        return found
+
+
+def _is_recurrent(algo: StorageFields) -> bool:
+    # What is no network is refused later.
+    networks = (getattr(algo, name, None) for name in ("policy", "critic", "network"))
+    return any(getattr(network, "recurrent", False) for network in networks)
