@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
+from jaxrl.algos.acting import policy_output
 from jaxrl.algos.base import algorithm, field_problems, network_problems, number, static
 from jaxrl.algos.fields import NormalizationFields
 from jaxrl.algos.off_policy import Statistics
@@ -84,7 +85,7 @@ class BC(NormalizationFields):
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        output = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
+        output, _ = policy_output(self.policy, actor, timestep, (), self.observation_clip, spec)
         if not self.policy.stochastic:
             return ActorOutput(output, carry)
         return ActorOutput(output.sample(key) if explore else output.mode(), carry)
@@ -92,8 +93,7 @@ class BC(NormalizationFields):
     def update(
         self, state: BCState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[BCState, UpdateInfo]:
-        clip = self.observation_clip
-        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
 
         def loss(params):
             variables = state.policy.variables.replace(params=params)

@@ -10,21 +10,18 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, regression, sac, train_state
+from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import NormalizationFields, NStepFields, ReplayFields, TemperatureFields
+from jaxrl.algos.fields import NStepFields, ReplayFields, TemperatureFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    ActorOutput,
-    ActorState,
-    Carry,
     EnvSpec,
     Network,
     Replicas,
     Source,
-    TimeStep,
     TransitionBatch,
     UpdateInfo,
 )
@@ -45,7 +42,7 @@ class CQLState(struct.PyTreeNode):
 
 
 @algorithm
-class CQL(ReplayFields, NStepFields, NormalizationFields, TemperatureFields):
+class CQL(StochasticActing, ReplayFields, NStepFields, TemperatureFields):
     """Conservative Q-learning, CQL(H): SAC whose critic loss penalizes out-of-distribution actions."""
 
     policy_learning_rate: Scalar | None = changed(3e-5)
@@ -88,25 +85,11 @@ class CQL(ReplayFields, NStepFields, NormalizationFields, TemperatureFields):
             updates=jnp.int32(0),
         )
 
-    def actor(self, state: CQLState) -> ActorState:
-        return off_policy.actor(state.policy, state.statistics, state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        return ActorOutput(
-            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
-        )
-
     def update(
         self, state: CQLState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[CQLState, UpdateInfo]:
-        clip, optimizer = self.observation_clip, self.optimizer(self.learning_rate)
-        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        optimizer = self.critic_optimizer
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
         temperature = jnp.exp(state.log_temperature.params) if self.learn_temperature else self.temperature
         coefficient = self.coefficient

@@ -9,21 +9,18 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import off_policy, q_learning, regression, train_state
+from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import ActorCriticFields, NormalizationFields, NStepFields, ReplayFields
+from jaxrl.algos.fields import NStepFields, ReplayFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    ActorOutput,
-    ActorState,
-    Carry,
     EnvSpec,
     PyTree,
     Replicas,
     Source,
-    TimeStep,
     TransitionBatch,
     UpdateInfo,
 )
@@ -40,7 +37,7 @@ class CRRState(struct.PyTreeNode):
 
 
 @algorithm
-class CRR(ReplayFields, NStepFields, NormalizationFields, ActorCriticFields):
+class CRR(StochasticActing, ReplayFields, NStepFields):
     """Critic-regularized regression: regression on the data's actions, weighted by the critic's advantage."""
 
     tau: Scalar = changed(1.0)
@@ -80,25 +77,10 @@ class CRR(ReplayFields, NStepFields, NormalizationFields, ActorCriticFields):
             updates=jnp.int32(0),
         )
 
-    def actor(self, state: CRRState) -> ActorState:
-        return off_policy.actor(state.policy, state.statistics, state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        return ActorOutput(
-            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
-        )
-
     def update(
         self, state: CRRState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[CRRState, UpdateInfo]:
-        clip = self.observation_clip
-        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
 
         next_values = self._policy_values(

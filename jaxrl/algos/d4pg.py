@@ -8,32 +8,26 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import newest, off_policy, q_learning, train_state
+from jaxrl.algos import combined_replay, off_policy, q_learning, train_state
+from jaxrl.algos.acting import DeterministicActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number
 from jaxrl.algos.fields import (
-    ActorCriticFields,
     CombinedReplayFields,
-    ExplorationNoiseFields,
-    NormalizationFields,
     NStepFields,
     PrioritizedFields,
     SupportFields,
 )
-from jaxrl.algos.off_policy import ActingCarry, Statistics
+from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.sources import Prioritized, by_priority
 from jaxrl.core.types import (
-    ActorOutput,
-    ActorState,
     EnvSpec,
-    Network,
     Replicas,
     Source,
-    TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, CategoricalValues, Critic
+from jaxrl.networks import CategoricalValues, Critic
 
 
 class D4PGState(struct.PyTreeNode):
@@ -46,20 +40,11 @@ class D4PGState(struct.PyTreeNode):
 
 
 @algorithm
-class D4PG(
-    PrioritizedFields,
-    NStepFields,
-    CombinedReplayFields,
-    NormalizationFields,
-    ExplorationNoiseFields,
-    SupportFields,
-    ActorCriticFields,
-):
+class D4PG(DeterministicActing, PrioritizedFields, NStepFields, CombinedReplayFields, SupportFields):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
     n_step: int = changed(5)
     exploration_noise: Scalar = changed(0.3)
-    policy: Network = changed(Actor(stochastic=False))
     critic: Critic = changed(Critic(ensemble=1, head=CategoricalValues(51)))
     quantile_huber: Scalar = number(
         1.0, above=0, only_with="critic.head=quantilevalues", help="Huber threshold, above which the loss is linear"
@@ -74,8 +59,7 @@ class D4PG(
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, categorical=True)
-        problems = field_problems(self) + networks
-        return problems
+        return field_problems(self) + networks
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -92,26 +76,10 @@ class D4PG(
             updates=jnp.int32(0),
         )
 
-    def actor(self, state: D4PGState) -> ActorState:
-        return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return off_policy.initial_carry(self.policy, spec, self.noise_correlation)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        action, memory = off_policy.act_from(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
-        noise = off_policy.next_noise(carry.noise, self.noise_correlation, timestep, key)
-        action = off_policy.noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, ActingCarry(memory, noise))
-
     def update(
         self, state: D4PGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[D4PGState, UpdateInfo]:
-        clip = self.observation_clip
-        drawn = newest.drawn(batch, replicas)
-        statistics, replay = off_policy.normalize_batch(state.statistics, drawn, clip, replicas)
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         support = {"v_min": self.v_min, "v_max": self.v_max}
 
         next_action = off_policy.evaluate_policy(
@@ -144,7 +112,7 @@ class D4PG(
             self.policy, state.policy, self.policy_optimizer, self.critic, critic, replay, spec, replicas, **support
         )
         policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
-        error = newest.of_replay(fit.error, batch, replicas)
+        error = combined_replay.replay_part(fit.error, batch, replicas)
         priorities = {"replay": error + q_learning.LEAST_PRIORITY} if self._by_priority else {}
         metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
         return D4PGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics, priorities)

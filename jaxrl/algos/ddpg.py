@@ -8,28 +8,22 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import histories, newest, off_policy, train_state
+from jaxrl.algos import off_policy, train_state
+from jaxrl.algos.acting import DeterministicActing
 from jaxrl.algos.base import algorithm, changed, field_problems
 from jaxrl.algos.fields import (
-    ActorCriticFields,
     CombinedReplayFields,
-    ExplorationNoiseFields,
-    NormalizationFields,
     SequenceFields,
 )
-from jaxrl.algos.off_policy import ActingCarry, Statistics
+from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core.types import (
-    ActorOutput,
-    ActorState,
     EnvSpec,
-    Network,
     Replicas,
     Source,
-    TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor, Critic
+from jaxrl.networks import Critic
 
 
 class DDPGState(struct.PyTreeNode):
@@ -42,10 +36,9 @@ class DDPGState(struct.PyTreeNode):
 
 
 @algorithm
-class DDPG(SequenceFields, CombinedReplayFields, NormalizationFields, ExplorationNoiseFields, ActorCriticFields):
+class DDPG(DeterministicActing, SequenceFields, CombinedReplayFields):
     """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
 
-    policy: Network = changed(Actor(stochastic=False))
     critic: Critic = changed(Critic(ensemble=1))
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
@@ -56,9 +49,9 @@ class DDPG(SequenceFields, CombinedReplayFields, NormalizationFields, Exploratio
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("DDPG", self.policy, self.critic, spec, stochastic=False, memory=True)
-        found = field_problems(self) + networks
-        return found
+        return field_problems(self) + off_policy.problems(
+            "DDPG", self.policy, self.critic, spec, stochastic=False, memory=True
+        )
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -73,27 +66,10 @@ class DDPG(SequenceFields, CombinedReplayFields, NormalizationFields, Exploratio
             updates=jnp.int32(0),
         )
 
-    def actor(self, state: DDPGState) -> ActorState:
-        return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return off_policy.initial_carry(self.policy, spec, self.noise_correlation)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        action, memory = off_policy.act_from(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
-        noise = off_policy.next_noise(carry.noise, self.noise_correlation, timestep, key)
-        action = off_policy.noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, ActingCarry(memory, noise))
-
     def update(
         self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DDPGState, UpdateInfo]:
-        clip = self.observation_clip
-        transitions = histories.transitions(newest.drawn(batch, replicas), self.n_step)
-        statistics, replay = off_policy.normalize_batch(state.statistics, transitions, clip, replicas)
-
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         next_action = off_policy.evaluate_policy(
             self.policy, state.policy.target_variables, replay.next_observation, spec
         )

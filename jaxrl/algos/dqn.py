@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import newest, q_learning, q_views, train_state
+from jaxrl.algos import combined_replay, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
 from jaxrl.algos.fields import CombinedReplayFields, EpsilonGreedyFields, PrioritizedFields, SupportFields
 from jaxrl.algos.optimizers import Adam, Optimizer, clipped
@@ -227,7 +227,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, EpsilonGreedyF
     def update(
         self, state: DQNState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DQNState, UpdateInfo]:
-        drawn = newest.drawn(batch, replicas)
+        drawn = combined_replay.combined_batch(batch, replicas)
         view = q_views.view(drawn, self.network, spec, self._n_step)
         noise = [
             q_learning.transition_keys(k, drawn.sample_info.position.shape[0], replicas)
@@ -271,7 +271,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, EpsilonGreedyF
         }
         priorities = {}
         if self.by_priority:
-            error = newest.of_replay(view.priorities(error, self.priority_eta), batch, replicas)
+            error = combined_replay.replay_part(view.priorities(error, self.priority_eta), batch, replicas)
             priorities["replay"] = error + q_learning.LEAST_PRIORITY
         return DQNState(network, updates), UpdateInfo(metrics, priorities)
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import NoiseFields, NormalizationFields, ReplayFields, TemperatureFields
+from jaxrl.algos.fields import ReplayFields, TemperatureFields
 from jaxrl.algos.sac import SAC, SACState
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -22,15 +23,11 @@ from jaxrl.core.schedules import Scalar
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import (
     TRANSITION_INPUTS,
-    ActorOutput,
-    ActorState,
-    Carry,
     EnvSpec,
     ModelState,
     PyTree,
     Replicas,
     Source,
-    TimeStep,
     TransitionBatch,
     UpdateInfo,
 )
@@ -54,7 +51,7 @@ class GAILState(SACState):
 
 
 @algorithm
-class GAIL(ReplayFields, NormalizationFields, NoiseFields, TemperatureFields):
+class GAIL(StochasticActing, ReplayFields, TemperatureFields):
     """Generative adversarial imitation: SAC whose rewards a discriminator learns from demonstrations."""
 
     gamma: Scalar = changed(0.99, low=0, below=1)
@@ -99,24 +96,13 @@ class GAIL(ReplayFields, NormalizationFields, NoiseFields, TemperatureFields):
     def sac(self) -> SAC:
         """What learns from the discriminator's rewards: SAC with all settings but those of the discriminator."""
         names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_THE_DISCRIMINATOR]
-        return SAC(random_correlation=None, **{name: getattr(self, name) for name in names})
+        return SAC(**{name: getattr(self, name) for name in names})
 
     def init(self, key: jax.Array, spec: EnvSpec) -> GAILState:
         key, discriminator_key = jax.random.split(key)
         params, model_state = self.discriminator.init(discriminator_key, spec)
         params = {"network": params, "absorbing": jnp.float32(0.0)}
         return GAILState.of(self.sac.init(key, spec), train_state.create(params, model_state, self._optimizer()))
-
-    def actor(self, state: GAILState) -> ActorState:
-        return self.sac.actor(state)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return self.sac.initial_carry(spec, env_index, num_envs)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        return self.sac.act(actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: GAILState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

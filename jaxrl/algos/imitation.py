@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl.algos import newest
+from jaxrl.algos import combined_replay
 from jaxrl.core.sources import Dataset, Replay, Source
 from jaxrl.core.types import Replicas, TransitionBatch
 
@@ -25,4 +25,6 @@ def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
     own = own.replace(rewards=jnp.zeros_like(own.rewards))
     shown = shown.replace(rewards=taken.astype(shown.rewards.dtype))
     # What was told of the draws is the replays' own.
-    return newest.joined(own.replace(sample_info=None), shown.replace(sample_info=None), replicas)
+    return combined_replay.concatenate_by_shard(
+        own.replace(sample_info=None), shown.replace(sample_info=None), replicas
+    )

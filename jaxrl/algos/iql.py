@@ -9,24 +9,21 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import off_policy, regression, train_state
+from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import ActorCriticFields, NormalizationFields, NStepFields, ReplayFields
+from jaxrl.algos.fields import NStepFields, ReplayFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Cosine, Scalar
 from jaxrl.core.types import (
     TRANSITION_INPUTS,
-    ActorOutput,
-    ActorState,
-    Carry,
     EnvSpec,
     ModelState,
     NetworkInputs,
     PyTree,
     Replicas,
     Source,
-    TimeStep,
     UpdateInfo,
 )
 from jaxrl.networks import ActionValues, Critic, resolve_network
@@ -43,7 +40,7 @@ class IQLState(struct.PyTreeNode):
 
 
 @algorithm
-class IQL(ReplayFields, NStepFields, NormalizationFields, ActorCriticFields):
+class IQL(StochasticActing, ReplayFields, NStepFields):
     """Implicit Q-learning: values by expectile regression, and advantage-weighted regression of the policy."""
 
     learning_rate: Scalar = changed(3e-4, help="learning rate of the critics and the value function")
@@ -85,25 +82,11 @@ class IQL(ReplayFields, NStepFields, NormalizationFields, ActorCriticFields):
             updates=jnp.int32(0),
         )
 
-    def actor(self, state: IQLState) -> ActorState:
-        return off_policy.actor(state.policy, state.statistics, state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        distribution = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        return ActorOutput(
-            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
-        )
-
     def update(
         self, state: IQLState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[IQLState, UpdateInfo]:
-        clip, optimizer = self.observation_clip, self.optimizer(self.learning_rate)
-        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        optimizer = self.critic_optimizer
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         taken = regression.taken_values(self.critic, state.critic.target_variables, replay, spec)
 
         def value_loss(params):

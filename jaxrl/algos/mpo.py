@@ -12,33 +12,28 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import newest, off_policy, q_learning, train_state
+from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, static
 from jaxrl.algos.fields import (
-    ActorCriticFields,
     CombinedReplayFields,
     KLFields,
-    NoiseFields,
-    NormalizationFields,
     NStepFields,
     ReplayFields,
     SupportFields,
 )
 from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
-from jaxrl.algos.off_policy import ActingCarry, Statistics
+from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    ActorOutput,
-    ActorState,
     EnvSpec,
     Params,
     PyTree,
     Replicas,
     Source,
-    TimeStep,
     TransitionBatch,
     UpdateInfo,
 )
@@ -105,16 +100,7 @@ class SampledActions(struct.PyTreeNode):
 
 
 @algorithm
-class MPO(
-    ReplayFields,
-    NStepFields,
-    CombinedReplayFields,
-    NormalizationFields,
-    NoiseFields,
-    SupportFields,
-    KLFields,
-    ActorCriticFields,
-):
+class MPO(StochasticActing, ReplayFields, NStepFields, CombinedReplayFields, SupportFields, KLFields):
     """Maximum a posteriori policy optimization: KL-constrained regression on Q-weighted actions; uniform replay."""
 
     tau: Scalar = changed(1.0)
@@ -132,9 +118,7 @@ class MPO(
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         kinds = {"stochastic": True, "discrete": True, "categorical": True}
-        problems = field_problems(self)
-        problems += off_policy.problems("MPO", self.policy, self.critic, spec, **kinds)
-        return problems
+        return field_problems(self) + off_policy.problems("MPO", self.policy, self.critic, spec, **kinds)
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -156,28 +140,10 @@ class MPO(
             duals=train_state.create(duals, (), self.optimizer(self.dual_learning_rate)),
         )
 
-    def actor(self, state: MPOState) -> ActorState:
-        return off_policy.actor(state.policy, state.statistics, state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return off_policy.initial_carry(self.policy, spec, self.noise_correlation)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        distribution, memory = off_policy.act_from(
-            self.policy, actor, timestep, carry.network, self.observation_clip, spec
-        )
-        noise = off_policy.next_noise(carry.noise, self.noise_correlation, timestep, key)
-        action = off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, ActingCarry(memory, noise))
-
     def update(
         self, state: MPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[MPOState, UpdateInfo]:
-        clip = self.observation_clip
-        drawn = newest.drawn(batch, replicas)
-        statistics, replay = off_policy.normalize_batch(state.statistics, drawn, clip, replicas)
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
 
         following = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)

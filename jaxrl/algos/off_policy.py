@@ -1,6 +1,6 @@
 """What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxrl.algos import normalization, q_learning, train_state
+from jaxrl.algos import combined_replay, histories, normalization, q_learning, train_state
 from jaxrl.algos.base import network_problems
+from jaxrl.algos.fields import NormalizationFields
 from jaxrl.algos.histories import History
 from jaxrl.algos.normalization import RunningStatistics
 from jaxrl.algos.optimizers import Number
@@ -19,8 +20,6 @@ from jaxrl.core import spaces
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
     TRANSITION_INPUTS,
-    ActorState,
-    Carry,
     EnvSpec,
     Metrics,
     ModelState,
@@ -28,7 +27,6 @@ from jaxrl.core.types import (
     NetworkInputs,
     PyTree,
     Replicas,
-    TimeStep,
     TransitionBatch,
 )
 from jaxrl.networks import (
@@ -37,10 +35,6 @@ from jaxrl.networks import (
     Categorical,
     CategoricalValues,
     Critic,
-    Distribution,
-    TanhGaussian,
-    from_unit,
-    to_unit,
 )
 
 Statistics = RunningStatistics | tuple[()]  # of observations; () where they are not normalized
@@ -111,6 +105,27 @@ def normalize_observation(statistics: Statistics, observation: PyTree, clip: Num
         normalized = normalize_observation(statistics, observation.inputs.observation, clip)
         return observation.replace(inputs=observation.inputs.replace(observation=normalized))
     return normalization.normalize(statistics, observation, jnp.inf if clip is None else clip)
+
+
+def learning_batch(
+    algo: NormalizationFields,
+    statistics: Statistics,
+    batch: Mapping[str, Any],
+    replicas: Replicas,
+    *,
+    n_step: int = 1,
+) -> tuple[Statistics, TransitionBatch]:
+    """Return the running statistics with an update's batch merged in, and its transitions, normalized.
+
+    Args:
+      algo: says whether and how observations are normalized.
+      statistics: of the observations that were learned from before.
+      batch: as handed to `update`; the newest transitions join those that were drawn.
+      replicas: as handed to `update`.
+      n_step: rewards of the transitions that are made of sequences.
+    """
+    transitions = histories.transitions(combined_replay.combined_batch(batch, replicas), n_step)
+    return normalize_batch(statistics, transitions, algo.observation_clip, replicas)
 
 
 def normalize_batch(
@@ -428,172 +443,3 @@ def delayed_step(
         return policy, critic, replicas.mean(loss)
 
     return jax.lax.cond(due, now, lambda *same: same, policy, critic, last_loss)
-
-
-def smoothed_action(action: jax.Array, key: jax.Array, std: Number, limit: Number, spec: EnvSpec) -> jax.Array:
-    """Target actions [batch, n] with limited noise: like actions should have like values (TD3, section 5.3).
-
-    `key` are keys [batch].
-    """
-    return add_noise(action, key, std, spaces.expect(spec.action_space, spaces.Box), limit)
-
-
-# --- acting ----------------------------------------------------------------------------------------------------------
-
-
-def actor(policy: TrainState, statistics: Statistics, updates: jax.Array, **exploration: Number) -> ActorState:
-    """What acting needs; until the first update, which the replay's `min_size` steps precede, actions are random."""
-    values = {name: jnp.asarray(value, jnp.float32) for name, value in exploration.items()}
-    return ActorState(
-        params=policy.params,
-        statistics=statistics,
-        model_state=policy.model_state,
-        exploration=values | {"warm_up": updates == 0},
-    )
-
-
-def act(network: Network, actor: ActorState, timestep: TimeStep, clip: Number | None, spec: EnvSpec) -> Any:
-    """`act_from` of a policy without a memory: its output [B, ...]."""
-    return act_from(network, actor, timestep, (), clip, spec)[0]
-
-
-def act_from(
-    network: Network, actor: ActorState, timestep: TimeStep, carry: Carry, clip: Number | None, spec: EnvSpec
-) -> tuple[Any, Carry]:
-    """The policy's output [B, ...] for time steps [B, ...], and its recurrent state after them; () if it has none.
-
-    Observations are normalized if the actor's are.
-    """
-    timestep = timestep.replace(observation=normalize_observation(actor.statistics, timestep.observation, clip))
-    inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
-    output, carry, _ = network.apply(actor.params, inputs, carry, spec=spec, model_state=actor.model_state, train=False)
-    return jax.tree.map(lambda x: x[0], output), carry
-
-
-Noise = jax.Array | tuple[()]  # correlated and standard normal, [B, n]; () where each step draws its own
-
-
-class ActingCarry(struct.PyTreeNode):
-    """What acting takes from a step of an environment to the next."""
-
-    network: Carry  # the policy's recurrent state; () if feed-forward
-    noise: Noise
-
-
-def initial_carry(policy: Network, spec: EnvSpec, correlation: float, at_first: float | None = None) -> ActingCarry:
-    """Of one environment before its first step.
-
-    The noise is [n]; () if it is always independent from step to step, or actions are discrete.
-
-    Args:
-      policy: the network.
-      spec: of the environment.
-      correlation: of exploration noise.
-      at_first: of the random actions before the first update; None: `correlation`.
-    """
-    space = spec.action_space
-    noise = jnp.zeros(space.shape) if (correlation or at_first) and isinstance(space, spaces.Box) else ()
-    return ActingCarry(policy.initial_carry(spec), noise)
-
-
-def correlation_now(actor: ActorState, correlation: float, at_first: float | None) -> Number:
-    """The correlation of noise between two steps: `at_first`, if not None, before the first update."""
-    return correlation if at_first is None else jnp.where(actor.exploration["warm_up"], at_first, correlation)
-
-
-def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.Array) -> Noise:
-    """The noise of a step: of autocorrelation `correlation` to the power of the distance, new with each episode.
-
-    Each step's is standard normal, so each action alone has the same distribution as with independent noise. It
-    averages out more slowly, and so reaches more states (Eberhard et al., 2023,
-    https://openreview.net/forum?id=hQ9V5QN27eS).
-
-    Args:
-      noise: of the step before; () stays ().
-      correlation: of two successive steps.
-      timestep: to act at, [B, ...].
-      key: keys [B].
-    """
-    if isinstance(noise, tuple):
-        return ()
-    fresh = jax.vmap(lambda k: jax.random.normal(k, noise.shape[1:]))(key)
-    return jnp.where(timestep.first[:, None], fresh, correlation * noise + jnp.sqrt(1.0 - correlation**2) * fresh)
-
-
-def sample_action(
-    distribution: Distribution,
-    actor: ActorState,
-    timestep: TimeStep,
-    key: jax.Array,
-    *,
-    spec: EnvSpec,
-    explore: bool,
-    noise: Noise = (),
-) -> jax.Array:
-    """A stochastic policy's best action [B, ...]; if exploring a sample, or random before the first update.
-
-    With `noise` the sample is what the policy makes of it; only for the actions of a box.
-    """
-    if not explore:
-        return distribution.mode()
-    if isinstance(noise, tuple):
-        action = distribution.sample(key)
-    else:
-        assert isinstance(distribution, TanhGaussian)  # of a Box
-        action = distribution.of_noise(noise)
-    return random_at_first(action, key, actor, spec.action_space, timestep.action_mask, noise)
-
-
-def noisy_action(
-    action: jax.Array, actor: ActorState, key: jax.Array, *, spec: EnvSpec, explore: bool, noise: Noise = ()
-) -> jax.Array:
-    """A deterministic policy's action [B, n]; if exploring with noise, or random before the first update."""
-    if not explore:
-        return action
-    box, std = spaces.expect(spec.action_space, spaces.Box), actor.exploration["noise"]
-    noisy = add_noise(action, key, std, box) if isinstance(noise, tuple) else shifted(action, std * noise, box)
-    return random_at_first(noisy, key, actor, box, noise=noise)
-
-
-def random_at_first(
-    action: jax.Array,
-    key: jax.Array,
-    actor: ActorState,
-    space: spaces.Space,
-    mask: jax.Array | None = None,
-    noise: Noise = (),
-) -> jax.Array:
-    """The actions [B, ...], or before the first update ones drawn uniformly with the keys [B] from what is allowed.
-
-    With `noise` they are uniform too, and correlated as it is.
-    """
-    key, warm_up = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key), actor.exploration["warm_up"]
-    if isinstance(space, spaces.Discrete):
-        return q_learning.epsilon_greedy(key, action, mask, warm_up.astype(jnp.float32), space.n)
-    box = spaces.expect(space, spaces.Box)
-    if isinstance(noise, tuple):
-        return jnp.where(warm_up, jax.vmap(box.sample)(key), action)
-    return jnp.where(warm_up, from_unit(2.0 * jax.scipy.stats.norm.cdf(noise) - 1.0, box), action)
-
-
-def add_noise(
-    action: jax.Array, key: jax.Array, std: Number, space: spaces.Box, limit: Number | None = None
-) -> jax.Array:
-    """Actions with Gaussian noise, clipped to the box.
-
-    Args:
-      action: [B, n].
-      key: keys [B].
-      std: of the noise, in units of half the box's range.
-      space: the box.
-      limit: the largest noise, in the same units; None: no limit.
-    """
-    noise = std * jax.vmap(lambda k: jax.random.normal(k, action.shape[1:]))(key)
-    if limit is not None:
-        noise = jnp.clip(noise, -limit, limit)
-    return shifted(action, noise, space)
-
-
-def shifted(action: jax.Array, noise: jax.Array, space: spaces.Box) -> jax.Array:
-    """Actions [B, n] moved by noise [B, n] in units of half the box's range, clipped to the box."""
-    return from_unit(to_unit(action, space) + noise, space)

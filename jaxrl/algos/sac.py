@@ -14,21 +14,19 @@ import numpy as np
 import optax
 from flax import struct
 
-from jaxrl.algos import histories, imitation, newest, off_policy, train_state
-from jaxrl.algos.base import algorithm, field_problems, static
-from jaxrl.algos.fields import CombinedReplayFields, NoiseFields, NormalizationFields, SequenceFields, TemperatureFields
-from jaxrl.algos.off_policy import ActingCarry, Statistics
+from jaxrl.algos import imitation, off_policy, train_state
+from jaxrl.algos.acting import StochasticActing
+from jaxrl.algos.base import algorithm, changed, field_problems, static
+from jaxrl.algos.fields import CombinedReplayFields, SequenceFields, TemperatureFields
+from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.types import (
-    ActorOutput,
-    ActorState,
     EnvSpec,
     PyTree,
     Replicas,
     Source,
-    TimeStep,
     TransitionBatch,
     UpdateInfo,
 )
@@ -46,16 +44,10 @@ class SACState(struct.PyTreeNode):
 
 
 @algorithm
-class SAC(SequenceFields, CombinedReplayFields, NormalizationFields, NoiseFields, TemperatureFields):
+class SAC(StochasticActing, SequenceFields, CombinedReplayFields, TemperatureFields):
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
-    random_correlation: float | None = static(
-        0.9,
-        low=0,
-        below=1,
-        before=None,
-        help="continuous actions: the same of the random actions before the first update; None: noise_correlation",
-    )
+    random_correlation: float | None = changed(0.9, before=None)
     imitate: bool = static(
         False, help="SQIL: a dataset's demonstrations are half of each batch, with reward 1, and others 0"
     )
@@ -94,30 +86,12 @@ class SAC(SequenceFields, CombinedReplayFields, NormalizationFields, NoiseFields
             updates=jnp.int32(0),
         )
 
-    def actor(self, state: SACState) -> ActorState:
-        return off_policy.actor(state.policy, state.statistics, state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return off_policy.initial_carry(self.policy, spec, self.noise_correlation, self.random_correlation)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        distribution, memory = off_policy.act_from(
-            self.policy, actor, timestep, carry.network, self.observation_clip, spec
-        )
-        correlation = off_policy.correlation_now(actor, self.noise_correlation, self.random_correlation)
-        noise = off_policy.next_noise(carry.noise, correlation, timestep, key)
-        action = off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, ActingCarry(memory, noise))
-
     def update(
         self, state: SACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[SACState, UpdateInfo]:
-        clip = self.observation_clip
-        drawn = imitation.rewarded(batch, replicas) if self.imitate else newest.drawn(batch, replicas)
-        transitions = histories.transitions(drawn, self.n_step)
-        statistics, replay = off_policy.normalize_batch(state.statistics, transitions, clip, replicas)
+        if self.imitate:
+            batch = {"replay": imitation.rewarded(batch, replicas)}
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
         temperature = jnp.exp(state.log_temperature.params) if self.learn_temperature else self.temperature
 

@@ -8,29 +8,22 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import histories, newest, off_policy, train_state
+from jaxrl.algos import acting, off_policy, train_state
+from jaxrl.algos.acting import DeterministicActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number, static
 from jaxrl.algos.fields import (
-    ActorCriticFields,
     CombinedReplayFields,
-    ExplorationNoiseFields,
-    NormalizationFields,
     SequenceFields,
 )
-from jaxrl.algos.off_policy import ActingCarry, Statistics
+from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    ActorOutput,
-    ActorState,
     EnvSpec,
-    Network,
     Replicas,
     Source,
-    TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor
 
 
 class TD3State(struct.PyTreeNode):
@@ -44,12 +37,11 @@ class TD3State(struct.PyTreeNode):
 
 
 @algorithm
-class TD3(SequenceFields, CombinedReplayFields, NormalizationFields, ExplorationNoiseFields, ActorCriticFields):
+class TD3(DeterministicActing, SequenceFields, CombinedReplayFields):
     """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
     min_size: int = changed(5_000)
     noise_correlation: float = changed(0.9, before=0.0)
-    policy: Network = changed(Actor(stochastic=False))
     target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
     target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
     policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
@@ -62,9 +54,9 @@ class TD3(SequenceFields, CombinedReplayFields, NormalizationFields, Exploration
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("TD3", self.policy, self.critic, spec, stochastic=False, memory=True)
-        found = field_problems(self) + networks
-        return found
+        return field_problems(self) + off_policy.problems(
+            "TD3", self.policy, self.critic, spec, stochastic=False, memory=True
+        )
 
     @property
     def experience(self) -> Mapping[str, Source]:
@@ -80,32 +72,15 @@ class TD3(SequenceFields, CombinedReplayFields, NormalizationFields, Exploration
             policy_loss=jnp.float32(0.0),
         )
 
-    def actor(self, state: TD3State) -> ActorState:
-        return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
-        return off_policy.initial_carry(self.policy, spec, self.noise_correlation)
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        action, memory = off_policy.act_from(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
-        noise = off_policy.next_noise(carry.noise, self.noise_correlation, timestep, key)
-        action = off_policy.noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
-        return ActorOutput(action, ActingCarry(memory, noise))
-
     def update(
         self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[TD3State, UpdateInfo]:
-        clip = self.observation_clip
-        transitions = histories.transitions(newest.drawn(batch, replicas), self.n_step)
-        statistics, replay = off_policy.normalize_batch(state.statistics, transitions, clip, replicas)
-
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         following = off_policy.evaluate_policy(
             self.policy, state.policy.target_variables, replay.next_observation, spec
         )
         keys = off_policy.transition_keys(key, replay, replicas)
-        next_action = off_policy.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
+        next_action = acting.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
         slow = state.critic.target_variables
         target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
         critic, fit = off_policy.critic_step(

@@ -8,24 +8,19 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import off_policy, regression, train_state
+from jaxrl.algos import acting, off_policy, regression, train_state
+from jaxrl.algos.acting import DeterministicActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import ActorCriticFields, NormalizationFields, NStepFields, ReplayFields
+from jaxrl.algos.fields import NStepFields, ReplayFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    ActorOutput,
-    ActorState,
-    Carry,
     EnvSpec,
-    Network,
     Replicas,
     Source,
-    TimeStep,
     UpdateInfo,
 )
-from jaxrl.networks import Actor
 
 
 class TD3BCState(struct.PyTreeNode):
@@ -39,14 +34,12 @@ class TD3BCState(struct.PyTreeNode):
 
 
 @algorithm
-class TD3BC(ReplayFields, NStepFields, NormalizationFields, ActorCriticFields):
+class TD3BC(DeterministicActing, ReplayFields, NStepFields):
     """TD3 whose policy loss adds a squared error to the data's actions; observations are normalized."""
 
-    policy: Network = changed(Actor(stochastic=False))
     normalize_observation: bool = changed(True)
     observation_clip: Scalar | None = changed(None)
     alpha: Scalar = number(2.5, above=0, help="weight of the critic's value, normalized to a mean magnitude of 1")
-    exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
     target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
     target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
     policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
@@ -76,29 +69,16 @@ class TD3BC(ReplayFields, NStepFields, NormalizationFields, ActorCriticFields):
             policy_loss=jnp.float32(0.0),
         )
 
-    def actor(self, state: TD3BCState) -> ActorState:
-        return off_policy.actor(state.policy, state.statistics, state.updates, noise=self.exploration_noise)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        action = off_policy.act(self.policy, actor, timestep, self.observation_clip, spec)
-        return ActorOutput(off_policy.noisy_action(action, actor, key, spec=spec, explore=explore), carry)
-
     def update(
         self, state: TD3BCState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[TD3BCState, UpdateInfo]:
-        clip = self.observation_clip
-        statistics, replay = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
 
         following = off_policy.evaluate_policy(
             self.policy, state.policy.target_variables, replay.next_observation, spec
         )
         keys = off_policy.transition_keys(key, replay, replicas)
-        next_action = off_policy.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
+        next_action = acting.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
         slow = state.critic.target_variables
         target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
         critic, fit = off_policy.critic_step(

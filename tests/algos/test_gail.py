@@ -32,7 +32,7 @@ STATIC |= {"samples_per_insert": 24, "storage": "table", "sampler": Lifo(), "rem
 STATIC |= {"policy_learning_rate": 1e-3, "temperature_learning_rate": 1e-3, "discriminator_learning_rate": 1e-3}
 STATIC |= {"reward": "gail", "absorbing": False, "learn_temperature": False, "normalize_observation": False}
 STATIC |= {"optimizer": RMSProp(), "policy": Actor(widths=(5,)), "critic": Critic(widths=(5,))}
-STATIC |= {"discriminator": Critic(widths=(5,), ensemble=1), "noise_correlation": 0.5}
+STATIC |= {"discriminator": Critic(widths=(5,), ensemble=1), "noise_correlation": 0.5, "random_correlation": 0.5}
 
 
 def batches():

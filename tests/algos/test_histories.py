@@ -10,7 +10,7 @@ from helpers.continuous import ALGORITHMS, BOX, SPEC
 from helpers.programs import assert_equal, plain
 
 import jaxrl
-from jaxrl.algos import histories, off_policy
+from jaxrl.algos import acting, histories, off_policy
 from jaxrl.algos.train_state import Variables
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
@@ -52,7 +52,7 @@ def sequences(seed=0):
     arrived = np.where(first, 0.0, rng.normal(size=shape)).astype(np.float32)
     before = np.where(first[..., None], 0.0, np.concatenate([action[:1], action[:-1]])).astype(np.float32)
     timesteps = TimeStep(observation, arrived, terminated, truncated, first, previous_action=before)
-    carry = off_policy.ActingCarry(rng.normal(size=(COLUMNS, 6)).astype(np.float32), ())
+    carry = acting.ActingCarry(rng.normal(size=(COLUMNS, 6)).astype(np.float32), ())
     rows = rows.replace(weight=weight & (np.arange(ROWS) >= BURN_IN)[:, None])
     batch = SequenceBatch(rows, timesteps, np.ones(shape, bool), carry, None, BURN_IN)
     return jax.tree.map(jnp.asarray, batch)

@@ -18,7 +18,7 @@ from helpers.continuous import (
 )
 from scipy import optimize
 
-from jaxrl.algos import kl_limits, mpo, off_policy, q_learning
+from jaxrl.algos import acting, kl_limits, mpo, off_policy, q_learning
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import keys, spaces
 from jaxrl.core.schedules import resolve_schedules
@@ -361,9 +361,7 @@ def test_forbidden_actions_are_never_taken(updates):
     each = keys.unrolled(jax.random.split(KEY, 512))
     act = jax.jit(algo.act, static_argnames=("spec", "explore"))
     for explore in (True, False):
-        action = np.asarray(
-            act(actor, moments, off_policy.ActingCarry((), ()), each, spec=CHOICES, explore=explore).action
-        )
+        action = np.asarray(act(actor, moments, acting.ActingCarry((), ()), each, spec=CHOICES, explore=explore).action)
         assert np.take_along_axis(np.asarray(mask), action[:, None], axis=1).all()
         assert len(np.unique(action)) == (4 if explore else 2)
 

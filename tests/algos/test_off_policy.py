@@ -23,7 +23,7 @@ from helpers.continuous import (
 from helpers.tiers import one_quick
 
 import jaxrl
-from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos import acting, off_policy, q_learning, train_state
 from jaxrl.algos.optimizers import RMSProp
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
@@ -253,7 +253,7 @@ def after_updates(algo, by):
     for i in range(5):
         state, info = updated(algo, state, scaled(transitions(seed=i), by), jax.random.key(i))
     seen = moments(BATCH).replace(observation=by * transitions(seed=9).observation)
-    carry, keys = off_policy.ActingCarry((), ()), jax.random.split(jax.random.key(0), BATCH)
+    carry, keys = acting.ActingCarry((), ()), jax.random.split(jax.random.key(0), BATCH)
     action = algo.act(algo.actor(state), seen, carry, keys, spec=SPEC, explore=False)
     return state, info.metrics, action.action
 
@@ -329,7 +329,7 @@ def test_actions_are_uniform_over_the_box_until_the_first_update(name):
 
     def act(updates, explore):
         actor = algo.actor(state.replace(updates=jnp.int32(updates)))
-        return np.asarray(compiled(actor, moments(batch), off_policy.ActingCarry((), ()), keys, explore=explore).action)
+        return np.asarray(compiled(actor, moments(batch), acting.ActingCarry((), ()), keys, explore=explore).action)
 
     random, later, greedy = act(0, True), act(1, True), act(0, False)
     unit = (random - BOX.low) / (BOX.high - BOX.low)
@@ -348,11 +348,11 @@ def test_actions_are_uniform_over_the_box_until_the_first_update(name):
 def test_noise_is_in_units_of_half_the_range_and_limited():
     keys = jax.random.split(jax.random.key(0), 4096)
     middle = jnp.broadcast_to(jnp.float32([0.0, 5.0]), (4096, 2))
-    noise = np.asarray(off_policy.add_noise(middle, keys, 0.2, BOX) - middle)
+    noise = np.asarray(acting.add_noise(middle, keys, 0.2, BOX) - middle)
     np.testing.assert_allclose(noise.std(axis=0), [0.4, 1.0], rtol=0.05)
-    limited = np.asarray(off_policy.add_noise(middle, keys, 0.2, BOX, 0.3) - middle)
+    limited = np.asarray(acting.add_noise(middle, keys, 0.2, BOX, 0.3) - middle)
     np.testing.assert_allclose(np.abs(limited).max(axis=0), [0.6, 1.5], rtol=1e-4)
-    edge = off_policy.add_noise(middle + jnp.float32([[2.0, 5.0]]), keys, 0.2, BOX)
+    edge = acting.add_noise(middle + jnp.float32([[2.0, 5.0]]), keys, 0.2, BOX)
     assert float(edge.max(axis=0)[0]) == 2.0 and float(edge.max(axis=0)[1]) == 10.0
 
 
@@ -363,7 +363,7 @@ def test_correlated_noise_is_a_recursion_that_begins_anew_with_each_episode():
     carry = jnp.zeros((envs, 2))
     for step in range(steps):
         key = jax.random.split(jax.random.key(step), envs)
-        carry = off_policy.next_noise(carry, correlation, moments(envs).replace(first=jnp.asarray(first[step])), key)
+        carry = acting.next_noise(carry, correlation, moments(envs).replace(first=jnp.asarray(first[step])), key)
         drawn = np.asarray(jax.vmap(lambda k: jax.random.normal(k, (2,)))(key))
         noise = np.where(first[step][:, None], drawn, correlation * noise + 0.6 * drawn)
         np.testing.assert_allclose(carry, noise, atol=1e-6)

@@ -16,22 +16,19 @@ from helpers.programs import assert_equal
 
 import jaxrl
 from jaxrl.algos import off_policy, q_learning, train_state
+from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number
-from jaxrl.algos.fields import ActorCriticFields, ReplayFields
+from jaxrl.algos.fields import ReplayFields
+from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.sac import value_and_log_prob
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
-    ActorOutput,
-    ActorState,
-    Carry,
     EnvSpec,
     Network,
     Replicas,
     Source,
-    TimeStep,
-    TransitionBatch,
     UpdateInfo,
 )
 from jaxrl.networks import Actor, Critic
@@ -42,11 +39,12 @@ class CrossQState(struct.PyTreeNode):
 
     policy: TrainState
     critic: TrainState
+    statistics: Statistics
     updates: jax.Array  # int32
 
 
 @algorithm
-class CrossQ(ReplayFields, ActorCriticFields):
+class CrossQ(StochasticActing, ReplayFields):
     """Soft actor-critic without target networks, kept stable by batch normalization."""
 
     learning_rate: Scalar = changed(1e-3)
@@ -75,27 +73,14 @@ class CrossQ(ReplayFields, ActorCriticFields):
         return CrossQState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer),
+            statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
-        )
-
-    def actor(self, state: CrossQState) -> ActorState:
-        return off_policy.actor(state.policy, (), state.updates)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        return ()
-
-    def act(
-        self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
-    ) -> ActorOutput:
-        distribution = off_policy.act(self.policy, actor, timestep, None, spec)
-        return ActorOutput(
-            off_policy.sample_action(distribution, actor, timestep, key, spec=spec, explore=explore), carry
         )
 
     def update(
         self, state: CrossQState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[CrossQState, UpdateInfo]:
-        replay: TransitionBatch = batch["replay"]
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
         following = off_policy.evaluate_policy(self.policy, state.policy.variables, replay.next_observation, spec)
         next_action, next_log_prob = following.sample_and_log_prob(next_key)
@@ -133,7 +118,7 @@ class CrossQ(ReplayFields, ActorCriticFields):
         (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(state.policy.params)
         policy, _ = train_state.apply_gradients(state.policy, gradients, self.policy_optimizer, replicas, model_state)
         metrics = replicas.mean(metrics | {"policy_loss": loss})
-        return CrossQState(policy, critic, state.updates + 1), UpdateInfo(metrics)
+        return CrossQState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics)
 
 
 ENV = jaxrl.make("probe:ActionReward", continuous=True)

@@ -19,7 +19,7 @@ from helpers.continuous import (
 from helpers.tiers import one_quick
 
 import jaxrl
-from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos import acting, off_policy, q_learning
 from jaxrl.algos.sac import log_half_range
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
@@ -178,11 +178,7 @@ def test_until_the_first_update_discrete_actions_are_uniform_over_what_is_allowe
     flags = jnp.zeros(4096, bool)
     mask = jnp.broadcast_to(jnp.asarray([True, False, True]), (4096, 3))
     moments = TimeStep(jnp.ones((4096, 3)), jnp.zeros(4096), flags, flags, flags, action_mask=mask)
-    action = algo.act(
-        algo.actor(state), moments, off_policy.ActingCarry((), ()), keys, spec=CHOICE, explore=True
-    ).action
+    action = algo.act(algo.actor(state), moments, acting.ActingCarry((), ()), keys, spec=CHOICE, explore=True).action
     assert np.bincount(action, minlength=3)[1] == 0 and np.mean(np.asarray(action) == 0) == pytest.approx(0.5, abs=0.03)
-    greedy = algo.act(
-        algo.actor(state), moments, off_policy.ActingCarry((), ()), keys, spec=CHOICE, explore=False
-    ).action
+    greedy = algo.act(algo.actor(state), moments, acting.ActingCarry((), ()), keys, spec=CHOICE, explore=False).action
     assert len(np.unique(greedy)) == 1

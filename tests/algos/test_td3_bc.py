@@ -20,6 +20,7 @@ from helpers.offline import (
 
 import jaxrl
 from jaxrl.algos import off_policy
+from jaxrl.algos.acting import ActingCarry
 from jaxrl.algos.train_state import Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import resolve_schedules
@@ -135,7 +136,7 @@ def test_statistics_are_of_the_data_and_the_policy_acts_with_them():
     flags = jnp.zeros(4, bool)
     moment = TimeStep(batch.observation[:4], jnp.zeros(4), flags, flags, flags)
     keys = jax.random.split(KEY, 4)
-    action = ALGO.act(ALGO.actor(new), moment, (), keys, spec=SPEC, explore=False).action
+    action = ALGO.act(ALGO.actor(new), moment, ActingCarry((), ()), keys, spec=SPEC, explore=False).action
     scaled = (np.asarray(moment.observation) - seen.mean(axis=0)) / seen.std(axis=0)
     np.testing.assert_allclose(
         action, policy_output(ALGO, new.policy.params, jnp.asarray(scaled)), rtol=1e-4, atol=1e-4
@@ -143,7 +144,7 @@ def test_statistics_are_of_the_data_and_the_policy_acts_with_them():
     plain = TD3BC.replace(normalize_observation=False)
     state = initial(plain)
     assert state.statistics == () and plain.actor(state).statistics == ()
-    action = plain.act(plain.actor(state), moment, (), keys, spec=SPEC, explore=False).action
+    action = plain.act(plain.actor(state), moment, ActingCarry((), ()), keys, spec=SPEC, explore=False).action
     output = off_policy.evaluate_policy(plain.policy, Variables(state.policy.params), moment.observation, SPEC)
     np.testing.assert_array_equal(action, output)
 

@@ -10,7 +10,7 @@ from helpers.continuous import support
 
 import jaxrl
 from jaxrl import envs, networks
-from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos import acting, off_policy, q_learning
 from jaxrl.algos.train_state import Variables
 from jaxrl.envs import probes
 from jaxrl.parallel import program as compiled
@@ -108,7 +108,7 @@ def _play(algo, env, learner, *, spec):
 
     def step(moment, keys):
         env_state, timestep = moment
-        action = algo.act(actor, timestep, off_policy.ActingCarry((), ()), keys, spec=spec, explore=False).action
+        action = algo.act(actor, timestep, acting.ActingCarry((), ()), keys, spec=spec, explore=False).action
         output = off_policy.evaluate_critic(
             algo.critic, Variables(learner.critic.params), timestep.observation, action, spec
         )

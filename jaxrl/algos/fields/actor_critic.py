@@ -102,6 +102,12 @@ class NoiseFields:
     noise_correlation: float = static(
         0.0, low=0, below=1, help="continuous actions: correlation of exploration noise between steps; 0: independent"
     )
+    random_correlation: float | None = static(
+        None,
+        low=0,
+        below=1,
+        help="continuous actions: the same of the random actions before the first update; None: noise_correlation",
+    )
 
 
 @field_group

@@ -10,7 +10,7 @@ from helpers.streams import Fed, rows_of
 from helpers.tiers import one_quick
 
 import jaxrl
-from jaxrl.algos import newest
+from jaxrl.algos import combined_replay
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Prioritized, Replay
 from jaxrl.networks import GRU, MLP, QNetwork
@@ -47,11 +47,12 @@ def test_each_shards_transitions_lie_side_by_side():
         return jax.tree.map(lambda x: jnp.asarray(values), transitions())
 
     one, other, replicas = only([1, 2, 3, 4]), only([10, 20]), SingleReplica(2)
-    both = newest.drawn({"replay": one, "newest": other}, replicas)
+    parts = {"replay": one, "newest": other}
+    both = combined_replay.combined_batch(parts, replicas)
     np.testing.assert_array_equal(both.weight, [1, 2, 10, 3, 4, 20])
-    np.testing.assert_array_equal(newest.of_replay(both.weight, {"replay": one, "newest": other}, replicas), one.weight)
-    assert newest.drawn({"replay": one}, replicas) is one
-    assert newest.of_replay(one.weight, {"replay": one}, replicas) is one.weight
+    np.testing.assert_array_equal(combined_replay.replay_part(both.weight, parts, replicas), one.weight)
+    assert combined_replay.combined_batch({"replay": one}, replicas) is one
+    assert combined_replay.replay_part(one.weight, {"replay": one}, replicas) is one.weight
 
 
 @pytest.mark.parametrize("name", one_quick(["sac", "d4pg"], "d4pg"))

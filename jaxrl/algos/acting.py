@@ -1,0 +1,221 @@
+"""How off-policy actor-critics act: exploration noise, and random actions before the first update."""
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.algos import off_policy, q_learning
+from jaxrl.algos.base import changed, field_group
+from jaxrl.algos.fields import ActorCriticFields, ExplorationNoiseFields, NoiseFields, NormalizationFields
+from jaxrl.algos.off_policy import Statistics
+from jaxrl.algos.optimizers import Number
+from jaxrl.algos.train_state import TrainState
+from jaxrl.core import spaces
+from jaxrl.core.types import ActorOutput, ActorState, Carry, EnvSpec, Network, NetworkInputs, PyTree, TimeStep
+from jaxrl.networks import Actor, Distribution, TanhGaussian, from_unit, to_unit
+
+
+class ActorCriticState(Protocol):
+    """What acting needs of a learner."""
+
+    @property
+    def policy(self) -> TrainState: ...
+    @property
+    def statistics(self) -> Statistics: ...
+    @property
+    def updates(self) -> jax.Array: ...
+
+
+Noise = jax.Array | tuple[()]  # correlated and standard normal, [B, n]; () where each step draws its own
+
+
+class ActingCarry(struct.PyTreeNode):
+    """What acting takes from a step of an environment to the next."""
+
+    network: Carry  # the policy's recurrent state; () if feed-forward
+    noise: Noise
+
+
+@field_group
+class StochasticActing(NoiseFields, NormalizationFields, ActorCriticFields):
+    """Act by samples of a stochastic policy, and at random before the first update."""
+
+    def actor(self, state: ActorCriticState) -> ActorState:
+        return actor_state(state)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
+        return ActingCarry(self.policy.initial_carry(spec), initial_noise(self, spec))
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        distribution, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
+        noise = next_noise(carry.noise, correlation(self, actor), timestep, key)
+        action = sample_action(distribution, actor, timestep, key, spec=spec, explore=explore, noise=noise)
+        return ActorOutput(action, ActingCarry(memory, noise))
+
+
+@field_group
+class DeterministicActing(ExplorationNoiseFields, NormalizationFields, ActorCriticFields):
+    """Act by a deterministic policy with noise, and at random before the first update."""
+
+    policy: Network = changed(Actor(stochastic=False))
+
+    def actor(self, state: ActorCriticState) -> ActorState:
+        return actor_state(state, noise=self.exploration_noise)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> ActingCarry:
+        return ActingCarry(self.policy.initial_carry(spec), initial_noise(self, spec))
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: ActingCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        action, memory = policy_output(self.policy, actor, timestep, carry.network, self.observation_clip, spec)
+        noise = next_noise(carry.noise, correlation(self, actor), timestep, key)
+        action = noisy_action(action, actor, key, spec=spec, explore=explore, noise=noise)
+        return ActorOutput(action, ActingCarry(memory, noise))
+
+
+def actor_state(state: ActorCriticState, **exploration: Number) -> ActorState:
+    """Return what acting needs; until the first update, which the replay's `min_size` steps precede, it is random."""
+    values = {name: jnp.asarray(value, jnp.float32) for name, value in exploration.items()}
+    return ActorState(
+        params=state.policy.params,
+        statistics=state.statistics,
+        model_state=state.policy.model_state,
+        exploration=values | {"warm_up": state.updates == 0},
+    )
+
+
+def policy_output(
+    network: Network, actor: ActorState, timestep: TimeStep, carry: Carry, clip: Number | None, spec: EnvSpec
+) -> tuple[PyTree, Carry]:
+    """Return the policy's output [B, ...] for time steps [B, ...], and its recurrent state after them.
+
+    Observations are normalized if the actor's are.
+    """
+    observation = off_policy.normalize_observation(actor.statistics, timestep.observation, clip)
+    inputs = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep.replace(observation=observation)))
+    output, carry, _ = network.apply(actor.params, inputs, carry, spec=spec, model_state=actor.model_state, train=False)
+    return jax.tree.map(lambda x: x[0], output), carry
+
+
+def initial_noise(algo: NoiseFields, spec: EnvSpec) -> Noise:
+    """Return an environment's noise [n] before its first step; () if steps are independent, or actions discrete."""
+    correlated = isinstance(spec.action_space, spaces.Box) and (algo.noise_correlation or algo.random_correlation)
+    return jnp.zeros(spec.action_space.shape) if correlated else ()
+
+
+def correlation(algo: NoiseFields, actor: ActorState) -> Number:
+    """Return the correlation of noise between two steps: before the first update it may be another."""
+    if algo.random_correlation is None:
+        return algo.noise_correlation
+    return jnp.where(actor.exploration["warm_up"], algo.random_correlation, algo.noise_correlation)
+
+
+def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.Array) -> Noise:
+    """The noise of a step: of autocorrelation `correlation` to the power of the distance, new with each episode.
+
+    Each step's is standard normal, so each action alone has the same distribution as with independent noise. It
+    averages out more slowly, and so reaches more states (Eberhard et al., 2023,
+    https://openreview.net/forum?id=hQ9V5QN27eS).
+
+    Args:
+      noise: of the step before; () stays ().
+      correlation: of two successive steps.
+      timestep: to act at, [B, ...].
+      key: keys [B].
+    """
+    if isinstance(noise, tuple):
+        return ()
+    fresh = jax.vmap(lambda k: jax.random.normal(k, noise.shape[1:]))(key)
+    return jnp.where(timestep.first[:, None], fresh, correlation * noise + jnp.sqrt(1.0 - correlation**2) * fresh)
+
+
+def sample_action(
+    distribution: Distribution,
+    actor: ActorState,
+    timestep: TimeStep,
+    key: jax.Array,
+    *,
+    spec: EnvSpec,
+    explore: bool,
+    noise: Noise = (),
+) -> jax.Array:
+    """A stochastic policy's best action [B, ...]; if exploring a sample, or random before the first update.
+
+    With `noise` the sample is what the policy makes of it; only for the actions of a box.
+    """
+    if not explore:
+        return distribution.mode()
+    if isinstance(noise, tuple):
+        action = distribution.sample(key)
+    else:
+        assert isinstance(distribution, TanhGaussian)  # of a Box
+        action = distribution.of_noise(noise)
+    return random_at_first(action, key, actor, spec.action_space, timestep.action_mask, noise)
+
+
+def noisy_action(
+    action: jax.Array, actor: ActorState, key: jax.Array, *, spec: EnvSpec, explore: bool, noise: Noise = ()
+) -> jax.Array:
+    """A deterministic policy's action [B, n]; if exploring with noise, or random before the first update."""
+    if not explore:
+        return action
+    box, std = spaces.expect(spec.action_space, spaces.Box), actor.exploration["noise"]
+    noisy = add_noise(action, key, std, box) if isinstance(noise, tuple) else shifted(action, std * noise, box)
+    return random_at_first(noisy, key, actor, box, noise=noise)
+
+
+def random_at_first(
+    action: jax.Array,
+    key: jax.Array,
+    actor: ActorState,
+    space: spaces.Space,
+    mask: jax.Array | None = None,
+    noise: Noise = (),
+) -> jax.Array:
+    """The actions [B, ...], or before the first update ones drawn uniformly with the keys [B] from what is allowed.
+
+    With `noise` they are uniform too, and correlated as it is.
+    """
+    key, warm_up = jax.vmap(lambda k: jax.random.fold_in(k, 1))(key), actor.exploration["warm_up"]
+    if isinstance(space, spaces.Discrete):
+        return q_learning.epsilon_greedy(key, action, mask, warm_up.astype(jnp.float32), space.n)
+    box = spaces.expect(space, spaces.Box)
+    if isinstance(noise, tuple):
+        return jnp.where(warm_up, jax.vmap(box.sample)(key), action)
+    return jnp.where(warm_up, from_unit(2.0 * jax.scipy.stats.norm.cdf(noise) - 1.0, box), action)
+
+
+def add_noise(
+    action: jax.Array, key: jax.Array, std: Number, space: spaces.Box, limit: Number | None = None
+) -> jax.Array:
+    """Actions with Gaussian noise, clipped to the box.
+
+    Args:
+      action: [B, n].
+      key: keys [B].
+      std: of the noise, in units of half the box's range.
+      space: the box.
+      limit: the largest noise, in the same units; None: no limit.
+    """
+    noise = std * jax.vmap(lambda k: jax.random.normal(k, action.shape[1:]))(key)
+    if limit is not None:
+        noise = jnp.clip(noise, -limit, limit)
+    return shifted(action, noise, space)
+
+
+def shifted(action: jax.Array, noise: jax.Array, space: spaces.Box) -> jax.Array:
+    """Actions [B, n] moved by noise [B, n] in units of half the box's range, clipped to the box."""
+    return from_unit(to_unit(action, space) + noise, space)
+
+
+def smoothed_action(action: jax.Array, key: jax.Array, std: Number, limit: Number, spec: EnvSpec) -> jax.Array:
+    """Target actions [batch, n] with limited noise: like actions should have like values (TD3, section 5.3).
+
+    `key` are keys [batch].
+    """
+    return add_noise(action, key, std, spaces.expect(spec.action_space, spaces.Box), limit)
