@@ -17,6 +17,7 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
 
 MAX_STEPS = 27_000  # of an episode: Atari's half hour of 60 frames a second, every fourth of which is a step
+EPISODES, HOST_EPISODES = 128, 10  # of an evaluation during training, by default: in JAX, and on the host
 _HOST_STEPS = 8  # of host environments between two looks at whether their episodes have ended
 
 
@@ -58,6 +59,11 @@ class Evaluation:
             "episodes": self.episodes,
             "unfinished": self.unfinished,
         }
+
+
+def default_episodes(env: Environment | HostRecipe) -> int:
+    """Return how many episodes the evaluations of a run play if it does not say: on the host each takes its time."""
+    return EPISODES if isinstance(env, Environment) else HOST_EPISODES
 
 
 def layout(episodes: int, num_envs: int | None) -> tuple[int, int]:

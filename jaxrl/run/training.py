@@ -38,7 +38,7 @@ from jaxrl.parallel.streamed import StreamedProgram
 from jaxrl.run.callbacks import Callback, Callbacks, Decision, Moment, StopAtReturn, as_callbacks
 from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.compile_cache import keep_compiled_programs
-from jaxrl.run.evaluation import episodes_problems
+from jaxrl.run.evaluation import EPISODES, default_episodes, episodes_problems
 from jaxrl.run.follow import follow_launched
 from jaxrl.run.init_from import InitFrom, recorded_parent, said, take_over
 from jaxrl.run.loggers import Logger
@@ -78,7 +78,7 @@ def train(
     run_dir: str | Path | None = None,
     overwrite: bool = False,
     evaluate_every: int | None = None,
-    evaluation_episodes: int = 128,
+    evaluation_episodes: int | None = None,
     eval_env: Environment | HostRecipe | str | None = None,
     explore_in_evaluation: bool = False,
     async_evaluation: bool = False,
@@ -121,7 +121,7 @@ def train(
       run_dir: where configuration, metrics, checkpoints and the result are written; None: nowhere.
       overwrite: delete the run that `run_dir` holds, and start again.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
-      evaluation_episodes: complete episodes per evaluation.
+      evaluation_episodes: complete episodes per evaluation; None: 128, or 10 where the environment is on the host.
       eval_env: another environment to evaluate in, or its name.
       explore_in_evaluation: sample actions as in training instead of taking the best.
       async_evaluation: evaluate in a thread while training continues, on a device that does not learn if there is one.
@@ -194,12 +194,17 @@ def train(
     given_topology, topology = topology, topology.resolve(algo)
     given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs or 0)
     played = env if eval_env is None or offline else envs.prepared(eval_env)
+    notes = []
+    if evaluation_episodes is None:
+        evaluation_episodes = default_episodes(played)
+        if evaluation_episodes != EPISODES:
+            notes.append(f"evaluation_episodes: {evaluation_episodes}")
     step_timeout = topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT
     if is_evaluator():
         assert run_dir is not None  # else there was a problem
         evaluations = {"episodes": evaluation_episodes, "explore": explore_in_evaluation, "step_timeout": step_timeout}
         follow_launched(run_dir, algo, played, **evaluations)
-    notes = resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
+    notes += resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
     others |= {"dataset_fraction": fraction, "async_evaluation": async_evaluation}

@@ -25,6 +25,7 @@ from jaxrl.parallel.ray.remote import connect
 from jaxrl.run import sweep_directory
 from jaxrl.run.directory import check_below, check_no_pattern, difference, read_config, with_new_fields
 from jaxrl.run.ending import read_result
+from jaxrl.run.evaluation import default_episodes
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
@@ -78,7 +79,7 @@ def launch(
     restarts: int = 3,
     address: str | None = None,
     points: int = 50,
-    evaluation_episodes: int = 128,
+    evaluation_episodes: int | None = None,
     explore_in_evaluation: bool = False,
     progress: bool = True,
     **space: Any,
@@ -100,7 +101,7 @@ def launch(
       restarts: how often a run may lose its process or machine and be taken up again.
       address: of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
       points: of the curves.
-      evaluation_episodes, explore_in_evaluation: of the evaluations of every run.
+      evaluation_episodes, explore_in_evaluation: of the evaluations of every run, as `jaxrl.train` takes them.
       progress: show a progress bar, over runs.
       **space: fields of the algorithm: a list of values, or `Uniform` / `LogUniform` with `num_samples`.
 
@@ -132,6 +133,7 @@ def launch(
     for paths in run_dirs:
         for path in paths:
             check_below(root, path)
+    evaluation_episodes = default_episodes(env) if evaluation_episodes is None else evaluation_episodes
     shared = {"total_steps": total_steps, "topology": topology, "evaluation_episodes": evaluation_episodes}
     shared |= {"explore_in_evaluation": explore_in_evaluation, "progress": False}
     looks = logging_settings(None, evaluation_episodes, explore_in_evaluation)

@@ -25,6 +25,7 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.run import sweep_directory
 from jaxrl.run.compile_cache import keep_compiled_programs
+from jaxrl.run.evaluation import EPISODES
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
 from jaxrl.run.signals import Signals
@@ -49,7 +50,7 @@ def sweep(
     devices: int | None = None,
     mapping: str | None = None,
     points: int = 50,
-    evaluation_episodes: int = 128,
+    evaluation_episodes: int | None = None,
     explore_in_evaluation: bool = False,
     run_dir: str | Path | None = None,
     checkpoint_every: int | None = None,
@@ -73,7 +74,9 @@ def sweep(
         core if it has not started yet.
       mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
       points: number of points of the learning curves; fewer if a run has fewer iterations.
-      evaluation_episodes, explore_in_evaluation: how the final evaluation of each run is played.
+      evaluation_episodes: complete episodes of the final evaluation of each run; None: 128, or 10 where experiments
+        on a Ray cluster train on the host.
+      explore_in_evaluation: sample actions in it as in training.
       run_dir: keeps checkpoints here, from which the same call goes on after it was killed or interrupted, bit for bit;
         at the end also the curves, the table, a picture and the best policy, as `SweepResult.save` writes them; one
         process only. None: nothing is kept.
@@ -91,6 +94,7 @@ def sweep(
     check_no_evaluator("a sweep")
     keep_compiled_programs()
     devices, mapping = devices_and_mapping(devices, mapping)
+    evaluation_episodes = EPISODES if evaluation_episodes is None else evaluation_episodes
     processes, leader = jax.process_count(), distributed.is_leader()
     counts = {"total_steps": (total_steps, 1), "points": (points, 1), "evaluation_episodes": (evaluation_episodes, 1)}
     problems = count_problems(**counts, checkpoint_every=(checkpoint_every, 1))

@@ -11,7 +11,7 @@ SMALL = {"learning_rate": 1e-3, "capacity": 20_000}
 
 
 def trained(algo, env, total_steps, topology, seed=0):
-    settings = {"topology": topology, "seed": seed, "evaluate_every": 0, "progress": False}
+    settings = {"topology": topology, "seed": seed, "evaluate_every": 0, "evaluation_episodes": 128, "progress": False}
     result = jaxrl.train(algo, env, total_steps=total_steps, **settings)
     assert result.stopped == "finished"
     return result.evaluation.return_mean

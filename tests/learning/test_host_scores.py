@@ -36,7 +36,7 @@ def trained(algo, env, total_steps, seeds, topology, run_dir=None, **settings):
             topology=topology,
             progress=False,
             run_dir=None if run_dir is None else run_dir / str(seed),
-            **{"evaluate_every": 0} | settings,
+            **{"evaluate_every": 0, "evaluation_episodes": 128} | settings,
         )
         for seed in range(seeds)
     ]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import struct
-from helpers.programs import ALGORITHMS, ENV, PPO, assert_equal
+from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, PPO, ROWS, assert_equal
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -18,7 +18,8 @@ from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.envs.timestep import restart, transition
 from jaxrl.parallel.rollout import first_timestep, with_previous_action
 from jaxrl.run import recording
-from jaxrl.run.evaluation import layout
+from jaxrl.run.directory import read_config
+from jaxrl.run.evaluation import EPISODES, default_episodes, layout
 
 LONG = 50
 
@@ -199,3 +200,14 @@ def test_host_environments_begin_other_episodes_than_in_training(monkeypatch):
     assert evaluation == again == exported != other
     streams = [environment_seeds(seed, 128) for seed in (3, 4, evaluation, other)]
     assert len({seed for stream in streams for seed in stream}) == 4 * 128
+
+
+@pytest.mark.parametrize(("given", "played"), one_quick([(None, 10), (12, 12)]), ids=str)
+def test_a_run_on_the_host_plays_few_episodes_unless_it_says(given, played, tmp_path):
+    """Each is played step by step; ten evaluations of 128 would be more steps than many a run."""
+    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True)
+    settings = {"topology": topology, "evaluate_every": 0, "evaluation_episodes": given, "progress": False}
+    result = jaxrl.train(PPO, ServedFromHost(ENV), total_steps=ROWS, run_dir=tmp_path / "run", **settings)
+    assert result.evaluation.episodes == played
+    assert read_config(tmp_path / "run")["logging"]["evaluation_episodes"] == played
+    assert default_episodes(ENV) == EPISODES == 128
