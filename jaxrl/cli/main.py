@@ -22,6 +22,7 @@ from jaxrl.core.errors import (
     JaxrlError,
     MissingExtraError,
     RunDirectoryError,
+    RunStoppedWarning,
     unknown,
 )
 from jaxrl.core.files import shown
@@ -112,7 +113,8 @@ def _plain_warnings():
 
     def show(message, category, filename, lineno, file=None, line=None):
         with contextlib.suppress(OSError):  # the terminal was closed, say, and the run is to save
-            print(f"warning: {shown(str(message))}", file=sys.stderr)
+            kind = "error" if issubclass(category, RunStoppedWarning) else "warning"
+            print(f"{kind}: {shown(str(message))}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # ty: ignore[invalid-assignment]  # as its documentation says to replace it

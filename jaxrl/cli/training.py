@@ -1,7 +1,6 @@
 """`jaxrl train` once its flags are read, and what it shares with `jaxrl sweep`: the algorithm and the environment."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,8 +189,6 @@ def _report(result: training.Result) -> None:
     print("\n".join(ended.report(record, type(result.algo).__name__, result.env.name, result.run_dir)))
     if record["session_steps"] == 0 and result.stopped == "finished":
         print(ended.BEFORE)
-    if result.stopped in ("non_finite", "unsaved"):
-        print(f"error: {result.problem}", file=sys.stderr)
     if result.stopped == "interrupted":
         saved = "nothing was saved: no --run-dir given"
         if result.run_dir is not None:

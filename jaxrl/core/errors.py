@@ -72,6 +72,10 @@ class PeerError(JaxrlError):
     """Another process of the run ended, failed, or does not answer."""
 
 
+class RunStoppedWarning(RuntimeWarning):
+    """A run has ended early because something failed; its result is what was learned before."""
+
+
 class NonFiniteError(JaxrlError):
     """NaN or Inf appeared while training; names the leaf and the step."""
 

@@ -1,9 +1,26 @@
-"""What the metrics of a chunk say is wrong with a run's settings, in one line each."""
+"""What the metrics of a run say is wrong with it, in one line each."""
 
-from collections.abc import Mapping
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 
+PAGE = "docs/debugging.md"
 CLIPPED_MASS = 0.01  # of the targets' probability, beyond the ends of a fixed support
 EDGE_MASS = 0.1  # of it, on the two ends
+NOT_FINITE = f"lower the learning rate, normalize observations or rewards, or clip gradients ({PAGE})"
+
+_SIGNIFICANT = 4.0  # standard errors, for returns to have fallen
+_NOTABLE = 2.5  # standard errors, for them perhaps to have risen
+_NOISE = 6.0  # standard deviations between late evaluations, which are few
+_LEAST_FALL = 0.1, 0.25  # of the return, of its standard deviation
+_NO_ENTROPY = 1e-4  # nats
+_COVERED = 0.75  # of the first steps, by the episodes that ended: at first, only short ones have
+_FIRST, _LATE = 0.1, 0.2  # of the run: at most, to know the return of its beginning from; its end
+_FEWEST = 20  # episodes, to know a return from
+_FEWEST_FLAT = 200  # episodes of the end, to know that it did not rise
+_FEWEST_EVALUATIONS = 4  # late ones, to tell a fall from the noise between them
+_UPDATES = {True: 50, False: 5_000}  # iterations with an update, before which nothing is expected; on-policy or not
 
 
 def of(metrics: Mapping[str, float]) -> dict[str, str]:
@@ -16,3 +33,119 @@ def of(metrics: Mapping[str, float]) -> dict[str, str]:
             "lie beyond v_min or v_max; set both to what discounted returns can be, or use a head without a support"
         )
     return found
+
+
+def at_end(
+    rows: Sequence[Mapping[str, float]], *, on_policy: bool, discrete: bool, from_scratch: bool, same_env: bool
+) -> str | None:
+    """Return one line on a run that has ended without learning; None where it may have learned.
+
+    Nothing is said of what chance, a short run, or a return that cannot be better would explain as well.
+
+    Args:
+      rows: the metrics of the run, in the order in which they were logged.
+      on_policy: it learns from rollouts alone, so that it makes few updates.
+      discrete: all actions are; then a policy that explores no more has the entropy 0.
+      from_scratch: it began with a policy that was not trained.
+      same_env: the environment that it trains in was always the same.
+    """
+    if sum(row.get("train/updates", 0.0) for row in rows) < _UPDATES[on_policy]:
+        return None
+    total = max(row["step"] for row in rows)
+    ended = [row for row in rows if row.get("train/episodes", 0.0) > 0.0] if same_env else []
+    first, last = _beginning(ended, total), _pooled([row for row in ended if row["step"] > (1.0 - _LATE) * total])
+    evaluations = [(row["step"], _evaluation(row)) for row in rows if row.get("evaluation/episodes", 0) > 0]
+    if first is not None and last is not None and last.is_below(first):
+        what = f"the return fell from {first.mean:.4g} to {last.mean:.4g} in training"
+    elif first is not None and last is not None and _rose(first, ended, evaluations, rows):
+        return None
+    elif (fallen := _fallen(evaluations, total)) is not None:
+        what = fallen
+    elif from_scratch and first is not None and last is not None and first.std > 0.0 and last.count >= _FEWEST_FLAT:
+        what = f"the return stayed that of the first episodes, {last.mean:.4g} after {first.mean:.4g}"
+    else:
+        return None
+    since = _collapsed_at(rows) if discrete else None
+    entropy = "" if since is None else f", and update/entropy is 0 since step {since:,}: the policy explores no more"
+    return f"this run did not learn: {what}{entropy} ({PAGE})"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Returns:
+    """Those of some episodes."""
+
+    mean: float
+    std: float
+    count: float
+
+    def above(self, other: "_Returns") -> float:
+        """How far these lie above others, in standard errors."""
+        error = math.hypot(self.std / math.sqrt(self.count), other.std / math.sqrt(other.count))
+        return (self.mean - other.mean) / max(error, 1e-6 * max(abs(self.mean), abs(other.mean)), 1e-12)
+
+    def is_below(self, other: "_Returns") -> bool:
+        of_mean, of_std = _LEAST_FALL
+        least = max(of_mean * max(abs(self.mean), abs(other.mean)), of_std * other.std)
+        return self.above(other) < -_SIGNIFICANT and other.mean - self.mean > least
+
+
+def _evaluation(row):
+    return _Returns(*(row[f"evaluation/{name}"] for name in ("return_mean", "return_std", "episodes")))
+
+
+def _pooled(rows) -> _Returns | None:
+    """The episodes that ended in these rows; None where they are few."""
+    count = sum(row["train/episodes"] for row in rows)
+    if count < _FEWEST:
+        return None
+    mean = sum(row["train/episodes"] * row["train/return_mean"] for row in rows) / count
+    squares = (row["train/return_std"] ** 2 + (row["train/return_mean"] - mean) ** 2 for row in rows)
+    variance = sum(row["train/episodes"] * square for row, square in zip(rows, squares, strict=True)) / count
+    return _Returns(mean, math.sqrt(variance), count)
+
+
+def _beginning(rows, total) -> _Returns | None:
+    """The first episodes, as few as stand for the policy of the beginning; None where they come too late."""
+    steps = 0.0
+    for number, row in enumerate(rows, 1):
+        if row["step"] > _FIRST * total:
+            return None
+        steps += row["train/episodes"] * row["train/length_mean"]
+        if steps >= _COVERED * row["step"] and (found := _pooled(rows[:number])) is not None:
+            return found
+    return None
+
+
+def _rose(first, ended, evaluations, rows) -> bool:
+    """Whether some part of the run was perhaps better than its beginning, or evaluations were."""
+    last = ended[-1]["step"] + 1
+    parts = [[row for row in ended if row["step"] * 20 // last == part] for part in range(20)]
+    later = [found for part in parts if (found := _pooled(part)) is not None]
+    if any(found.above(first) > _NOTABLE for found in later):
+        return True
+    entropies = [row["update/entropy"] for row in rows if "update/entropy" in row]
+    if not entropies or abs(entropies[-1] - entropies[0]) > 0.01 * abs(entropies[0]):
+        evaluations = [(0, first), *evaluations]  # else it only takes the best action of the same policy there
+    return any(found.above(evaluations[0][1]) > _NOTABLE for _, found in evaluations)
+
+
+def _fallen(evaluations, total) -> str | None:
+    """What the late evaluations say, if they are lower than the first one by more than the noise between them."""
+    late = [found for step, found in evaluations if 2 * step >= total]
+    if len(late) < _FEWEST_EVALUATIONS or late[-1] is evaluations[0][1]:
+        return None
+    mean, first = statistics.fmean(found.mean for found in late), evaluations[0][1]
+    is_noise = first.mean - mean <= _NOISE * statistics.stdev(found.mean for found in late)
+    if is_noise or not late[-1].is_below(first):
+        return None
+    return f"the first evaluation was {first.mean:.4g}, the late ones are {mean:.4g}"
+
+
+def _collapsed_at(rows) -> int | None:
+    """The step from which the entropy was 0 until the end, if for at least half of the run."""
+    since, step = None, 0
+    for row in rows:
+        if "update/entropy" in row:
+            step = row["step"]
+            since = None if row["update/entropy"] > _NO_ENTROPY else since or step
+    return since if since is not None and 2 * since <= step else None

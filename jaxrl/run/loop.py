@@ -18,11 +18,13 @@ import jax
 import numpy as np
 
 from jaxrl.buffers.fixed import Rings
-from jaxrl.core.errors import CheckpointError
+from jaxrl.core.errors import CheckpointError, RunStoppedWarning
 from jaxrl.core.program import CompilableProgram, Program, RecordingProgram
 from jaxrl.core.recorded import Fetch
 from jaxrl.core.report import Report, lasting
 from jaxrl.core.run_state import RunState
+from jaxrl.core.sources import Episodes, Rollouts
+from jaxrl.core.spaces import Box, leaves
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
@@ -30,7 +32,7 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.run import advice, compile_cache
 from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.background import BackgroundTask, import_later_modules
-from jaxrl.run.callbacks import Callbacks, Decision, Moment
+from jaxrl.run.callbacks import TARGET_RETURN, Callbacks, Decision, Moment
 from jaxrl.run.checkpoint import Checkpointer, read_manifest
 from jaxrl.run.directory import RunDirectory
 from jaxrl.run.evaluation import MAX_STEPS, compile_evaluation, evaluate
@@ -45,15 +47,15 @@ from jaxrl.run.timing import Completions, Laps
 from jaxrl.run.videos import Videos
 
 _CHUNK_SECONDS = 1.0
-_LEAVES_NAMED = 8  # of those that are not finite
+_LEAVES_NAMED, _CAUSES_NAMED = 8, 2  # of those that are not finite, in the result and in the warning
 
 
 class _Stop(Exception):
-    """Ends the loop; `reason` is the result's `stopped`."""
+    """Ends the loop; `reason` is the result's `stopped`, `summary` the problem in a few words."""
 
-    def __init__(self, reason: str, problem: str | None = None):
+    def __init__(self, reason: str, problem: str | None = None, summary: str | None = None):
         super().__init__(reason)
-        self.reason, self.problem = reason, problem
+        self.reason, self.problem, self.summary = reason, problem, summary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,7 +340,7 @@ class Loop:
             self.state = self.program.emptied(self.algo_there, self.env_there, chunk.before, self.dataset)
             self.done = chunk.first
             failed_step = (chunk.first + int(report.failed_at) + 1) * self.rows
-            raise _Stop("non_finite", _problem(report, chunk, step, failed_step))
+            raise _Stop("non_finite", *_problem(report, chunk, step, failed_step))
         if chunk.fetch is not None and self.recorder is not None:
             self.recorder.add(chunk.fetch)
         self._check_directory(chunk)
@@ -368,6 +370,19 @@ class Loop:
             if name not in self.advised and distributed.is_leader():
                 warnings.warn(f"at step {row['step']}: {text}", RuntimeWarning, stacklevel=6)
             self.advised.add(name)
+
+    def _advise_at_end(self):
+        """Warn of a run that has not learned."""
+        actions, sources = self.program.layout.spec.action_space, self.algo.experience.values()
+        text = advice.at_end(
+            self.history,
+            on_policy=all(isinstance(source, Rollouts | Episodes) for source in sources),
+            discrete=not any(isinstance(part, Box) for part in leaves(actions)),
+            from_scratch="parent" not in self.config,
+            same_env=self.callbacks.keep()["env"] is None,
+        )
+        if text is not None and distributed.is_leader():
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def _write(self, row):
         self.history.append(row)
@@ -582,8 +597,8 @@ class Loop:
 
     def _finish(self, state, done, stop):
         if stop.reason == "non_finite":
-            message = f"{stop.problem}; the state at step {done * self.rows}, before that chunk, is kept"
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+            message = f"{stop.summary}; the state at step {done * self.rows} is kept; {advice.NOT_FINITE}"
+            warnings.warn(message, RunStoppedWarning, stacklevel=4)
         self._close_part(done, True)
         self.laps.lap("save")
         self.evaluator.collect()
@@ -604,7 +619,9 @@ class Loop:
             message += "writes it elsewhere"
             if self.directory is not None:
                 message += ", and the same call goes on from the last checkpoint"
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+            warnings.warn(message, RunStoppedWarning, stacklevel=4)
+        elif done * self.rows > self.first_step and stop.reason not in ("interrupted", "non_finite", TARGET_RETURN):
+            self._advise_at_end()
         self.laps.lap("save")
         # The first chunk compiles and trains, by as much as those after it take.
         self.laps.move(self.untimed_iterations * self._mean_seconds(), "compile", "train")
@@ -666,13 +683,23 @@ def _all_finite(tree):
 
 
 def _problem(report, chunk, step, failed_step):
-    """What was not finite and where: the metrics of the first iteration, and the leaves that the chunk left so."""
+    """What was not finite and where: the metrics of the first iteration, and the leaves that the chunk left so.
+
+    Returns:
+      All of it, and a summary that begins with what may be the cause.
+    """
     named = jax.tree.leaves_with_path(jax.device_get(_all_finite(lasting(chunk.after))))
-    leaves = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
+    unsound = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
     broken = [name for name, fine in sorted(report.finite.items()) if not fine]
     text = f"not finite in the iteration that ended at step {failed_step}"
+    causes = sorted([*broken, *unsound], key=lambda name: not name.startswith(("timestep", "reward")))
+    summary = f"{text}: {_first(causes, _CAUSES_NAMED)}"
     text += f": {', '.join(broken)}" if broken else ""
-    if leaves:
-        more = f" and {len(leaves) - _LEAVES_NAMED} more" if len(leaves) > _LEAVES_NAMED else ""
-        text += f"; leaves at step {step}: {', '.join(leaves[:_LEAVES_NAMED])}{more}"
-    return text
+    if unsound:
+        text += f"; leaves at step {step}: {_first(unsound, _LEAVES_NAMED)}"
+    return text, summary
+
+
+def _first(names, number):
+    """The first of many names."""
+    return ", ".join(names[:number]) + (f" and {len(names) - number} more" if len(names) > number else "")

@@ -348,6 +348,15 @@ def test_doctor(said):
         assert what in printed
 
 
+def test_what_was_not_finite_is_said_once_with_what_to_change(capsys):
+    """In a line that is short; the result has all the names."""
+    assert main.main([*TRAIN, "--total-steps", "64", "--learning-rate", "1e37"]) == 1
+    printed = capsys.readouterr()
+    (line,) = [line for line in printed.err.splitlines() if "not finite" in line]
+    assert line.startswith("error: ") and "lower the learning rate" in line and "(docs/debugging.md)" in line
+    assert len(line) < 260 and "not finite" not in printed.out
+
+
 def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
     """Nothing knows which versions it needs: no command that asks for them fails for that."""
     hidden = "import importlib.metadata as m, sys; found = m.version, m.metadata, m.requires\n"

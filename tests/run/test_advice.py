@@ -1,9 +1,11 @@
-"""What a run warns of, from its metrics: a support that returns lie beyond."""
+"""What a run warns of, from its metrics: a support that returns lie beyond, and that it did not learn."""
 
 import warnings
 
+import numpy as np
 import pytest
-from helpers.programs import DQN, ENV, ROWS, anakin
+from helpers.programs import DQN, ENV, PPO, ROWS, anakin
+from helpers.tiers import one_quick
 
 import jaxrl
 from jaxrl.networks import MLP, CategoricalValues, QNetwork
@@ -41,3 +43,116 @@ def test_a_support_that_holds_them_is_not():
 def test_mass_on_an_end_that_no_return_passes_is_fine(edge, clipped, warned):
     metrics = {"update/support_edge_mass": edge, "update/support_clipped_mass": clipped}
     assert bool(advice.of(metrics)) == warned and advice.of({}) == {}
+
+
+# --- runs that did not learn ---------------------------------------------------------------------------------------
+
+EACH = 1_000  # steps of a row
+POLICY_GRADIENT = {"on_policy": True, "discrete": True, "from_scratch": True, "same_env": True}
+
+
+def history(means, std=0.0, entropy=None, evaluations=(), evaluation_std=0.0, episodes=50, seed=0, lengths=20):
+    """The rows of a run whose episodes have these mean returns, drawn with this deviation; None: none ended."""
+    rng, rows = np.random.default_rng(seed), []
+    for number, mean in enumerate(means, 1):
+        row = {"step": number * EACH, "train/updates": 5.0, "train/episodes": 0.0}
+        if mean is not None:
+            drawn = rng.normal(mean, std, episodes)
+            row |= {"train/episodes": float(episodes), "train/length_mean": float(lengths)}
+            row |= {"train/return_mean": drawn.mean(), "train/return_std": drawn.std()}
+        if entropy is not None:
+            row["update/entropy"] = entropy(number)
+        rows.append(row)
+    for number, mean in enumerate(evaluations, 1):
+        drawn = rng.normal(mean, evaluation_std, 128)
+        row = {"step": len(means) * EACH * number // len(evaluations), "evaluation/episodes": 128 * bool(mean == mean)}
+        rows.append(row | {"evaluation/return_mean": drawn.mean(), "evaluation/return_std": drawn.std()})
+    return sorted(rows, key=lambda row: row["step"])
+
+
+def said_of(rows, **how):
+    return advice.at_end(rows, **POLICY_GRADIENT | how)
+
+
+def rise(low, high, number=100):
+    return list(np.linspace(low, high, number))
+
+
+FALLS = [20.0] + 99 * [9.3]
+FINE = {
+    "learns": (history(rise(20, 500), 10.0, evaluations=rise(60, 500, 10), evaluation_std=20.0), {}),
+    "learns until it explores no more": (history(rise(20, 500), 10.0, lambda number: 0.6 * (number < 30)), {}),
+    "learns a little at the top": (history(rise(95, 98), 2.0), {}),
+    "at the top from the start, without noise": (history(100 * [500.0], 0.0, lambda number: 0.0), {}),
+    "at the top from the start, trained before": (
+        history(100 * [480.0], 30.0, lambda number: 0.0, 10 * [480.0], 30.0),
+        {"from_scratch": False},
+    ),
+    "evaluations at the top from the first one": (history(rise(20, 400), 10.0, evaluations=10 * [500.0]), {}),
+    "short": (history([20.0, 15.0, 12.0, 11.0, 9.3], 2.0, lambda number: 0.0), {}),
+    "short, from a replay": (history(100 * [20.0], 5.0), {"on_policy": False}),
+    "a curriculum": (history(rise(500, 100), 10.0, evaluations=10 * [100.0]), {"same_env": False}),
+    "few episodes that hardly rise": (history(rise(10, 12, 10), 5.0, episodes=20, lengths=50), {}),
+    "the first episodes are the short ones": (history([-20.0] * 30 + [-80.0] * 70, 2.0, lengths=2), {}),
+    "only evaluations show it": (
+        history(100 * [20.0], 10.0, evaluations=10 * [500.0]),
+        {"discrete": False, "on_policy": True},
+    ),
+    "nothing ended": (history(100 * [None], evaluations=10 * [np.nan]), {}),
+    "rises and comes back": (history(rise(20, 300, 50) + rise(300, 20, 50), 10.0), {}),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_nothing_is_said_of_runs_that_may_be_fine(name):
+    rows, how = FINE[name]
+    assert said_of(rows, **how) is None
+
+
+def test_nothing_is_said_of_noise():
+    """Between evaluations, and between episodes of a policy that was trained before."""
+    for seed in range(200):
+        means = np.random.default_rng(seed).normal(100.0, 40.0, 10)
+        offline = history(100 * [None], evaluations=means, evaluation_std=40.0, seed=seed)
+        assert said_of(offline) is None, f"seed {seed}: {means}"
+        online = history(100 * [100.0], 50.0, evaluations=means, evaluation_std=40.0, seed=seed)
+        assert said_of(online, from_scratch=False) is None, f"seed {seed}: {means}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "how", "words"),
+    [
+        (
+            history(FALLS, 0.7, lambda number: 0.6 * (number < 4)),
+            {},
+            ["fell from 20", "to 9.3", "entropy is 0 since step 4,000"],
+        ),
+        (history(FALLS, 0.7, lambda number: -3.0), {"discrete": False}, ["fell from 20", "to 9.3"]),
+        (history(100 * [20.0], 10.0, lambda number: 0.693, 10 * [45.0]), {}, ["stayed that of the first episodes"]),
+        (history(100 * [20.0], 10.0), {"discrete": False}, ["stayed that of the first episodes"]),
+        (
+            history(100 * [None], evaluations=[500.0, 400.0, *8 * [20.0]], evaluation_std=5.0),
+            {},
+            ["the first evaluation was 500", "the late ones are 19"],
+        ),
+        (history(1100 * [-1200.0] + 100 * [-1500.0], 100.0), {"on_policy": False, "discrete": False}, ["fell from -1"]),
+    ],
+    ids=["collapsed", "fell", "did not move", "did not rise", "evaluations fell", "fell late"],
+)
+def test_a_run_that_did_not_learn_is_told_in_a_line(rows, how, words):
+    said = said_of(rows, **how)
+    assert said is not None and "\n" not in said and len(said) < 240 and "docs/debugging.md" in said
+    assert all(word in said for word in words), said
+    assert ("entropy" in said) == ("entropy" in str(words))
+
+
+@pytest.mark.parametrize(("rate", "learns"), one_quick([(3.0, False), (1e-2, True)]))
+def test_training_warns_once_at_its_end(rate, learns):
+    algo = PPO.replace(learning_rate=rate, rollout_length=16, epochs=1)
+    settings = {"total_steps": 60 * 16 * 64, "evaluate_every": 0, "evaluation_episodes": 4, "progress": False}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jaxrl.train(algo, "gymnax:CartPole-v1", num_envs=64, **settings)
+    said = [str(w.message) for w in caught if "did not learn" in str(w.message)]
+    assert len(said) == (not learns)
+    assert learns or "update/entropy is 0 since step" in said[0]
