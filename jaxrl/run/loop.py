@@ -47,7 +47,7 @@ from jaxrl.run.timing import Completions, Laps
 from jaxrl.run.videos import Videos
 
 _CHUNK_SECONDS = 1.0
-_LEAVES_NAMED, _CAUSES_NAMED = 8, 2  # of those that are not finite, in the result and in the warning
+_LEAVES_NAMED, _NAMED_IN_SHORT = 8, 1  # of those that are not finite, in the result and in the warning
 
 
 class _Stop(Exception):
@@ -691,13 +691,16 @@ def _problem(report, chunk, step, failed_step):
     named = jax.tree.leaves_with_path(jax.device_get(_all_finite(lasting(chunk.after))))
     unsound = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
     broken = [name for name, fine in sorted(report.finite.items()) if not fine]
-    text = f"not finite in the iteration that ended at step {failed_step}"
-    causes = sorted([*broken, *unsound], key=lambda name: not name.startswith(("timestep", "reward")))
-    summary = f"{text}: {_first(causes, _CAUSES_NAMED)}"
-    text += f": {', '.join(broken)}" if broken else ""
-    if unsound:
-        text += f"; leaves at step {step}: {_first(unsound, _LEAVES_NAMED)}"
-    return text, summary
+
+    def text(broken, unsound, most_broken, most_unsound):
+        told = f"not finite in the iteration that ended at step {failed_step}"
+        told += f": {_first(broken, most_broken)}" if broken else ""
+        return told + (f"; leaves at step {step}: {_first(unsound, most_unsound)}" if unsound else "")
+
+    causes_first = (
+        sorted(some, key=lambda name: not name.startswith(("reward", "timestep"))) for some in (broken, unsound)
+    )
+    return text(broken, unsound, len(broken), _LEAVES_NAMED), text(*causes_first, _NAMED_IN_SHORT, _NAMED_IN_SHORT)
 
 
 def _first(names, number):
