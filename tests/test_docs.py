@@ -163,6 +163,10 @@ def test_the_curves_are_the_records():
     assert set(curve_pictures.FOLDER.iterdir()) == set(pictures)
 
 
+def test_pictures_are_small():
+    assert [path for path in (ROOT / "docs" / "assets").rglob("*") if path.stat().st_size > 300_000] == []
+
+
 @pytest.mark.parametrize("path", ALGORITHM_PAGES, ids=identity)
 def test_a_page_has_the_source_of_its_algorithm(path):
     source = Path(inspect.getfile(algos.ALGORITHMS[path.stem])).relative_to(ROOT)

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -131,6 +132,47 @@ def test_every_link_of_the_site_leads_on_and_nothing_is_loaded_from_elsewhere(si
             elif parts.fragment and target in read and unquote(parts.fragment) not in read[target].anchors:
                 problems.append(f"{path.relative_to(site)}: {link} has no such anchor")
     assert problems == []
+
+
+# What newcomers type, and the page that answers it.
+SEARCHED = {
+    "custom environment": "own_environment",
+    "hyperparameter": "sweeps",
+    "hyperparameter tuning": "sweeps",
+    "grid search": "sweeps",
+    "confidence interval": "getting_started",
+    "vectorized": "environments",
+    "onnx": "use_your_policy",
+    "freeze layers": "fine_tuning",
+}
+
+
+@pytest.mark.long
+def test_search_finds_the_words_of_newcomers(site):
+    index = json.loads((site / "search.json").read_text())["items"]
+    for words, page in SEARCHED.items():
+        texts = [
+            f"{item['title']} {item['text']}".lower() for item in index if item["location"].startswith(f"{page}.html")
+        ]
+        assert any(all(word in text for word in words.split()) for text in texts), words
+
+
+@pytest.mark.long
+def test_every_page_of_an_algorithm_has_its_curve_and_source(site):
+    """In what was built: the picture and the file are there, and the code stays out of the search."""
+    for path in sorted((site / "algorithms").glob("*.html")):
+        text = path.read_text()
+        assert Page(text).loaded >= {f"../assets/curves/{path.stem}.svg"}, path
+        assert text.count("--8<--") == 0 and "The whole file" in text, path
+    index = json.loads((site / "search.json").read_text())["items"]
+    sources = [item for item in index if re.fullmatch(r"algorithms/\w+\.html#source", item["location"])]
+    assert sources and all(len(item["text"]) < 200 for item in sources)
+
+
+def test_the_site_names_the_version():
+    config = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert config["copyright"].startswith(f"jaxrl {version},")
 
 
 @pytest.mark.long

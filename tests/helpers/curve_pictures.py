@@ -21,10 +21,15 @@ GROUPS = {
     "pendulum": ("Pendulum-v1", ("sac", "td3", "ddpg", "d4pg", "mpo")),
     "from-data": ("Pendulum-v1, from data", ("bc", "td3bc", "iql", "crr", "cql")),
 }
+# What the folders of data in those commands hold (`benchmarks/curves.py`).
+DATA = {
+    "mixed": "The data are all episodes of a training run of SAC, good and bad.",
+    "expert": "The data are 20 episodes of a trained policy of SAC.",
+}
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 300, 58, 20, 56, 44
 # By scheme, in the order of the curves (after Okabe and Ito); and the text, the grid.
-LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b8528c", "#b07800", "#2f8fc4")
-DARK = ("#4fb0e8", "#ff8a3d", "#2fc79b", "#e394c0", "#f0b429", "#9bd5f5")
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b8528c", "#b07800", "#6a51a3")
+DARK = ("#4fb0e8", "#ff8a3d", "#2fc79b", "#e394c0", "#f0b429", "#b9a7f0")
 TEXT, GRID = ("#3c4043", "#d0d4d9"), ("#d8dce0", "#4a4f57")
 
 
@@ -59,7 +64,7 @@ def block(name: str) -> str:
     """Return the Markdown of an algorithm's picture: the picture, and the command and the seeds behind it."""
     found = record(name)
     seeds, updates = len(found["rows"]), "--dataset" in found["run"] and "--env" not in found["run"].split()
-    source = " Its data come from `benchmarks/curves.py`." if "data" in found else ""
+    source = next((f" {text}" for data, text in DATA.items() if f"rlds:data/{data}" in found["run"]), "")
     many = f"{seeds} seeds: their mean, and the range from the lowest to the highest" if seeds > 1 else "one seed"
     return (
         f"![Learning curve of {title(name)} on {environment(name)}](../assets/curves/{name}.svg)\n\n"
@@ -92,7 +97,7 @@ def draw(heading: str, members: Sequence[str]) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}">',
         f"<title>{heading}</title>",
-        f"<style>text{{font:13px sans-serif}}{_scheme(0)}@media (prefers-color-scheme:dark){{{_scheme(1)}}}</style>",
+        f"<style>text{{font-family:sans-serif;font-size:13px}}{_scheme(0)}@media (prefers-color-scheme:dark){{{_scheme(1)}}}</style>",
         f'<text x="{LEFT}" y="20" font-weight="bold">{heading}</text>',
     ]
     for value in y_ticks:
