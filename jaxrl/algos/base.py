@@ -17,7 +17,7 @@ from jaxrl.algos.optimizers import optimizer_problems
 from jaxrl.core import registry
 from jaxrl.core.config import BEFORE
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.limits import described, hold
+from jaxrl.core.limits import problem
 from jaxrl.core.schedules import is_schedule, schedule_problems
 from jaxrl.core.types import Algorithm, EnvSpec, ModelState, Params
 
@@ -287,7 +287,7 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
         return [f"{label}={value!r:.80} is no network; pass {wanted}(...) of jaxrl.networks"]
     if value is None and not _takes_none(field):
         return [f"{label}=None must be a number or a schedule"]
-    return _limit_problems(label, value, limits) if limits else []
+    return _limit_problems(label, value, limits) if limits or traced else []
 
 
 def _is_whole(field: dataclasses.Field) -> bool:
@@ -331,8 +331,9 @@ def _is_default(value, default):
         if isinstance(one, str | bool):
             if one != other:
                 return False
-        elif not (isinstance(one, jax.core.Tracer) or jnp.ndim(one)) and np.float32(one) != np.float32(other):
-            return False
+        elif not (isinstance(one, jax.core.Tracer) or jnp.ndim(one)):
+            if problem(one) or np.float32(one) != np.float32(other):
+                return False
     return True
 
 
@@ -342,17 +343,16 @@ def _limit_problems(label: str, value: Any, limits: dict[str, float]) -> list[st
         return problems
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return []  # checked when the numbers were still numbers
-    if any(isinstance(leaf, (bool, str)) for leaf in leaves):
+    several = value is not None and not is_schedule(value) and not jax.tree_util.all_leaves([value])
+    if several or any(isinstance(leaf, (bool, str)) for leaf in leaves):
         return [f"{label}={value!r} must be a number or a schedule"]
     named = jax.tree_util.tree_leaves_with_path(value)
     for path, leaf in named:
         part = jax.tree_util.keystr(path).lstrip(".")
         if part.startswith(("until", "boundaries")):  # of a schedule: a fraction of the run, not a value of the field
             continue
-        ok = hold(float(leaf), limits)
+        what = problem(leaf, limits)
         # A schedule may end at a limit that the value itself may not have: a learning rate that decays to 0.
-        if not ok and part and "above" in limits and float(leaf) == limits["above"]:
-            continue
-        if not ok:
-            return [f"{label}={value!r} must be {described(limits)}"]
+        if what and not (part and "above" in limits and leaf == limits["above"]):
+            return [f"{label}={value!r:.200} {what}"]
     return []

@@ -7,12 +7,14 @@ number. A function of your own, `PPO(optimizer=optax.lion)`, is static; its lear
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import optax
 from flax import struct
 from optax.contrib import MuonDimensionNumbers, muon
 
 from jaxrl.core import registry
+from jaxrl.core.limits import problem
 from jaxrl.core.types import Params
 
 Number = float | jax.Array
@@ -166,6 +168,10 @@ def clip_factor(norm: jax.Array, max_norm: Number) -> jax.Array:
 
 def optimizer_problems(label: str, optimizer: Any) -> list[str]:
     """Why `optimizer`, the value of the field `label`, is none; empty if it is one."""
+    named = jax.tree_util.tree_leaves_with_path(optimizer) if isinstance(optimizer, OPTIMIZERS) else []
+    numbers = [(path, leaf) for path, leaf in named if not isinstance(leaf, jax.core.Tracer)]
+    if found := [(path, leaf, what) for path, leaf in numbers if (what := problem(leaf))]:
+        return [f"{label}{jax.tree_util.keystr(path)}={leaf!r:.80} {what}" for path, leaf, what in found]
     if callable(optimizer) and isinstance(optimizer(1e-3), optax.GradientTransformation):
         return []
     return [

@@ -195,9 +195,11 @@ def _for_help(argv, description, groups):
 def limit_problems(group: Group, values: Mapping[str, Any]) -> list[str]:
     """The numbers of an algorithm that are beyond their limits, in the words of its own check."""
     return [
-        f"{group.title}.{flag.name}={value!r} must be {limits.described(flag.limits)}"
+        f"{group.title}.{flag.name}={value!r} {what}"
         for flag in group.flags
-        if isinstance(value := values[flag.name], int | float) and not limits.hold(value, flag.limits)
+        if isinstance(value := values[flag.name], int | float)
+        and not isinstance(value, bool)
+        and (what := limits.problem(value, flag.limits))
     ]
 
 

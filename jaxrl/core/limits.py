@@ -1,13 +1,13 @@
 """The limits of a number, in words; without JAX, so that the command line knows them before it imports it."""
 
 import math
-import numbers
 import operator
 from collections.abc import Mapping
 from typing import Any
 
 from jaxrl.core.errors import ConfigError
 
+_SMALLEST, _TOO_LARGE = 2.0**-126, 2.0**128 - 2.0**103  # in size: XLA takes smaller ones for 0, larger ones for inf
 WORDS = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
 
 # The least of the counts that a training is given, in Python and on the command line.
@@ -28,19 +28,35 @@ def described(limits: Mapping[str, float]) -> str:
     return " and ".join(f"{WORDS[name]} {limit:g}" for name, limit in limits.items() if name in WORDS)
 
 
-def hold(number: float, limits: Mapping[str, float]) -> bool:
-    """Whether a number is finite and within its limits."""
+def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | None:
+    """Return what a number that programs compute with must be, where it is not: "must be at least 0".
+
+    Args:
+      number: anything; numbers are scalars, also of NumPy and JAX.
+      limits: as `described` takes them.
+    """
+    limits = limits or {}
+    if getattr(number, "ndim", 0):
+        return f"must be one number, not an array of shape {number.shape}"
+    if isinstance(number, str | bytes | bool):
+        return "must be a finite number"
     try:
-        finite = math.isfinite(number)
+        number = float(number)
     except OverflowError:  # a whole number that no float can hold
-        return False
-    return (
-        finite
+        number = math.inf
+    except (TypeError, ValueError):
+        return "must be a finite number"
+    if not (
+        math.isfinite(number)
         and number >= limits.get("low", -math.inf)
         and number <= limits.get("high", math.inf)
         and number > limits.get("above", -math.inf)
         and number < limits.get("below", math.inf)
-    )
+    ):
+        return f"must be {described(limits) or 'a finite number'}"
+    if number and not _SMALLEST <= abs(number) < _TOO_LARGE:
+        return f"must be 0, or from {_SMALLEST:.3g} to {_TOO_LARGE:.3g} in size: programs compute in float32"
+    return None
 
 
 def whole(value: Any) -> Any:
@@ -71,14 +87,13 @@ def count_problems(**counts: tuple[object, int]) -> list[str]:
 
 def number_problems(name: str, value: Any, limits: Mapping[str, float] = {}) -> list[str]:
     """Explain why `value`, an argument called `name`, is not a finite number within its limits; empty if it is."""
-    if isinstance(value, numbers.Real) and not isinstance(value, bool) and hold(float(value), limits):
-        return []
-    return [f"{name}={value!r:.80} must be {described(limits) or 'a finite number'}"]
+    what = problem(value, limits)
+    return [] if what is None else [f"{name}={value!r:.80} {what}"]
 
 
 def amount_problems(**amounts: float) -> list[str]:
     """Explain which numbers are not at least 0, by name: `cpus_per_run=0.5`."""
-    return [problem for name, amount in amounts.items() for problem in number_problems(name, amount, {"low": 0})]
+    return [what for name, amount in amounts.items() for what in number_problems(name, amount, {"low": 0})]
 
 
 def seed_problems(name: str, seed: object) -> list[str]:

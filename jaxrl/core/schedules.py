@@ -13,7 +13,7 @@ import jax.core
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.core import public, registry, schedule_text
+from jaxrl.core import limits, public, registry, schedule_text
 from jaxrl.core.errors import ConfigError
 
 Number = float | jax.Array
@@ -146,9 +146,9 @@ def schedule_problems(label: str, value: Any) -> list[str]:
     if not is_schedule(value) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         return []
     named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(value)]
-    strange = [(part, leaf) for part, leaf in named if not _is_finite(leaf)]
+    strange = [(part, leaf, what) for part, leaf in named if (what := limits.problem(leaf))]
     if strange:
-        return [f"{label}{part}={leaf!r} must be a finite number" for part, leaf in strange]
+        return [f"{label}{part}={leaf!r:.80} {what}" for part, leaf, what in strange]
     problems = []
     if isinstance(value, PiecewiseConstant):
         if len(value.values) != len(value.boundaries) + 1:
@@ -220,13 +220,6 @@ def _float32(x):
 
 def _fraction(progress, until):
     return jnp.clip(_float32(progress) / _float32(until), 0.0, 1.0)
-
-
-def _is_finite(leaf):
-    try:
-        return math.isfinite(float(leaf))
-    except (TypeError, ValueError):
-        return False
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxrl.core.errors import ConfigError, unknown
@@ -39,9 +40,17 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def freeze(description: Any, field: str) -> None:
-    """Makes a list given for a field a tuple, so that the description is hashable however it was written."""
-    if isinstance(getattr(description, field), list):
-        object.__setattr__(description, field, tuple(getattr(description, field)))
+    """Make a field a tuple, so that the description is hashable whether a tuple, a list or an array was written.
+
+    Raises:
+      ConfigError: the value is not a sequence, and None only where that is the default.
+    """
+    value, name = getattr(description, field), f"{type(description).__name__}.{field}"
+    if value is None and getattr(type(description), field) is None:
+        return
+    if not isinstance(value, tuple | list | range) and np.ndim(value) != 1:
+        raise ConfigError(f"{name}={value!r:.80} must be a tuple or a list, such as {(value,)!r:.80}")
+    object.__setattr__(description, field, tuple(x.item() if isinstance(x, np.generic) else x for x in value))
 
 
 def check_positive(label: str, sizes: int | tuple[int, ...]) -> None:

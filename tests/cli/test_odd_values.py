@@ -68,6 +68,8 @@ def said(capsys, monkeypatch):
         (["train", "ppo", *RUN, "--num-envs", HUGE], "--num-envs: '1180591620717411303424' is too large"),
         (["train", "ppo", *RUN, "--epochs", "1e18"], "epochs=1000000000000000000 must be less than 2^31"),
         (["train", "ppo", *RUN, "--gamma", "1e400"], "'1e400' is not a finite number"),
+        (["train", "ppo", *RUN, "--learning-rate", "1e-60"], "learning_rate=1e-60 must be 0, or from 1.18e-38"),
+        (["train", "dqn", *RUN, "--v-max", "1e300"], "v_max=1e+300 must be 0, or from 1.18e-38 to 3.4e+38"),
         (["train", "ppo", *RUN, "--learning-rate", "9" * 400], "is not a finite number"),
         (["sweep", "ppo", *RUN, "--seeds", "1e12"], "seeds: at least one, and at most 65,536"),
         (["sweep", "ppo", *RUN, "--seeds", "-5,3"], "seeds=-5 must be a whole number"),

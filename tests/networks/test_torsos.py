@@ -12,7 +12,18 @@ from helpers.tiers import one_quick
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.networks import MLP, DictEncoder, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN, default_torso
+from jaxrl.networks import (
+    MLP,
+    Actor,
+    Critic,
+    DictEncoder,
+    ImpalaCNN,
+    ImpalaResNet,
+    MinAtarCNN,
+    NatureCNN,
+    default_torso,
+)
+from jaxrl.networks.q_heads import ActionValues
 from jaxrl.networks.torsos import flatten, stretched
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
@@ -310,3 +321,22 @@ def test_every_field_changes_the_program(torso, space, changes):
         changed = dataclasses.replace(torso, **{field: value})
         assert changed != torso
         assert program(changed) != program(torso), field
+
+
+@pytest.mark.parametrize("widths", [[8, 4], (8, 4), np.asarray([8, 4]), (np.int64(8), 4), range(8, 3, -4)], ids=repr)
+def test_sizes_are_taken_as_tuples_lists_and_arrays(widths):
+    for made in (MLP(widths), Actor(widths=widths), Critic(widths=widths), ActionValues(widths=widths)):
+        assert made.widths == (8, 4) and hash(made) == hash(dataclasses.replace(made, widths=(8, 4)))
+        assert all(type(width) is int for width in made.widths)
+    assert ImpalaCNN(filters=widths).filters == ImpalaResNet(channels=widths).channels == (8, 4)
+
+
+@pytest.mark.parametrize("widths", [8, 8.0, "64", None, {8}, np.int64(8), np.ones((2, 2), int)], ids=repr)
+def test_what_is_not_a_sequence_of_sizes_is_refused_by_name(widths):
+    for make in (MLP, lambda x: Critic(widths=x), lambda x: ActionValues(widths=x), lambda x: Actor(widths=x)):
+        with pytest.raises(ConfigError, match=r"(?s)widths=.* must be a tuple or a list"):
+            make(widths)
+    with pytest.raises(ConfigError, match="ImpalaCNN.filters="):
+        ImpalaCNN(filters=widths)
+    with pytest.raises(ConfigError, match="Actor.observation_keys='position' must be"):
+        Actor(observation_keys="position")
