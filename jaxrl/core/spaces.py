@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,12 +30,13 @@ class Box:
     """Arrays within bounds.
 
     Args:
-      low, high: bounds, scalars or arrays that broadcast to `shape`; infinities are allowed.
+      low, high: bounds, scalars or arrays that broadcast to `shape`; floats may have none, `-inf` and `inf`.
       shape: shape of one element.
-      dtype: its dtype.
+      dtype: its dtype: bool, or integers or floats of at most 8 bytes.
 
     Raises:
-      ConfigError: a dtype that is not of numbers, or more than 2^26 of them.
+      ConfigError: a dtype that is not of numbers, more than 2^26 of them, a bound that the dtype cannot hold, or a
+        lower bound above the upper one.
     """
 
     low: Any
@@ -43,17 +45,19 @@ class Box:
     dtype: Any = np.float32
 
     def __post_init__(self):
-        dtype = _number_dtype(self.dtype)
-        object.__setattr__(self, "dtype", dtype)
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
-        if not is_bounded_shape(self.shape):
-            shown = f"{self.shape!r:.80}"
-            raise ConfigError(f"a Box of shape {shown} has more than {MOST_NUMBERS:,} numbers or 32 dimensions")
-        for name in ("low", "high"):
-            bound = getattr(self, name)
-            if isinstance(bound, np.ndarray) and bound.size and not any(bound.strides):
-                bound = bound.flat[0]  # one number everywhere, which a conversion would write out
-            object.__setattr__(self, name, np.broadcast_to(np.asarray(bound, dtype), self.shape))
+        dtype, shape = _number_dtype(self.dtype), _checked_shape(self.shape)
+        low, high = _bound("low", self.low, dtype), _bound("high", self.high, dtype)
+        for name, value in (("dtype", dtype), ("shape", shape), ("low", low), ("high", high)):
+            try:
+                value = np.broadcast_to(value, shape) if value is low or value is high else value
+            except ValueError:
+                raise ConfigError(
+                    f"a Box of shape {shape} has {name} of shape {value.shape}; give one number"
+                ) from None
+            object.__setattr__(self, name, value)
+        if (empty := low > high).any():
+            one, other = (np.broadcast_to(bound, empty.shape)[empty][0] for bound in (low, high))
+            raise ConfigError(f"a Box has low={one} above high={other}; no number lies between them")
 
     def _key(self):
         return (self.shape, self.dtype.str, self.low.tobytes(), self.high.tobytes())
@@ -75,46 +79,50 @@ class Box:
 
     @property
     def bounded(self) -> bool:
-        """Whether every bound is finite (a bound at the dtype's largest float counts as infinite)."""
+        """Whether every bound is finite, and so is the range (a bound at the dtype's largest float is infinite)."""
         if self.dtype.kind != "f":
             return True
-        largest = float(np.finfo(self.dtype).max)
-        return bool(np.all(np.abs(self.low) < largest) and np.all(np.abs(self.high) < largest))
+        largest, kind = float(np.finfo(self.dtype).max), np.promote_types(self.dtype, np.float32)
+        if not (np.all(np.abs(self.low) < largest) and np.all(np.abs(self.high) < largest)):
+            return False
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(self.high.astype(kind) - self.low.astype(kind)).all())
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """One element: uniform where bounded on both sides, standard normal shifted to the bound elsewhere."""
-        if self.dtype.kind in "iu":
-            # In float32, because a bound may be the integer type's own last value, which `randint` excludes.
-            span = self.high.astype(np.float64) - self.low.astype(np.float64) + 1.0
-            offset = jnp.floor(jax.random.uniform(key, self.shape) * span.astype(np.float32))
-            return (jnp.asarray(self.low) + offset.astype(self.dtype)).astype(self.dtype)
-        if self.dtype.kind == "b":
-            return jax.random.bernoulli(key, shape=self.shape)
-        largest = float(np.finfo(self.dtype).max)
-        below, above = self.low > -largest, self.high < largest
-        low = np.where(below, self.low, 0).astype(self.dtype)
-        high = np.where(above, self.high, 0).astype(self.dtype)
-        uniform = low + (high - low) * jax.random.uniform(key, self.shape, self.dtype)
-        normal = jax.random.normal(key, self.shape, self.dtype)
-        one_sided = jnp.where(below, low + jnp.abs(normal), jnp.where(above, high - jnp.abs(normal), normal))
-        return jnp.where(below & above, uniform, one_sided)
+        """Return one element: uniform where bounded on both sides, standard normal shifted to the bound elsewhere.
+
+        It is of the space's dtype, or of what JAX has in its place: without `jax_enable_x64` at most 4 bytes a number.
+
+        Raises:
+          ConfigError: no number of that dtype lies within the bounds.
+        """
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(self.dtype))
+        low, high = _bounds_in(dtype, self.low, self.high)
+        if (low > high).any():
+            raise ConfigError(f"{self} holds no number of {dtype.name}, which JAX has without jax_enable_x64")
+        if dtype.kind == "b":
+            return jnp.where(low == high, low, jax.random.bernoulli(key, shape=self.shape))
+        return _sample_integers(key, low, high) if dtype.kind in "iu" else _sample_floats(key, low, high)
 
     def contains(self, x: Any) -> jax.Array:
-        """Whether `x` (shape `shape`) lies within the bounds; a scalar bool."""
-        x = jnp.asarray(x)
-        return jnp.all((x >= self.low) & (x <= self.high))
+        """Whether `x` is of shape `shape` and lies within the bounds, whatever its dtype; a scalar bool."""
+        return _contains(x, self.low, self.high)
 
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """The integers 0 .. n-1."""
+    """The integers 0 .. n-1.
+
+    Raises:
+      ConfigError: `n` is not from 1 to 2^31 - 1, or the dtype is not of integers or cannot hold n - 1.
+    """
 
     n: int
     dtype: Any = np.int32
 
     def __post_init__(self):
-        object.__setattr__(self, "n", int(self.n))
-        object.__setattr__(self, "dtype", _number_dtype(self.dtype))
+        object.__setattr__(self, "dtype", _number_dtype(self.dtype, "iu"))
+        object.__setattr__(self, "n", _count("Discrete", "n", self.n, self.dtype))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,20 +132,31 @@ class Discrete:
         return jax.random.randint(key, (), 0, self.n, self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
-        x = jnp.asarray(x)
-        return (x >= 0) & (x < self.n)
+        """Whether `x` is one of them, as a scalar of any dtype; a scalar bool."""
+        return _contains(x, np.asarray(0, np.int64), np.asarray(self.n - 1, np.int64))
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiDiscrete:
-    """Several integers at once, the i-th of 0 .. nvec[i]-1."""
+    """Several integers at once, the i-th of 0 .. nvec[i]-1.
+
+    Raises:
+      ConfigError: `nvec` is not a vector, a number of it is not from 1 to 2^31 - 1, or the dtype is not of integers or
+        cannot hold them.
+    """
 
     nvec: tuple[int, ...]
     dtype: Any = np.int32
 
     def __post_init__(self):
-        object.__setattr__(self, "nvec", tuple(int(n) for n in np.ravel(self.nvec)))
-        object.__setattr__(self, "dtype", _number_dtype(self.dtype))
+        object.__setattr__(self, "dtype", _number_dtype(self.dtype, "iu"))
+        try:
+            counts = np.atleast_1d(np.asarray(self.nvec))
+        except ValueError:  # a ragged list
+            counts = np.zeros((0, 0))
+        if counts.ndim > 1:
+            raise ConfigError(f"MultiDiscrete has nvec={self.nvec!r:.80}; give a vector")
+        object.__setattr__(self, "nvec", tuple(_count("MultiDiscrete", "nvec", n, self.dtype) for n in counts.tolist()))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,8 +166,8 @@ class MultiDiscrete:
         return jax.random.randint(key, self.shape, 0, np.asarray(self.nvec), self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
-        x = jnp.asarray(x)
-        return jnp.all((x >= 0) & (x < np.asarray(self.nvec, self.dtype)))
+        """Whether `x` is a vector of them, of any dtype; a scalar bool."""
+        return _contains(x, np.zeros(self.shape, np.int64), np.asarray(self.nvec, np.int64) - 1)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -158,7 +177,12 @@ class Dict:
     items: tuple[tuple[str, "Space"], ...]
 
     def __init__(self, spaces: Mapping[str, Any]):
-        object.__setattr__(self, "items", tuple(sorted(dict(spaces).items())))
+        try:
+            items = tuple(sorted(dict(spaces).items(), key=lambda item: item[0]))
+        except (TypeError, ValueError):
+            raise ConfigError(f"Dict({spaces!r:.80}): give a mapping of names to spaces") from None
+        _check_parts(self, items)
+        object.__setattr__(self, "items", items)
 
     @property
     def spaces(self) -> dict[str, Any]:
@@ -168,10 +192,9 @@ class Dict:
         keys = jax.random.split(key, max(len(self.items), 1))
         return {name: space.sample(keys[i]) for i, (name, space) in enumerate(self.items)}
 
-    def contains(self, x: Mapping[str, Any]) -> jax.Array:
-        if set(x) != set(self.spaces):
-            return jnp.asarray(False)
-        return jnp.all(jnp.stack([space.contains(x[name]) for name, space in self.items]))
+    def contains(self, x: Any) -> jax.Array:
+        """Whether `x` is a mapping with these names whose parts lie within their spaces; a scalar bool."""
+        return _contains_parts(self, x if isinstance(x, Mapping) and set(x) == set(self.spaces) else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +204,11 @@ class Tuple:
     spaces: tuple["Space", ...]
 
     def __post_init__(self):
-        object.__setattr__(self, "spaces", tuple(self.spaces))
+        try:
+            object.__setattr__(self, "spaces", tuple(self.spaces))
+        except TypeError:
+            raise ConfigError(f"Tuple({self.spaces!r:.80}): give a sequence of spaces") from None
+        _check_parts(self, self.items)
 
     @property
     def items(self) -> tuple[tuple[int, "Space"], ...]:
@@ -192,10 +219,9 @@ class Tuple:
         keys = jax.random.split(key, max(len(self.spaces), 1))
         return tuple(space.sample(keys[i]) for i, space in self.items)
 
-    def contains(self, x: Sequence[Any]) -> jax.Array:
-        if not isinstance(x, tuple | list) or len(x) != len(self.spaces):
-            return jnp.asarray(False)
-        return jnp.all(jnp.stack([space.contains(x[i]) for i, space in self.items]))
+    def contains(self, x: Any) -> jax.Array:
+        """Whether `x` is a tuple or list whose parts lie within their spaces; a scalar bool."""
+        return _contains_parts(self, x if isinstance(x, tuple | list) and len(x) == len(self.spaces) else None)
 
 
 ArraySpace = Box | Discrete | MultiDiscrete  # an element is one array
@@ -205,11 +231,169 @@ Space = ArraySpace | Composite
 registry.add("space", Box, Discrete, MultiDiscrete, Dict, Tuple)
 
 
-def _number_dtype(dtype: Any) -> np.dtype:
-    found = np.dtype(dtype)
-    if found.kind in "OSUMm" or found.itemsize > 8:
-        raise ConfigError(f"a space has the dtype {found.name!r:.40}; numbers of at most 8 bytes are taken")
+def _number_dtype(dtype: Any, kinds: str = "biuf") -> np.dtype:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise ConfigError(f"a space has the dtype {dtype!r:.40}; give one of NumPy's, such as 'float32'") from None
+    if found.kind not in kinds or found.itemsize > 8:
+        allowed = "bool, and integers and floats of at most 8 bytes" if "f" in kinds else "integers"
+        raise ConfigError(f"a space has the dtype {found.name!r:.40}; it can have {allowed}")
+    return found.newbyteorder("=")
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number as Python's, or None."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return int(value)
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _checked_shape(shape: Any) -> tuple[int, ...]:
+    sizes = [_whole(n) for n in (shape if np.ndim(shape) else (shape,))]
+    found = tuple(n for n in sizes if n is not None and n >= 0)
+    if len(found) < len(sizes):
+        raise ConfigError(f"a Box has the shape {shape!r:.80}; sizes must be whole numbers of at least 0")
+    if not is_bounded_shape(found):
+        raise ConfigError(f"a Box of shape {found!r:.80} has more than {MOST_NUMBERS:,} numbers or 32 dimensions")
     return found
+
+
+def _count(kind: str, name: str, n: Any, dtype: np.dtype) -> int:
+    most = min(int(np.iinfo(dtype).max) + 1, 2**31 - 1)
+    found = _whole(n)
+    if found is None or not 1 <= found <= most:
+        raise ConfigError(f"{kind} has {name}={n!r:.80}; of {dtype.name} it can have 1 to {most:,} values")
+    return found
+
+
+def _bound(name: str, bound: Any, dtype: np.dtype) -> np.ndarray:
+    """Return a bound as a new array of `dtype`, of one number where all are the same array element."""
+    if isinstance(bound, np.ndarray) and bound.size and not any(bound.strides):
+        bound = bound.flat[0]  # one number everywhere, which a conversion would write out
+    found = np.asarray(bound)
+    if dtype.kind == "f" and found.dtype.kind == "O" and all(isinstance(x, int) for x in found.flat):  # beyond 64 bits
+        found = np.asarray(bound, np.float64)
+    if found.dtype.kind not in "biuf":
+        raise ConfigError(f"a Box has {name}={bound!r:.80}; bounds are real numbers")
+    with np.errstate(all="ignore"):
+        cast = found.astype(dtype)
+        if dtype.kind != "f":
+            lost = cast != found
+        else:
+            least = np.finfo(dtype).tiny if dtype == np.float32 else 0.0  # XLA takes smaller ones for 0
+            lost = np.isnan(found) | (np.isinf(cast) & np.isfinite(found)) | ((found != 0) & (np.abs(cast) < least))
+            lost |= (cast == 0) & (found != 0) | (cast == (np.inf if name == "low" else -np.inf))
+    if lost.any():
+        if dtype.kind == "f":
+            limits = np.finfo(dtype)
+            allowed = f"0, {limits.tiny:.3g} to {limits.max:.3g} of either sign, and {'-' * (name == 'low')}inf"
+        else:
+            allowed = "0 and 1" if dtype.kind == "b" else f"{np.iinfo(dtype).min} to {np.iinfo(dtype).max}"
+        raise ConfigError(f"a Box of {dtype.name} has {name}={found[lost][0]}; it can have {allowed}")
+    return cast + 0 if dtype.kind == "f" else cast  # no -0.0, which is equal to 0 and has other bytes
+
+
+def _bounds_in(dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and the greatest numbers of `dtype` within bounds; the first is above the second if none is.
+
+    Of float32, numbers so small that XLA takes them for 0 are none.
+    """
+    if low.dtype == dtype:
+        return low, high
+    if dtype.kind != "f":
+        low, high = (x.astype(np.uint8) if x.dtype.kind == "b" else x for x in (low, high))
+        limits, own = np.iinfo(np.uint8 if dtype.kind == "b" else dtype), np.iinfo(low.dtype)
+        least, most = max(int(limits.min), int(own.min)), min(int(limits.max), int(own.max))
+        empty = (low > most) | (high < least)
+        one, zero = np.asarray(1, dtype), np.asarray(0, dtype)
+        return (
+            np.where(empty, one, np.clip(low, least, most).astype(dtype)),
+            np.where(empty, zero, np.clip(high, least, most).astype(dtype)),
+        )
+    with np.errstate(over="ignore"):
+        lower, upper = low.astype(dtype), high.astype(dtype)
+    lower = np.where(lower < low, np.nextafter(lower, np.asarray(np.inf, dtype)), lower)
+    upper = np.where(upper > high, np.nextafter(upper, np.asarray(-np.inf, dtype)), upper)
+    if dtype == np.float32:
+        tiny, zero = np.finfo(dtype).tiny, np.float32(0)
+        lower = np.where(np.abs(lower) < tiny, np.where(lower > 0, tiny, zero), lower)
+        upper = np.where(np.abs(upper) < tiny, np.where(upper < 0, -tiny, zero), upper)
+    return lower, upper
+
+
+def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
+    """Whether `x` has the shape of the bounds and lies within them; whole, if they are whole numbers."""
+    whole = low.dtype.kind != "f"
+    if not isinstance(x, jax.Array):
+        try:
+            x = np.asarray(x)
+        except ValueError:  # a ragged list
+            return jnp.asarray(False)
+    real = jnp.issubdtype(x.dtype, jnp.floating)
+    if x.shape != low.shape or not (real or jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == bool):
+        return jnp.asarray(False)
+    if isinstance(x, jax.Array):  # compared in its own dtype; NumPy's comparisons of two dtypes are exact
+        if x.dtype == bool:
+            x = x.astype(jnp.uint8)
+        if not (whole or real) or x.dtype == jnp.bfloat16:
+            x = x.astype(jnp.float32)
+        low, high = _bounds_in(np.dtype(x.dtype), low, high)
+    within = (x >= low) & (x <= high)
+    if whole and real:
+        within &= x == (jnp.trunc(x) if isinstance(x, jax.Array) else np.trunc(x))
+    return jnp.asarray(within.all())
+
+
+def _sample_integers(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Array:
+    """Return whole numbers, uniform from `low` to `high`, both included, of their dtype."""
+    # Modulo 2^32, or 2^64, in which neither the number of values nor the sum can overflow.
+    word = np.dtype(np.uint64 if low.dtype.itemsize == 8 else np.uint32)
+    steps = high.astype(word) - low.astype(word)
+    if steps.max(initial=0) < 1 << 23:  # as many as float32 tells apart
+        span = steps.astype(np.float32) + np.float32(1)
+        offset = jnp.floor(jax.random.uniform(key, low.shape) * span).astype(word)
+    else:
+        every = steps == np.iinfo(word).max  # whose number of values `word` cannot hold
+        counts = np.where(every, steps, steps + np.asarray(1, word))
+        offset = jax.random.randint(key, low.shape, np.zeros(low.shape, word), counts, word)
+        offset = jnp.where(every, jax.random.bits(key, low.shape, word), offset)
+    return (jnp.asarray(low.astype(word)) + offset).astype(low.dtype)
+
+
+def _sample_floats(key: jax.Array, low: np.ndarray, high: np.ndarray) -> jax.Array:
+    """Return numbers as `Box.sample` has them, of the dtype of the bounds."""
+    dtype, largest = low.dtype, np.finfo(low.dtype).max
+    below, above = low > -largest, high < largest
+    start, stop = np.where(below, low, np.zeros_like(low)), np.where(above, high, np.zeros_like(high))
+    fraction = jax.random.uniform(key, low.shape, dtype)
+    with np.errstate(over="ignore"):
+        span = stop - start
+    uniform = start + span * fraction
+    if not (finite := np.isfinite(span)).all():
+        uniform = jnp.where(finite, uniform, start * (1 - fraction) + stop * fraction)
+    normal = jax.random.normal(key, low.shape, dtype)
+    one_sided = jnp.where(below, start + jnp.abs(normal), jnp.where(above, stop - jnp.abs(normal), normal))
+    found = jnp.where(below & above, uniform, one_sided)
+    return jnp.clip(found, np.maximum(low, -largest), np.minimum(high, largest))  # where rounding went beyond
+
+
+def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
+    """Raise a ConfigError that names the first part that is not a space."""
+    for name, part in items:
+        if not isinstance(part, Space):
+            kind = type(space).__name__
+            raise ConfigError(f"the part {name!r} of a {kind} is {part!r:.80}; give a space of jaxrl.spaces")
+
+
+def _contains_parts(space: "Composite", x: Any) -> jax.Array:
+    """Whether every part lies within its space; `x` is None where it lacks one, or has others."""
+    if x is None:
+        return jnp.asarray(False)
+    return jnp.all(jnp.asarray([part.contains(x[name]) for name, part in space.items], bool))
 
 
 def expect[Kind: Space](space: Space, *kinds: type[Kind]) -> Kind:
@@ -296,7 +480,7 @@ def form(space: Space) -> Any:
 
 def zeros(space: Space) -> Any:
     """An element-shaped tree of zeros, as JAX arrays of the space's shape and dtype (not always an element)."""
-    return tree_map(lambda space: jnp.zeros(space.shape, space.dtype), space)
+    return tree_map(lambda space: jnp.zeros(space.shape, jax.dtypes.canonicalize_dtype(space.dtype)), space)
 
 
 def clip(x: Any, space: Space) -> Any:
@@ -307,7 +491,10 @@ def clip(x: Any, space: Space) -> Any:
 def _clipped(space: ArraySpace, x: Any) -> Any:
     if not isinstance(space, Box) or space.dtype.kind != "f":
         return x
-    bounds = (np.expand_dims(bound, tuple(range(jnp.ndim(x) - bound.ndim))) for bound in (space.low, space.high))
+    dtype, low, high = np.dtype(jnp.result_type(x)), space.low, space.high
+    if dtype.kind == "f":
+        low, high = _bounds_in(dtype, low, high)
+    bounds = (np.expand_dims(bound, tuple(range(jnp.ndim(x) - bound.ndim))) for bound in (low, high))
     return jnp.clip(x, *bounds)
 
 
