@@ -38,14 +38,10 @@ def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | Non
     limits = limits or {}
     if getattr(number, "ndim", 0):
         return f"must be one number, not an array of shape {number.shape}"
-    if isinstance(number, str | bytes | bool):
-        return "must be a finite number"
     try:
-        number = float(number)
-    except OverflowError:  # a whole number that no float can hold
-        number = math.inf
-    except (TypeError, ValueError):
-        return "must be a finite number"
+        number = math.nan if isinstance(number, str | bytes | bool) else float(number)
+    except (OverflowError, TypeError, ValueError):  # the first: a whole number that no float can hold
+        number = math.nan
     if not (
         math.isfinite(number)
         and number >= limits.get("low", -math.inf)

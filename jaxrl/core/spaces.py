@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from jaxrl.core import public, registry
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import whole
 
 MOST_NUMBERS = 1 << 26  # of an element
 _MOST_DIMENSIONS = 32
@@ -244,12 +244,8 @@ def _number_dtype(dtype: Any, kinds: str = "biuf") -> np.dtype:
 
 def _whole(value: Any) -> int | None:
     """Return a whole number as Python's, or None."""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return int(value)
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
+    found = whole(value)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def _checked_shape(shape: Any) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from flax import struct
 
 from jaxrl.core import spaces
+from jaxrl.core.native import NativeSpaces
 from jaxrl.core.sources import Dataset as Dataset
 from jaxrl.core.sources import Episodes as Episodes
 from jaxrl.core.sources import Replay as Replay
@@ -145,6 +146,7 @@ class EnvSpec:
     observation_space: spaces.Space
     action_space: spaces.Space
     masked: bool = False  # whether time steps carry an action mask
+    native: NativeSpaces | None = None  # of an environment outside JAX, its own spaces
 
 
 # --- environments ------------------------------------------------------------------------------------------------
@@ -292,12 +294,22 @@ class ResumingRecipe(HostRecipe, Protocol):
         ...
 
 
+@runtime_checkable
+class NativeRecipe(HostRecipe, Protocol):
+    """A recipe that knows the environment's own spaces, from which ours may differ in types and first integers."""
+
+    @property
+    def native(self) -> NativeSpaces | None:
+        """The spaces; None where a file has not kept them."""
+        ...
+
+
 def env_spec(env: Environment | HostRecipe) -> EnvSpec:
     """What an algorithm may know of `env`."""
-    masked = False
+    masked, native = False, env.native if isinstance(env, NativeRecipe) else None
     if isinstance(env, Environment):
         masked = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0)).action_mask is not None
-    return EnvSpec(env.name, env.observation_space, env.action_space, masked)
+    return EnvSpec(env.name, env.observation_space, env.action_space, masked, native)
 
 
 # --- networks ----------------------------------------------------------------------------------------------------

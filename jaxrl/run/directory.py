@@ -19,7 +19,7 @@ from jaxrl.core.config import check_sizes, decode, encode, flatten
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.run.ending import read_result
 
-MAY_CHANGE = ("total_steps", "logging")  # fields, or groups of them, that a resumed run may have otherwise
+MAY_CHANGE = ("total_steps", "logging", "native")  # fields, or groups of them, that a resumed run may have otherwise
 
 FORMAT = 1  # of config.json; a change that earlier files do not survive takes the next number
 

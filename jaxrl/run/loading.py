@@ -14,9 +14,10 @@ from jaxrl.core.arguments import checked
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.keys import held_out_seed
+from jaxrl.core.native import NativeSpaces, check_fits
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, PyTree, env_spec
+from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, NativeRecipe, PyTree, env_spec
 from jaxrl.envs.configs import from_config, full_name
 from jaxrl.run import checkpoint
 from jaxrl.run.compile_cache import keep_compiled_programs
@@ -141,7 +142,7 @@ def load_learner(
         if not isinstance(config["environment"], dict):
             raise ConfigError("config.json describes no environment under 'environment'")
         if given is None:
-            given = from_config(config["environment"])
+            given = _with_native(from_config(config["environment"]), config.get("native"))
         else:
             _check_spaces(config["environment"], given)
         env = envs.prepared(given)
@@ -190,6 +191,18 @@ def _algorithm(config):
     if problems := field_problems(algo):
         raise ConfigError([f"config.json: {problem}" for problem in problems])
     return algo
+
+
+def _with_native(env, config):
+    """The environment with its own spaces, where config.json has them."""
+    if config is None or not isinstance(env, NativeRecipe) or not dataclasses.is_dataclass(env):
+        return env
+    native = decode(config)
+    if not isinstance(native, NativeSpaces):
+        raise ConfigError("config.json describes no spaces under 'native'")
+    check_fits(native.observation, env.observation_space)
+    check_fits(native.action, env.action_space)
+    return dataclasses.replace(env, native=native)
 
 
 def _check_spaces(trained_on, env):

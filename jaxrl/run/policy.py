@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl.core import spaces
+from jaxrl.core import native, spaces
 from jaxrl.core.arguments import checked
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.pickled import dumped, loaded
 from jaxrl.core.types import ActorState, Algorithm, Carry, Environment, EnvSpec, HostRecipe, PyTree, TimeStep
 from jaxrl.parallel.rollout import act, no_action
@@ -45,6 +45,13 @@ class Policy:
         self._leaves = tuple(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves)
         self._one, self._many = _compiled(structure, spec, True), _compiled(structure, spec, False)
         self._beginnings: dict[int | None, Memory] = {}  # by size of batch
+        self._read = self._write = None
+        self._counts = [isinstance(leaf, spaces.Discrete) for leaf in spaces.leaves(spec.action_space)]
+        if spec.native is not None:
+            self._write = native.writer(spec.action_space, spec.native.action)
+            self._counts = [isinstance(own, native.Integers) for own in spec.native.action]
+            if native.differs(spec.observation_space, spec.native.observation):
+                self._read = native.reader(spec.observation_space, spec.native.observation, spec.name)
 
     @property
     def algo(self) -> Algorithm:
@@ -109,41 +116,50 @@ class Policy:
           reward: what arrived with the observation, for networks that look at it.
           action_mask: bool, True where allowed, for environments that have one.
 
+        Observations that are not JAX arrays are taken as the environment gives them, and actions are as it takes them:
+        a policy that was trained in Gymnasium reads and writes elements of the environment's own spaces, whose
+        integers may begin at another number than 0. In JAX both are elements of `spec`'s spaces.
+
         Returns:
-          The action, as the environment takes it: of an observation in JAX a JAX array; else numpy of the action
-          space's type, and an `int` where one observation asks for one of `Discrete` actions; of a `Dict` or `Tuple`
-          of actions a dictionary or a tuple of these. The carry holds JAX arrays, wherever it is handed to.
+          The action: of an observation in JAX a JAX array; else numpy of the environment's type, and an `int` where
+          one observation asks for one of `Discrete` actions; of a `Dict` or `Tuple` of actions a dictionary or a tuple
+          of these. The carry holds JAX arrays, wherever it is handed to.
 
         Raises:
-          ConfigError: the observation's shape or dtype is not that of the environment trained on, or another argument
-            does not fit it.
+          ConfigError: the observation's shape or dtype is not that of the environment trained on, it lies outside a
+            space of integers that does not begin at 0, or another argument does not fit it.
         """
         space = self._spec.observation_space
         batch = checked_batch(observation, space)
         in_jax = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(observation))
+        if self._read is not None and not in_jax:
+            try:
+                observation = self._read(observation)
+            except EnvironmentContractError as error:
+                raise ConfigError(str(error)) from None
         if first is None:
             first = _FIRST if carry is None else _NOT_FIRST
         beginning = self._beginning(batch)
         carry = beginning if carry is None else _checked_carry(carry, beginning, batch)
         if batch == 0:
             action = jax.tree.map(lambda x: x[:0], no_action(self._spec, 1))
-            return jax.tree.map(jnp.asarray if in_jax else np.asarray, action), carry
-        action, carry = (self._one if batch is None else self._many)(
-            self._leaves,
-            _as_space(observation, space),
-            carry,
-            _per_entry("first", first, bool, batch),
-            _per_entry("reward", reward, np.float32, batch),
-            _checked_mask(action_mask, self._spec.action_space, batch),
-            None if key is None else _checked_key(key),
-        )
+        else:
+            action, carry = (self._one if batch is None else self._many)(
+                self._leaves,
+                _as_space(observation, space),
+                carry,
+                _per_entry("first", first, bool, batch),
+                _per_entry("reward", reward, np.float32, batch),
+                _checked_mask(action_mask, self._spec.action_space, batch),
+                None if key is None else _checked_key(key),
+            )
         if in_jax:
             return action, carry
-
-        def as_taken(space, x):
-            return int(x) if batch is None and isinstance(space, spaces.Discrete) else np.array(x)
-
-        return spaces.tree_map(as_taken, self._spec.action_space, action), carry
+        parts, structure = jax.tree.flatten(action if self._write is None else self._write(action))
+        one = batch is None
+        return structure.unflatten(
+            int(x) if one and counts else np.array(x) for x, counts in zip(parts, self._counts, strict=True)
+        ), carry
 
 
 @lru_cache(maxsize=64)
@@ -267,7 +283,8 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
         return sizes.pop()
     array = _array(observation)
     shape, dtype = array.shape, array.dtype
-    if not np.can_cast(dtype, space.dtype, "same_kind"):
+    bits = space.dtype == np.bool_ and dtype.kind in "iu"  # as Gymnasium's MultiBinary has them
+    if not bits and not np.can_cast(dtype, space.dtype, "same_kind"):
         raise ConfigError(f"{where} has dtype {dtype}, the policy was trained on {space.dtype}; convert it first")
     if shape == space.shape:
         return None

@@ -18,7 +18,7 @@ from jaxrl.core.keys import held_out_seed
 from jaxrl.core.pickled import dumped, loaded
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, HostRecipe
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, NativeRecipe
 from jaxrl.envs.configs import to_config
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
@@ -221,14 +221,19 @@ def run_config(
     parent: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What `config.json` says of a run: what must be the same when it is resumed."""
-    return {
-        "algorithm": encode(algo),
-        "environment": to_config(env),
-        "topology": encode(topology),
-        "total_steps": total_steps,
-        "seed": seed,
-        "logging": dict(settings),
-    } | {name: dict(told) for name, told in (("dataset", dataset), ("parent", parent)) if told is not None}
+    native = {"native": encode(env.native)} if isinstance(env, NativeRecipe) and env.native is not None else {}
+    return (
+        {
+            "algorithm": encode(algo),
+            "environment": to_config(env),
+            "topology": encode(topology),
+            "total_steps": total_steps,
+            "seed": seed,
+            "logging": dict(settings),
+        }
+        | native
+        | {name: dict(told) for name, told in (("dataset", dataset), ("parent", parent)) if told is not None}
+    )
 
 
 def logging_settings(

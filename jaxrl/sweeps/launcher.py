@@ -233,7 +233,8 @@ def _ended(run_dir, config) -> bool:
         before = read_config(run_dir)
     except RunDirectoryError:
         return False
-    return not difference(with_new_fields(before), files.as_read_back(config), ("total_steps", "topology.devices"))
+    may_change = ("total_steps", "topology.devices", "native")
+    return not difference(with_new_fields(before), files.as_read_back(config), may_change)
 
 
 # --- what came of them -------------------------------------------------------------------------------------------

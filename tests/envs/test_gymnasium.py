@@ -143,7 +143,7 @@ def test_observation_spaces(theirs, ours, element, read):
         (foreign.MultiDiscrete([2, 3], start=[5, 0]), spaces.MultiDiscrete((2, 3)), [1, 2], [6, 2]),
         (foreign.MultiBinary(2), spaces.MultiDiscrete((2, 2)), [1, 0], [1, 0]),
         (foreign.Box(-1, 1, (2,), np.float64), spaces.Box(-1.0, 1.0, (2,)), [-3.0, 0.5], [-1.0, 0.5]),
-        (foreign.Box(-np.inf, 1, (1,)), spaces.Box(-np.inf, 1.0, (1,)), [3.0], [3.0]),
+        (foreign.Box(-np.inf, 1, (1,)), spaces.Box(-np.inf, 1.0, (1,)), [3.0], [1.0]),
         (
             foreign.Box(np.int32([-1, 0]), np.int32([1, 4]), dtype=np.int32),
             spaces.MultiDiscrete((3, 5)),

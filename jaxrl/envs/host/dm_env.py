@@ -12,6 +12,7 @@ from gymnasium import spaces as foreign
 from jaxrl.core import registry, settings
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.native import NativeSpaces
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import dm_control_names as names
 from jaxrl.core.suites import unknown_name
@@ -32,6 +33,7 @@ class DmEnvRecipe:
       factory: the function that makes it; None: dm_control's suite.
       workers, step_timeout, start_timeout, restarts: as of `make`.
       info: names of the numbers that become `TimeStep.info`.
+      native: its own spaces; None where a file of an earlier version has not kept them.
     """
 
     name: str
@@ -43,6 +45,7 @@ class DmEnvRecipe:
     start_timeout: float = START_TIMEOUT
     restarts: int = RESTARTS
     info: tuple[str, ...] = ()
+    native: NativeSpaces | None = None
     factory: Factory | None = None
 
     @property

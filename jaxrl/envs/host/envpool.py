@@ -16,6 +16,7 @@ import numpy as np
 from jaxrl.core import episode_info, registry, resources, settings
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.native import NativeSpaces
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
@@ -82,6 +83,7 @@ class EnvPoolRecipe:
       games: whether an episode is one life of a game.
       no_restart: whether an episode goes on where it is reset before its end, as in ViZDoom; games go on too.
       info: names of the scalars of its info that become `TimeStep.info`.
+      native: its own spaces; None where a file of an earlier version has not kept them.
     """
 
     task: str
@@ -92,6 +94,7 @@ class EnvPoolRecipe:
     games: bool = False
     no_restart: bool = False
     info: tuple[str, ...] = ()
+    native: NativeSpaces | None = None
 
     @property
     def name(self) -> str:
@@ -382,15 +385,18 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
     where = f"envpool:{name}"
     with suite.refusing(where, options):
         config, observation_space, action_space = _spec(name, options)
+    observed = conversion.observations(observation_space, where)
+    taken = conversion.array_actions(action_space, where)
     return EnvPoolRecipe(
         name,
         options,
-        conversion.observations(observation_space, where).space,
-        conversion.array_actions(action_space, where).space,
+        observed.space,
+        taken.space,
         lives=atari,
         games=atari and bool(config["episodic_life"]),
         no_restart=family == "envpool.vizdoom",
         info=tuple(info),
+        native=NativeSpaces(observed.native, taken.native),
     )
 
 
@@ -460,4 +466,4 @@ def _spec(task: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], Any, A
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Gymnasium, on the bounds that EnvPool declares
         spec = envpool.make_spec(task, **options)
-        return spec.config._asdict(), _true_bounds(spec.observation_space), spec.action_space
+        return spec.config._asdict(), *map(_true_bounds, (spec.observation_space, spec.action_space))

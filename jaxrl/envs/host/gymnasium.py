@@ -10,6 +10,7 @@ import gymnasium
 
 from jaxrl.core import registry, settings
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.native import NativeSpaces
 from jaxrl.core.spaces import Space
 from jaxrl.core.suites import gymnasium_names as names
 from jaxrl.core.suites import unknown_name
@@ -30,6 +31,7 @@ class GymnasiumRecipe:
       start_timeout: seconds that a worker has to make its environments.
       restarts: how many workers may be replaced.
       info: names of the numbers of its info that become `TimeStep.info`.
+      native: its own spaces; None where a file of an earlier version has not kept them.
 
     Args:
       by_hand: whether somebody typed it, so that it may import what its options name; a file cannot say so.
@@ -44,6 +46,7 @@ class GymnasiumRecipe:
     start_timeout: float = START_TIMEOUT
     restarts: int = RESTARTS
     info: tuple[str, ...] = ()
+    native: NativeSpaces | None = None
     by_hand: dataclasses.InitVar[bool] = False
 
     def __post_init__(self, by_hand):

@@ -10,6 +10,7 @@ from jaxrl.core import episode_info, spaces
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.core.limits import count_problems, number_problems, whole
+from jaxrl.core.native import Integers, NativeSpaces
 from jaxrl.core.spaces import Space
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
@@ -101,7 +102,7 @@ def stepping(
 def looked_at(
     where: str, spec: Any, options: dict[str, Any], converted: Converted, workers: int, start_timeout: float
 ) -> dict[str, Any]:
-    """Our spaces of an environment, which is made and closed where others of it will be.
+    """Our spaces of an environment and its own, by field; it is made and closed where others of it will be.
 
     Raises:
       ConfigError: it cannot be made, or its spaces are not supported.
@@ -109,7 +110,8 @@ def looked_at(
     with suite.refusing(where, options, (Exception,)):
         found = _spaces(where, spec, options, workers, start_timeout)
     observations, actions = converted(*found, where)
-    return {"observation_space": observations.space, "action_space": actions.space}
+    own = NativeSpaces(observations.native, actions.native)
+    return {"observation_space": observations.space, "action_space": actions.space, "native": own}
 
 
 def _spaces(where, spec, options, workers, start_timeout):
@@ -169,6 +171,8 @@ class SteppedEnvironment:
         observations, actions = converted(*self._stepper.spaces, self.name)
         self._read = observations.read
         self._write = actions.write
+        # Of integers alone a scalar of NumPy's, as `Discrete` has them; boxes have arrays, without dimensions too.
+        self._scalar = [isinstance(own, Integers) for own in actions.native]
         self._action_shapes = [(num_envs, *space.shape) for space in spaces.leaves(actions.space)]
         self._episodes = Episodes(num_envs, info=recipe.info)
         self._seeded = self._running = self._closed = False
@@ -223,12 +227,17 @@ class SteppedEnvironment:
         self._check_open()
         if not self._running:
             raise RuntimeError(f"{self.name} was stepped before it was reset; call reset() first")
-        actions = jax.tree.map(np.array, self._write(actions))  # copies, which environments may write to
-        for shape, x in zip(self._action_shapes, jax.tree.leaves(actions), strict=True):
+        leaves, structure = jax.tree.flatten(self._write(actions))
+        leaves = [np.array(x) for x in leaves]  # copies, which environments may write to
+        for shape, x in zip(self._action_shapes, leaves, strict=True):
             if x.shape != shape:
                 raise ValueError(f"{self.name}: actions of shape {x.shape}; give {shape}")
+
+        def row(i):
+            return structure.unflatten(x[i] if s else x[i, ...] for x, s in zip(leaves, self._scalar, strict=True))
+
         return self._run(
-            [("reset", None) if ended else ("step", _row(actions, i)) for i, ended in enumerate(self._episodes.ended)]
+            [("reset", None) if ended else ("step", row(i)) for i, ended in enumerate(self._episodes.ended)]
         )
 
     def close(self) -> None:
@@ -273,10 +282,3 @@ class SteppedEnvironment:
                         f"{leaf.shape}, and its space says {child.shape}"
                     )
         return jax.tree.map(lambda *x: np.stack(x), *elements)
-
-
-def _row(actions: PyTree, number: int) -> PyTree:
-    """One environment's action of a batch; of integers alone a scalar of numpy's, as Gymnasium's spaces have it."""
-    if isinstance(actions, dict):
-        return {name: _row(part, number) for name, part in actions.items()}
-    return tuple(_row(part, number) for part in actions) if isinstance(actions, tuple) else actions[number]

@@ -1,0 +1,169 @@
+"""Spaces as environments outside JAX have them, and elements on the way to them and back.
+
+An environment outside JAX may count from another number than 0, or have types that JAX lacks. Its spaces are kept as
+one `Box` or `Integers` for every array, in the order of the leaves of our space, which gives the structure.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl.core import registry, spaces
+from jaxrl.core.errors import ConfigError, EnvironmentContractError
+
+
+@dataclasses.dataclass(frozen=True)
+class Integers:
+    """The integers `first` .. `last`, one at a time, as `gymnasium.spaces.Discrete` has them."""
+
+    first: int
+    last: int
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+
+Native = spaces.Box | Integers
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeSpaces:
+    """The spaces of an environment outside JAX, array by array.
+
+    Attributes:
+      observation: of the leaves of the observation space.
+      action: of the leaves of the action space.
+    """
+
+    observation: tuple[Native, ...]
+    action: tuple[Native, ...]
+
+
+registry.add("space", Integers, native=NativeSpaces)
+
+
+def check_fits(native: Sequence[Native], space: spaces.Space) -> None:
+    """Raise a ConfigError unless there is a native space of the same shape for every leaf of `space`."""
+    shapes = [leaf.shape for leaf in spaces.leaves(space)]
+    if [one.shape for one in native] != shapes:
+        raise ConfigError(f"native spaces of shapes {[one.shape for one in native]} for a space of {shapes}")
+
+
+def writer(space: spaces.Space, native: Sequence[Native]) -> Callable[[Any], Any]:
+    """Return a function from our actions, one or a batch, to numpy that lies in the native space.
+
+    Actions of a `Box` are clipped to its bounds, in its own dtype.
+
+    Args:
+      space: our action space.
+      native: the environment's own, one for every leaf.
+    """
+    return _over_parts(space, list(native), _leaf_writer)
+
+
+def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callable[[Any], Any]:
+    """Return a function from the environment's own observations, one or a batch, to numpy of our space's types.
+
+    It raises an EnvironmentContractError for what our space cannot hold.
+
+    Args:
+      space: our observation space.
+      native: the environment's own, one for every leaf.
+      where: the environment's name, for errors.
+    """
+    return _over_parts(space, list(native), lambda leaf, own: _leaf_reader(leaf, own, where))
+
+
+def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
+    """Whether an element of the native space may mean another one of ours: where it counts from another number."""
+    return any(
+        own.dtype != leaf.dtype if leaf.dtype == np.bool_ else not isinstance(leaf, spaces.Box) and np.any(_first(own))
+        for leaf, own in zip(spaces.leaves(space), native, strict=True)
+    )
+
+
+def _over_parts(space, native, of_leaf):
+    if not isinstance(space, spaces.Composite):
+        return of_leaf(space, native[0])
+    parts = []
+    for key, child in space.items:
+        count = len(spaces.leaves(child))
+        parts.append((key, _over_parts(child, native[:count], of_leaf)))
+        native = native[count:]
+    if isinstance(space, spaces.Tuple):
+        return lambda x: tuple(function(x[key]) for key, function in parts)
+    return lambda x: {key: function(x[key]) for key, function in parts}
+
+
+def _first(native: Native) -> Any:
+    """Where whole numbers begin: an int, or an array of the box's dtype."""
+    return native.first if isinstance(native, Integers) else native.low
+
+
+def _leaf_writer(space, native):
+    dtype = native.dtype
+    if not isinstance(space, spaces.Box):
+        first = np.asarray(_first(native)).astype(np.int64)  # modulo 2^64, as the sum is
+        if not first.any():
+            return lambda x: np.asarray(x).astype(dtype)
+        return lambda x: (np.asarray(x).astype(np.int64) + first).astype(dtype)
+    low, high = native.low, native.high
+    if dtype != np.float16 and np.isneginf(low).all() and np.isposinf(high).all():
+        return lambda x: np.asarray(x, dtype)
+
+    def clipped(x):
+        with np.errstate(over="ignore"):
+            # Not np.clip, whose checks cost more than the work where batches are small.
+            return np.minimum(np.maximum(np.asarray(x, dtype), low), high)
+
+    return clipped
+
+
+def _leaf_reader(space, native, where):
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return lambda x: _floats(x, space.dtype, where)
+    if isinstance(space, spaces.Box):
+        return lambda x: _integers(x, space.dtype, 0, space.low, space.high, where)
+    first = np.asarray(_first(native))
+    last = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+    return lambda x: _integers(x, space.dtype, first, 0, last, where)
+
+
+def _floats(x: Any, dtype: np.dtype, where: str) -> np.ndarray:
+    """Numbers as this floating-point type; what is not finite stays so, and the run tells of it."""
+    x = np.asarray(x)
+    if x.dtype == dtype:
+        return x
+    _check_kind(x, where)
+    with np.errstate(over="ignore"):
+        found = x.astype(dtype)
+    if not np.isfinite(found).all() and (lost := np.isinf(found) & np.isfinite(x)).any():
+        raise EnvironmentContractError(
+            f"{where} gives an observation with {x[lost][0]}, which {dtype.name} cannot hold; rescale it"
+        )
+    return found
+
+
+def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -> np.ndarray:
+    """Whole numbers within bounds, counted from `start`."""
+    x, dtype = np.asarray(x), np.dtype(dtype)
+    shape = np.shape(high)
+    if x.dtype == dtype == np.uint8 or (shape and x.shape[-len(shape) :] != shape):
+        return x  # an image, whose bounds are the type's but for a few; or of a shape that others complain of
+    _check_kind(x, where)
+    counted = x - start if np.any(start) else x
+    within = (counted >= low) & (counted <= high)  # NaN is not
+    if not within.all() or (x.dtype.kind == "f" and (counted % 1).any()):
+        raise EnvironmentContractError(
+            f"{where} gives the observation {np.array2string(x, threshold=8)}, which is outside its space or not whole"
+        )
+    return counted.astype(dtype)
+
+
+def _check_kind(x: np.ndarray, where: str) -> None:
+    if x.dtype.kind not in "fiub":
+        raise EnvironmentContractError(f"{where} gives an observation of {x.dtype}, and not of real numbers")
