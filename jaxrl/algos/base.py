@@ -102,7 +102,7 @@ def _with_changes[T](cls: type[T]) -> type[T]:
     for name in inherited:
         first = next(base for base in cls.__mro__[1:] if name in vars(base).get("__annotations__", ()))
         # Dataclasses take a field from the last base that has it, even by inheritance, not from the first to state it.
-        if name not in vars(cls) and _own_fields(first)[name].default is not inherited[name].default:
+        if name not in vars(cls) and _own_fields(first)[name] is not inherited[name]:
             raise TypeError(f"{cls.__name__}: list {first.__name__}, which restates {name}, before other groups")
     return cls
 

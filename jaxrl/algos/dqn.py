@@ -11,8 +11,8 @@ from flax import struct
 
 from jaxrl.algos import combined_replay, q_learning, q_views, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
-from jaxrl.algos.fields import CombinedReplayFields, EpsilonGreedyFields, PrioritizedFields, SupportFields
-from jaxrl.algos.optimizers import Adam, Optimizer, clipped
+from jaxrl.algos.fields import CombinedReplayFields, PrioritizedFields, QLearningFields, SupportFields
+from jaxrl.algos.optimizers import clipped
 from jaxrl.algos.q_learning import QCarry, Returns
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -24,7 +24,6 @@ from jaxrl.core.types import (
     ActorOutput,
     ActorState,
     EnvSpec,
-    Network,
     NetworkInputs,
     PyTree,
     Replicas,
@@ -45,9 +44,12 @@ class DQNState(struct.PyTreeNode):
 
 
 @algorithm
-class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, EpsilonGreedyFields):
+class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningFields):
     """Deep Q-learning with replay and a target network; expected or distributional by the network's head."""
 
+    learning_rate: Scalar | None = number(
+        None, above=0, help="learning rate; None: from 1e-3 linearly to 0, for images 2.5e-4"
+    )
     n_step: int | None = static(
         None,
         low=1,
@@ -65,11 +67,6 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, EpsilonGreedyF
     priority_exponent: Scalar = changed(0.5)
     v_min: Scalar = changed(-10.0, only_with="network.head=categoricalvalues")
     v_max: Scalar = changed(10.0, only_with="network.head=categoricalvalues")
-    learning_rate: Scalar | None = number(
-        None, above=0, help="learning rate; None: from 1e-3 linearly to 0, for images 2.5e-4"
-    )
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
     target_update: Scalar = number(1.0, above=0, high=1, help="fraction of new parameters at each target update")
     priority_eta: Scalar = number(
         0.9,
@@ -120,9 +117,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, EpsilonGreedyF
         only_with="network.recurrent",
         help="mean or sum of the loss over the time steps of a sequence",
     )
-    optimizer: Optimizer = number(Adam(eps=1e-8))
     frame_stack: FrameStack | None = static(None, help="how observations stack frames; each frame is stored once")
-    network: Network = static(QNetwork())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         length = self.rollout_length

@@ -10,14 +10,14 @@ from flax import struct
 
 from jaxrl.algos import acting, off_policy, train_state
 from jaxrl.algos.acting import DeterministicActing
-from jaxrl.algos.base import algorithm, changed, field_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems
 from jaxrl.algos.fields import (
     CombinedReplayFields,
+    DelayedPolicyFields,
     SequenceFields,
 )
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState
-from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     EnvSpec,
     Replicas,
@@ -37,14 +37,11 @@ class TD3State(struct.PyTreeNode):
 
 
 @algorithm
-class TD3(DeterministicActing, SequenceFields, CombinedReplayFields):
+class TD3(DeterministicActing, SequenceFields, CombinedReplayFields, DelayedPolicyFields):
     """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
     min_size: int = changed(5_000)
     noise_correlation: float = changed(0.9, before=0.0)
-    target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
-    target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
-    policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(

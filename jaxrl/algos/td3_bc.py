@@ -10,8 +10,8 @@ from flax import struct
 
 from jaxrl.algos import acting, off_policy, regression, train_state
 from jaxrl.algos.acting import DeterministicActing
-from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import NStepFields, ReplayFields
+from jaxrl.algos.base import algorithm, changed, field_problems, number
+from jaxrl.algos.fields import DelayedPolicyFields, NStepFields, ReplayFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.schedules import Scalar
@@ -34,15 +34,12 @@ class TD3BCState(struct.PyTreeNode):
 
 
 @algorithm
-class TD3BC(DeterministicActing, ReplayFields, NStepFields):
+class TD3BC(DeterministicActing, ReplayFields, NStepFields, DelayedPolicyFields):
     """TD3 whose policy loss adds a squared error to the data's actions; observations are normalized."""
 
     normalize_observation: bool = changed(True)
     observation_clip: Scalar | None = changed(None)
     alpha: Scalar = number(2.5, above=0, help="weight of the critic's value, normalized to a mean magnitude of 1")
-    target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
-    target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
-    policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         return dataclasses.replace(

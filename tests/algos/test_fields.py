@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxrl
-from jaxrl.algos.base import field_problems, has_effect
+from jaxrl.algos.base import ALGORITHMS, changed, field_group, field_problems, has_effect
+from jaxrl.algos.fields import CombinedReplayFields, ReplayFields, SequenceFields
 from jaxrl.algos.optimizers import Adam, RMSProp
 from jaxrl.core import registry
 from jaxrl.core.schedules import Constant, resolve_schedules
@@ -229,3 +230,37 @@ def test_no_field_has_the_name_of_an_argument(function, name):
     """Both are flags of one command, and fields are keywords of `sweep`."""
     fields = {field.name for field in dataclasses.fields(registry.registered("algorithm")[name])}
     assert not fields & set(inspect.signature(function).parameters)
+
+
+def test_fields_that_algorithms_share_are_declared_once():
+    """What an algorithm inherits from a group counts once, and once more where it restates the default."""
+    ours = [cls for cls in ALGORITHMS.values() if cls.__module__.startswith("jaxrl.")]
+    classes = {base for cls in ours for base in cls.__mro__ if dataclasses.is_dataclass(base)}
+    names = {cls: {field.name for field in dataclasses.fields(cls)} for cls in classes}
+    declared = sum(name in names[cls] for cls in classes for name in inspect.get_annotations(cls))
+    assert 2 * declared < sum(len(dataclasses.fields(cls)) for cls in ours)
+    assert declared <= 224
+
+
+def test_only_fields_of_groups_are_restated():
+    with pytest.raises(TypeError, match="capcity"):
+
+        @field_group
+        class Wrong(ReplayFields):
+            capcity: int = changed(3)
+
+
+def test_no_restated_default_is_lost_by_the_order_of_groups():
+    with pytest.raises(TypeError, match="list SequenceFields"):
+
+        @field_group
+        class Wrong(CombinedReplayFields, SequenceFields):
+            pass
+
+
+def test_a_restated_field_keeps_what_is_not_restated():
+    group, restated = (cls.__dataclass_fields__["replay_ratio"] for cls in (ReplayFields, jaxrl.DQN))
+    assert (group.default, restated.default) == (1.0, 0.1)
+    assert group.metadata == restated.metadata
+    limits = jaxrl.GAIL.__dataclass_fields__["gamma"].metadata["limits"]
+    assert limits == {"low": 0, "below": 1}

@@ -2,15 +2,16 @@
 
 from jaxrl.algos.fields.actor_critic import (
     ActorCriticFields,
+    DelayedPolicyFields,
     ExplorationNoiseFields,
     NoiseFields,
     NormalizationFields,
     SupportFields,
     TemperatureFields,
 )
-from jaxrl.algos.fields.epsilon_greedy import EpsilonGreedyFields
 from jaxrl.algos.fields.kl import KLFields
 from jaxrl.algos.fields.on_policy import OnPolicyFields
+from jaxrl.algos.fields.q_learning import QLearningFields
 from jaxrl.algos.fields.replay import (
     CombinedReplayFields,
     NStepFields,
@@ -22,7 +23,7 @@ from jaxrl.algos.fields.replay import (
 __all__ = [
     "ActorCriticFields",
     "CombinedReplayFields",
-    "EpsilonGreedyFields",
+    "DelayedPolicyFields",
     "ExplorationNoiseFields",
     "KLFields",
     "NStepFields",
@@ -30,6 +31,7 @@ __all__ = [
     "NormalizationFields",
     "OnPolicyFields",
     "PrioritizedFields",
+    "QLearningFields",
     "ReplayFields",
     "SequenceFields",
     "SupportFields",

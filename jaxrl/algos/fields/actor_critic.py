@@ -115,3 +115,12 @@ class ExplorationNoiseFields(NoiseFields):
     """Exploration noise of deterministic policies."""
 
     exploration_noise: Scalar = number(0.1, low=0, help="noise standard deviation, in units of half the action range")
+
+
+@field_group
+class DelayedPolicyFields:
+    """Delayed updates of a deterministic policy, and smoothed target actions (TD3)."""
+
+    target_noise: Scalar = number(0.2, low=0, help="target noise standard deviation, in units of half the action range")
+    target_noise_clip: Scalar = number(0.5, low=0, help="clip of the target policy's noise, in the same units")
+    policy_delay: int = static(2, low=1, help="critic updates per update of the policy and the targets")
