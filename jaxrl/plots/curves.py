@@ -141,7 +141,7 @@ def plot_trials(scores: Sequence[float], out: str | os.PathLike | None = None, *
     """
     from jaxrl.plots import chart
 
-    figure, (axes,) = chart.panels([""], title, "trial", "return")
+    figure, (axes,) = chart.panels([""], title, "trial", "mean evaluation return")
     values = np.asarray(scores, float)
     places = np.arange(len(values))
     trial, best = "trial", "best so far"

@@ -8,7 +8,7 @@ from jaxrl.core import files
 from jaxrl.plots import curves
 from jaxrl.plots.curves import Run
 from jaxrl.run import sweep_directory
-from jaxrl.run.directory import MAY_CHANGE, read_config
+from jaxrl.run.directory import MAY_CHANGE, read_config, with_new_fields
 from jaxrl.run.loggers import read_metrics
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def read_run(path: str | os.PathLike) -> Run:
       RunDirectoryError: `path` is none.
     """
     path = files.expand(path)
-    return as_run(path.name, read_config(path), read_metrics(path / "metrics.jsonl"))
+    return as_run(path.name, with_new_fields(read_config(path)), read_metrics(path / "metrics.jsonl"))
 
 
 def read_runs(path: str | os.PathLike) -> list[Run]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxrl.core import files
 from jaxrl.core.errors import RunDirectoryError
-from jaxrl.run.directory import SWEEP, read_config
+from jaxrl.run.directory import SWEEP, read_config, with_new_fields
 from jaxrl.run.ending import is_number
 from jaxrl.run.loggers import read_metrics, write_csv
 
@@ -85,6 +85,7 @@ def read_curves(path: str | os.PathLike) -> list[tuple[dict[str, Any], list[dict
     configs = _read(path).get("configs")
     if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
         raise RunDirectoryError(f"{path / SWEEP} does not say what was tried, under 'configs'")
+    configs = [with_new_fields(config) for config in configs]
     rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in read_metrics(path / METRICS):
         number, seed = row.pop("configuration", None), row.pop("seed", None)

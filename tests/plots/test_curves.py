@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import jaxrl
+from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.plots import curves, statistics
 from jaxrl.plots.curves import Run, bootstrap_interval, interquartile_mean, plot_run, plot_runs, plot_trials
@@ -168,6 +170,18 @@ def test_a_picture_is_drawn_of_a_run_directory(tmp_path):
     plot_runs([plotting.read_run(tmp_path), rows], tmp_path / "runs.svg")
     assert (tmp_path / "runs.svg").read_text().startswith("<?xml")
     assert [line.get_label() for line in plot_run(rows).axes[0].get_lines()] == ["training", "evaluation"]
+
+
+def test_a_run_from_before_a_field_is_of_the_configuration_with_its_default(tmp_path):
+    for seed, algo in enumerate((jaxrl.PPO(), jaxrl.PPO(), jaxrl.PPO(clip=0.3))):
+        config = {"format": 1, "algorithm": encode(algo), "environment": run().config["environment"], "seed": seed}
+        if seed == 0:
+            del config["algorithm"]["target_kl"]
+        (tmp_path / str(seed)).mkdir()
+        (tmp_path / str(seed) / "config.json").write_text(json.dumps(config))
+        (tmp_path / str(seed) / "metrics.jsonl").write_text(json.dumps({"step": 1, curves.TRAINING: seed}))
+    (axes,) = plotting.plot_runs([tmp_path / str(seed) for seed in range(3)], tmp_path / "x.png").axes
+    assert [line.get_label() for line in axes.get_lines()] == ["clip=0.2 (2 seeds)", "clip=0.3 (1 seed)"]
 
 
 def test_bad_input_is_told(tmp_path):
