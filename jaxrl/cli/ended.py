@@ -5,6 +5,7 @@ more, so the result is printed again. Whatever differs goes the ordinary way, wh
 """
 
 import contextlib
+import math
 import os
 import sys
 import zlib
@@ -98,7 +99,10 @@ def score(metrics: Mapping[str, float]) -> str:
     """The metrics of an evaluation in a line."""
     if not metrics["episodes"]:
         return f"no episode ended; {metrics['unfinished']} reached the limit of steps"
-    shown = f"return {metrics['return_mean']:.2f} ± {metrics['return_std']:.2f} over {metrics['episodes']} episodes"
+    mean, deviation = metrics["return_mean"], metrics["return_std"]
+    size = max(abs(mean), deviation)
+    places = 3 - math.floor(math.log10(size)) if 1e-9 < size < 1 else 2  # small returns to four digits
+    shown = f"return {mean:.{places}f} ± {deviation:.{places}f} over {metrics['episodes']} episodes"
     return shown + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")
 
 

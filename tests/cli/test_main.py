@@ -4,6 +4,7 @@ import atexit
 import gc
 import io
 import json
+import math
 import os
 import shlex
 import shutil
@@ -545,3 +546,19 @@ def test_the_topology_has_flags(said, tmp_path):
     topology = json.loads((run_dir / "config.json").read_text())["topology"]
     assert (topology["num_envs"], topology["groups"], topology["lockstep"]) == (4, 2, True)
     said(*("train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", "--actors", "2"), code=2)
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "text"),
+    [
+        (483.5, 36.189, "return 483.50 ± 36.19"),
+        (0.00213, 0.0004, "return 0.002130 ± 0.000400"),
+        (-0.28125, 0.001, "return -0.2812 ± 0.0010"),
+        (0.0, 0.0, "return 0.00 ± 0.00"),
+        (math.nan, math.nan, "return nan ± nan"),
+        (1e12, math.inf, "return 1000000000000.00 ± inf"),
+    ],
+)
+def test_returns_of_any_size_are_shown_with_digits_that_say_something(mean, deviation, text):
+    metrics = {"return_mean": mean, "return_std": deviation, "episodes": 16, "unfinished": 0}
+    assert ended.score(metrics) == f"{text} over 16 episodes"
