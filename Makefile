@@ -29,14 +29,15 @@ learning: $(STAMP)  ## Long real trainings that must reach a score.
 	$(CACHE_ENV) $(BIN)/python -m pytest -q -rs -m learning $(PYTEST_ARGS)
 
 # FAULTS_MINUTES: of each training whose memory is watched; FAULTS_KILLS: of each kind of run, at most;
-# FAULTS_MUTATIONS: of each kind of file.
+# FAULTS_MUTATIONS: of each kind of file; FAULTS_PRESSES: signals at moments of the first 30 seconds of commands.
 FAULTS_MINUTES ?= 120
 FAULTS_KILLS ?= 50
 FAULTS_MUTATIONS ?= 300
+FAULTS_PRESSES ?= 200
 
-faults: $(STAMP)  ## A hundred kills, memory over hours, thousands of damaged files: six hours on two cores.
+faults: $(STAMP)  ## A hundred kills, 200 signals, memory over hours, thousands of damaged files: seven hours on two cores.
 	$(CACHE_ENV) FAULTS_MINUTES="$(FAULTS_MINUTES)" FAULTS_KILLS="$(FAULTS_KILLS)" \
-		FAULTS_MUTATIONS="$(FAULTS_MUTATIONS)" $(BIN)/python -m pytest -q -rs -s -m endurance tests/faults $(PYTEST_ARGS)
+		FAULTS_MUTATIONS="$(FAULTS_MUTATIONS)" FAULTS_PRESSES="$(FAULTS_PRESSES)" $(BIN)/python -m pytest -q -rs -s -m endurance tests/faults $(PYTEST_ARGS)
 
 bench: $(STAMP)
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python "$$script" || exit 1; done

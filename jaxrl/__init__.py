@@ -199,8 +199,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from jaxrl.core import interrupts
+
     home = _PUBLIC[name]
-    module = importlib.import_module(f"{__name__}.{home}")
+    module = interrupts.interruptible(importlib.import_module)(f"{__name__}.{home}")
     value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value

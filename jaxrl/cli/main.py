@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jaxrl.core import interrupts
 from jaxrl.core.errors import (
     ConfigError,
     EnvironmentContractError,
@@ -33,15 +34,28 @@ _EXAMPLE = "jaxrl train ppo --env gymnax:CartPole-v1 --total-steps 500000 --run-
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line (that of the process if None) and returns the exit code."""
-    if argv is None:
-        argv = sys.argv[1:]
-        # The process ends after this. Python would look through all that was ever imported for cycles once more: of a
-        # training that takes as long as a second of it.
-        atexit.register(gc.freeze)
-        command_begins()
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # a terminal or a pipe that has not all characters
+    """Runs one command line (that of the process if None, which ends after it) and returns the exit code."""
+    if argv is not None:
+        return _exit_code(argv)
+    interrupts.own()
+    # Python would look through all that was ever imported for cycles once more: of a training that takes as long as a
+    # second of it.
+    atexit.register(gc.freeze)
+    command_begins()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal or a pipe that has not all characters
+    try:
+        return interrupts.returned(_exit_code(sys.argv[1:]))
+    except SystemExit as ended:
+        interrupts.returned(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
+        raise
+    except BaseException:
+        interrupts.returned(1)
+        raise
+
+
+def _exit_code(argv):
+    """Run one command line and return the exit code."""
     try:
         with _plain_warnings():
             return _run(argv)

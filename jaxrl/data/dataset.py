@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl.core import files
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, DatasetError, unknown
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Trajectory
 from jaxrl.data import episodes as rules
@@ -52,6 +53,7 @@ class Reader(Protocol):
         ...
 
 
+@interruptible
 @checked()
 def load_dataset(
     source: str | os.PathLike, *, split: str = "train", last_step: Literal["observation", "transition"] = "observation"

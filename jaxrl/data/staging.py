@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, DatasetError, JaxrlError
+from jaxrl.core.interrupts import cleaning_up
 
 
 def told_as_dataset_error[**P, R](method: Callable[P, R]) -> Callable[P, R]:
@@ -49,6 +50,8 @@ class Staging:
         self._check_free()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.partial, self._lock = _claim(self.path.with_name(f".{self.path.name}.partial"))
+        self._leaving = contextlib.ExitStack()
+        self._leaving.enter_context(cleaning_up(self.discard))
 
     def publish(self) -> Path:
         """Writes everything to the disk and moves it to its place.
@@ -78,6 +81,7 @@ class Staging:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+            self._leaving.close()
 
 
 def _claim(path: Path) -> tuple[Path, int]:

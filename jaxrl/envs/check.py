@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl.core import keys, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Environment, HostRecipe, PyTree, TimeStep
 from jaxrl.envs.host.check import check_recipe
@@ -18,6 +19,7 @@ from jaxrl.envs.wrappers import with_auto_reset
 _BATCH = 4
 
 
+@interruptible
 @checked(steps={"low": 1})
 def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0) -> None:
     """Tries `env` in every way that training uses it: traced, compiled, mapped and scanned; or built and stepped.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxrl.core import registry, suites
 from jaxrl.core.devices import device_problem
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import whole
 from jaxrl.core.registry import SUITES
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
@@ -23,6 +24,7 @@ _AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {
 }
 
 
+@interruptible
 def make(
     name: str,
     *,

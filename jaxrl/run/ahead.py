@@ -5,6 +5,7 @@ There is no list of what a run compiles that could be forgotten: `train` itself 
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 import shutil
@@ -18,8 +19,9 @@ from typing import Any
 import jax
 from jax.extend.backend import get_backend
 
-from jaxrl.core import files
+from jaxrl.core import files, interrupts
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import check_no_evaluator
@@ -65,6 +67,7 @@ class Compiled:
     flops: float | None
 
 
+@interruptible
 def compile_ahead(
     algo: Algorithm,
     env: Environment | HostRecipe | None,
@@ -110,10 +113,7 @@ def compile_ahead(
                 arguments["run_dir"], name = folder / "run", "of_a_run"  # with which the recording goes on too
             if record is not None:
                 arguments["record"] = dataclasses.replace(record, path=folder / f"recording_{name}")
-            result = train(algo, env, **arguments)
-            if result.stopped == "interrupted":
-                raise KeyboardInterrupt
-            return result
+            return train(algo, env, **arguments)
 
         one = run(1, "first").total_steps
         # Chunks of several iterations, and one after another; with a directory this resumes.
@@ -159,10 +159,12 @@ def _folder(run_dir: str | Path | None) -> Generator[Path]:
         beside = files.expand(run_dir).absolute().parent
         beside.mkdir(parents=True, exist_ok=True)
     mine = tempfile.mkdtemp(prefix=".jaxrl-compile-", dir=beside)
+    remove = functools.partial(shutil.rmtree, mine, ignore_errors=True)
     try:
-        yield Path(distributed.from_leader("where to compile", mine) if beside is not None else mine)
+        with interrupts.cleaning_up(remove):
+            yield Path(distributed.from_leader("where to compile", mine) if beside is not None else mine)
     finally:
-        shutil.rmtree(mine, ignore_errors=True)
+        remove()
 
 
 def _compiled(events: _Events) -> list[Compiled]:

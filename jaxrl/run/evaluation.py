@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl.core import keys
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
@@ -81,6 +82,7 @@ def episodes_problems(name: str, episodes: int, num_envs: int | None, max_steps:
     return [f"{name}={episodes} is too many for {num_envs} environments; at most {most * num_envs:,} can be played"]
 
 
+@interruptible
 @checked(episodes={"low": 1}, num_envs={"low": 1}, max_steps={"low": 1}, step_timeout={"above": 0})
 def evaluate(
     algo: Algorithm,

@@ -18,6 +18,7 @@ from jaxrl.core import files
 from jaxrl.core.arguments import checked
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.data.episodes import Episode
@@ -45,6 +46,7 @@ class Writer(Protocol):
 _COUNTS = {"episodes": {"low": 1}, "num_envs": {"low": 1}, "max_steps": {"low": 1}}
 
 
+@interruptible
 @checked(**_COUNTS)
 def export_rlds(
     policy: Policy,
@@ -104,6 +106,7 @@ def export_rlds(
     return _export(open_writer, policy, env, asked)
 
 
+@interruptible
 @checked(**_COUNTS)
 def export_minari(
     policy: Policy,

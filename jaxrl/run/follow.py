@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jaxrl.core import files
+from jaxrl.core import files, interrupts
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.limits import checked_seed
@@ -118,7 +118,7 @@ def follow_launched(
     """
     place = own_place()
     assert place is not None
-    if threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread() and not interrupts.owned():
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, as by SIGTERM: XLA would be waited for
     ended = False
     while not is_of_launch(path, place.start):

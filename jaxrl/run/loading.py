@@ -13,6 +13,7 @@ from jaxrl.core import registry, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.keys import held_out_seed
 from jaxrl.core.native import NativeSpaces, check_fits
 from jaxrl.core.run_state import RunState
@@ -57,6 +58,7 @@ class LoadedRun:
         return f"LoadedRun({type(self.algo).__name__} on {self.env.name} at step {self.step:,})"
 
 
+@interruptible
 @checked(step={"low": 0})
 def load(
     path: str | Path,

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxrl.buffers.fixed import Rings
+from jaxrl.core import interrupts
 from jaxrl.core.errors import CheckpointError, RunStoppedWarning
 from jaxrl.core.program import CompilableProgram, Program, RecordingProgram
 from jaxrl.core.recorded import Fetch
@@ -136,6 +137,7 @@ class Loop:
         self.untimed_iterations = 0  # those of the first chunk
         self.laps, self.earlier_seconds, self.first_step = Laps(), 0.0, 0
         self.programs = compile_cache.programs()  # compiled and loaded before the run
+        self.signals, self.save_at_rest = Signals(self._say_when_it_stops), None
         self.background: dict[str, BackgroundTask] = {}  # threads that make ready what comes later, by what it is
 
     def _iterations(self, steps):
@@ -159,15 +161,15 @@ class Loop:
             raise
         finally:
             self.completions.close()
+            if self.signals.asked is not None and interrupts.owned():  # the process leaves them behind
+                self.background.clear()
             for under_way in self.background.values():
                 under_way.wait()
 
     def _say_when_it_stops(self):
-        """At the first Ctrl-C; XLA cannot be interrupted."""
-        first = self.untimed_iterations == 0
-        what = "its first chunk is compiled, which can take minutes, and" if first else "the chunk under way"
+        """At the first Ctrl-C."""
         kept = "" if self.directory is None else ", and is saved"
-        self._note(f"the run stops when {what} has ended{kept}; Ctrl-C again leaves at once")
+        self._note(f"the run stops when the chunk under way has ended{kept}; Ctrl-C again leaves at once")
 
     def _seconds(self):
         """Of the run so far, in all sessions."""
@@ -203,16 +205,10 @@ class Loop:
         self.state, self.done = state, done
         del state
         try:
-            with Signals(self._say_when_it_stops) as signals:
+            with self.signals as signals:
                 try:
-                    if done and (stop_again := self._stopped_before(self.state, done, kept)):
-                        raise _Stop(stop_again)
-                    if (
-                        done
-                        and done < self.iterations
-                        and distributed.from_leader("unevaluated", self._unevaluated(done))
-                    ):
-                        self._evaluate(self.state, done)  # it was killed before that came to an end
+                    if done:
+                        self._go_on(done, kept)
                     self._loop(signals)
                 except _Stop as ended:
                     stop = ended
@@ -279,6 +275,8 @@ class Loop:
             length = min(self._chunk_length(length), border - done)
             before = state.replace(buffers={})
             state, report, fetch = self._dispatch(state, length)
+            if self.pace.iterations is None:  # else nothing of the run is for keeps
+                signals.hold()  # compiled, and so much is learned
             ended = self.completions.of(functools.partial(jax.block_until_ready, report))
             chunk = _Chunk(before, state.replace(buffers={}), report, done, length, ended, fetch)
             done += length
@@ -290,7 +288,7 @@ class Loop:
                 self._read(pending)
                 pending = None
                 self.state, self.done = state, done
-                self._at_border(state, done, signals)
+                self._at_border(state, done)
 
     def _dispatch(self, state, length):
         """The state and the report of a chunk, and what fetches its rows if they are recorded."""
@@ -421,7 +419,7 @@ class Loop:
             raise error
         raise _Stop("unsaved", str(error)) from error
 
-    def _at_border(self, state, done, signals):
+    def _at_border(self, state, done):
         """Nothing is under way here, and all that came before was finite: evaluate, save, stop."""
         last = done >= self.iterations
         due = last or done % self.evaluate_each == 0
@@ -434,8 +432,8 @@ class Loop:
         decision = self._call_back(state, done, due)
         # Both once: what comes later is for the next border, which saves.
         # Each process timed the last chunk by its own clock; the first one's measure decides the next length.
-        stop, self.seconds_per_iteration = signals.agree(with_leader=(decision.stop, self.seconds_per_iteration))
-        asked = signals.agreed is not None
+        stop, self.seconds_per_iteration = self.signals.agree(with_leader=(decision.stop, self.seconds_per_iteration))
+        asked = self.signals.agreed is not None
         ending = last or stop is not None or asked
         if due and self.evaluator.in_thread:
             self._evaluate(state, done)
@@ -490,6 +488,21 @@ class Loop:
         stop = self.callbacks.asked_to_stop(self._moment(state, done), kept, due)
         return distributed.from_leader("stopped before", stop)
 
+    def _go_on(self, done, kept):
+        """Do first what a run that is resumed here was due to do and was left in the middle of.
+
+        Raises:
+          _Stop: it was stopped here.
+        """
+        unevaluated = distributed.from_leader("unevaluated", self._unevaluated(done))
+        if unevaluated and not self.evaluator.in_thread:
+            self._at_border(self.state, done)
+            return
+        if (stop_again := self._stopped_before(self.state, done, kept)) is not None:
+            raise _Stop(stop_again)
+        if unevaluated and done < self.iterations:
+            self._evaluate(self.state, done)
+
     def _save(self, done, state, score):
         assert self.checkpointer is not None  # else nothing is due
         kept = state if self.save_replay else state.replace(buffers={})
@@ -506,11 +519,16 @@ class Loop:
 
     def _unevaluated(self, done):
         """Whether an evaluation was due when so much was done, and it was not written down."""
-        return done % self.evaluate_each == 0 and done * self.rows not in self.evaluator.scores
+        due = done == self.iterations or (done < self.iterations and done % self.evaluate_each == 0)
+        return due and done * self.rows not in self.evaluator.scores
 
     def _evaluate(self, state, done, *, log=True):
         self.laps.lap("other")
-        self._wait_for("evaluation")
+        self.save_at_rest = None
+        if not (self.evaluator.in_thread or distributed.is_several()):
+            self.save_at_rest = functools.partial(self._save_at_rest, state, done)
+        with self.signals.at_rest(self.save_at_rest):
+            self._wait_for("evaluation")
         self.laps.lap("compile")
         algo, actor = self._acting(state, done)
         if self.checkpointer is not None and self.evaluator.in_thread:
@@ -531,18 +549,30 @@ class Loop:
             if video is not None and video.suffix == ".gif":  # pages are for browsers
                 self.loggers.show(done * self.rows, video)
 
+    def _save_at_rest(self, state, done):
+        """Saves before the evaluation that is due, which the run begins with when it goes on."""
+        if self.checkpointer is None:
+            return
+        try:
+            self._close_part(done, True)
+            self._save(done, state, None)
+            self.checkpointer.wait(last=True)
+        except Exception as error:  # nobody would hear of it in this thread, and the last checkpoint is there
+            self._note(f"error: {error}")
+
     def _play(self, algo, actor):
-        return evaluate(
-            algo,
-            actor,
-            self.eval_env,
-            self.program.layout.spec,
-            seed=self.seed,
-            episodes=self.evaluation_episodes,
-            max_steps=self.pace.evaluation_steps,
-            explore=self.explore,
-            step_timeout=self.step_timeout,
-        )
+        with self.signals.at_rest(self.save_at_rest):
+            return evaluate(
+                algo,
+                actor,
+                self.eval_env,
+                self.program.layout.spec,
+                seed=self.seed,
+                episodes=self.evaluation_episodes,
+                max_steps=self.pace.evaluation_steps,
+                explore=self.explore,
+                step_timeout=self.step_timeout,
+            )
 
     def _evaluated(self, step, evaluation):
         if self.checkpointer is not None and self.evaluator.in_thread:

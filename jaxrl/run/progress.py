@@ -2,6 +2,7 @@
 
 import atexit
 import collections
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -9,6 +10,8 @@ from typing import Any
 
 from rich import progress as rich_progress
 from rich.console import Console
+
+from jaxrl.core import interrupts
 
 RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first that was seen is shown
 
@@ -41,6 +44,7 @@ class ProgressBar:
         self._bar: rich_progress.Progress | None = None
         self._notebook: Any = None
         self._open = False
+        self._leaving = contextlib.ExitStack()
         self._metrics: dict[str, float] = {}
         self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=20)
         self._timed, self._timed_step = False, 0
@@ -72,6 +76,7 @@ class ProgressBar:
             columns = rich_progress.BarColumn(bar_width=None), rich_progress.TextColumn("{task.description}")
             self._bar = rich_progress.Progress(*columns, console=self._console, auto_refresh=False)
             atexit.register(self.close)
+            self._leaving.enter_context(interrupts.cleaning_up(self.close))
             self._bar.start()
             self._bar.add_task(self._line(), total=total, completed=initial)
             self._bar.refresh()
@@ -112,6 +117,7 @@ class ProgressBar:
             if self._bar is not None:
                 self._try(self._bar.stop)
                 atexit.unregister(self.close)
+                self._leaving.close()
 
     def __enter__(self) -> "ProgressBar":
         return self

@@ -20,6 +20,7 @@ from jaxrl import envs
 from jaxrl.core import files, keys
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
 from jaxrl.envs.drawings import Drawing, drawing_of
@@ -32,6 +33,7 @@ _SIDE = 240  # pixels, at most, of a frame that an environment drew itself
 _MOST_A_SECOND = 20  # frames of such an environment, which takes long to draw them
 
 
+@interruptible
 @checked(max_steps={"low": 1})
 def render(
     policy: Policy,

@@ -15,6 +15,7 @@ from jaxrl.buffers.ring import Ring
 from jaxrl.core import files, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import CheckpointError, ConfigError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.sources import FrameStack, Replay
 from jaxrl.core.types import Counter, EnvSpec, Trajectory
 from jaxrl.data.episodes import Episode
@@ -29,6 +30,7 @@ from jaxrl.run.loading import load_run
 _STRETCH_BYTES = 1 << 25  # of one environment's rows, looked at together
 
 
+@interruptible
 @checked(step={"low": 0})
 def export_replay(
     run: Any,

@@ -3,20 +3,26 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
+from jaxrl.core import interrupts
 from jaxrl.envs.host.watchdog import ask_to_end
 from jaxrl.parallel.multihost import distributed
+
+PATIENCE = 4.0  # seconds that a run has to save by itself where it could be left
 
 
 class Signals:
     """Ctrl-C, SIGTERM and a terminal that closes ask for an end after the running chunk; a second Ctrl-C ends at once.
 
+    Only from `hold` on, when there is something to save: before, they end the process of a command at once, and do in
+    another process what they do there without a run.
+
     A step of host environments that does not return within seconds then ends the run with its error.
 
     Args:
-      told: called at the first Ctrl-C, in the signal's handler.
+      told: called at the first Ctrl-C, whatever the main thread is doing.
 
     Attributes:
       asked: the signal that this process got.
@@ -27,22 +33,67 @@ class Signals:
         self._told = told
         self.asked: int | None = None
         self.agreed: int | None = None
-        self._before: dict[int, Any] = {}
+        self._stack = contextlib.ExitStack()
+        self._held = False
+        self._leaving = threading.Lock()
+        self._save: Callable[[], None] | None = None  # what to do before leaving, while at rest
 
     def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # by nohup, say
-                self._before[number] = signal.signal(number, self._ask)
         return self
 
-    def _ask(self, number, frame):
+    def hold(self) -> None:
+        """Have signals wait from here on until the run has saved what it has learned. May be called again."""
+        if not self._held:
+            self._held = True
+            self._stack.enter_context(interrupts.receiving(self._ask))
+
+    @contextlib.contextmanager
+    def at_rest(self, save: Callable[[], None] | None) -> Generator[None]:
+        """Leave after some seconds if a signal comes while entered, as an evaluation in one program can take minutes.
+
+        Only the process of a command leaves so: elsewhere the main thread goes on until it looks for itself.
+
+        Args:
+          save: saves what the run has learned, called before in another thread; None: signals wait for the block.
+        """
+        with self._leaving:
+            self._save = save
+            if self.asked is not None:
+                self._leave_soon()
+        try:
+            yield
+        finally:
+            with self._leaving:
+                self._save = None
+
+    def _leave_soon(self):
+        if self._save is not None and interrupts.owned():
+            timer = threading.Timer(PATIENCE, self._leave, [self._save])
+            timer.daemon = True
+            timer.start()
+
+    def _leave(self, save):
+        with self._leaving:
+            if self._save is save and self.asked is not None:
+                save()
+                interrupts.leave(self.asked)
+
+    def _ask(self, number):
         if self.asked is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.asked = number
+            interrupts.leave(number)
+            return  # a moment before it is raised
         ask_to_end(True)
-        if number == signal.SIGINT:
+        if not interrupts.owned():
+            self.asked = number
+            self._tell()
+            return
+        with self._leaving:
+            self.asked = number
+            self._leave_soon()
+        threading.Thread(target=self._tell, daemon=True).start()  # a stopped terminal holds up whoever writes to it
+
+    def _tell(self):
+        if self.asked == signal.SIGINT:
             with contextlib.suppress(RuntimeError):  # it came in the middle of another line
                 self._told()
 
@@ -61,7 +112,5 @@ class Signals:
         return found[0][1]
 
     def __exit__(self, *_):
+        self._stack.close()
         ask_to_end(False)
-        for number, handler in self._before.items():
-            if handler is not None:  # None: not from Python, and cannot be put back
-                signal.signal(number, handler)

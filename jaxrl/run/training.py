@@ -16,6 +16,7 @@ from jaxrl.buffers import fixed
 from jaxrl.core import files
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, number_problems, seed_problems, training_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
@@ -63,6 +64,7 @@ def at_pace(pace: Pace) -> Generator[None]:
         _pace.reset(before)
 
 
+@interruptible
 @whole_arguments
 def train(
     algo: Algorithm | str,
@@ -142,8 +144,8 @@ def train(
       progress: show a progress bar.
 
     Returns:
-      The result. Ctrl-C ends the run after the current chunk, saves, and returns the result so far; a second Ctrl-C
-      exits at once.
+      The result. Ctrl-C ends the run after the current chunk, saves, and returns the result so far; a second Ctrl-C,
+      or one before the first chunk is compiled, raises KeyboardInterrupt.
 
     Raises:
       ConfigError: settings that do not fit, all of them, before anything is compiled.

@@ -44,6 +44,11 @@ def opened_all(
         yield [stack.enter_context(opened(path, config, overwrite=overwrite, **settings))[1] for path, config in both]
 
 
+def interrupted(number: int) -> BaseException:
+    """Return what is raised once a sweep that a signal interrupted is saved."""
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+
+
 class Progress:
     """How far the runs of one program are: their states, and the report of every point so far.
 
@@ -109,7 +114,7 @@ class Progress:
                 where = self._checkpointer.directory.parent.parent
                 text = f"saved at step {step} of each run in {where}; the same call goes on there"
                 warnings.warn(text, RuntimeWarning, stacklevel=5)
-            raise KeyboardInterrupt if asked == signal.SIGINT else SystemExit(128 + asked)
+            raise interrupted(asked)
 
     def _room(self, report):
         """For a report of every point; of the same shapes however many there are."""

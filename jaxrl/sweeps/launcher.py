@@ -18,6 +18,7 @@ from jaxrl.algos.base import as_algorithm, replace
 from jaxrl.core import files
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError, RunDirectoryError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import amount_problems, count_problems
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.parallel.multihost.place import check_no_evaluator
@@ -62,6 +63,7 @@ class Experiments(SweepResult):
         return best.name
 
 
+@interruptible
 @whole_arguments
 def launch(
     algo: Algorithm | str,

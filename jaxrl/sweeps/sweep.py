@@ -16,6 +16,7 @@ from jaxrl.core import files, keys
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import count_problems, training_problems, whole
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
@@ -29,13 +30,14 @@ from jaxrl.run.evaluation import EPISODES
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
 from jaxrl.run.signals import Signals
-from jaxrl.sweeps.kept import Progress, opened_all
+from jaxrl.sweeps.kept import Progress, interrupted, opened_all
 from jaxrl.sweeps.make_train import bound
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 
+@interruptible
 @whole_arguments
 def sweep(
     algo: Algorithm | str,
@@ -264,11 +266,13 @@ def _train_many(many, algos, env, keys, iterations, points, display, done_before
         progress.restore(shapes, many.mesh)
     at_iteration = borders[len(progress.reports) - 1] if progress.reports else 0
     timed, done = [], done_before + at_iteration * rows * many.runs
-    with contextlib.nullcontext() if checkpointer is None else Signals() as signals:
+    with Signals() as signals:
         since = time.monotonic()
         for border in borders[len(progress.reports) :]:
             length = border - at_iteration
             states, report = many.chunk(algos, env, progress.states, length, total_steps_per_env)
+            if checkpointer is not None:
+                signals.hold()  # compiled, and there will be something to save
             report = jax.device_get(report)
             now = time.monotonic()
             timed.append((now - since, length * rows * many.runs))
@@ -279,10 +283,12 @@ def _train_many(many, algos, env, keys, iterations, points, display, done_before
                 if len(timed) > 1:  # the first part compiles
                     shown["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
                 display.update(done, shown)
-            progress.add(states, report, None if signals is None else signals.asked)
+            progress.add(states, report, signals.asked)
             since = time.monotonic()  # what saving took is not training
-    if checkpointer is not None:
-        checkpointer.wait()
+        if checkpointer is not None:
+            checkpointer.wait()
+    if signals.asked is not None:  # since the last point, which is saved
+        raise interrupted(signals.asked)
     with np.errstate(invalid="ignore", divide="ignore"):  # means where no episode ended are NaN
         curves = [report.metrics() for report in progress.reports]
     failed = np.stack([report.failed_at for report in progress.reports], axis=-1).max(axis=-1) >= 0

@@ -20,6 +20,7 @@ from jaxrl.core import files, keys
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError, NonFiniteError, RunDirectoryError
+from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, count_problems, seed_problems
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import Algorithm, Environment
@@ -135,6 +136,7 @@ class TuneResult:
         return [list(columns), *(list(cells) for cells in zip(*columns.values(), strict=True))]
 
 
+@interruptible
 @whole_arguments
 def tune(
     algo: Algorithm | str,

@@ -97,6 +97,10 @@ def test_mistakes_are_told_as_by_train(capsys):
 
 def test_an_interrupted_one_has_compiled_no_whole_run(monkeypatch, capsys):
     monkeypatch.setattr(ahead, "kept_in", lambda: "somewhere")
-    monkeypatch.setattr(ahead, "train", lambda *_, **__: type("Result", (), {"stopped": "interrupted"}))
+
+    def train(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ahead, "train", train)
     assert main.main(["compile", *COMPILED, "--total-steps", "10"]) == 130
     assert capsys.readouterr().err == "interrupted\n"

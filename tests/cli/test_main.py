@@ -500,6 +500,7 @@ def test_a_terminal_that_lacks_characters_is_written_to(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(held, encoding="ascii", write_through=True))
     monkeypatch.setattr(sys, "argv", ["jaxrl", "show"])
     monkeypatch.setattr(main.atexit, "register", lambda function: None)
+    monkeypatch.setattr(main.interrupts, "own", lambda: None)
     monkeypatch.setitem(main.COMMANDS, "show", (lambda argv: print("50 ± 1") or 0, "shows"))
     assert main.main() == 0 and held.getvalue() == rb"50 \xb1 1" + os.linesep.encode()
 
@@ -510,6 +511,7 @@ def test_a_process_ends_without_a_last_collection(monkeypatch, capsys):
     main.main(["--help"])
     assert at_exit == [], "a caller's process goes on"
     monkeypatch.setattr(sys, "argv", ["jaxrl", "--help"])
+    monkeypatch.setattr(main.interrupts, "own", lambda: None)
     main.main()
     assert at_exit == [gc.freeze]
 

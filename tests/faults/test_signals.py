@@ -7,16 +7,15 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from helpers.kills import Curriculum
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
 from jaxrl.parallel.program import CompiledProgram
 from jaxrl.run import checkpoint, loop
-from jaxrl.run.signals import Signals
 
 TOTAL = 12 * ROWS
 
@@ -102,29 +101,60 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path, handlers):
     assert train(tmp_path / "run").stopped == "finished", "the lock was not given back"
 
 
-def test_ctrl_c_while_compiling_says_when_it_stops_and_twice_leaves_at_once(tmp_path, handlers, monkeypatch, capsys):
-    """XLA cannot be interrupted: who compiles in the background is left there."""
-    compiled, asked = threading.Event(), []
+def test_ctrl_c_while_compiling_leaves_at_once(tmp_path, monkeypatch):
+    """XLA cannot be interrupted: who compiles in the background is left there. Nothing is there to be saved yet."""
+    before, compiled, asked = signal.getsignal(signal.SIGINT), threading.Event(), []
 
     def compile_for_ever(*_):
-        for _ in range(2):
-            while not isinstance(owner := getattr(signal.getsignal(signal.SIGINT), "__self__", None), Signals):
-                time.sleep(0.01)
-            while len(asked) and owner.asked is None:
-                time.sleep(0.01)
-            asked.append(signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+        asked.append(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
         compiled.wait(60)
 
     monkeypatch.setattr(CompiledProgram, "compile_chunk", compile_for_ever)
     with pytest.raises(KeyboardInterrupt):
-        jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=tmp_path / "run")
-    assert not compiled.is_set() and len(asked) == 2 and handlers()
+        jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=tmp_path / "run", progress=False)
+    assert not compiled.is_set() and len(asked) == 1 and signal.getsignal(signal.SIGINT) is before
     compiled.set()
-    told = " ".join(capsys.readouterr().err.split())
-    assert told.count("the run stops when its first chunk is compiled") == 1 and "again leaves at once" in told
     monkeypatch.undo()
     assert train(tmp_path / "run").stopped == "finished", "the lock was not given back"
+
+
+class Left(Exception):
+    """The process is left here."""
+
+
+@pytest.mark.parametrize("at", [4, 12], ids=["in between", "at the end"])
+def test_a_run_that_is_left_in_an_evaluation_goes_on_with_it(at, tmp_path, monkeypatch):
+    """As the process of a command is that gets a signal there, once the state is saved; callbacks come after it."""
+    evaluated = []
+
+    def settings():
+        evaluated.append(Curriculum())
+        return {"callbacks": [evaluated[-1]], "evaluate_every": 4 * ROWS, "checkpoint_every": 6 * ROWS}
+
+    whole = train(tmp_path / "whole", **settings())
+    play = loop.Loop._play
+
+    def left(self, algo, actor):
+        if self.evaluator._step == at * ROWS:
+            self.save_at_rest()
+            raise Left
+        return play(self, algo, actor)
+
+    monkeypatch.setattr(loop.Loop, "_play", left)
+    with pytest.raises(Left):
+        train(tmp_path / "run", **settings())
+    assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == at * ROWS
+    monkeypatch.undo()
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+    result = train(tmp_path / "run", **settings())
+    assert_equal(whole.state, result.state)
+    assert vars(evaluated[0]) == vars(evaluated[-1]) and evaluated[-1].calls == 3
+    told = [
+        [{name: x for name, x in row.items() if name.startswith(("evaluation/", "callback/"))} for row in one.metrics]
+        for one in (whole, result)
+    ]
+    assert told[0] == told[1]
 
 
 def test_ctrl_c_says_when_the_run_stops(tmp_path, handlers, capsys):

@@ -17,13 +17,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from jaxrl.core import settings
+from jaxrl.core import interrupts, settings
 from jaxrl.core.errors import ConfigError, JaxrlError, unknown
 from jaxrl.parallel.multihost.place import VARIABLE, Place, own_place
 
@@ -34,7 +33,7 @@ _LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0, "evaluators": 0}
 _MOST_EVALUATORS = 1
 _DIGITS = 9  # of a number of processes or restarts, at most
 _LINES = 20  # of what a process said that are shown where it failed
-_ASKED_TO_END = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+_ASKED_TO_END = tuple(128 + number for number in interrupts.ENDING)
 _BAD_INPUT = 2  # the exit code of a command line whose settings do not fit
 
 
@@ -309,24 +308,19 @@ class _Signals:
     def __init__(self):
         self.passed: list[int] = []
         self.processes: tuple[Started, ...] = ()
-        self._before: dict[int, Any] = {}
+        self._receiving = interrupts.receiving(self._pass_on)
 
     def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # by nohup, say
-                self._before[number] = signal.signal(number, self._pass_on)
+        self._receiving.__enter__()
         return self
 
-    def _pass_on(self, number, frame):
+    def _pass_on(self, number):
         self.passed.append(number)
         for process in self.processes:
             process.send_signal(number)  # nothing where it has ended
 
-    def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(self, *raised):
+        return self._receiving.__exit__(*raised)
 
 
 class _Together:
@@ -437,16 +431,17 @@ class Local:
         watched, self._alive = os.pipe()  # closed by the kernel at the latest, where this process is killed
         told = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
         try:
-            self._process = subprocess.Popen(
-                command,
-                env={**environment, VARIABLE: told},
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=(watched,),
-                start_new_session=True,
-            )
+            with interrupts.blocked():  # until the process has found its place, or Python would show where it was
+                self._process = subprocess.Popen(
+                    command,
+                    env={**environment, VARIABLE: told},
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=(watched,),
+                    start_new_session=True,
+                )
         except BaseException:
             os.close(self._alive)
             raise

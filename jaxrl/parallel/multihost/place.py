@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any, Literal
 
+from jaxrl.core import interrupts
 from jaxrl.core.errors import ConfigError
 
 VARIABLE = "JAXRL_LAUNCHED"  # of the environment, in which a process that was started finds its place
@@ -58,6 +59,7 @@ def own_place() -> Place | None:
         pipe = place.pop("pipe")
         threading.Thread(target=_hear_parent, args=(pipe,), name="launched", daemon=True).start()
         _own.append(Place(**place))
+        interrupts.unblock()
     return _own[0] if _own else None
 
 

@@ -46,13 +46,8 @@ class Holder:
         self._files = [tempfile.TemporaryFile(prefix="jaxrl-launch-") for _ in ("stdout", "stderr")]
         environment = dict(os.environ)
         environment.pop("OMP_NUM_THREADS", None)  # Ray's: as many as the CPUs that it keeps
-        # Ray starts its own with SIGINT blocked, and the process would inherit that.
-        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        try:
-            command = [sys.executable, *command[1:]]
-            self._process = Local(command, place, {**environment, **variables}, *self._files, directory=directory)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        command = [sys.executable, *command[1:]]
+        self._process = Local(command, place, {**environment, **variables}, *self._files, directory=directory)
 
     def look(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
         """The exit code if there is one, and what was written to output and errors since so many bytes of each."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.core import registry
+from jaxrl.core import interrupts, registry
 from jaxrl.core.errors import EnvironmentFailedError, MissingExtraError
 
 START_TIMEOUT = 120.0  # seconds for an actor to find its place, import what it needs and make its environments
@@ -231,4 +231,6 @@ def connect(address: str | None = None) -> Any:
             ray.init(address=address, logging_level=logging.ERROR)
         else:
             ray.init(include_dashboard=False, logging_level=logging.ERROR)
+        if interrupts.owned():
+            interrupts.own()  # it takes SIGTERM for itself
     return ray

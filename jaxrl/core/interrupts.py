@@ -1,0 +1,292 @@
+"""Ctrl-C, SIGTERM and a terminal that closes: one owner acts on them, from a process's first line to its last.
+
+An exception that a signal's handler raises lands wherever the main thread happens to be: within an import, whose lock
+then stays held; within a weak reference's callback, where it is lost; and never while C code runs, as XLA does for
+minutes. So in the process of a command (`own`) no handler raises. A thread reads which signals came, which Python
+writes down even while the main thread is in C, and ends the process, or passes the signal to whoever has something to
+save (`receiving`). There is no moment at which nobody acts.
+
+In a process of somebody else's, a notebook say, Ctrl-C remains a KeyboardInterrupt in the main thread: `interruptible`
+has it raised outside of imports, and not lost. Nothing here imports JAX.
+"""
+
+import _thread
+import atexit
+import contextlib
+import functools
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from types import FrameType
+from typing import Any, NoReturn
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FAREWELL = 3.0  # seconds for what is cleaned up before the process leaves
+_LAST = 5.0  # seconds that an interrupted command has, once it has returned, for threads and libraries to end
+_AGAIN = 0.05  # seconds until an interrupt is tried again
+_IMPORTS = "<frozen importlib"
+
+_pipe: list[int] = []  # its ends for reading and for writing, once the signals of this process are owned
+_acting = threading.RLock()  # held while a signal is acted on
+_receivers: list[Callable[[int], None]] = []  # the innermost one last
+_cleanups: list[Callable[[], object]] = []
+_received: list[int] = []  # the signals so far
+_exit_codes: list[int] = []  # of the command, once it has returned after a signal
+
+
+# --- the process of a command ------------------------------------------------------------------------------------
+
+
+def own() -> None:
+    """Act on this process's signals from here on; the main thread calls it first, or again after a library did so.
+
+    SIGHUP stays ignored under `nohup`.
+    """
+    if not _pipe:
+        _pipe.extend(os.pipe())
+        os.set_blocking(_pipe[1], False)
+        threading.Thread(target=_act, args=(_pipe[0],), name="signals", daemon=True).start()
+        os.register_at_fork(after_in_child=_disown)
+        atexit.register(_end)  # first, so that it runs last
+    signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
+    for number in ENDING:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _note)
+    unblock()
+
+
+def owned() -> bool:
+    """Return whether `own` was called in this process."""
+    return bool(_pipe)
+
+
+def unblock() -> None:
+    """Let SIGINT through, which a process that was started with `blocked` holds back until it can act on it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def blocked() -> Generator[None]:
+    """Start processes within it whose SIGINT waits until they call `own` or `unblock`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def receiving(receive: Callable[[int], None]) -> Generator[None]:
+    """Pass signals to `receive` while entered, in place of what was done with them before.
+
+    Args:
+      receive: called with the number of each signal: in a thread where this process is owned, whatever the main one
+        does; else in the handler of the main thread. It may call `leave`. It is never called after the block.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+    elif owned():
+        own()  # a library may have taken a signal since
+        with _acting:
+            _receivers.append(receive)
+        try:
+            yield
+        finally:
+            with _acting:
+                _receivers.remove(receive)
+    else:
+        before: dict[int, Any] = {}
+        try:
+            for number in ENDING:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    before[number] = signal.signal(number, lambda number, _: receive(number))
+            yield
+        finally:
+            for number, handler in before.items():
+                if handler is not None:  # None: not from Python, and cannot be put back
+                    signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def cleaning_up(clean: Callable[[], object]) -> Generator[None]:
+    """Call `clean`, within seconds, should this process leave at a signal while entered."""
+    _cleanups.append(clean)
+    try:
+        yield
+    finally:
+        _cleanups.remove(clean)
+
+
+def leave(number: int) -> None:
+    """Leave at once: end the process of a command; elsewhere raise KeyboardInterrupt, after an import if there is one.
+
+    Processes that this one has started notice it and end.
+
+    Args:
+      number: of the signal.
+    """
+    if not owned():
+        _interrupt()
+        return
+    with contextlib.suppress(RuntimeError):  # at the interpreter's end there are no new threads
+        _exit_after(_FAREWELL, 128 + number)
+    for clean in _cleanups[::-1]:
+        with contextlib.suppress(Exception):
+            clean()
+    with contextlib.suppress(Exception):
+        if select.select([], [2], [], 0)[1]:  # a terminal may be stopped, and a pipe full
+            os.write(2, b"interrupted\n")
+    _exit(128 + number)
+
+
+def returned(code: int) -> int:
+    """Return the exit code of the process of a command that has returned; after a signal it ends within seconds.
+
+    Args:
+      code: of the command. One that came to its end although a signal said to leave has the signal's.
+    """
+    if owned() and _received:
+        code = code or 128 + _received[-1]
+        _exit_codes.append(code)
+        _flush()
+        _exit_after(_LAST, code)
+    return code
+
+
+def _note(number: int, _: FrameType | None) -> None:
+    """Handle a signal in the main thread: only see to it that the thread of `_act` hears of it."""
+    if (other := signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)) != _pipe[1]:  # of an event loop
+        signal.set_wakeup_fd(other)
+        os.write(_pipe[1], bytes([number]))
+
+
+def _act(pipe: int) -> None:
+    while True:
+        for number in os.read(pipe, 256):
+            if number in ENDING:
+                with _acting:
+                    _received.append(number)
+                    try:
+                        (_receivers[-1] if _receivers else leave)(number)
+                    except Exception:
+                        leave(number)
+
+
+def _disown() -> None:
+    """Give a forked child the handlers of a new process: its signals are not its parent's."""
+    signal.set_wakeup_fd(-1)
+    for number in ENDING:
+        if signal.getsignal(number) is _note:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _exit_after(seconds: float, code: int) -> None:
+    timer = threading.Timer(seconds, os._exit, [code])
+    timer.daemon = True
+    timer.start()
+
+
+def _exit(code: int) -> NoReturn:
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _end() -> None:
+    """End what is left of the process: no thread acts on signals any more."""
+    if _exit_codes:
+        _exit(_exit_codes[-1])
+    for number in ENDING:
+        if signal.getsignal(number) is _note:
+            signal.signal(number, signal.SIG_DFL)
+
+
+# --- a process of somebody else's --------------------------------------------------------------------------------
+
+
+def interruptible[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Have Ctrl-C raise KeyboardInterrupt in `function` outside of imports, and again where it was lost.
+
+    Changes nothing where Python's own handler is not in force, as in the process of a command.
+    """
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return function(*args, **kwargs)
+        hook = sys.unraisablehook
+        sys.unraisablehook = functools.partial(_lost, hook)
+        signal.signal(signal.SIGINT, lambda *_: _interrupt())
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.unraisablehook = hook
+            interrupted = _stop_trying()
+        if interrupted:
+            raise KeyboardInterrupt
+        return result
+
+    _calls.add(call.__code__)
+    return functools.wraps(function)(call)
+
+
+_calls: set[Any] = set()  # the code of `call`
+_tries: list[object] = []  # the next try of an interrupt, if there is one
+
+
+def _interrupt() -> None:
+    """Raise KeyboardInterrupt in the main thread; from its handler, unless it imports, then a moment later."""
+    if _is_importing(sys._getframe()):
+        _interrupt_again()
+    else:
+        _stop_trying()
+        raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether the outermost `interruptible` function, or the program where there is none, imports something."""
+    importing, found = False, None
+    while frame is not None:
+        importing = importing or frame.f_code.co_filename.startswith(_IMPORTS)
+        if frame.f_code in _calls:
+            found = importing
+        frame = frame.f_back
+    return importing if found is None else found
+
+
+def _lost(hook: Callable[[Any], object], unraisable: Any) -> None:
+    """Interrupt again where the exception came up in a weak reference's callback or a finalizer, which lose it."""
+    if unraisable.exc_type is KeyboardInterrupt:
+        _interrupt_again()
+    else:
+        hook(unraisable)
+
+
+def _interrupt_again() -> None:
+    if not _tries:
+        _tries.append(object())
+        _thread.start_new_thread(_try, (_tries[0],))  # `threading` has a lock, which who was interrupted may hold
+
+
+def _try(this: object) -> None:
+    time.sleep(_AGAIN)
+    if this in _tries:
+        _tries.clear()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def _stop_trying() -> bool:
+    """Return whether an interrupt was to be tried again, which it is not any more."""
+    trying = bool(_tries)
+    _tries.clear()
+    return trying

@@ -1,0 +1,351 @@
+"""Ctrl-C and SIGTERM at any moment of a command: the process ends at once, and what was learned is there.
+
+At exact places, by a command that signals itself there and then never goes on; and at moments drawn once and for all.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxrl.run import checkpoint
+from jaxrl.run.loggers import read_metrics
+
+pytestmark = pytest.mark.faults
+
+PATIENCE = 300.0  # seconds, on a machine that is busy with other things
+AT_ONCE = 10.0  # seconds in which a command ends, on a machine where Python starts in `START`
+START = 0.5
+SPREAD = 30.0  # seconds from the first line of a command, over which signals are spread
+ROOT = Path(__file__).parents[2]
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+SMALL = ["--env", "gymnax:CartPole-v1", "--num-envs", "4", "--rollout-length", "8", "--network.torso", "mlp:8"]
+FEW = ["--evaluation-episodes", "2"]
+
+# The command of jaxrl in a process that presses Ctrl-C somewhere.
+PRESSING = """
+import hashlib, importlib, os, signal, sys, threading, time
+from jaxrl.core import interrupts
+interrupts.own()
+
+def press(*_, **__):
+    os.kill(os.getpid(), {number})
+
+pressed = []
+
+def press_once(*_, **__):
+    if not pressed:
+        pressed.append(press())
+
+def press_for_ever(*_, **__):
+    press()
+    time.sleep(600)
+
+def press_in_c(*_, **__):
+    press()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # which no handler of Python's interrupts, as XLA
+
+def instead(module, name, does, first=False):
+    owner = importlib.import_module(module)
+    *path, last = name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    before = getattr(owner, last)
+    def both(*args, **kwargs):
+        if first:
+            does()
+        found = before(*args, **kwargs)
+        if not first:
+            does()
+        return found
+    setattr(owner, last, both)
+
+class Importing:
+    def __init__(self, name, does):
+        self.name, self.does = name, does
+    def find_spec(self, name, path, target=None):
+        if name == self.name:
+            self.does()
+
+def importing(name, does):
+    sys.meta_path.insert(0, Importing(name, does))
+
+{place}
+from jaxrl.__main__ import main
+sys.exit(main())
+"""
+
+
+def environment(cache=None):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
+    return env if cache is None else env | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+
+
+def pressed(place, *words, number=signal.SIGINT):
+    """The exit code of a command that presses there, and what it said."""
+    program = PRESSING.format(place=place, number=int(number))
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    said = ran.stdout + ran.stderr
+    assert "Traceback" not in said, said
+    return ran.returncode, said
+
+
+def command(name, run, steps=256):
+    return {
+        "train": ["train", "ppo", *SMALL, *FEW, "--total-steps", str(steps), "--run-dir", str(run)],
+        "sweep": ["sweep", "ppo", *SMALL, *FEW, "--total-steps", str(steps), "--seeds", "2", "--run-dir", str(run)],
+        "tune": ["tune", "ppo", *SMALL, *FEW, "--total-steps", str(steps), "--trials", "2", "--run-dir", str(run)],
+        "eval": ["eval", str(run), "--episodes", "2"],
+        "compile": ["compile", "ppo", *SMALL, *FEW, "--total-steps", str(steps), "--run-dir", str(run)],
+        "export-rlds": ["export-rlds", str(run), "--out", f"{run}-rlds", "--episodes", "2"],
+        "plot": ["plot", str(run), "--out", f"{run}.png"],
+    }[name]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run directory of a run that has ended."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    words = [sys.executable, "-m", "jaxrl", *command("train", run)]
+    subprocess.run(words, env=environment(), check=True, capture_output=True, timeout=PATIENCE)
+    return run
+
+
+# --- at exact places ---------------------------------------------------------------------------------------------
+
+# Before anything was learned, or after all is saved: by command, what it is at.
+PLACES = [
+    ("train", "an import", 'importing("jax._src.lib", press_for_ever)'),
+    ("train", "a compile", 'instead("jaxrl.parallel.program", "CompiledProgram.compile_chunk", press_in_c, True)'),
+    ("train", "the report", 'instead("jaxrl.cli.training", "_report", press_for_ever, True)'),
+    ("train", "the table", 'instead("jaxrl.cli.table", "algorithm_groups", press_for_ever, True)'),
+    ("train", "the environment", 'instead("jaxrl.envs", "make", press_for_ever, True)'),
+    ("train", "late imports", 'importing("orbax.checkpoint", press_for_ever)'),
+    ("sweep", "a compile", 'instead("jaxrl.sweeps.vectorized", "VectorizedRuns.start", press_in_c, True)'),
+    ("sweep", "an evaluation", 'instead("jaxrl.sweeps.vectorized", "VectorizedRuns.evaluate", press_in_c, True)'),
+    ("tune", "a trial", 'instead("jaxrl.sweeps.vectorized", "VectorizedRuns.evaluate", press_in_c, True)'),
+    ("tune", "an import", 'importing("optuna", press_for_ever)'),
+    ("eval", "a checkpoint", 'instead("jaxrl.run.checkpoint", "restore", press_in_c, True)'),
+    ("eval", "episodes", 'instead("jaxrl.run.evaluation", "_play", press_in_c, True)'),
+    ("export-rlds", "writing", 'instead("jaxrl.data.rlds", "RldsWriter.write", press_for_ever)'),
+    ("compile", "a compile", 'instead("jaxrl.parallel.program", "CompiledProgram.chunk", press_in_c)'),
+    ("plot", "drawing", 'instead("jaxrl.run.plotting", "plot_runs", press_in_c, True)'),
+]
+QUICK = {("train", "an import"), ("train", "a compile")}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(name, place, id=f"{name}: {what}", marks=[] if (name, what) in QUICK else pytest.mark.long)
+        for name, what, place in PLACES
+    ],
+)
+def test_where_nothing_is_to_be_saved_a_command_ends_at_once(name, place, tmp_path, request):
+    known = name in ("eval", "export-rlds", "plot")
+    run = request.getfixturevalue("trained") if known else tmp_path / "run"
+    number = signal.SIGTERM if name in ("tune", "eval") else signal.SIGINT
+    code, said = pressed(place, *command(name, run), number=number)
+    assert code == CODES[number] and said.endswith("interrupted\n"), said
+    if "_report" in place:
+        assert json.loads((run / "result.json").read_text())["stopped"] == "finished"
+    if name == "export-rlds":
+        assert not list(run.parent.glob(f".{run.name}-rlds*")), "what was written was left behind"
+    if name == "compile":
+        assert not run.exists()
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_between_chunks_it_saves_first(number, tmp_path):
+    """The first chunk is compiled and its row is written: that much is saved."""
+    run = tmp_path / "run"
+    words = command("train", run, 100_000_000)
+    place = 'instead("jaxrl.run.loggers", "Loggers.write", press_once)'
+    code, said = pressed(place, *words, "--evaluate-every", "0", "--checkpoint-every", "0", number=number)
+    assert code == CODES[number], said
+    assert json.loads((run / "result.json").read_text())["stopped"] == "interrupted"
+    assert checkpoint.read_manifest(run / "checkpoints").step >= read_metrics(run / "metrics.jsonl")[-1]["step"] > 0
+
+
+@pytest.mark.long
+def test_in_an_evaluation_that_takes_minutes_it_saves_and_leaves(tmp_path):
+    """And goes on with that evaluation: the run is the one that was not interrupted."""
+    words = {run: [*command("train", tmp_path / run), "--evaluate-every", "128"] for run in ("run", "whole")}
+    code, said = pressed('instead("jaxrl.run.loop", "evaluate", press_in_c, True)', *words["run"])
+    assert code == 130, said
+    assert checkpoint.complete_steps(tmp_path / "run" / "checkpoints")[-1] == 128
+    for run in words:
+        again = [sys.executable, "-m", "jaxrl", *words[run]]
+        subprocess.run(again, env=environment(), check=True, capture_output=True, timeout=PATIENCE)
+    leaves = [checkpoint.read_manifest(tmp_path / run / "checkpoints").leaves for run in words]
+    assert leaves[0] == leaves[1] and leaves[0]
+    rows = [
+        [(row["step"], row["evaluation/return_mean"]) for row in read_metrics(path) if "evaluation/return_mean" in row]
+        for path in (tmp_path / run / "metrics.jsonl" for run in words)
+    ]
+    assert rows[0] == rows[1] and len(rows[0]) == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param('instead("jaxrl.run.loop", "write_result", press, True)', id="the result is written"),
+        pytest.param('instead("jaxrl.run.result", "plot_runs", press, True)', id="its curve is drawn"),
+        pytest.param('instead("jaxrl.run.signals", "Signals.__exit__", press, True)', id="the run gives signals back"),
+        pytest.param('instead("jaxrl.cli.ended", "remember", press)', id="all is done"),
+    ],
+)
+def test_at_its_end_a_run_is_finished_and_the_exit_code_that_of_the_signal(place, tmp_path):
+    code, said = pressed(place, *command("train", tmp_path / "run"))
+    assert code == 130, said
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["stopped"] == "finished"
+    assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == 256
+
+
+@pytest.mark.long
+def test_a_sweep_that_is_interrupted_after_its_last_point_has_saved_it(tmp_path):
+    words = command("sweep", tmp_path / "run")
+    code, said = pressed('instead("jaxrl.sweeps.kept", "Progress.add", press_once)', *words)
+    assert code == 130, said
+    assert checkpoint.read_manifest(tmp_path / "run" / "program-0" / "checkpoints").step > 0
+    again = [sys.executable, "-m", "jaxrl", *words]
+    subprocess.run(again, env=environment(), check=True, capture_output=True, timeout=PATIENCE)
+
+
+@pytest.mark.long
+def test_processes_that_were_launched_end_with_the_command(tmp_path):
+    """While they compile; the signal comes to the command alone, as from a terminal."""
+    words = [*command("train", tmp_path / "run", 100_000_000), "--launch", "processes:2"]
+    process = begun(words, tmp_path)
+    try:
+        wait_for(lambda: process.poll() is not None or len(alive(tmp_path)) == 3, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130, said_by(tmp_path)
+        assert "Traceback" not in said_by(tmp_path)
+        wait_for(lambda: not alive(tmp_path), process)
+    finally:
+        ended(process)
+
+
+# --- at any moment -----------------------------------------------------------------------------------------------
+
+
+def begun(words, folder, cache=None):
+    with open(folder / "said", "w") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "jaxrl", *words],
+            env=environment(cache),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+
+
+def alive(folder):
+    """The processes of commands that write into a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder) in (path / "cmdline").read_text():
+                found.append(int(path.name))
+    return found
+
+
+def said_by(folder):
+    return (folder / "said").read_text()
+
+
+def ended(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def wait_for(condition, process):
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, process.args
+        time.sleep(0.01)
+
+
+def is_owned(process):
+    """Whether the process has a handler for SIGTERM: before, it is Python that starts."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+def press_at(moment, words, folder, cache, number):
+    """One life of a command: how long the end took, in units of what a start takes on an idle machine."""
+    began = time.monotonic()
+    process = begun(words, folder, cache)
+    try:
+        wait_for(lambda: process.poll() is not None or is_owned(process), process)
+        slowness = max(1.0, (time.monotonic() - began) / START)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(moment * min(slowness, 2.0))
+        if process.poll() is not None:
+            assert process.returncode == 0, said_by(folder)
+            return 0.0
+        os.killpg(process.pid, number)
+        pressed_at = time.monotonic()
+        code = process.wait(PATIENCE)
+        took = time.monotonic() - pressed_at
+        # It may have ended by itself in that very moment.
+        assert code in (CODES[number], 0, -number), said_by(folder)
+        assert "Traceback" not in said_by(folder) and "ignored in" not in said_by(folder), said_by(folder)
+        return took / slowness
+    finally:
+        ended(process)
+
+
+def press_often(count, spread, trained, folder):
+    """Signals at moments drawn once and for all, in four commands, with and without what was compiled before."""
+    rng, warm, longest = random.Random(33), folder / "warm", 0.0
+    for number in range(count):
+        name = ("train", "sweep", "tune", "eval")[number % 4]
+        cold = rng.random() < 0.5
+        run = folder / f"{name}-{'cold' if cold else 'warm'}"
+        words = command(name, trained if name == "eval" else run, 10_000_000)
+        words += {"eval": ["--episodes", "20000"], "sweep": ["--points", "500"]}.get(name, [])
+        cache = folder / f"cold-{number}" if cold else warm
+        moment, kind = rng.uniform(0.0, spread), rng.choice(list(CODES))
+        took = press_at(moment, words, folder, cache, kind)
+        print(
+            f"{number}: {name} {'cold' if cold else 'warm'} {moment:.2f} s: {kind.name} took {took:.2f} s", flush=True
+        )
+        longest = max(longest, took)
+        if name == "train" and (run / "metrics.jsonl").exists():
+            rows = read_metrics(run / "metrics.jsonl")
+            saved = checkpoint.complete_steps(run / "checkpoints")
+            assert max((row["step"] for row in rows), default=0) <= max(saved, default=0), "something was lost"
+    return longest
+
+
+@pytest.mark.long
+def test_twenty_signals_at_any_moment(trained, tmp_path):
+    press_often(20, SPREAD / 3, trained, tmp_path)
+
+
+@pytest.mark.endurance
+def test_many_signals_at_any_moment(trained, tmp_path):
+    count = int(os.environ.get("FAULTS_PRESSES") or 200)
+    assert press_often(count, SPREAD, trained, tmp_path) < AT_ONCE
