@@ -15,6 +15,7 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from helpers import curve_pictures
 
 import jaxrl
 
@@ -158,11 +159,12 @@ def test_search_finds_the_words_of_newcomers(site):
 
 
 @pytest.mark.long
-def test_every_page_of_an_algorithm_has_its_curve_and_source(site):
-    """In what was built: the picture and the file are there, and the code stays out of the search."""
+def test_a_page_of_an_algorithm_has_its_curve_and_source(site):
+    """In what was built: the picture of each record and the file are there, and the code stays out of the search."""
     for path in sorted((site / "algorithms").glob("*.html")):
         text = path.read_text()
-        assert Page(text).loaded >= {f"../assets/curves/{path.stem}.svg"}, path
+        if path.stem in curve_pictures.names():
+            assert Page(text).loaded >= {f"../assets/curves/{path.stem}.svg"}, path
         assert text.count("--8<--") == 0 and "The whole file" in text, path
     index = json.loads((site / "search.json").read_text())["items"]
     sources = [item for item in index if re.fullmatch(r"algorithms/\w+\.html#source", item["location"])]

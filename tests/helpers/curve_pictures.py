@@ -27,6 +27,7 @@ DATA = {
     "expert": "The data are 20 episodes of a trained policy of SAC.",
 }
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 300, 58, 20, 56, 44
+FONT = "text{font-family:sans-serif;font-size:13px}"
 # By scheme, in the order of the curves (after Okabe and Ito); and the text, the grid.
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b8528c", "#b07800", "#6a51a3")
 DARK = ("#4fb0e8", "#ff8a3d", "#2fc79b", "#e394c0", "#f0b429", "#b9a7f0")
@@ -56,12 +57,14 @@ def environment(name: str) -> str:
 def pictures() -> dict[pathlib.Path, str]:
     """Return every picture of a record: its path and its text."""
     one = {name: (f"{title(name)} on {environment(name)}", (name,)) for name in names()}
-    drawn = one | {name: group for name, group in GROUPS.items() if set(group[1]) <= set(names())}
-    return {FOLDER / f"{name}.svg": draw(heading, of) for name, (heading, of) in drawn.items()}
+    groups = {name: (heading, [one for one in of if one in names()]) for name, (heading, of) in GROUPS.items()}
+    return {FOLDER / f"{name}.svg": draw(heading, of) for name, (heading, of) in (one | groups).items()}
 
 
 def block(name: str) -> str:
-    """Return the Markdown of an algorithm's picture: the picture, and the command and the seeds behind it."""
+    """Return the Markdown of an algorithm's picture, with its command and its seeds; nothing while it has no record."""
+    if name not in names():
+        return ""
     found = record(name)
     seeds, updates = len(found["rows"]), "--dataset" in found["run"] and "--env" not in found["run"].split()
     source = next((f" {text}" for data, text in DATA.items() if f"rlds:data/{data}" in found["run"]), "")
@@ -97,7 +100,7 @@ def draw(heading: str, members: Sequence[str]) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}">',
         f"<title>{heading}</title>",
-        f"<style>text{{font-family:sans-serif;font-size:13px}}{_scheme(0)}@media (prefers-color-scheme:dark){{{_scheme(1)}}}</style>",
+        f"<style>{FONT}{_scheme(0)}@media (prefers-color-scheme:dark){{{_scheme(1)}}}</style>",
         f'<text x="{LEFT}" y="20" font-weight="bold">{heading}</text>',
     ]
     for value in y_ticks:

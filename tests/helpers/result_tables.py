@@ -20,7 +20,7 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "results.md",
     ROOT / "docs" / "performance.md",
-    *(curve_pictures.PAGES / f"{name}.md" for name in curve_pictures.names()),
+    *sorted(curve_pictures.PAGES.glob("*.md")),
 )
 RECORDS = ROOT / "benchmarks" / "results"
 _PLACE = re.compile(r"(<!-- records: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -345,6 +345,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "sampling": _sampling,
     "step": _step,
     "memory": _memory,
-    **{f"curve-{name}": functools.partial(curve_pictures.block, name) for name in curve_pictures.names()},
+    **{
+        f"curve-{path.stem}": functools.partial(curve_pictures.block, path.stem)
+        for path in curve_pictures.PAGES.glob("*.md")
+    },
     "accelerator": _accelerator,
 }
