@@ -1,20 +1,18 @@
-"""The notebooks run from the first cell to the last, and lie in the repository without their outputs.
+"""The notebooks run from the first cell to the last; in the repository they have no outputs, or those of their code.
 
-Without, because outputs go stale unseen, swell every diff (an episode is 100 KB) and name the machine that made them.
-These tests run every cell instead, with little training.
+The stored outputs are of whole trainings (`scripts/run_notebooks.py`). With them lies the digest of the code that made
+them, so that neither changes without the other; and the tests, which run every cell with little training, compare which
+kinds of output each cell has.
 """
 
 import base64
-import os
 import re
-from pathlib import Path
 
-import nbclient
 import nbformat
 import pytest
+from helpers.notebooks import NOTEBOOKS, code_cells, executed, shown, source_digest
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-TIMEOUT = 300  # seconds a cell; one that waits on a busy machine is no failure
+LARGEST = 400_000  # bytes of a notebook with its pictures
 
 
 def read(path):
@@ -22,29 +20,39 @@ def read(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_committed_without_outputs_and_paths(path):
+def test_stored_outputs_are_those_of_the_code(path):
     notebook = read(path)
     nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    if not any(cell.outputs for cell in code_cells(notebook)):
+        assert all(cell.execution_count is None for cell in code_cells(notebook)) and "jaxrl" not in notebook.metadata
+        return
+    assert notebook.metadata.get("jaxrl", {}).get("code") == source_digest(notebook), "run scripts/run_notebooks.py"
+    assert [cell.execution_count for cell in code_cells(notebook)] == list(range(1, len(code_cells(notebook)) + 1))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stored_outputs_are_small_and_of_no_machine(path):
+    outputs = [output for cell in code_cells(read(path)) for output in cell.outputs]
+    assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
+    assert path.stat().st_size <= LARGEST
     assert re.findall(r"(?<![\w.:/])/(?:home|root|work|Users|tmp)\b", path.read_text()) == []
 
 
-def executed(name, folder):
-    notebook = read(next(path for path in NOTEBOOKS if path.stem == name))
-    environment = os.environ | {"JAXRL_FAST": "1", "JAX_PLATFORMS": "cpu"}
-    environment.pop("MPLBACKEND", None)  # pictures are to land in the notebook
-    client = nbclient.NotebookClient(
-        notebook, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    )
-    client.execute(env=environment)
+def run(name, folder):
+    """A notebook run with little training, whose cells show what they show in the repository."""
+    path = next(path for path in NOTEBOOKS if path.stem == name)
+    notebook = executed(path, folder, {"JAXRL_FAST": "1", "JAX_PLATFORMS": "cpu"})
+    before = code_cells(read(path))
+    if any(cell.outputs for cell in before):
+        for cell, as_stored in zip(code_cells(notebook), before, strict=True):
+            assert shown(cell) == shown(as_stored), cell.source
     return notebook
 
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quickstart")
-    return executed("quickstart", folder), folder
+    return run("quickstart", folder), folder
 
 
 def outputs_of(notebook, start):
@@ -102,7 +110,7 @@ def test_the_first_cell_says_how_to_install(path):
 def test_a_notebook_runs_and_prints_what_it_found(name, tmp_path):
     if name == "offline":
         pytest.importorskip("tensorflow_datasets")
-    notebook = executed(name, tmp_path)
+    notebook = run(name, tmp_path)
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     text = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
     assert re.search(PRINTED[name], text), text
@@ -113,7 +121,7 @@ def test_a_notebook_runs_and_prints_what_it_found(name, tmp_path):
 @pytest.mark.long
 def test_datasets_go_out_and_in_and_are_learnt_from(tmp_path):
     pytest.importorskip("tensorflow_datasets")
-    notebook = executed("datasets", tmp_path)
+    notebook = run("datasets", tmp_path)
 
     def printed(start):
         return "".join(o.text for o in outputs_of(notebook, start) if o.output_type == "stream" and o.name == "stdout")
