@@ -13,11 +13,10 @@ from flax import struct
 
 from jaxrl.core import spaces
 from jaxrl.core.types import Counter, PyTree, Replicas
+from jaxrl.core.variation import varies
 
 _EPSILON = 1e-8  # added to the variance, as in Gymnasium's and SB3's normalizers
 _MOST_EPSILON = 1e-4  # of the variance, so that small units are normalized as well
-LEAST_STD = 1e-6  # as in brax's normalizer
-LEAST_RELATIVE_STD = 2.0**-15  # of the mean's magnitude: hundreds of roundings of float32
 
 
 class Moments(struct.PyTreeNode):
@@ -98,19 +97,6 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
 
     leaves = dict(_named(batch))
     return RunningStatistics(count, {name: merge(old, leaves[name]) for name, old in statistics.moments.items()})
-
-
-def varies(mean: Any, std: Any, least: float = LEAST_STD) -> Any:
-    """Return whether values with these moments vary by more than rounding, elementwise.
-
-    What hardly varies carries no information, and to divide by its deviation would turn the slightest difference
-    between two simulators, or between a dataset and an environment, into many deviations.
-
-    Args:
-      mean, std: NumPy or JAX arrays of the same shape.
-      least: standard deviation up to which nothing varies, whatever the mean.
-    """
-    return (std > least) & (std > LEAST_RELATIVE_STD * abs(mean))
 
 
 def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.0) -> PyTree:

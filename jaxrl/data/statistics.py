@@ -7,9 +7,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxrl.algos import normalization
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import PyTree
+from jaxrl.core.variation import varies as entries_vary
 from jaxrl.data.episodes import Episode, meaningful
 
 Images = Literal["channel", "skip"]
@@ -33,7 +33,7 @@ class Moments:
     max: np.ndarray
 
     def normalize(self, x: Any) -> Any:
-        """(x - mean) / std for values `[..., *shape]`; 0 for entries that hardly vary (`algos.normalization.varies`).
+        """(x - mean) / std for values `[..., *shape]`; 0 for entries that hardly vary (`core.variation.varies`).
 
         Integers, bools and half precision become float32, other numbers keep their type; JAX arrays too.
         """
@@ -47,7 +47,7 @@ class Moments:
 
     def _ready(self, x):
         dtype = np.promote_types(x.dtype, np.float32) if np.issubdtype(x.dtype, np.floating) else np.float32
-        varies = normalization.varies(self.mean, self.std)
+        varies = entries_vary(self.mean, self.std)
         shape = (1,) * (x.ndim - self.mean.ndim) + self.mean.shape
         parts = (self.mean, np.where(varies, self.std, 1.0), varies)
         return x.astype(dtype), *(part.astype(dtype).reshape(shape) for part in parts)

@@ -107,10 +107,12 @@ def search_space(algo: Algorithm, given: Mapping[str, Any]) -> tuple[dict[str, A
     ranges = {name: values for name, values in space.items() if name not in fixed}
     problems = field_problems(replace(algo, **fixed))
     for name, values in ranges.items():
-        ends = list(values) if isinstance(values, list | tuple) else [values.low, values.high]
         problems += _range_problems(name, values)
-        for end in ends:
-            problems += field_problems(replace(algo, **fixed | {name: end}))
+        tried = list(values) if isinstance(values, list | tuple) else [values.low, values.high]
+        if isinstance(values, Uniform | LogUniform) and not problems:
+            tried.append(values.low + 0.3 * (values.high - values.low))  # fields of whole numbers take the ends alone
+        for value in tried:
+            problems += field_problems(replace(algo, **fixed | {name: value}))
     if not ranges:
         problems.append(
             f"nothing to search: no field of {type(algo).__name__} has a range; give one, such as "

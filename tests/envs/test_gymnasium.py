@@ -253,12 +253,12 @@ def test_misuse_and_closing(workers):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"workers": -1}, "workers=-1; use 0"),
+        ({"workers": -1}, "workers=-1 must be at least 0"),
         ({"restarts": 2}, "restarts=2 needs workers"),
         ({"step_timeout": 5.0}, "step_timeout=5.0 needs workers"),
         ({"workers": 1, "step_timeout": 0}, "step_timeout=0 must be more than 0"),
         ({"start_timeout": 5.0}, "start_timeout=5.0 needs workers"),
-        ({"workers": 1, "start_timeout": -1.0}, "start_timeout=-1.0 must be more than 0 seconds"),
+        ({"workers": 1, "start_timeout": -1.0}, "start_timeout=-1.0 must be more than 0"),
         ({"workers": 1, "restarts": -1}, "restarts=-1 must be at least 0"),
         ({"lenth": 3}, r"cannot be made with lenth=3: unknown options \{'lenth': 3\}"),
     ],

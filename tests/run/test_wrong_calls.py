@@ -133,7 +133,7 @@ CALLS = [
     ("episodes='3' must be a whole number", lambda: jaxrl.export_rlds(3, ENV, "x", episodes="3")),
     ("path=3 must be a path", lambda: jaxrl.load(3)),
     ("step=-1 must be at least 0", lambda: jaxrl.load("runs/none", step=-1)),
-    ("source=3 must be a text", lambda: jaxrl.load_dataset(3)),
+    ("source=3 must be a path", lambda: jaxrl.load_dataset(3)),
     ("record: every='1' must be a whole number", lambda: train(record=jaxrl.Record("x", every="1"))),
     ("seeds: at least one", lambda: jaxrl.sweep("ppo", ENV, total_steps=1000, seeds=0)),
     ("runs/none is not a run directory", lambda: jaxrl.load("runs/none")),

@@ -76,7 +76,7 @@ def test_what_a_call_changes_of_the_table():
         ({"learning_rate": jaxrl.LogUniform(0.0, 1.0)}, "the ends must be finite, 0 < low < high"),
         ({"gamma": jaxrl.Uniform(0.9, 0.8)}, "the ends must be finite, low < high"),
         ({"gamma": []}, "gamma has no values to try"),
-        ({"epochs": jaxrl.Uniform(1.0, 4.0)}, "PPO.epochs=1.0 must be a whole number"),
+        ({"epochs": jaxrl.Uniform(1.0, 4.0)}, "PPO.epochs=1.* must be a whole number"),
         ({"optimizer": [PPO.optimizer]}, "a study keeps numbers, text, True, False and None only"),
         (dict.fromkeys(SPACES["ppo"], 0.5), "nothing to search"),
     ],
