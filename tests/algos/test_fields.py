@@ -164,7 +164,7 @@ def test_the_optimizer_changes_the_program(name, traced_programs):
 
 
 def test_optional_numbers_change_the_program(traced_programs):
-    for field, value in {"value_learning_rate": 1e-3, "max_grad_norm": None}.items():
+    for field, value in {"value_learning_rate": 1e-3, "max_grad_norm": None, "target_kl": 0.01}.items():
         assert str(program(BASES["ppo"].replace(**{field: value}))) != str(traced_programs["ppo"]), field
 
 
