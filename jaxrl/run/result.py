@@ -1,5 +1,6 @@
 """What a run leaves behind: its result, and the directory that holds it."""
 
+import base64
 import contextlib
 import dataclasses
 import warnings
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxrl.core import files
+from jaxrl.core import files, settings
 from jaxrl.core.arguments import checked
 from jaxrl.core.config import encode
 from jaxrl.core.errors import RunDirectoryError
@@ -101,6 +102,20 @@ class Result:
             "run_steps_per_second": self.session_steps / max(self.wall_seconds, 1e-9),
             "total_seconds": self.earlier_seconds + self.wall_seconds,
         }
+
+    def _repr_html_(self) -> str:
+        """Return figures and the learning curve, for notebooks."""
+        rows = [("environment steps", f"{self.total_steps:,}"), ("ended", self.stopped)]
+        rows += [] if self.problem is None else [("problem", self.problem)]
+        rows += [] if self.evaluation is None else [("last evaluation", repr(self.evaluation))]
+        rows += [("steps a second", f"{self.steps_per_second:,.0f}"), ("seconds", f"{self.wall_seconds:,.1f}")]
+        rows += [] if self.run_dir is None else [("run directory", str(self.run_dir))]
+        title = f"{type(self.algo).__name__} on {self.env.name}"
+        found = settings.as_html(title, [(name, value, "", False) for name, value in rows])
+        if not any(name.endswith("return_mean") for row in self.metrics for name in row):
+            return found
+        picture = base64.b64encode(self.plot()._repr_png_()).decode()
+        return f'{found}\n<img alt="learning curve" src="data:image/png;base64,{picture}">'
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl import envs
-from jaxrl.algos.base import as_algorithm, field_problems
+from jaxrl.algos.base import Readable, as_algorithm, field_problems
 from jaxrl.buffers import fixed
 from jaxrl.core import files
 from jaxrl.core.arguments import whole_arguments
@@ -22,11 +22,12 @@ from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
 from jaxrl.core.resources import problems as resource_problems
 from jaxrl.core.sources import Replay
-from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
+from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, env_spec
 from jaxrl.data import rings
 from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.data.loading import Loader
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.networks.summary import summary
 from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.anakin import Anakin
@@ -206,7 +207,8 @@ def train(
         assert run_dir is not None  # else there was a problem
         evaluations = {"episodes": evaluation_episodes, "explore": explore_in_evaluation, "step_timeout": step_timeout}
         follow_launched(run_dir, algo, played, **evaluations)
-    notes += resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
+    notes += resolved_defaults(given_algo, algo) + network_lines(algo, env_spec(env))
+    notes += resolved_defaults(given_topology, topology, "topology.")
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
     others |= {"dataset_fraction": fraction, "async_evaluation": async_evaluation}
@@ -419,15 +421,23 @@ def _held(algo, dataset, program, seed):
 
 
 def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[str]:
-    """A line for every field that was None and depends on the environment: "network.torso: MLP(...)"."""
+    """Return a line for every field that was None and depends on the environment: "epochs: 4"; networks aside."""
     lines = []
     for field in dataclasses.fields(resolved):
         before, after = getattr(unresolved, field.name), getattr(resolved, field.name)
         if before is None and after is not None:
             lines.append(f"{prefix}{field.name}: {after!r}")
+        elif isinstance(after, Readable):
+            continue  # `network_lines` says what it is
         elif dataclasses.is_dataclass(after) and type(before) is type(after):
             lines += resolved_defaults(before, after, f"{prefix}{field.name}.")
     return lines
+
+
+def network_lines(algo: Algorithm, spec: EnvSpec) -> list[str]:
+    """Return a line for every network of a resolved algorithm: its layers, and how many parameters it has."""
+    networks = {field.name: getattr(algo, field.name) for field in dataclasses.fields(algo)}
+    return [f"{name}: {summary(one, spec)}" for name, one in networks.items() if isinstance(one, Readable)]
 
 
 def default_topology(env: Environment | HostRecipe, num_envs: int | None = None) -> Topology:

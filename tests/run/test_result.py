@@ -1,5 +1,6 @@
 """What people print fits a screen."""
 
+import base64
 import copy
 import dataclasses
 import json
@@ -130,6 +131,15 @@ def test_a_saved_result_is_the_run_directory_of_its_run(end, tmp_path):
         on = [train(tmp_path / name, evaluate_every=2 * ROWS, callbacks=[]) for name in ("saved", "run")]
         assert [one.stopped for one in on] == ["finished"] * 2
         assert_equal(on[0].state, on[1].state)
+
+
+def test_notebooks_see_figures_and_the_curve(trained):
+    page = trained._repr_html_()
+    assert (
+        "PPO on gymnax:CartPole-v1" in page and "return" in page and "finished" in page and str(trained.run_dir) in page
+    )
+    assert base64.b64decode(page.partition("base64,")[2].partition('"')[0]).startswith(b"\x89PNG")
+    assert "img" not in dataclasses.replace(trained, metrics=[])._repr_html_()
 
 
 def test_a_result_goes_to_another_process_by_pickle(trained):

@@ -23,7 +23,7 @@ from jaxrl.run import checkpoint, loop
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.timing import PARTS
-from jaxrl.run.training import resolved_defaults
+from jaxrl.run.training import network_lines, resolved_defaults
 
 ITERATIONS = 12
 TOTAL = ITERATIONS * ROWS
@@ -449,7 +449,7 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algo", "env", "said"),
+    ("algo", "env", "said", "networks"),
     [
         (
             jaxrl.PPO(learning_rate=1e-3),  # without one nothing can be initialized
@@ -459,34 +459,49 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
                 "normalize_observation: False",
                 "normalize_reward: False",
                 "epochs: 4",
-                "network.torso: MLP(",
-                "network.shared: False",
             ],
+            ["network: ActorCritic, layers policy 64, 64, 2; value 64, 64, 1; 9,155 parameters"],
         ),
         (
             jaxrl.DQN(learning_rate=1e-3),
             "gymnax:Breakout-MinAtar",
-            ["n_step: 1", "rollout_length: 1", "network.torso: MinAtarCNN("],
+            ["n_step: 1", "rollout_length: 1"],
+            ["network: QNetwork, layers conv 16, 128, 3; 132,179 parameters"],
         ),
         (
             jaxrl.SAC(),
             "gymnax:Pendulum-v1",
-            ["rollout_length: 1", *[f"{n}.torso: MLP(widths=()" for n in ("policy", "critic")]],
+            ["rollout_length: 1"],
+            [
+                "policy: Actor, layers 256, 256, 1 + 1; 67,330 parameters",
+                "critic: Critic, layers 2 x 256, 256, 1; 134,658 parameters",
+            ],
         ),
         (
             jaxrl.IQL(),
             "gymnax:Pendulum-v1",
-            ["rollout_length: 1", *[f"{n}.torso: MLP(" for n in ("policy", "critic", "value")]],
+            ["rollout_length: 1"],
+            [
+                "policy: Actor, layers 256, 256, 1 + 1; 67,330 parameters",
+                "critic: Critic, layers 2 x 256, 256, 1; 134,658 parameters",
+                "value: Critic, layers 256, 256, 1; 67,073 parameters",
+            ],
         ),
-        (jaxrl.PQN(network=QNetwork(MLP((8,)))), "gymnax:CartPole-v1", ["random_persistence: 0.95"]),
+        (
+            jaxrl.PQN(network=QNetwork(MLP((8,)))),
+            "gymnax:CartPole-v1",
+            ["random_persistence: 0.95"],
+            ["network: QNetwork, layers 8, 2; 58 parameters"],
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_defaults_are_resolved_from_the_environment(algo, env, said):
+def test_defaults_are_resolved_from_the_environment(algo, env, said, networks):
     spec = env_spec(envs.prepared(jaxrl.make(env)))
     resolved = algo.resolve(spec, 8)
     lines = resolved_defaults(algo, resolved)
     assert len(lines) == len(said) and all(map(str.startswith, lines, said)), lines
+    assert network_lines(resolved, spec) == networks
     assert resolved.resolve(spec, 8) == resolved and resolved_defaults(resolved, resolved) == []
     one, other = (
         jax.eval_shape(lambda key, a=a: resolve_schedules(a, jnp.float32(0)).init(key, spec), jax.random.key(0))
@@ -566,7 +581,7 @@ def test_a_run_prints_and_keeps_what_was_resolved(tmp_path, capfd):
     settings = {"total_steps": 8, "num_envs": 2, "evaluation_episodes": 2, "run_dir": tmp_path / "run"}
     algo = jaxrl.PPO(rollout_length=4, epochs=1, minibatches=1)
     result = jaxrl.train(algo, "gymnax:CartPole-v1", **settings)
-    assert "network.torso: MLP(" in "".join(capfd.readouterr())
+    assert "network: ActorCritic, layers policy 64, 64, 2; value" in "".join(capfd.readouterr())
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["algorithm"]["network"]["torso"]["type"] == "torso:mlp"
     assert result.algo == algo.resolve(result.spec, 2) == load_run(tmp_path / "run").algo
