@@ -207,8 +207,7 @@ def train(
         assert run_dir is not None  # else there was a problem
         evaluations = {"episodes": evaluation_episodes, "explore": explore_in_evaluation, "step_timeout": step_timeout}
         follow_launched(run_dir, algo, played, **evaluations)
-    notes += resolved_defaults(given_algo, algo) + network_lines(algo, env_spec(env))
-    notes += resolved_defaults(given_topology, topology, "topology.")
+    notes += resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
     others |= {"dataset_fraction": fraction, "async_evaluation": async_evaluation}
@@ -216,6 +215,7 @@ def train(
     others |= {"record": None if record is None else record.every}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, fraction)
+    notes += network_lines(algo, program.layout.spec)
     if fraction < 1.0 and distributed.is_leader():
         _tell_if_nothing_is_learned(algo, total_steps)
     initial, parent = None, None

@@ -465,7 +465,7 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
         (
             jaxrl.DQN(learning_rate=1e-3),
             "gymnax:Breakout-MinAtar",
-            ["n_step: 1", "rollout_length: 1"],
+            ["rollout_length: 1", "n_step: 1"],
             ["network: QNetwork, layers conv 16, 128, 3; 132,179 parameters"],
         ),
         (
@@ -484,7 +484,7 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
             [
                 "policy: Actor, layers 256, 256, 1 + 1; 67,330 parameters",
                 "critic: Critic, layers 2 x 256, 256, 1; 134,658 parameters",
-                "value: Critic, layers 256, 256, 1; 67,073 parameters",
+                "value: Critic, layers 256, 256, 1; 67,329 parameters",
             ],
         ),
         (
