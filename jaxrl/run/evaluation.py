@@ -83,7 +83,7 @@ def episodes_problems(name: str, episodes: int, num_envs: int | None, max_steps:
 
 
 @interruptible
-@checked(episodes={"low": 1}, num_envs={"low": 1}, max_steps={"low": 1}, step_timeout={"above": 0})
+@checked(episodes={"low": 1}, num_envs={"low": 1}, max_steps={"low": 0}, step_timeout={"above": 0})
 def evaluate(
     algo: Algorithm,
     actor: ActorState,

@@ -193,7 +193,7 @@ def test_a_worker_that_is_killed_is_replaced():
         (3, {}, "3 is no function that makes an environment"),
         (dm_probes.none, {}, "its factory gives a NoneType, and no dm_env.Environment"),
         (dm_probes.Counting, {"lenth": 3}, "cannot be made with lenth=3.*lenth"),
-        (dm_probes.Counting, {"workers": -1}, "workers=-1; use 0"),
+        (dm_probes.Counting, {"workers": -1}, "workers=-1 must be at least 0"),
         (dm_probes.Counting, {"restarts": 2}, "restarts=2 needs workers"),
         (lambda seed: dm_probes.Counting(seed), {"workers": 1}, "within a function, where workers cannot import it"),
     ],
