@@ -60,8 +60,12 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
 
 
 def unknown_name(suite: str, name: str, names: Iterable[str]) -> ConfigError:
-    """The error for a name that a suite does not have."""
-    return unknown(f"{suite} environment", name, names, "" if suite == "probe" else "jaxrl.environments() lists all")
+    """Return the error for a name that a suite does not have."""
+    listing = "" if suite == "probe" else "jaxrl.environments() lists all"
+    if suite == "gymnasium":
+        example = name if name.isprintable() and ":" not in name else "Name-v0"
+        listing += f"; one of yours is registered by its module: --import my_envs, or gymnasium:my_envs:{example}"
+    return unknown(f"{suite} environment", name, names, listing)
 
 
 def gymnasium_names() -> Sequence[str]:

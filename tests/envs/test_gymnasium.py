@@ -342,3 +342,8 @@ def test_options_of_a_file_that_the_environment_does_not_know(workers):
     )
     with pytest.raises(EnvironmentFailedError, match=r"(?s)gymnasium:CartPole-v1.*nonsense"):
         recipe.build(1, 0)
+
+
+def test_an_unknown_environment_hints_at_the_module_that_registers_it():
+    with pytest.raises(ConfigError, match="--import my_envs, or gymnasium:my_envs:Pick-v0"):
+        jaxrl.make("gymnasium:Pick-v0")
