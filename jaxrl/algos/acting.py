@@ -105,7 +105,7 @@ def policy_output(
 def initial_noise(algo: NoiseFields, spec: EnvSpec) -> Noise:
     """Return an environment's noise [n] before its first step; () if steps are independent, or actions discrete."""
     correlated = isinstance(spec.action_space, spaces.Box) and (algo.noise_correlation or algo.random_correlation)
-    return jnp.zeros(spec.action_space.shape) if correlated else ()
+    return jnp.zeros(spec.action_space.shape, jnp.float32) if correlated else ()
 
 
 def correlation(algo: NoiseFields, actor: ActorState) -> Number:
@@ -130,7 +130,7 @@ def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.A
     """
     if isinstance(noise, tuple):
         return ()
-    fresh = jax.vmap(lambda k: jax.random.normal(k, noise.shape[1:]))(key)
+    fresh = jax.vmap(lambda k: jax.random.normal(k, noise.shape[1:], jnp.float32))(key)
     return jnp.where(timestep.first[:, None], fresh, correlation * noise + jnp.sqrt(1.0 - correlation**2) * fresh)
 
 
@@ -202,7 +202,7 @@ def add_noise(
       space: the box.
       limit: the largest noise, in the same units; None: no limit.
     """
-    noise = std * jax.vmap(lambda k: jax.random.normal(k, action.shape[1:]))(key)
+    noise = std * jax.vmap(lambda k: jax.random.normal(k, action.shape[1:], jnp.float32))(key)
     if limit is not None:
         noise = jnp.clip(noise, -limit, limit)
     return shifted(action, noise, space)

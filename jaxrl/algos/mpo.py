@@ -130,7 +130,7 @@ class MPO(StochasticActing, ReplayFields, NStepFields, CombinedReplayFields, Sup
         if isinstance(spec.action_space, spaces.Box):
             multipliers["std"] = self.alpha_std
             each = spec.action_space.shape if self.per_dimension else each
-        duals = {name: jnp.full(each, before_softplus(value)) for name, value in multipliers.items()}
+        duals = {name: jnp.full(each, before_softplus(value), jnp.float32) for name, value in multipliers.items()}
         duals["temperature"] = before_softplus(self.temperature)
         return MPOState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),

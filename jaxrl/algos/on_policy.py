@@ -171,7 +171,7 @@ def update_statistics(algo: OnPolicyFields, statistics: Statistics, batch: Rollo
     real = jnp.ones_like(timesteps.first)
     if algo.whole_episodes:
         timesteps = batch.timesteps
-        episode = jnp.cumsum(timesteps.first.astype(jnp.int32), axis=0)
+        episode = jnp.cumsum(timesteps.first.astype(jnp.int32), axis=0, dtype=jnp.int32)
         real = episode == episode[:1]
     merged = statistics
     if algo.normalize_observation:

@@ -54,7 +54,7 @@ def epsilon_greedy(
     Returns:
       int32 [B].
     """
-    draws = jax.vmap(lambda k: jax.random.uniform(k, (2,)))(key)
+    draws = jax.vmap(lambda k: jax.random.uniform(k, (2,), jnp.float32))(key)
     return jnp.where(draws[:, 0] < epsilon, _uniform_action(draws[:, 1], mask, actions), greedy)
 
 
@@ -86,7 +86,7 @@ def persistent_epsilon_greedy(
     Returns:
       The actions, int32 [B], and the same with -1 where they are greedy: the next step's `previous`.
     """
-    draws = jax.vmap(lambda k: jax.random.uniform(k, (3,)))(key)
+    draws = jax.vmap(lambda k: jax.random.uniform(k, (3,), jnp.float32))(key)
     goes_on = ~first & (previous >= 0) & (draws[:, 2] < persistence)
     begins = draws[:, 0] < jnp.where(first, epsilon, epsilon * (1.0 - persistence) / (1.0 - epsilon * persistence))
     same = goes_on
@@ -101,8 +101,9 @@ def _uniform_action(draw, mask, actions):
     """The allowed action [B] that a number in [0, 1) stands for."""
     if mask is None:
         return (draw * actions).astype(jnp.int32)
-    rank = (draw * jnp.sum(mask, axis=-1).astype(jnp.float32)).astype(jnp.int32)
-    return jnp.argmax(jnp.cumsum(mask.astype(jnp.int32), axis=-1) > rank[:, None], axis=-1).astype(jnp.int32)
+    rank = (draw * jnp.sum(mask, axis=-1, dtype=jnp.int32).astype(jnp.float32)).astype(jnp.int32)
+    allowed = jnp.cumsum(mask, axis=-1, dtype=jnp.int32)
+    return jnp.argmax(allowed > rank[:, None], axis=-1).astype(jnp.int32)
 
 
 def initial_carry(network: Network, spec: EnvSpec, env_index: jax.Array, num_envs: int, persistence: float) -> QCarry:

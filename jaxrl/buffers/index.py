@@ -121,13 +121,13 @@ def write(index: Index, source: Replay, start: jax.Array, priority: jax.Array) -
         touched=touched,
         drawable=index.drawable + more,
         largest=jnp.maximum(index.largest, jnp.max(new, axis=1)),
-        refused=index.refused + jnp.sum(refuse.astype(jnp.int32), axis=1),
+        refused=index.refused + jnp.sum(refuse.astype(jnp.int32), axis=1, dtype=jnp.int32),
     )
 
 
 def _held(priority: jax.Array) -> jax.Array:
     """How many of these positions hold an item."""
-    return jnp.sum((priority >= 0.0).astype(jnp.int32))
+    return jnp.sum((priority >= 0.0).astype(jnp.int32), dtype=jnp.int32)
 
 
 def draw(
@@ -198,11 +198,11 @@ def draw_over_all(
     assert priority is not None, "a dense index is drawn from otherwise"
 
     def alike():
-        held = jnp.cumsum((priority >= 0.0).reshape(-1).astype(jnp.int32))
-        before = jnp.sum(jnp.where(jnp.arange(shards) < first, items, 0))
-        rank = uniform.below(bits[0], jnp.sum(items)) - before
+        held = jnp.cumsum((priority >= 0.0).reshape(-1).astype(jnp.int32), dtype=jnp.int32)
+        before = jnp.sum(jnp.where(jnp.arange(shards, dtype=jnp.int32) < first, items, 0), dtype=jnp.int32)
+        rank = uniform.below(bits[0], jnp.sum(items, dtype=jnp.int32)) - before
         found = jnp.minimum(jnp.searchsorted(held, rank, side="right"), held.shape[0] - 1).astype(jnp.int32)
-        some = jnp.sum(items)
+        some = jnp.sum(items, dtype=jnp.int32)
         chance = jnp.full(count, (some > 0).astype(jnp.float32) / jnp.maximum(some, 1).astype(jnp.float32))
         tree, position = found // priority.shape[1], found % priority.shape[1]
         return tree, position, chance, (rank >= 0) & (rank < held[-1])
@@ -248,7 +248,7 @@ def _draw_in_turn(index, source, keys, count, newest):
     # In turn, not mapped: under vmap both branches of the choice would run.
     carried = (index.priority, index.levels, index.touched, index.times_sampled, keys)
     (priority, levels, times), (position, chance) = jax.lax.map(shard, carried)
-    drawable = jnp.sum((priority >= 0.0).astype(jnp.int32), axis=1)
+    drawable = jnp.sum((priority >= 0.0).astype(jnp.int32), axis=1, dtype=jnp.int32)
     index = index.replace(priority=priority, levels=levels, times_sampled=times, drawable=drawable)
     return index, position, chance
 

@@ -328,9 +328,9 @@ class ReplayBuffer:
         if isinstance(self.source.sampler, Uniform):
             figures = {"chance_ratio": self._chance_ratio(state)}
         return figures | {
-            "items": replicas.sum(jnp.sum(idx.drawable)).astype(jnp.float32),
+            "items": replicas.sum(jnp.sum(idx.drawable, dtype=jnp.int32)).astype(jnp.float32),
             **drawn_statistics(idx, info, self.source, replicas),
-            "refused_priorities": replicas.sum(jnp.sum(idx.refused)).astype(jnp.float32),
+            "refused_priorities": replicas.sum(jnp.sum(idx.refused, dtype=jnp.int32)).astype(jnp.float32),
         }
 
     def _chance_ratio(self, state: ReplayState) -> jax.Array:
@@ -412,7 +412,7 @@ class ReplayBuffer:
         sampler = self.source.sampler
         if not isinstance(sampler, Prioritized):
             return jnp.ones_like(chance)
-        items = self.replicas.sum(jnp.sum(idx.drawable)).astype(jnp.float32)
+        items = self.replicas.sum(jnp.sum(idx.drawable, dtype=jnp.int32)).astype(jnp.float32)
         return importance(sampler, items, chance, self.replicas)
 
     def _check(self, rows: Trajectory) -> None:
@@ -537,7 +537,7 @@ def _transitions_begun(rows: Ring, start: jax.Array, count: int) -> jax.Array:
 
 def _per_shard(flags: jax.Array, shards: int) -> jax.Array:
     """How many flags [count, B] hold in each shard, int32 [shards]."""
-    return jnp.sum(index.by_shard(flags.astype(jnp.int32), shards), axis=1)
+    return jnp.sum(index.by_shard(flags.astype(jnp.int32), shards), axis=1, dtype=jnp.int32)
 
 
 # --- batches -------------------------------------------------------------------------------------------------------

@@ -59,14 +59,14 @@ def choose(
     """
     present = priority >= 0.0
     if by_chance(sampler):
-        uniform = jax.random.uniform(key, (len(levels), 1))
+        uniform = jax.random.uniform(key, (len(levels), 1), jnp.float32)
 
         def weighted():
             position = sum_tree.draw(levels, uniform)[0]
             return position, levels[0][position] / sum_tree.total(levels)
 
         def alike():
-            counts = jnp.cumsum(present.astype(jnp.int32))
+            counts = jnp.cumsum(present.astype(jnp.int32), dtype=jnp.int32)
             rank = (uniform[0, 0] * counts[-1].astype(jnp.float32)).astype(jnp.int32)
             position = jnp.argmax(counts > jnp.minimum(rank, counts[-1] - 1)).astype(jnp.int32)
             return position, 1.0 / jnp.maximum(counts[-1].astype(jnp.float32), 1.0)

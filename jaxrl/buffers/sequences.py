@@ -127,7 +127,7 @@ def gather(
     )
     mask = jnp.broadcast_to(valid[None], first.shape)
     if sequence.end != "continue":
-        mask = mask & (jnp.cumsum((first & (offset > 0)).astype(jnp.int32), axis=0) == 0)
+        mask = mask & (jnp.cumsum((first & (offset > 0)).astype(jnp.int32), axis=0, dtype=jnp.int32) == 0)
     # A time step's reward, endings and previous action are of the row before it, unless it begins an episode.
     before = at((rows.reward, rows.terminated, rows.truncated, rows.action), slots - 1)
     reward, terminated, truncated, action = jax.tree.map(lambda x: _where(mask & ~first, x), before)

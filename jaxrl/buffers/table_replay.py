@@ -121,7 +121,7 @@ class TableReplay:
         idx = idx.replace(
             tables=tables.replace(items=()),
             largest=jnp.maximum(idx.largest, jnp.max(fine, axis=1)),
-            refused=idx.refused + jnp.sum(bad.astype(jnp.int32), axis=1),
+            refused=idx.refused + jnp.sum(bad.astype(jnp.int32), axis=1, dtype=jnp.int32),
             inserted=idx.inserted.add(length * rules.num_envs),
         )
         return ReplayState(TableRows(recent, tables.items), idx)
@@ -140,7 +140,7 @@ class TableReplay:
         else:
             count = where[0].shape[0]
             initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), self.rules.initial_carry)
-            drawn = _told(jnp.ones(count))
+            drawn = _told(jnp.ones(count, jnp.float32))
             batch = sequences.gather(recent, *where, drawn, initial, source.sequence, stack).replace(sample_info=None)
         batch = _by_item(batch, lambda axis: lambda x: jnp.moveaxis(x, axis, 0).reshape(*slot.shape, *_rest(x, axis)))
         return Item(batch, jnp.zeros(slot.shape, jnp.uint32), jnp.zeros(slot.shape, jnp.int32)), slot
@@ -151,7 +151,7 @@ class TableReplay:
         shards, count = rules.replicas.shards, source.batch_size // rules.shards
         shard = rules.replicas.first_shard + jnp.arange(shards, dtype=jnp.int32)
         keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(shard)
-        size = rules.replicas.sum(jnp.sum(idx.tables.size)).astype(jnp.float32)
+        size = rules.replicas.sum(jnp.sum(idx.tables.size, dtype=jnp.int32)).astype(jnp.float32)
         draw = jax.vmap(lambda table, key: self._table.sample(table, key, count))
         tables, drawn = draw(idx.tables.replace(items=rows.items), keys)
         drawn, shard = jax.tree.map(
@@ -196,16 +196,16 @@ class TableReplay:
         idx = idx.replace(
             tables=jax.vmap(self._table.update_priorities)(idx.tables, key, priority),
             largest=jnp.maximum(idx.largest, jnp.max(jnp.where(fine & drawn, priority, 0.0), axis=1)),
-            refused=idx.refused + jnp.sum((drawn & ~fine).astype(jnp.int32), axis=1),
+            refused=idx.refused + jnp.sum((drawn & ~fine).astype(jnp.int32), axis=1, dtype=jnp.int32),
         )
         return state.replace(index=idx)
 
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
         """As of `ReplayBuffer`."""
         idx, replicas = state.index, self.rules.replicas
-        counts = {"items": jnp.sum(idx.tables.size), "refused_priorities": jnp.sum(idx.refused)}
+        counts = {"items": idx.tables.size, "refused_priorities": idx.refused}
         return replay.drawn_statistics(idx, info, self.source, replicas) | {
-            name: replicas.sum(count).astype(jnp.float32) for name, count in counts.items()
+            name: replicas.sum(jnp.sum(x, dtype=jnp.int32)).astype(jnp.float32) for name, x in counts.items()
         }
 
 

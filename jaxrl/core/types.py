@@ -124,7 +124,7 @@ class Rollout(struct.PyTreeNode):
         # A first time step where the one before was not the last: the environment broke, and was built again.
         weight = ~now.last & ~following.first
         if self.whole_episodes:
-            weight = jnp.cumsum((~weight).astype(jnp.int32), axis=0) == 0
+            weight = jnp.cumsum((~weight).astype(jnp.int32), axis=0, dtype=jnp.int32) == 0
         return Trajectory(
             observation=now.observation,
             action=self.action,
@@ -461,7 +461,7 @@ class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     @property
     def importance(self) -> jax.Array:
         """Weights [batch] for having been drawn with unequal chances; 1 where nothing was told of the draws."""
-        return jnp.ones(self.weight.shape) if self.sample_info is None else self.sample_info.importance
+        return jnp.ones(self.weight.shape, jnp.float32) if self.sample_info is None else self.sample_info.importance
 
 
 class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
@@ -481,7 +481,7 @@ class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     @property
     def importance(self) -> jax.Array:
         """As of `TransitionBatch`."""
-        return jnp.ones(self.mask.shape[1:]) if self.sample_info is None else self.sample_info.importance
+        return jnp.ones(self.mask.shape[1:], jnp.float32) if self.sample_info is None else self.sample_info.importance
 
 
 # --- algorithms --------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class NoisyDense(nnx.Module):
         if key is None:
             return outputs
         sizes = self.kernel_scale[...].shape
-        draws = jax.vmap(lambda k: jax.random.normal(k, (sum(sizes),)))(key)
+        draws = jax.vmap(lambda k: jax.random.normal(k, (sum(sizes),), jnp.float32))(key)
         noise = jnp.sign(draws) * jnp.sqrt(jnp.abs(draws))
         inwards, outwards = noise[None, :, : sizes[0]], noise[None, :, sizes[0] :]
         return outputs + (jnp.matmul(x * inwards, self.kernel_scale[...]) + self.bias_scale[...][None, None]) * outwards

@@ -193,7 +193,7 @@ def unroll(
 
     shown = acting.timestep.replace(previous_action=None)
     carried = acting.env_state, shown, acting.timestep.previous_action, acting.carry, room
-    carried, (action, extras) = jax.lax.scan(step, carried, (jnp.arange(length), *keys))
+    carried, (action, extras) = jax.lax.scan(step, carried, (jnp.arange(length, dtype=jnp.int32), *keys))
     env_state, shown, previous_action, carry, timesteps = carried
     final = with_previous_action(shown, previous_action)
     rollout = Rollout(

@@ -83,7 +83,8 @@ class HostLearning:
         if self.processes == 1:
             return [jax.device_put(whole, layout.on_mesh(specs))]
         # Each process counted the episodes of its own environments: they are summed where they are used.
-        apart = jax.tree.map(lambda x: jnp.zeros(layout.devices // self.processes).at[0].set(x), whole.episodes)
+        nothing = jnp.zeros(layout.devices // self.processes, jnp.float32)
+        apart = jax.tree.map(lambda x: nothing.at[0].set(x), whole.episodes)
         specs = specs.replace(episodes=PartitionSpec("data"))
         return [meshes.from_processes(whole.replace(episodes=apart), layout.mesh, specs)]
 

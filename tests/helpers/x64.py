@@ -1,0 +1,104 @@
+"""Traces training where JAX computes with 64 bits; run as a program, with the names of cases, in a process of its own.
+
+Nothing is compiled: a state that comes back with another type than it had is found while tracing.
+"""
+
+import dataclasses
+import os
+import sys
+
+os.environ["JAX_ENABLE_X64"] = "1"
+
+import jax
+import numpy as np
+
+import jaxrl
+from helpers.made import made
+from jaxrl.core import sources
+from jaxrl.core.keys import root_key
+from jaxrl.core.schedules import resolve_schedules
+from jaxrl.core.types import env_spec
+from jaxrl.data import views
+from jaxrl.networks import GRU, MLP, Actor, ActorCritic, CategoricalValues, Critic, QNetwork, QuantileValues
+from jaxrl.parallel.experience import learns_from_dataset
+from jaxrl.parallel.replicas import SingleReplica
+
+DISCRETE, CONTINUOUS = "gymnax:CartPole-v1", "gymnax:Pendulum-v1"
+SMALL = {"min_size": 8, "batch_size": 8, "capacity": 64}
+SEQUENCES = {"min_size": 32, "batch_size": 4, "capacity": 512, "sequence_length": 6, "burn_in": 2, "rollout_length": 4}
+TORSO = MLP((8,))
+
+
+def _by_default():
+    """Every registered algorithm at its defaults but for sizes, in each environment that it takes."""
+    for name, kind in jaxrl.ALGORITHMS.items():
+        fields = {field.name for field in dataclasses.fields(kind)}
+        settings = SEQUENCES if name == "r2d2" else SMALL
+        algo = kind(**{key: value for key, value in settings.items() if key in fields})
+        for word, env in (("discrete", DISCRETE), ("continuous", CONTINUOUS)):
+            if not algo.resolve(spec := env_spec(jaxrl.make(env)), 8).validate(spec, 8, 1):
+                yield f"{name} {word}", algo, env
+
+
+def _kinds_of_replay():
+    lifo = {"sampler": sources.Lifo(), "remover": sources.Lifo(), "max_times_sampled": 2}
+    recurrent = QNetwork(torso=TORSO, core=GRU(8))
+    yield "prioritized", jaxrl.DQN(**SMALL, prioritized=True), DISCRETE
+    yield "first in first out", jaxrl.DQN(**SMALL, sampler=sources.Fifo()), DISCRETE
+    yield "table", jaxrl.DQN(**SMALL, storage="table", **lifo), DISCRETE
+    yield "table by priority", jaxrl.DQN(**SMALL, storage="table", prioritized=True), DISCRETE
+    yield "heap", jaxrl.DQN(**SMALL, storage="table", sampler=sources.MinHeap()), DISCRETE
+    yield "flashbax", jaxrl.DQN(**SMALL, storage="flashbax", n_step=1), DISCRETE
+    yield "frames", jaxrl.DQN(**SMALL), "gymnax:Breakout-MinAtar"
+    yield "table of sequences", jaxrl.R2D2(network=recurrent, storage="table", **SEQUENCES), DISCRETE
+    yield "sequences", jaxrl.SAC(**SEQUENCES, policy=Actor(core=GRU(8)), critic=Critic(core=GRU(8))), CONTINUOUS
+    yield "newest", jaxrl.SAC(**SMALL, newest=2), CONTINUOUS
+    yield "priorities of a categorical head", jaxrl.D4PG(**SMALL, prioritized=True), CONTINUOUS
+
+
+def _other_state():
+    noisy = QNetwork(torso=TORSO, head=CategoricalValues(noisy=True))
+    yield "noise", jaxrl.SAC(**SMALL, normalize_observation=True, noise_correlation=0.5), CONTINUOUS
+    yield "noisy layers", jaxrl.DQN(**SMALL, network=noisy), DISCRETE
+    yield "quantiles", jaxrl.DQN(**SMALL, network=QNetwork(torso=TORSO, head=QuantileValues())), DISCRETE
+    yield "random actions that go on", jaxrl.DQN(**SMALL, random_persistence=0.5), DISCRETE
+    yield "batch normalization", jaxrl.SAC(**SMALL, critic=Critic(normalization="batch")), CONTINUOUS
+    yield "statistics", jaxrl.PPO(normalize_observation=True, normalize_reward=True), CONTINUOUS
+    yield "whole episodes", jaxrl.PPO(whole_episodes=True), DISCRETE
+    yield "a recurrent policy", jaxrl.PPO(network=ActorCritic(torso=TORSO, core=GRU(8))), DISCRETE
+    yield "brax", jaxrl.SAC(**SMALL), "brax:fast"
+
+
+def trace(algo, env):
+    """Trace a training; of an algorithm that only learns from datasets an update.
+
+    Raises:
+      TypeError: a state comes back with another type than it had.
+    """
+    if not learns_from_dataset(algo):
+        return jax.eval_shape(jaxrl.make_train(algo, env, total_steps=64), jax.random.key(0))
+    spec = env_spec(jaxrl.make(env))
+    algo = resolve_schedules(algo.resolve(spec, 1), np.float32(0.0))
+    key = root_key(0)
+    act = np.zeros((9, *spec.action_space.shape), spec.action_space.dtype)
+    see = np.zeros((9, *spec.observation_space.shape), spec.observation_space.dtype)
+    batch = views.transitions(dataclasses.replace(made(8, "truncated"), observation=see, action=act, extras={}))
+
+    def update(state):
+        batches = dict.fromkeys(algo.experience, batch)
+        return algo.update(state, batches, spec=spec, key=key, replicas=SingleReplica())[0]
+
+    state = jax.eval_shape(lambda: algo.init(key, spec))
+    after = jax.eval_shape(update, state)
+    for (path, one), other in zip(jax.tree.leaves_with_path(state), jax.tree.leaves(after), strict=True):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise TypeError(f"{jax.tree_util.keystr(path)} is {one}, and {other} after an update")
+    return after
+
+
+if __name__ == "__main__":
+    for group in (_by_default, _kinds_of_replay, _other_state):
+        for case, algo, env in group():
+            if len(sys.argv) == 1 or case in sys.argv[1:]:
+                trace(algo, env)
+                print(case, flush=True)

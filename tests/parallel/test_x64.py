@@ -1,0 +1,34 @@
+"""Training where JAX computes with 64 bits, `JAX_ENABLE_X64=1`: in processes of their own, and mostly traced only."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxrl
+
+TESTS = Path(__file__).parents[1]
+
+
+def traced(*cases):
+    """The cases of `helpers/x64.py` that a process with 64 bits traces: of those named, or all."""
+    environment = {**os.environ, "PYTHONPATH": os.fspath(TESTS), "JAX_NUM_CPU_DEVICES": "1"}
+    command = [sys.executable, os.fspath(TESTS / "helpers" / "x64.py"), *cases]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+def test_a_replay_and_noise_are_traced_with_64_bits():
+    """One of each kind of family: of values, with noise, on rollouts, from a dataset."""
+    cases = ["dqn discrete", "td3 continuous", "ppo continuous", "bc discrete"]
+    assert sorted(traced(*cases)) == sorted(cases)
+
+
+@pytest.mark.long
+def test_every_algorithm_and_every_kind_of_replay_are_traced_with_64_bits():
+    found = traced()
+    assert {case.split()[0] for case in found} >= set(jaxrl.ALGORITHMS)
+    assert {"prioritized", "table", "heap", "flashbax", "sequences", "frames", "table of sequences"} <= set(found)
