@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -63,6 +64,16 @@ def test_what_is_no_number_stays_as_it_is(value):
 @checked(count={"low": 1})
 def _counts(count: int, other: int | None = None, share: float = 0.5, name: str = "", fine: bool = True):
     return count, other
+
+
+@checked()
+def _takes_anything(run: Any, count: int = 1):
+    return run, count
+
+
+@pytest.mark.parametrize("run", ["a path", None, 3, object()])
+def test_what_is_annotated_with_any_may_be_anything(run):
+    assert _takes_anything(run, 2.0) == (run, 2)
 
 
 def test_all_problems_are_raised_at_once():
