@@ -19,6 +19,7 @@ _COMPILES = (
 # The groups of the flags of these commands in the help; those that are in none are of "run".
 _TITLES = {
     "evaluation and files": (
+        "log_every",
         "evaluate_every",
         "evaluation_episodes",
         "explore_in_evaluation",

@@ -15,6 +15,7 @@ LEAST = {
     "total_steps": 1,
     "num_envs": 1,
     "evaluation_episodes": 1,
+    "log_every": 1,
     "evaluate_every": 0,
     "checkpoint_every": 0,
     "callback_every": 1,

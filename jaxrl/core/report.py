@@ -1,6 +1,6 @@
 """What iterations tell: sums that can be added over iterations, chunks and devices, and whether all was finite."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -137,6 +137,31 @@ class Report(struct.PyTreeNode):
             episodes |= {f"actors/{name}": value for name, value in self.actors.items()}
             episodes["actors/lost_transitions"] = self.episodes.lost
         return episodes | {f"update/{name}": value / self.iterations for name, value in self.updates.items()}
+
+
+def joined(parts: Sequence[tuple[Report, int]]) -> Report:
+    """Return the reports of chunks in a row, none of which failed, as that of one chunk; numpy in, numpy out.
+
+    Args:
+      parts: each report, its leaves on the host, and how many iterations it is of.
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    reports, lengths = zip(*parts, strict=True)
+    whole = jax.tree.map(lambda *xs: np.sum(np.asarray(xs), axis=0), *(one.replace(finite={}) for one in reports))
+    actors = {name: np.average([one.actors[name] for one in reports], weights=lengths) for name in whole.actors}
+    episodes = _joined_episodes([one.episodes for one in reports])
+    return whole.replace(episodes=episodes, finite=reports[-1].finite, failed_at=reports[-1].failed_at, actors=actors)
+
+
+def _joined_episodes(parts):
+    """As `EpisodeSums.merged`, of parts on the host."""
+    whole = jax.tree.map(lambda *xs: np.sum(np.asarray(xs), axis=0), *parts)
+    means = [one.returns / np.maximum(one.count, 1.0) for one in parts]
+    mean = whole.returns / np.maximum(whole.count, 1.0)
+    between = sum(one.count * np.square(its - mean) for one, its in zip(parts, means, strict=True))
+    lives = None if whole.lives is None else _joined_episodes([one.lives for one in parts])
+    return whole.replace(squares=whole.squares + between, lives=lives)
 
 
 def lasting(state: RunState) -> dict[str, PyTree]:

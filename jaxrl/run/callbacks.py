@@ -30,8 +30,8 @@ class Moment:
     Attributes:
       step: environment steps so far, over all environments; updates where nothing acts.
       total_steps: of the whole run.
-      metrics: the newest value of every metric. Those of training are means since the last row that was logged, about
-        a second, so they depend on the speed of the machine; those of evaluations do not.
+      metrics: the newest value of every metric. Those of training are means since the last row that was logged: in
+        a run of few iterations and without `log_every` about a second, which depends on the speed of the machine.
       score: the mean return of the evaluation that counts at this step: the one made here, or, with
         `async_evaluation`, the one before. None where there is none.
       state: the whole state of the run; its arrays may be read now and not kept.

@@ -43,6 +43,7 @@ from jaxrl.run.policy import Policy
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
 from jaxrl.run.result import Result, metrics_files, policy_at, write_result
+from jaxrl.run.rows import TrainingRows, row_period
 from jaxrl.run.signals import Signals
 from jaxrl.run.timing import Completions, Laps
 from jaxrl.run.videos import Videos
@@ -103,6 +104,7 @@ class Loop:
         callbacks: Callbacks,
         callback_every: int | None,
         evaluate_every: int,
+        log_every: int | None,
         checkpoint_every: int,
         save_replay: bool,
         dataset: Rings | None = None,
@@ -119,11 +121,14 @@ class Loop:
         self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
         self.evaluator = Evaluator(self._play, self._evaluated, in_thread=async_evaluation)
         self.rows = program.steps_per_iteration(algo)
-        self.samples_per_update = program.layout.samples_per_update(algo)
         self.iterations = -(-total_steps // self.rows)
         self.total_steps_per_env = self.iterations * self.rows // program.layout.num_envs
         self.evaluate_each = self._iterations(evaluate_every)
         self.save_each = self._iterations(checkpoint_every)
+        self.log_each = row_period(
+            self.iterations, self.evaluate_each, None if log_every is None else self._iterations(log_every)
+        )
+        self.training_rows = TrainingRows(self.rows, program.layout.samples_per_update(algo))
         self.callbacks = callbacks
         self.callback_each = None if callback_every is None or not callbacks else self._iterations(callback_every)
         self.videos = videos
@@ -273,6 +278,8 @@ class Loop:
         while done < self.iterations:
             border = self._next_border(done)
             length = min(self._chunk_length(length), border - done)
+            if self.log_each is not None:
+                length = min(length, self.log_each - done % self.log_each)
             before = state.replace(buffers={})
             state, report, fetch = self._dispatch(state, length)
             if self.pace.iterations is None:  # else nothing of the run is for keeps
@@ -281,11 +288,11 @@ class Loop:
             chunk = _Chunk(before, state.replace(buffers={}), report, done, length, ended, fetch)
             done += length
             if pending is not None:
-                self._read(pending)
+                self._read(pending, last=False)
             pending = chunk
             self.seconds_per_iteration = signals.agree(with_leader=self.seconds_per_iteration)
             if done == border or signals.agreed is not None:
-                self._read(pending)
+                self._read(pending, last=True)
                 pending = None
                 self.state, self.done = state, done
                 self._at_border(state, done)
@@ -314,8 +321,12 @@ class Loop:
         most = last * 8 if self.recorder is None else min(last * 8, self.recorder.recorded.iterations)
         return max(1, min(wanted, most))
 
-    def _read(self, chunk):
-        """Waits for a chunk and writes down what happened in it.
+    def _read(self, chunk, *, last):
+        """Wait for a chunk, and write down what happened since the last row if one is due.
+
+        Args:
+          chunk: the oldest that was not read.
+          last: none is under way after it, so that a row is due.
 
         Raises:
           _Stop: something was not finite; the state before the chunk is the last good one.
@@ -332,7 +343,8 @@ class Loop:
             self.timed_seconds += seconds
         else:
             self.untimed_iterations = chunk.length
-        step = (chunk.first + chunk.length) * self.rows
+        done = chunk.first + chunk.length
+        step = done * self.rows
         if int(report.failed_at) >= 0:
             # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
             self.state = self.program.emptied(self.algo_there, self.env_there, chunk.before, self.dataset)
@@ -342,16 +354,14 @@ class Loop:
         if chunk.fetch is not None and self.recorder is not None:
             self.recorder.add(chunk.fetch)
         self._check_directory(chunk)
-        row = {"step": step, "seconds": self.earlier_seconds + ended - self.laps.began}
-        with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
-            row |= {name: float(value) for name, value in report.metrics().items() if np.isfinite(value)}
-        if compiled:
-            row["steps_per_second"] = chunk.length * self.rows / max(seconds, 1e-9)
-            if self.samples_per_update:
-                row["inserts_per_second"] = row["steps_per_second"]
-                row["samples_per_second"] = row["train/updates"] * self.samples_per_update / max(seconds, 1e-9)
+        self.training_rows.add(report, chunk.length, seconds if compiled else None)
+        if not (last or self.log_each is None or done % self.log_each == 0):
+            if self.display is not None:
+                self.display.update(step, self.training_rows.speed())
+            return
+        row = {"step": step, "seconds": self.earlier_seconds + ended - self.laps.began} | self.training_rows.row()
         self._write(row)
-        if 2 * (chunk.first + chunk.length) >= self.iterations:  # before, metrics are of what has not learned yet
+        if 2 * done >= self.iterations:  # before, metrics are of what has not learned yet
             self._advise(row)
 
     def _mean_seconds(self):

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from jaxrl.core import interrupts
 
+_LEAST_INTERVAL = 0.1  # seconds between two drawings: each takes some thousandths
 RETURN_METRICS = ("train/return_mean", "evaluation/return_mean")  # the first that was seen is shown
 
 
@@ -143,6 +144,11 @@ class ProgressBar:
                 self._gone = True
 
     def _show(self, last: bool) -> None:
+        is_live = self._bar is not None or self._notebook is not None
+        if is_live and not last and self._clock() - self._shown_at < _LEAST_INTERVAL:
+            return
+        if is_live:
+            self._shown_at = self._clock()
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self.step, description=self._line())
             self._bar.refresh()

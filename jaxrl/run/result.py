@@ -47,7 +47,8 @@ class Result:
 
     Attributes:
       state: the whole state of the run after the last good chunk.
-      metrics: one row a chunk: "step", "train/...", "update/...", and "evaluation/..." where there was one.
+      metrics: a row every `log_every` steps, and where the run is evaluated or saved: "step", "train/...",
+        "update/...", and "evaluation/..." where there was one.
       evaluation: the last evaluation, or None if the run was stopped before any.
       stopped: "finished", "interrupted", "target_return", "non_finite", "unsaved" (checkpoints could not be written, or
         the run directory is gone), or the reason that another callback gave.

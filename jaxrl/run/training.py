@@ -80,6 +80,7 @@ def train(
     num_envs: int | None = None,
     run_dir: str | Path | None = None,
     overwrite: bool = False,
+    log_every: int | None = None,
     evaluate_every: int | None = None,
     evaluation_episodes: int | None = None,
     eval_env: Environment | HostRecipe | str | None = None,
@@ -123,6 +124,9 @@ def train(
         transitions (DQN, SAC), else 8.
       run_dir: where configuration, metrics, checkpoints and the result are written; None: nowhere.
       overwrite: delete the run that `run_dir` holds, and start again.
+      log_every: environment steps between rows of training metrics, in whole iterations; None: about a hundredth of the
+        run, or about a second where it has fewer than a hundred iterations. Rows are also written where the run is
+        evaluated, saved or calls back.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
       evaluation_episodes: complete episodes per evaluation; None: 128, or 10 where the environment is on the host.
       eval_env: another environment to evaluate in, or its name.
@@ -157,6 +161,7 @@ def train(
     problems = field_problems(algo) + training_problems(
         total_steps=total_steps,
         evaluation_episodes=evaluation_episodes,
+        log_every=log_every,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         callback_every=callback_every,
@@ -211,7 +216,7 @@ def train(
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
     others |= {"dataset_fraction": fraction, "async_evaluation": async_evaluation}
-    others |= {"video_every": video_every}
+    others |= {"video_every": video_every, "log_every": log_every}
     others |= {"record": None if record is None else record.every}
     distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
     program = topology.bind(algo, env, fraction)
@@ -259,6 +264,7 @@ def train(
         seed=seed,
         callbacks=Callbacks([*stops, *as_callbacks(callbacks)]),
         callback_every=callback_every,
+        log_every=log_every,
         evaluate_every=total_steps // 10 if evaluate_every is None else evaluate_every,
         checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
         save_replay=save_replay,

@@ -1,0 +1,64 @@
+"""Rows of training metrics: which steps they are of, and what they say of the chunks since the row before."""
+
+import numpy as np
+
+from jaxrl.core.report import Report, joined
+
+_ROWS = 100  # of a run, about
+_FEWEST, _MOST = 50, 200
+
+
+def row_period(iterations: int, evaluation_period: int, every: int | None) -> int | None:
+    """Return after how many iterations a row is due, whatever the machine; None: whenever a chunk has ended.
+
+    Args:
+      iterations: of the run.
+      evaluation_period: iterations between evaluations, where rows are written too.
+      every: iterations between rows, if the run says so; None: about a hundredth of the run, and if possible a whole
+        part of an evaluation period, so that rows are evenly spaced. A run of fewer iterations has no hundredths.
+    """
+    if every is not None or iterations < _ROWS:
+        return every
+    wanted = max(iterations // _ROWS, 1)
+    near = [n for n in range(-(-iterations // _MOST), iterations // _FEWEST + 1) if evaluation_period % n == 0]
+    return min(near, key=lambda n: max(n / wanted, wanted / n), default=wanted)
+
+
+class TrainingRows:
+    """Joins the reports of chunks into rows.
+
+    Args:
+      steps_per_iteration: environment steps.
+      samples_per_update: transitions that an update draws from the replay; 0 where there is none.
+    """
+
+    def __init__(self, steps_per_iteration: int, samples_per_update: int):
+        self._steps, self._samples = steps_per_iteration, samples_per_update
+        self._begin()
+
+    def _begin(self):
+        self._parts: list[tuple[Report, int]] = []
+        self._timed, self._seconds = 0, 0.0
+
+    def add(self, report: Report, iterations: int, seconds: float | None) -> None:
+        """Take the report of a chunk, as numpy, and its time; None: it compiled, and is not timed."""
+        self._parts.append((report, iterations))
+        if seconds is not None:
+            self._timed += iterations
+            self._seconds += seconds
+
+    def speed(self) -> dict[str, float]:
+        """Return the environment steps per second since the row before, by its name in rows; {} if not known."""
+        return {"steps_per_second": self._timed * self._steps / max(self._seconds, 1e-9)} if self._timed else {}
+
+    def row(self) -> dict[str, float]:
+        """Return the metrics since the row before, without those of which there is no value, and begin the next."""
+        with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
+            metrics = joined(self._parts).metrics()
+            row = {name: float(value) for name, value in metrics.items() if np.isfinite(value)} | self.speed()
+        if self._timed and self._samples:
+            updates = row["train/updates"] * self._timed / sum(iterations for _, iterations in self._parts)
+            row["inserts_per_second"] = row["steps_per_second"]
+            row["samples_per_second"] = updates * self._samples / max(self._seconds, 1e-9)
+        self._begin()
+        return row

@@ -1,0 +1,129 @@
+"""Rows of training metrics: at the same steps on every machine, whatever its chunks, and after a kill."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.programs import DQN, ENV, PPO, ROWS, anakin, assert_equal
+from helpers.tiers import one_quick
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxrl
+from jaxrl.core.report import EpisodeSums, Report, joined
+from jaxrl.run import loop
+from jaxrl.run.callbacks import FunctionCallback
+from jaxrl.run.rows import TrainingRows, row_period
+
+TIMED = ("seconds", "steps_per_second", "inserts_per_second", "samples_per_second")
+
+
+def train(run_dir=None, *, algo=PPO, total=12, **settings):
+    settings = {"evaluate_every": 5 * ROWS, "checkpoint_every": 3 * ROWS, "evaluation_episodes": 2} | settings
+    return jaxrl.train(
+        algo, ENV, total_steps=total * ROWS, topology=anakin(), run_dir=run_dir, progress=False, **settings
+    )
+
+
+def rows(result):
+    return [row for row in result.metrics if "train/updates" in row]
+
+
+def steps(result):
+    return [row["step"] // ROWS for row in rows(result)]
+
+
+def assert_same_rows(one, other):
+    """Sums over several chunks are rounded otherwise than within one."""
+    assert steps(one) == steps(other)
+    for row, same in zip(rows(one), rows(other), strict=True):
+        values, others = ({k: v for k, v in r.items() if k not in TIMED} for r in (row, same))
+        assert values.keys() == others.keys()
+        np.testing.assert_allclose(list(values.values()), list(others.values()), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("algo", one_quick([PPO, DQN]), ids=["ppo", "dqn"])
+def test_rows_do_not_depend_on_the_chunks_nor_on_a_kill(algo, monkeypatch, tmp_path):
+    found = []
+    for seconds in (0.0, 1e6):
+        monkeypatch.setattr(loop, "_CHUNK_SECONDS", seconds)
+        found.append(train(algo=algo, log_every=4 * ROWS))
+    assert steps(found[0]) == [3, 4, 5, 6, 8, 9, 10, 12], "every fourth, and where it is evaluated or saved"
+    assert_same_rows(*found)
+    assert_equal(found[0].state, found[1].state)
+
+    def killed(moment):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", algo=algo, log_every=4 * ROWS, callbacks=[FunctionCallback(killed)])
+    assert_same_rows(train(tmp_path / "run", algo=algo, log_every=4 * ROWS), found[1])
+
+
+def test_a_run_of_a_hundred_iterations_has_a_hundred_even_rows(monkeypatch):
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
+    result = train(total=120, evaluate_every=30 * ROWS, checkpoint_every=0)
+    assert steps(result) == list(range(1, 121))
+    assert steps(train(total=120, evaluate_every=0, checkpoint_every=0, log_every=50 * ROWS)) == [50, 100, 120]
+
+
+@given(st.integers(100, 10**7), st.integers(1, 30))
+def test_rows_are_between_fifty_and_two_hundred_and_even_between_evaluations(iterations, evaluations):
+    evaluate = max(iterations // evaluations, 1)
+    period = row_period(iterations, evaluate, None)
+    assert 50 <= -(-iterations // period) <= 200
+    near = range(-(-iterations // 200), iterations // 50 + 1)
+    assert evaluate % period == 0 or all(evaluate % other for other in near)
+
+
+def test_a_short_run_has_a_row_a_chunk_unless_it_says():
+    assert row_period(99, 10, None) is None and row_period(99, 10, 7) == 7
+
+
+def report(rng, lives=True):
+    """What a chunk may have reported; numpy."""
+
+    def episodes(inner):
+        returns = rng.normal(3.0, 2.0, int(rng.integers(0, 5)))
+        squares = np.sum(np.square(returns - returns.mean())) if returns.size else 0.0
+        numbers = (returns.size, returns.sum(), squares, 10.0 * returns.size, 64.0, rng.integers(3))
+        return EpisodeSums(*map(np.float32, numbers), lives=inner, info={"x": np.float32(rng.normal())})
+
+    made = np.float32(rng.integers(0, 4))
+    return Report(
+        episodes=episodes(episodes(None) if lives else None),
+        updates={"loss": np.float32(rng.normal())},
+        iterations=np.float32(made > 0),
+        made=made,
+        finite={"loss": np.bool_(True)},
+        failed_at=np.int32(-1),
+        actors={"policy_lag": float(rng.integers(3))},
+    )
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.booleans())
+def test_joined_reports_are_the_sum_that_one_program_makes(seed, number, lives):
+    rng = np.random.default_rng(seed)
+    parts = [(report(rng, lives), int(rng.integers(1, 4))) for _ in range(number)]
+    told = joined(parts)
+    expected = jax.tree.map(jnp.asarray, parts[0][0])
+    for one, _ in parts[1:]:
+        expected = expected.add(jax.tree.map(jnp.asarray, one), jnp.int32(0))
+    lag = sum(one.actors["policy_lag"] * length for one, length in parts) / sum(length for _, length in parts)
+    assert told.actors["policy_lag"] == pytest.approx(lag)
+    assert_equal(told.replace(actors={}), jax.device_get(expected).replace(actors={}), 1e-4)
+    assert all(isinstance(leaf, np.ndarray | np.generic | float) for leaf in jax.tree.leaves(told))
+
+
+def test_a_row_is_timed_without_the_chunk_that_compiled():
+    rng = np.random.default_rng(0)
+    training = TrainingRows(10, 32)
+    training.add(report(rng), 1, None)
+    assert training.speed() == {}
+    training.add(report(rng), 4, 2.0)
+    assert training.speed() == {"steps_per_second": 20.0}
+    row = training.row()
+    assert row["steps_per_second"] == row["inserts_per_second"] == 20.0
+    assert row["samples_per_second"] == pytest.approx(row["train/updates"] * 4 / 5 * 32 / 2.0)
+    training.add(report(rng), 1, None)
+    assert "steps_per_second" not in training.row(), "each row begins anew"
