@@ -9,7 +9,7 @@ import functools
 import inspect
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from flax import struct
 
 from jaxrl.core import registry, settings, spaces
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.limits import count_problems
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
@@ -48,6 +49,15 @@ BROKEN: dict[tuple[str, str], str] = {
     ("swimmer", "spring"): "brax has no swimmer of this backend",
     ("swimmer", "positional"): "brax has no swimmer of this backend",
     ("swimmer", "mjx"): "brax has no swimmer of this backend",
+}
+
+
+# Parts of brax's `System` that MuJoCo's options say a second time, by the part that brax's own backends read.
+_SAID_TWICE = {"gravity": "opt.gravity", "viscosity": "opt.viscosity", "density": "opt.density"}
+
+# Arguments of constructors that change nothing, and why; `tests/envs/test_brax.py` shows that there are no others.
+UNUSED: dict[str, dict[str, str]] = {
+    "ant": dict.fromkeys(("contact_cost_weight", "contact_force_range"), "brax computes no contact forces"),
 }
 
 
@@ -91,7 +101,11 @@ class BraxEnvironment(struct.PyTreeNode):
     ) -> "BraxEnvironment":
         """The environment of these `parameters`; its spaces follow from them."""
         del observation_space, action_space
-        return make(name, **parameters)
+        return _made(name, **parameters)
+
+    def adjusted(self, changed: Collection[str]) -> tuple["BraxEnvironment", list[str]]:
+        limit = _limit_problems(self.episode_length) if "episode_length" in changed else []
+        return self, [*limit, *_system_problems(self.key, [path for path in changed if path in self.system])]
 
     @property
     def resets(self) -> bool:
@@ -122,10 +136,7 @@ class BraxEnvironment(struct.PyTreeNode):
 
     def _brax(self) -> Any:
         env = _blueprint(self.key).env
-        if self.system:
-            env = copy.copy(env)
-            env.sys = env.sys.tree_replace(self.system)
-        return env
+        return _with_system(env, self.system) if self.system else env
 
 
 registry.add("suite", brax=BraxEnvironment)
@@ -155,7 +166,26 @@ def make(
       parameters: arguments of its constructor, such as `backend` (one of `BACKENDS`); static.
 
     Raises:
-      ConfigError: unknown name, unknown or unfit parameters, or a backend that brax cannot run it with.
+      ConfigError: unknown name, unknown or unfit parameters, parameters that change nothing, or a backend that brax
+        cannot run it with.
+    """
+    env = _made(name, episode_length=episode_length, system=system, **parameters)
+    defaults, unused = inspect.signature(_module()._envs[name]).parameters, UNUSED.get(name, {})
+    problems = [
+        f"{k}={value!r:.80} of brax:{name} changes nothing: {unused[k]}; leave it out"
+        for k, value in parameters.items()
+        if k in unused and value != defaults[k].default
+    ]
+    if problems := problems + _system_problems(env.key, env.system):
+        raise ConfigError(problems)
+    return env
+
+
+def _made(name, *, episode_length=1000, system=None, **parameters):
+    """The environment with these parameters, even those that change nothing; files may hold them.
+
+    Raises:
+      ConfigError: as `make`, but for parameters that change nothing.
     """
     if name not in _NAMES:
         raise unknown_name("brax", name, names())
@@ -171,11 +201,22 @@ def make(
     with suite.refusing(f"brax:{name}", parameters):
         key = suite.key_of(name, parameters)
         blueprint = _blueprint(key)
-    leaves = {}
+    leaves, problems = {}, _limit_problems(episode_length)
+    if not isinstance(system, Mapping | None):
+        raise ConfigError(
+            f"system={system!r:.80} of brax:{name} must be a dictionary, such as {{'opt.gravity': [0, 0, -3.7]}}"
+        )
+    if system and not hasattr(blueprint.env, "sys"):
+        raise ConfigError(f"brax:{name} has no physical system; leave system={system!r:.80} out")
+    problems += [
+        f"system of brax:{name} has {part!r} and {said!r}, which are one; leave out one of them"
+        for part, said in _SAID_TWICE.items()
+        if system and part in system and said in system
+    ]
     for path, value in (system or {}).items():
         try:
             leaves[path] = _replacement(blueprint.env, path, value)
-        except (AttributeError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             problems.append(f"system[{path!r}] of brax:{name}: {error}")
     if problems:
         raise ConfigError(problems)
@@ -228,10 +269,53 @@ def _arguments(name: str) -> tuple[str, ...]:
     return (*(k for k, p in arguments.items() if p.kind is not p.VAR_KEYWORD), *passed_on)
 
 
-def _replacement(env: Any, path: str, value: Any) -> jax.Array:
-    now = env.sys
+def _limit_problems(episode_length):
+    """Why a time limit is none; arrays, which may be mapped over, are taken as they are."""
+    if isinstance(episode_length, jax.Array | np.ndarray):
+        return []
+    return count_problems(episode_length=("None" if episode_length is None else episode_length, 1))
+
+
+def _system_problems(key, paths):
+    """Why parts of the physical system cannot be parameters, one line each."""
+    name, backend = key[0], dict(key[1]).get("backend", "generalized")
+    problems = []
+    for path in paths:
+        if (reason := _useless(key, path)) is not None:
+            names = "MuJoCo's parts (body_mass)" if backend == "mjx" else "brax's own parts (link.inertia.mass)"
+            problems.append(f"system[{path!r}] of brax:{name} with backend={backend!r} {reason}; that reads {names}")
+    return problems
+
+
+@functools.lru_cache(maxsize=256)
+def _useless(key, path):
+    """Why a part of the physical system is no parameter of the dynamics; None if it is one."""
+    blueprint = _blueprint(key)
+    env = BraxEnvironment({}, 1000, key, blueprint.observation_space, blueprint.action_space)
+    try:
+        value = jnp.asarray(_part(blueprint.env.sys, path))
+        unread = suite.unread(lambda values: env.replace(system=values), {path: value})
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, jax.errors.JAXTypeError) as error:
+        return f"is no number that may change: {str(error).strip().splitlines()[0]:.120}"
+    return "changes nothing: no observation, reward or ending depends on it" if unread else None
+
+
+def _with_system(env, system):
+    """brax's environment with parts of its physical system replaced, and those that follow from them."""
+    env = copy.copy(env)
+    follows = {part: system[said] for part, said in _SAID_TWICE.items() if said in system}
+    env.sys = env.sys.tree_replace({**system, **follows})
+    return env
+
+
+def _part(system, path):
     for attribute in path.split("."):
-        now = getattr(now, attribute)
+        system = getattr(system, attribute)
+    return system
+
+
+def _replacement(env: Any, path: str, value: Any) -> jax.Array:
+    now = _part(env.sys, path)
     array = jnp.asarray(value, jnp.result_type(now))
     shape = jnp.shape(now)
     if array.shape[array.ndim - len(shape) :] != shape:

@@ -2,8 +2,7 @@
 
 import functools
 import inspect
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +14,10 @@ from jaxrl.core import registry, settings, spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
+from jaxrl.envs import gymnax_rules as rules
 from jaxrl.envs import suite
 from jaxrl.envs.gymnax_import import import_gymnax
+from jaxrl.envs.parameters import like
 from jaxrl.envs.suite import Key
 from jaxrl.envs.timestep import restart, transition
 
@@ -31,7 +32,8 @@ class GymnaxEnvironment(struct.PyTreeNode):
     """One gymnax environment; it does not reset itself.
 
     The leaves are those of gymnax's `EnvParams`. The spaces were computed from the numbers given to `make`; they stay
-    as they are where leaves are replaced later, or are arrays to be mapped over.
+    as they are where leaves are replaced later, or are arrays to be mapped over. Derived parameters
+    (`gymnax_rules.DERIVED`) follow from the others at every step.
     """
 
     params: PyTree
@@ -69,7 +71,11 @@ class GymnaxEnvironment(struct.PyTreeNode):
                 f"gymnax:{name} is to be made with {', '.join(large)}; a file may choose at most {_LARGEST}: hand the "
                 "environment in: env=jaxrl.make(...)"
             )
-        return make(name, **parameters)
+        return _made(name, parameters)
+
+    def adjusted(self, changed: Collection[str]) -> tuple["GymnaxEnvironment", list[str]]:
+        params = rules.settled(self.key[0], self.params)
+        return self.replace(params=params), _problems(self.key, self.params, changed)
 
     @property
     def resets(self) -> bool:
@@ -78,15 +84,16 @@ class GymnaxEnvironment(struct.PyTreeNode):
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         blueprint = _blueprint(self.key)
         with suite.foreign_rules():
-            observation, state = blueprint.env.reset_env(key, self.params)
+            observation, state = blueprint.env.reset_env(key, rules.settled(self.key[0], self.params))
         return suite.cast(state, blueprint.dtypes), restart(self._observe(observation), info=blueprint.info)
 
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         blueprint = _blueprint(self.key)
         with suite.foreign_rules():
+            params = rules.settled(self.key[0], self.params)
             # `step_env`, not `step`, which makes a new episode at every step and hides the last observation.
-            observation, state, reward, terminated, info = blueprint.env.step_env(key, state, action, self.params)
-            truncated = blueprint.env.is_truncated(state, self.params)
+            observation, state, reward, terminated, info = blueprint.env.step_env(key, state, action, params)
+            truncated = blueprint.env.is_truncated(state, params)
         info = {name: info[name] for name in blueprint.info}
         time_step = transition(self._observe(observation), reward, terminated, truncated, info=info)
         return suite.cast(state, blueprint.dtypes), time_step
@@ -108,7 +115,57 @@ def make(name: str, **parameters: Any) -> GymnaxEnvironment:
         and arguments of its constructor, which are static.
 
     Raises:
-      ConfigError: unknown name, unknown or unfit parameters (all of them at once), or an environment that downloads.
+      ConfigError: unknown name, unknown or unfit parameters (all of them at once), parameters that change nothing or
+        contradict those that they follow from, or an environment that downloads.
+    """
+    env = _made(name, parameters)
+    arguments = {k: v for k, v in parameters.items() if k in constructor_arguments(name)}
+    defaults = {k: p.default for k, p in inspect.signature(gymnax.registration._registry[name]).parameters.items()}
+    problems = [*rules.unused_arguments(name, arguments, defaults), *_problems(env.key, env.params, parameters)]
+    default_params = _blueprint(env.key).params
+    fields = {field: getattr(default_params, field) for field in default_params.__dataclass_fields__}
+    problems += rules.switched_off(name, env.parameters, parameters, {**fields, **defaults})
+    if problems:
+        raise ConfigError(problems)
+    return env
+
+
+def _problems(key, params, names):
+    """Why parameters that were set are none, one line each: they change nothing, or contradict others."""
+    default, derived, problems = _blueprint(key).params, rules.DERIVED.get(key[0], {}), []
+    for name in names:
+        if name not in default.__dataclass_fields__:
+            continue
+        value = getattr(params, name)
+        if name in derived:
+            if not rules.equal(value, result := derived[name].value(params)):
+                problems.append(
+                    f"{name}={value!r:.80} of gymnax:{key[0]} follows from {derived[name].equation} = {result!r:.80}; "
+                    "leave it out, and set those"
+                )
+        elif not rules.equal(value, getattr(default, name)) and name in _unread(key):
+            problems.append(
+                f"{name}={value!r:.80} of gymnax:{key[0]} changes nothing: no observation, reward or ending depends on "
+                "it; leave it out"
+            )
+    return problems
+
+
+@functools.lru_cache(maxsize=256)
+def _unread(key):
+    """The parameters that change nothing an agent sees."""
+    params, name = _blueprint(key).params, key[0]
+    env = GymnaxEnvironment(params, key, *_spaces(name, _blueprint(key), params))
+    values = {field: getattr(params, field) for field in params.__dataclass_fields__}
+    found = suite.unread(lambda values: env.replace(params=params.replace(**values)), values)
+    return found | rules.WITHOUT_EFFECT.get(name, frozenset())
+
+
+def _made(name, parameters):
+    """The environment with these parameters, even those that change nothing; files may hold them.
+
+    Raises:
+      ConfigError: as `make`, but for parameters that change nothing.
     """
     if name in NEEDS_DOWNLOAD:
         raise ConfigError(f"gymnax:{name} downloads its data when it is made, which jaxrl never does at run time")
@@ -125,7 +182,7 @@ def make(name: str, **parameters: Any) -> GymnaxEnvironment:
         if k not in defaults or k in allowed:
             continue
         try:
-            leaves[k] = _like(defaults[k], value)
+            leaves[k] = like(defaults[k], value)
         except (TypeError, ValueError) as error:
             problems.append(
                 f"parameter {k}={value!r} of gymnax:{name} does not fit its default {defaults[k]!r}: {error}"
@@ -136,7 +193,11 @@ def make(name: str, **parameters: Any) -> GymnaxEnvironment:
     if problems:
         raise ConfigError(problems)
     observation_space, action_space = _spaces(name, blueprint, blueprint.params.replace(**concrete))
-    return GymnaxEnvironment(blueprint.params.replace(**leaves), key, observation_space, action_space)
+    env = GymnaxEnvironment(blueprint.params.replace(**leaves), key, observation_space, action_space)
+    env, problems = env.adjusted([k for k in leaves if k in rules.DERIVED.get(name, {})])
+    if problems:
+        raise ConfigError(problems)
+    return env
 
 
 def _is_large(value):
@@ -179,20 +240,6 @@ def _blueprint(key: Key) -> _Blueprint:
         return _Blueprint(env, params, suite.settled_dtypes(step, state), info)
 
 
-def _like(default: Any, value: Any) -> Any:
-    """`value` with the type of `default`: a Python number where it is one, else an array."""
-    if isinstance(default, jax.Array) or isinstance(value, jax.Array | np.ndarray):
-        dtype = jnp.result_type(default)
-        array = jnp.asarray(value)
-        if jnp.ndim(default) and array.shape[-jnp.ndim(default) :] != default.shape:
-            raise ValueError(f"shape {array.shape} is not {default.shape}")
-        return array.astype(dtype)
-    converted = type(default)(value)
-    if isinstance(value, str) or converted != value and not (math.isnan(converted) and math.isnan(value)):
-        raise ValueError(f"not of type {type(default).__name__}")
-    return converted
-
-
 # --- spaces ------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +277,14 @@ def _clock(params: Any) -> tuple[float, float]:
     """Bounds of the time that MetaMaze and GaussianBandit show: steps, or from -1 on and 2 more every 100 steps."""
     steps = float(params.max_steps_in_episode)
     return (-1.0, max(1.0, steps / 50.0 - 1.0)) if params.normalize_time else (0.0, steps)
+
+
+def _bernoulli_bandit(declared: Any, params: Any) -> spaces.Space:
+    if not params.normalize_time:
+        return declared
+    # It declares `max_lim`, which the time shown reaches at `t_max`, not at the last step.
+    last = params.min_lim + (params.max_lim - params.min_lim) * params.max_steps_in_episode / params.t_max
+    return _box(declared, low={3: min(params.min_lim, last)}, high={3: max(params.min_lim, last)})
 
 
 def _catch(declared: Any, params: Any) -> spaces.Space:
@@ -272,6 +327,7 @@ ROUNDING = 1e-6  # 1 - t / n ends below 0 where the compiler rounds so
 # Where gymnax 1.0.1 declares another observation space than its environment's observations lie in: functions from what
 # it declares, and the parameters, to the truth. Every entry is needed, and no other: `tests/envs/test_gymnax.py`.
 WRONG_OBSERVATION_SPACES: dict[str, Callable[[Any, Any], spaces.Space]] = {
+    "BernoulliBandit-misc": _bernoulli_bandit,
     "Catch-bsuite": _catch,
     "FourRooms-misc": _four_rooms,
     "GaussianBandit-misc": _gaussian_bandit,

@@ -1,9 +1,12 @@
 """The parameters of an environment: the numbers that may change without compiling anew, as curricula do."""
 
 import dataclasses
-from typing import Any
+import math
+from collections.abc import Collection
+from typing import Any, Protocol, Self, runtime_checkable
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,6 +14,20 @@ from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import Environment
 
 _Path = tuple[str, ...]  # of attributes, and of keys of dictionaries
+_ARRAYS = jax.Array | np.ndarray
+
+
+@runtime_checkable
+class Adjusts(Protocol):
+    """An environment some of whose parameters follow from others, or have no effect."""
+
+    def adjusted(self, changed: Collection[str]) -> tuple[Self, list[str]]:
+        """Return this environment with derived parameters recomputed, and the problems with the parameters `changed`.
+
+        Args:
+          changed: names of parameters that were just replaced; names that it does not have are ignored.
+        """
+        ...
 
 
 def parameters(env: Environment) -> dict[str, Any]:
@@ -30,14 +47,16 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
 
         harder = jaxrl.envs.with_parameters(moment.env, gravity=12.0)
 
-    Nothing compiles anew where types and shapes stay. Observation and action space stay as they are.
+    Values take the types of the old ones, so nothing compiles anew where shapes stay. Parameters that follow from
+    others (CartPole's `total_mass`) follow. Observation and action space stay as they are.
 
     Args:
       env: a JAX environment, as `jaxrl.make` gives it or a callback's `moment.env`.
       **changed: numbers or arrays by name, those of `jaxrl.envs.parameters(env)`.
 
     Raises:
-      ConfigError: `env` has no such parameter, it is static, or a value is none for it; all of them at once.
+      ConfigError: `env` has no such parameter, it is static, it changes nothing, it contradicts those that it follows
+        from, or a value is none for it; all of them at once.
     """
     paths, problems = _paths(env), []
     for name, value in changed.items():
@@ -46,13 +65,15 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
             continue
         old = _at(env, paths[name])
         try:
-            fits = _fits(old, value)
-        except (TypeError, ValueError):
-            fits = False
-        if not fits:
-            problems.append(f"parameter {name}={value!r:.80} of {env.name} is no value for it; now it is {old!r:.80}")
-            continue
-        env = _replaced(env, paths[name], value)
+            env = _replaced(env, paths[name], like(old, value))
+        except ConfigError as error:  # of a wrapper
+            problems += error.problems
+        except (TypeError, ValueError) as error:
+            problems.append(
+                f"parameter {name}={value!r:.80} of {env.name} is no value for it; now it is {old!r:.80}: {error}"
+            )
+    env, more = _adjusted(env, changed)
+    problems += more
     if problems:
         raise ConfigError(problems)
     return env
@@ -99,19 +120,53 @@ def _replaced(part, path, value):
     return part | {name: new} if isinstance(part, dict) else dataclasses.replace(part, **{name: new})
 
 
-def _fits(old, value):
-    if jax.tree.structure(old) != jax.tree.structure(value):
-        return False
-    if not all(isinstance(leaf, int | float | np.ndarray | np.generic | jax.Array) for leaf in jax.tree.leaves(value)):
-        return False
+def _adjusted(env, changed):
+    """`env` with the derived parameters of what stands innermost, and the problems with those that changed."""
+    inner = getattr(env, "env", None)
+    if not isinstance(inner, Environment):
+        return env.adjusted(changed) if isinstance(env, Adjusts) else (env, [])
+    settled, problems = _adjusted(inner, changed)
+    return (env if settled is inner else dataclasses.replace(env, env=settled)), problems
 
-    def leaf_fits(before, now):
-        if jnp.ndim(before) and jnp.shape(now)[-jnp.ndim(before) :] != jnp.shape(before):
-            return False
-        whole = jnp.issubdtype(jnp.result_type(before), jnp.integer)
-        return not (whole and isinstance(now, float) and not now.is_integer())
 
-    return all(map(leaf_fits, jax.tree.leaves(old), jax.tree.leaves(value)))
+def like(old: Any, value: Any) -> Any:
+    """Return `value` with the types of `old`: Python numbers where they are, else JAX arrays.
+
+    Args:
+      old: a number, an array, or a pytree of them.
+      value: a pytree of the same structure; arrays may have more axes in front, to be mapped over.
+
+    Raises:
+      ValueError: another structure, another shape, or a number that the type of `old` cannot hold.
+    """
+    if not jax.tree_util.all_leaves([old]):
+        if jax.tree.structure(old) != jax.tree.structure(value):
+            raise ValueError(f"{type(value).__name__} is not of its structure")
+        return jax.tree.map(like, old, value)
+    if isinstance(old, _ARRAYS | np.generic) or isinstance(value, _ARRAYS):
+        return _array_like(old, value)
+    if not isinstance(value, int | float | np.generic):
+        raise ValueError(f"{type(value).__name__} is not {type(old).__name__}")
+    try:
+        converted = type(old)(value)
+    except OverflowError as error:
+        raise ValueError(f"it must be of type {type(old).__name__}") from error
+    if converted != value and not (math.isnan(converted) and math.isnan(value)):
+        raise ValueError(f"it must be of type {type(old).__name__}")
+    return converted
+
+
+def _array_like(old, value):
+    dtype, shape, array = jnp.result_type(old), jnp.shape(old), jnp.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.number) and array.dtype != jnp.bool_:
+        raise ValueError(f"{array.dtype} is no type of numbers")
+    if array.shape[array.ndim - len(shape) :] != shape:
+        raise ValueError(f"shape {array.shape} is not {shape}")
+    cast = array.astype(dtype)
+    whole = isinstance(array, jax.core.Tracer) or jnp.issubdtype(dtype, jnp.floating)
+    if not whole and not np.array_equal(np.asarray(cast), np.asarray(array)):
+        raise ValueError(f"it must be of type {dtype}")
+    return cast
 
 
 def _unknown(env, name, paths):

@@ -17,10 +17,11 @@ the larger of that and 0 where each choice is the last of its kind, else 0: what
 nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -30,6 +31,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.suites import unknown_name
 from jaxrl.core.types import PyTree, TimeStep
 from jaxrl.envs import suite
+from jaxrl.envs.parameters import like
 from jaxrl.envs.timestep import restart, transition
 
 BEST_ACTION = 0.5  # of the continuous action-dependent probe
@@ -92,7 +94,10 @@ class Probe(struct.PyTreeNode):
     ) -> "Probe":
         """The probe of these `parameters`, which are all there is to one."""
         del name, observation_space, action_space
-        return make("Constant", **parameters)
+        return _made("Constant", parameters)
+
+    def adjusted(self, changed: Collection[str]) -> tuple["Probe", list[str]]:
+        return self, _problems(self, changed)
 
     @property
     def observation_space(self) -> spaces.Space:
@@ -158,20 +163,71 @@ def make(name: str, **parameters: Any) -> Probe:
     """The probe `name` ("Constant"), with `parameters` replacing its own.
 
     Raises:
-      ConfigError: unknown name or parameters.
+      ConfigError: unknown name or parameters, values that do not fit, or parameters that change nothing.
+    """
+    probe = _made(name, parameters)
+    if problems := _problems(probe, parameters):
+        raise ConfigError(problems)
+    return probe
+
+
+def _made(name, parameters):
+    """The probe with these parameters, even those that change nothing; files may hold them.
+
+    Raises:
+      ConfigError: as `make`, but for parameters that change nothing.
     """
     if name not in _PROBES:
         raise unknown_name("probe", name, _PROBES)
     fields = Probe.__dataclass_fields__
-    if problems := suite.unknown_parameters("parameter of probes", parameters, fields):
-        raise ConfigError(problems)
-    chosen = {**_PROBES[name], **parameters}
-    if chosen.get("continuous") and chosen.get("composite"):
-        raise ConfigError(f"probe:{name} is continuous=True or composite=True, not both")
-    types = {k: np.int32 if isinstance(field.default, int) else np.float32 for k, field in fields.items()}
-    return Probe(
+    problems = suite.unknown_parameters("parameter of probes", parameters, fields)
+    chosen, values = {**_PROBES[name], **parameters}, {}
+    for k, field in fields.items():
+        value = chosen.get(k, field.default)
+        if k in _KINDS:
+            values[k] = value
+            if value not in (True, False):
+                problems.append(f"{k}={value!r:.80} of probe:{name} must be True or False")
+            continue
         # Arrays of one type, whatever numbers were given: probes must not differ in anything but values.
-        **{k: jnp.asarray(chosen.get(k, fields[k].default), types[k]) for k in fields if k not in _KINDS},
-        continuous=bool(chosen.get("continuous", False)),
-        composite=bool(chosen.get("composite", False)),
-    )
+        kind = np.int32 if isinstance(field.default, int) else np.float32
+        try:
+            values[k] = like(jnp.zeros((), kind), value)
+        except (TypeError, ValueError) as error:
+            problems.append(f"{k}={value!r:.80} of probe:{name} is no value for it: {error}")
+    if chosen.get("continuous") and chosen.get("composite"):
+        problems.append(f"probe:{name} is continuous=True or composite=True, not both")
+    if problems:
+        raise ConfigError(problems)
+    return Probe(**values | {k: bool(values[k]) for k in _KINDS})
+
+
+def _problems(probe, names):
+    """Why parameters that were set are none, one line each; arrays to be mapped over are taken as they are."""
+    values = {k: getattr(probe, k) for k in Probe.__dataclass_fields__ if k not in _KINDS}
+    if any(isinstance(value, jax.core.Tracer) or jnp.ndim(value) for value in values.values()):
+        return []
+    values = {k: np.asarray(value).item() for k, value in values.items()}
+    one_step = not values["endless"] and values["terminate_after"] <= 1
+    without_effect = {
+        "terminate_after": "with endless=1, which no step terminates" if values["endless"] else "",
+        "max_steps": "with terminate_after=1, which ends every episode at its first step" if one_step else "",
+        "observation_reward": "where every rewarded observation is 0; set random_observation=1"
+        if not values["random_observation"] and (values["endless"] or one_step)
+        else "",
+    }
+    problems = [
+        f"{k}={values[k]:g} of {probe.name} changes nothing {reason}; leave it out"
+        for k, reason in without_effect.items()
+        if reason and k in names and values[k] != Probe.__dataclass_fields__[k].default
+    ]
+    problems += [
+        f"{k}={values[k]:g} of {probe.name} must be 0 or 1"
+        for k in ("random_observation", "endless")
+        if k in names and values[k] not in (0, 1)
+    ]
+    return problems + [
+        f"{k}={values[k]} of {probe.name} must be at least 1"
+        for k in ("terminate_after", "max_steps")
+        if k in names and values[k] < 1
+    ]

@@ -4,8 +4,6 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxrl.core import registry, suites
 from jaxrl.core.devices import device_problem
 from jaxrl.core.errors import ConfigError, unknown
@@ -47,13 +45,19 @@ def make(
       parameters: the environment's own; numbers become leaves, what changes shapes or the program is static.
 
     Raises:
-      ConfigError: unknown suite, name or parameter (close names are suggested), or no probability.
+      ConfigError: unknown suite, name or parameter (close names are suggested), no probability, or wrappers that are
+        no functions from environment to environment, or do not fit this one.
       MissingExtraError: the suite's package is not installed.
     """
-    if auto_reset not in _AUTO_RESETS:
+    if not isinstance(auto_reset, str | None) or auto_reset not in _AUTO_RESETS:
         raise unknown("auto_reset", str(auto_reset), [str(k) for k in _AUTO_RESETS])
     if not isinstance(name, str):
         raise ConfigError(f"{name!r:.80} is no name of an environment, such as 'gymnax:CartPole-v1'")
+    if not isinstance(wrappers, Sequence) or isinstance(wrappers, str) or not all(map(callable, wrappers)):
+        raise ConfigError(
+            f"wrappers={wrappers!r:.80} must be a tuple of functions from environment to environment, in Python: "
+            "wrappers=(jaxrl.envs.Flatten,)"
+        )
     env = _factory(name)(**parameters)
     if not isinstance(env, Environment):
         if wrappers or sticky_actions is not None or hide != ():
@@ -62,9 +66,10 @@ def make(
             raise ConfigError(f"{name} is not a JAX environment, so it takes no {what}")
         return env
     if sticky_actions is not None:
-        if isinstance(sticky_actions, str) or jnp.ndim(sticky_actions) == 0 and not 0.0 <= sticky_actions <= 1.0:
-            raise ConfigError(f"sticky_actions={sticky_actions!r} must be a probability, from 0 to 1")
-        env = StickyActions(env, sticky_actions)
+        try:
+            env = StickyActions(env, sticky_actions)
+        except ConfigError as error:
+            raise ConfigError(f"sticky_actions={sticky_actions!r:.80} must be a probability, from 0 to 1") from error
     entries = tuple(map(whole, hide if isinstance(hide, tuple | list) else (hide,)))
     if not all(isinstance(entry, int) and not isinstance(entry, bool) for entry in entries):
         raise ConfigError(f"hide={hide!r} must be the number of an entry, or several: hide=2, hide=(0,2)")
@@ -75,8 +80,25 @@ def make(
         return env
     env = EpisodeStatistics(env)
     for wrapper in wrappers:
-        env = wrapper(env)
+        env = _wrapped(env, wrapper)
     return _AUTO_RESETS[auto_reset](env)
+
+
+def _wrapped(env, wrapper):
+    """`wrapper(env)`, whose spaces can be told.
+
+    Raises:
+      ConfigError: it cannot be put around this environment, or makes no environment.
+    """
+    name = getattr(wrapper, "__name__", None) or repr(wrapper)
+    try:
+        wrapped = wrapper(env)
+    except TypeError as error:
+        raise ConfigError(f"wrapper {name:.80} cannot be put around {env.name}: {error}") from error
+    if not isinstance(wrapped, Environment):
+        raise ConfigError(f"wrapper {name:.80} makes {wrapped!r:.80} of {env.name}, which is no JAX environment")
+    _ = wrapped.observation_space, wrapped.action_space  # which say what they do not fit
+    return wrapped
 
 
 def environments() -> list[str]:

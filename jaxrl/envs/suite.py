@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Environment, PyTree
 
 # What is static of a suite's environment: its name, and its constructor's arguments in sorted order.
 Key = tuple[str, tuple[tuple[str, Hashable], ...]]
@@ -86,6 +87,31 @@ def settled_dtypes(step: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
         before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
         state = step(before)
     return jax.tree.map(lambda x: np.dtype(x.dtype), state)
+
+
+def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[str, Any]) -> frozenset[str]:
+    """Return the names of the parameters on which no time step of an environment depends; compiles nothing.
+
+    Args:
+      environment: from parameters by name to a raw environment.
+      values: parameters by name, numbers or arrays.
+    """
+
+    def episode(values, key):
+        env = environment(values)
+        state, first = env.reset(key)
+
+        def one(state, key):
+            return env.step(state, env.action_space.sample(key), key)
+
+        return first, jax.lax.scan(one, state, jax.random.split(key, 2))[1]
+
+    with constructing():
+        numbers = jax.tree.map(jnp.asarray, values)
+        program = jax.make_jaxpr(episode)(numbers, jax.random.key(0)).jaxpr
+    used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1]
+    names = [path[0].key for path, _ in jax.tree.leaves_with_path(numbers)]
+    return frozenset(values) - {name for name, read in zip(names, used, strict=False) if read}
 
 
 def scalar_names(reported: Mapping[str, Any], *, leave_out: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Wrappers, over a tiny environment that shows which episode it is in, how far, and what was done to it."""
 
 import functools
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from flax import struct
 
 import jaxrl
+from jaxrl.cli import main
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import (
@@ -20,6 +22,8 @@ from jaxrl.envs import (
     EpisodeStatistics,
     Flatten,
     FrameStack,
+    Hide,
+    PooledReset,
     RescaleAction,
     ScaleReward,
     StickyActions,
@@ -27,6 +31,7 @@ from jaxrl.envs import (
     check_env,
     prepared,
     with_auto_reset,
+    with_parameters,
 )
 from jaxrl.envs.timestep import restart, transition
 
@@ -196,7 +201,7 @@ def test_rescale_and_clip_action():
     env = ClipAction(Counter())
     assert not env.action_space.bounded
     assert play(AutoReset(env), jnp.float32(99), jax.random.key(0), 1).reward[1] == 10
-    with pytest.raises(ConfigError, match="RescaleAction.*bounds finite"):
+    with pytest.raises(ConfigError, match="RescaleAction.*bounds must be finite"):
         _ = RescaleAction(ClipAction(Counter())).action_space
 
 
@@ -283,3 +288,83 @@ def test_all_wrappers_together_keep_the_contract():
 
     check_env(AutoReset(wrapped(TimeLimit(Counter(length=6), 4))), steps=20)
     check_env(wrapped(AutoReset(TimeLimit(Counter(length=6), 4))), steps=20)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "arguments"),
+    [
+        (StickyActions, {"probability": 1.5}),
+        (StickyActions, {"probability": -0.1}),
+        (StickyActions, {"probability": np.asarray([0.1, np.nan])}),
+        (StickyActions, {"probability": "often"}),
+        (TimeLimit, {"max_steps": 0}),
+        (TimeLimit, {"max_steps": 2.5}),
+        (TimeLimit, {"max_steps": np.nan}),
+        (TimeLimit, {"max_steps": np.inf}),
+        (TimeLimit, {"max_steps": None}),
+        (ActionRepeat, {"times": 0}),
+        (ActionRepeat, {"times": 2.0}),
+        (ActionRepeat, {"times": True}),
+        (FrameStack, {"frames": 0}),
+        (FrameStack, {"frames": "4"}),
+        (Hide, {"entries": 1}),
+        (Hide, {"entries": (0.5,)}),
+        (PooledReset, {"slots": 0}),
+        (PooledReset, {"slots": 1.5}),
+        (ClipReward, {"low": 1.0, "high": -1.0}),
+        (ClipReward, {"high": np.nan}),
+        (ScaleReward, {"scale": np.inf}),
+        (ScaleReward, {"scale": None}),
+        (RescaleAction, {"low": 1.0, "high": 1.0}),
+        (RescaleAction, {"low": -np.inf}),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name_when_a_wrapper_is_made(wrapper, arguments):
+    for env in (Counter(), jaxrl.make("gymnax:CartPole-v1", auto_reset=None)):
+        with pytest.raises(ConfigError) as caught:
+            wrapper(env, **arguments)
+        name, value = next(iter(arguments.items()))
+        assert f"{wrapper.__name__}(" in str(caught.value) and f"{name}={value!r}" in str(caught.value)
+
+
+def test_arguments_at_their_limits_and_trees_of_placeholders_are_taken():
+    env = jaxrl.make("gymnax:CartPole-v1", auto_reset=None)
+    for wrapper, arguments in (
+        (StickyActions, {"probability": 0}),
+        (StickyActions, {"probability": np.linspace(0.0, 1.0, 3)}),
+        (TimeLimit, {"max_steps": 1}),
+        (TimeLimit, {"max_steps": np.int64(5)}),
+        (ClipReward, {"low": -np.inf, "high": np.inf}),
+        (ScaleReward, {"scale": -1}),
+        (PooledReset, {"slots": None}),
+        (ActionRepeat, {"times": 1}),
+    ):
+        wrapped = wrapper(env, **arguments)
+        for placeholder in (0, None, "x", True):
+            tree = jax.tree.map(lambda _, placeholder=placeholder: placeholder, wrapped)
+            assert type(tree) is wrapper
+    limited = TimeLimit(env, 3)
+    axes = with_parameters(limited, gravity=1.0)
+    axes = jax.tree.map(lambda new, old: 0 if new != old else None, axes, limited)  # one leaf is mapped over
+    many = with_parameters(limited, gravity=np.asarray([1.0, 9.8], np.float32))
+    reset = jax.vmap(lambda env, key: env.reset(key)[1].observation, in_axes=(axes, None))
+    assert reset(many, jax.random.key(0)).shape == (2, 4)
+
+
+def test_make_refuses_what_is_no_wrapper_or_does_not_fit():
+    for wrappers, message in (
+        (Flatten, "must be a tuple of functions"),
+        ("Flatten", "must be a tuple of functions"),
+        ((1,), "must be a tuple of functions"),
+        ((TimeLimit,), "wrapper TimeLimit cannot be put around gymnax:CartPole-v1"),
+        ((lambda env: None,), "makes None of gymnax:CartPole-v1"),
+        ((RescaleAction,), "RescaleAction needs an action space of real numbers"),
+        ((partial(Hide, entries=(7,)),), "name some of 0 to 3"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            jaxrl.make("gymnax:CartPole-v1", wrappers=wrappers)
+    for name, value in (("auto_reset", []), ("sticky_actions", np.nan), ("sticky_actions", "often")):
+        with pytest.raises(ConfigError, match=name):
+            jaxrl.make("gymnax:CartPole-v1", **{name: value})
+    words = ["--env-params", "wrappers=Flatten"]
+    assert main.main(["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "16"] + words) == 2

@@ -10,7 +10,7 @@ from flax import struct
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.wrappers.delegate import same
+from jaxrl.envs.wrappers.delegate import check_arguments, same
 
 
 class StickyActionsState(struct.PyTreeNode):
@@ -29,6 +29,9 @@ class StickyActions(struct.PyTreeNode):
     Args:
       env: the environment.
       probability: of repeating, in [0, 1]; the paper's is 0.25.
+
+    Raises:
+      ConfigError: `probability` is no number in [0, 1].
     """
 
     env: Environment
@@ -36,6 +39,9 @@ class StickyActions(struct.PyTreeNode):
 
     name, resets = same("name"), same("resets")
     observation_space, action_space = same("observation_space"), same("action_space")
+
+    def __post_init__(self):
+        check_arguments(self, probability={"low": 0, "high": 1})
 
     def reset(self, key: jax.Array) -> tuple[StickyActionsState, TimeStep]:
         state, time_step = self.env.reset(key)
@@ -55,6 +61,9 @@ class ActionRepeat(struct.PyTreeNode):
     Args:
       env: the environment.
       times: how often, at least 1; static.
+
+    Raises:
+      ConfigError: `times` is no whole number of at least 1.
     """
 
     env: Environment
@@ -62,6 +71,9 @@ class ActionRepeat(struct.PyTreeNode):
 
     name, resets = same("name"), same("resets")
     observation_space, action_space = same("observation_space"), same("action_space")
+
+    def __post_init__(self):
+        check_arguments(self, whole=True, times={"low": 1})
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         return self.env.reset(key)
@@ -115,13 +127,17 @@ class RescaleAction(struct.PyTreeNode):
 
     name, observation_space, resets = same("name"), same("observation_space"), same("resets")
 
+    def __post_init__(self):
+        check_arguments(self, low={}, high={})
+        if not self.low < self.high:
+            raise ConfigError(f"RescaleAction(low={self.low}, high={self.high}): low must be below high")
+
     @property
     def action_space(self) -> spaces.Space:
         space = _real_box(self.env, "RescaleAction")
-        if not space.bounded or not self.low < self.high:
+        if not space.bounded:
             raise ConfigError(
-                f"RescaleAction(low={self.low}, high={self.high}) to {space}: low must be below high, and the "
-                "environment's bounds finite"
+                f"RescaleAction({self.low}, {self.high}) to {space}: the environment's bounds must be finite"
             )
         return spaces.Box(self.low, self.high, space.shape, space.dtype)
 

@@ -9,7 +9,7 @@ from flax import struct
 from jaxrl.core import episode_info
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, Episode, PyTree, TimeStep
-from jaxrl.envs.wrappers.delegate import same
+from jaxrl.envs.wrappers.delegate import check_arguments, same
 
 
 class EpisodeStatisticsState(struct.PyTreeNode):
@@ -71,7 +71,7 @@ class TimeLimit(struct.PyTreeNode):
       max_steps: transitions, at least 1.
 
     Raises:
-      ConfigError: `env` resets itself.
+      ConfigError: `env` resets itself, or `max_steps` is no whole number of at least 1.
     """
 
     env: Environment
@@ -81,6 +81,7 @@ class TimeLimit(struct.PyTreeNode):
     observation_space, action_space = same("observation_space"), same("action_space")
 
     def __post_init__(self):
+        check_arguments(self, whole=True, max_steps={"low": 1})
         # JAX rebuilds pytrees with placeholders for `env`, which have no `resets`.
         if getattr(self.env, "resets", False) is True:
             raise ConfigError(

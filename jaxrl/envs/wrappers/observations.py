@@ -10,7 +10,7 @@ from flax import struct
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.wrappers.delegate import same
+from jaxrl.envs.wrappers.delegate import check_arguments, same
 
 
 class FrameStackState(struct.PyTreeNode):
@@ -30,13 +30,17 @@ class FrameStack(struct.PyTreeNode):
       frames: how many, at least 1; static.
 
     Raises:
-      ConfigError: an observation that is not a `Box`, when the observation space is asked for.
+      ConfigError: `frames` is no whole number of at least 1; an observation that is not a `Box`, when the observation
+        space is asked for.
     """
 
     env: Environment
     frames: int = struct.field(pytree_node=False, default=4)
 
     name, action_space, resets = same("name"), same("action_space"), same("resets")
+
+    def __post_init__(self):
+        check_arguments(self, whole=True, frames={"low": 1})
 
     @property
     def observation_space(self) -> spaces.Space:
@@ -45,8 +49,8 @@ class FrameStack(struct.PyTreeNode):
     def _stacked(self, space: spaces.Space) -> spaces.Space:
         if isinstance(space, spaces.Dict):
             return spaces.Dict({name: self._stacked(child) for name, child in space.items})
-        if not isinstance(space, spaces.Box) or self.frames < 1:
-            raise ConfigError(f"FrameStack(frames={self.frames}) of {space}: it stacks at least one frame of a Box")
+        if not isinstance(space, spaces.Box):
+            raise ConfigError(f"FrameStack(frames={self.frames}) of {space}: it stacks frames of a Box")
         shape = space.shape or (1,)
         low, high = (np.tile(b.reshape(shape), self.frames) for b in (space.low, space.high))
         return spaces.Box(low, high, low.shape, space.dtype)
@@ -79,13 +83,20 @@ class Hide(struct.PyTreeNode):
       entries: those left out, from 0 on; negative ones count from the end; static.
 
     Raises:
-      ConfigError: there is no such entry, or none is left, or it is another space, when the space is asked for.
+      ConfigError: entries are no tuple of whole numbers; there is no such entry, or none is left, or it is another
+        space, when the space is asked for.
     """
 
     env: Environment
     entries: tuple[int, ...] = struct.field(pytree_node=False, default=())
 
     name, action_space, resets = same("name"), same("action_space"), same("resets")
+
+    def __post_init__(self):
+        if not isinstance(self.entries, tuple) or not all(type(entry) is int for entry in self.entries):
+            raise ConfigError(
+                f"Hide(entries={self.entries!r:.80}): entries must be a tuple of whole numbers, such as (2,)"
+            )
 
     @property
     def observation_space(self) -> spaces.Space:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.wrappers.delegate import same
+from jaxrl.envs.wrappers.delegate import check_arguments, same
 
 
 class AutoResetState(struct.PyTreeNode):
@@ -57,12 +57,18 @@ class PooledReset(struct.PyTreeNode):
     Args:
       env: the environment.
       slots: how many resets are computed at once; None: a 16th of the batch, and at least 8.
+
+    Raises:
+      ConfigError: `slots` is no whole number of at least 1.
     """
 
     env: Environment
     slots: int | None = struct.field(pytree_node=False, default=None)
 
     name, observation_space, action_space = same("name"), same("observation_space"), same("action_space")
+
+    def __post_init__(self):
+        check_arguments(self, whole=True, slots={"low": 1})
 
     @property
     def resets(self) -> bool:

@@ -4,18 +4,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.wrappers.delegate import same
+from jaxrl.envs.wrappers.delegate import check_arguments, same
 
 
 class ClipReward(struct.PyTreeNode):
     """Clips rewards to [low, high]; that of a first time step, which nothing earned, stays 0.
 
     Args:
-      env: an environment.
-      low, high: the least and the largest reward.
+      env: the environment.
+      low, high: the bounds; -inf or inf for none.
+
+    Raises:
+      ConfigError: a bound is no number, or `low` is above `high`.
     """
 
     env: Environment
@@ -24,6 +29,12 @@ class ClipReward(struct.PyTreeNode):
 
     name, resets = same("name"), same("resets")
     observation_space, action_space = same("observation_space"), same("action_space")
+
+    def __post_init__(self):
+        check_arguments(self, finite=False, low={}, high={})
+        known = all(isinstance(bound, int | float | np.ndarray | np.generic) for bound in (self.low, self.high))
+        if known and np.any(np.asarray(self.low) > np.asarray(self.high)):
+            raise ConfigError(f"ClipReward(low={self.low!r:.80}, high={self.high!r:.80}): low must be at most high")
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         return self.env.reset(key)
@@ -38,8 +49,11 @@ class ScaleReward(struct.PyTreeNode):
     """Multiplies rewards by `scale`.
 
     Args:
-      env: an environment.
-      scale: the factor.
+      env: the environment.
+      scale: a finite number.
+
+    Raises:
+      ConfigError: `scale` is none.
     """
 
     env: Environment
@@ -47,6 +61,9 @@ class ScaleReward(struct.PyTreeNode):
 
     name, resets = same("name"), same("resets")
     observation_space, action_space = same("observation_space"), same("action_space")
+
+    def __post_init__(self):
+        check_arguments(self, scale={})
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         return self.env.reset(key)

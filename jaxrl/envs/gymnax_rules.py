@@ -1,0 +1,100 @@
+"""Parameters of gymnax's environments that follow from others, or have no effect."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.core
+import numpy as np
+
+from jaxrl.core.types import PyTree
+
+
+class Derived(NamedTuple):
+    """How a parameter follows from others."""
+
+    equation: str  # for messages
+    value: Callable[[PyTree], Any]  # from gymnax's `EnvParams`
+
+
+# gymnax stores these beside their sources, and reads both.
+DERIVED: dict[str, dict[str, Derived]] = {
+    "CartPole-v1": {
+        "total_mass": Derived("masscart + masspole", lambda params: params.masscart + params.masspole),
+        "polemass_length": Derived("masspole * length", lambda params: params.masspole * params.length),
+    }
+}
+
+# Parameters that enter an equation without consequence; `suite.unread` finds those that enter none.
+WITHOUT_EFFECT: dict[str, frozenset[str]] = {
+    "SimpleBandit-bsuite": frozenset({"max_steps_in_episode"}),  # every episode terminates at its first step
+}
+
+# Arguments of constructors that change nothing.
+_UNUSED_ARGUMENTS: dict[str, frozenset[str]] = {
+    "Seaquest-MinAtar": frozenset({"use_minimal_action_set"}),  # both sets are the same six actions
+}
+
+# By parameter: another one, and the values of it with which this one changes nothing.
+_SWITCHES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "Asterix-MinAtar": {"ramp_interval": ("ramping", lambda ramping: not ramping)},
+    "BernoulliBandit-misc": dict.fromkeys(
+        ("min_lim", "max_lim", "t_max"), ("normalize_time", lambda normalized: not normalized)
+    ),
+    "DeepSea-bsuite": {"randomize_actions": ("sample_action_map", bool)},
+    "FourRooms-misc": {"goal_fixed": ("resample_goal_pos", bool), "pos_fixed": ("resample_init_pos", bool)},
+    "FrozenLake-misc": {
+        "map_name": ("desc", lambda desc: desc is not None),
+        "success_rate": ("is_slippery", lambda slippery: not slippery),
+    },
+}
+
+
+def settled(name: str, params: PyTree) -> PyTree:
+    """Return gymnax's `EnvParams` of the environment `name` with its derived parameters recomputed."""
+    derived = DERIVED.get(name)
+    return params.replace(**{k: rule.value(params) for k, rule in derived.items()}) if derived else params
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether two numbers or arrays are known to be equal, up to the rounding of float32."""
+    if any(isinstance(x, jax.core.Tracer) for x in (one, other)):
+        return False
+    return bool(np.allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=0.0, equal_nan=True))
+
+
+def unused_arguments(name: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Return a line for each argument of the constructor that changes nothing."""
+    return [
+        f"{k}={value!r:.80} of gymnax:{name} changes nothing; leave it out"
+        for k, value in arguments.items()
+        if k in _UNUSED_ARGUMENTS.get(name, ()) and value != defaults[k]
+    ]
+
+
+def switched_off(
+    name: str, values: Mapping[str, Any], chosen: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Return a line for each chosen parameter that changes nothing because of the value of another one.
+
+    Args:
+      name: of the environment.
+      values: all parameters and arguments that are set; `defaults` holds the others.
+      chosen: those that a user chose.
+      defaults: of all parameters and arguments.
+    """
+    problems = []
+    for k, (switch, off) in _SWITCHES.get(name, {}).items():
+        if k not in chosen or _same(chosen[k], defaults[k]):
+            continue
+        value = values.get(switch, defaults[switch])
+        if not isinstance(value, jax.Array | np.ndarray) and off(value):
+            problems.append(
+                f"{k}={chosen[k]!r:.80} of gymnax:{name} changes nothing with {switch}={value!r:.80}; leave one of "
+                "them out"
+            )
+    return problems
+
+
+def _same(one, other):
+    return one is other or (isinstance(one, int | float | str) and one == other)
