@@ -12,6 +12,7 @@ from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
+from jaxrl.core.matching import space_problems
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
 from jaxrl.parallel import rollout as ro
@@ -103,7 +104,7 @@ def evaluate(
       algo: the algorithm, its schedules resolved.
       actor: what acting needs; its statistics stay frozen.
       env: where to play: a JAX environment with auto-reset, or a recipe of host environments.
-      spec: of `env`.
+      spec: of the environment that the policy was trained on.
       seed: of episodes and of action sampling; training with the same seed meets other episodes. The evaluations of a
         run with this seed play these very episodes: judge a policy that they chose by another
         (`jaxrl.core.keys.held_out_seed`).
@@ -115,10 +116,12 @@ def evaluate(
       step_timeout: seconds that host environments have for one step or reset.
 
     Raises:
-      ConfigError: the seed is not one, or more episodes than can be counted.
+      ConfigError: the spaces of `env` are others than those of `spec` (bounds may differ), the seed is not one, or more
+        episodes than can be counted.
       EnvironmentFailedError: host environments hang, or failed too often.
     """
-    problems = seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
+    problems = space_problems(env, spec, "the policy was trained on")
+    problems += seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
     if problems:
         raise ConfigError(problems)
     seed, (num_envs, quota) = checked_seed("seed", seed), layout(episodes, num_envs)

@@ -20,6 +20,7 @@ from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
+from jaxrl.core.matching import check_spaces
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.data.episodes import Episode
 from jaxrl.data.minari import MinariWriter
@@ -27,7 +28,7 @@ from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.envs.configs import to_config
 from jaxrl.run import recording
-from jaxrl.run.policy import Policy, check_spaces
+from jaxrl.run.policy import Policy
 from jaxrl.run.progress import ProgressBar
 
 _NUM_ENVS = 128

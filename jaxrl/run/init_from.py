@@ -18,11 +18,12 @@ import numpy as np
 from jaxrl.algos.train_state import TrainState
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, JaxrlError
+from jaxrl.core.matching import check_spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree
 from jaxrl.run.directory import read_config
 from jaxrl.run.loading import load_learner
-from jaxrl.run.policy import Policy, check_spaces
+from jaxrl.run.policy import Policy
 
 InitFrom = str | os.PathLike | Policy | PyTree
 _PROBLEMS_NAMED = 8

@@ -9,12 +9,13 @@ import jax
 
 from jaxrl import envs
 from jaxrl.algos.base import field_problems
-from jaxrl.core import registry, spaces
+from jaxrl.core import registry
 from jaxrl.core.arguments import checked
 from jaxrl.core.config import decode
 from jaxrl.core.errors import ConfigError, JaxrlError, RunDirectoryError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.keys import held_out_seed
+from jaxrl.core.matching import space_problems
 from jaxrl.core.native import NativeSpaces, check_fits
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
@@ -208,15 +209,10 @@ def _with_native(env, config):
 
 
 def _check_spaces(trained_on, env):
-    """Says that a policy cannot play in `env` before its parameters are found not to fit; bounds may differ."""
-    problems = []
-    for what, here in (("observation", env.observation_space), ("action", env.action_space)):
-        trained = decode(trained_on[f"{what}_space"])
-        if spaces.form(here) != spaces.form(trained):
-            name = full_name(trained_on)
-            problems.append(f"{env.name} has {what}s {here}, but the policy was trained on {trained} ({name})")
-    if problems:
-        raise ConfigError(problems)
+    """Refuse `env` where the policy cannot play, before its parameters are found not to fit."""
+    spaces_there = (decode(trained_on.get(f"{what}_space")) for what in ("observation", "action"))
+    if problems := space_problems(env, EnvSpec(full_name(trained_on), *spaces_there), "the policy was trained on"):
+        raise ConfigError([f"{problem} ({full_name(trained_on)})" for problem in problems])
 
 
 def _steps_in_all(config, algo):

@@ -13,7 +13,7 @@ from jaxrl.core import native, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.pickled import dumped, loaded
-from jaxrl.core.types import ActorState, Algorithm, Carry, Environment, EnvSpec, HostRecipe, PyTree, TimeStep
+from jaxrl.core.types import ActorState, Algorithm, Carry, EnvSpec, PyTree, TimeStep
 from jaxrl.parallel.rollout import act, no_action
 
 _NOT_FIRST, _FIRST = np.bool_(False), np.bool_(True)
@@ -246,21 +246,6 @@ def _checked_key(key: Any) -> jax.Array:
     if not found or not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape != ():
         raise ConfigError(f"key={key!r:.80} must be one key, such as jax.random.key(0)")
     return key
-
-
-def check_spaces(spec: EnvSpec, env: Environment | HostRecipe) -> None:
-    """Whether a policy trained on `spec` can play in `env`; bounds may differ.
-
-    Raises:
-      ConfigError: shapes, dtypes or the number of actions differ; says both spaces.
-    """
-    problems = []
-    for name in ("observation_space", "action_space"):
-        trained, here = getattr(spec, name), getattr(env, name)
-        if spaces.form(trained) != spaces.form(here):
-            problems.append(f"{env.name} has the {name} {here}, but the policy was trained on {trained}")
-    if problems:
-        raise ConfigError(problems)
 
 
 def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observation") -> int | None:

@@ -22,11 +22,12 @@ from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
+from jaxrl.core.matching import check_spaces
 from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
 from jaxrl.envs.drawings import Drawing, drawing_of
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
-from jaxrl.run.policy import Policy, check_spaces
+from jaxrl.run.policy import Policy
 
 _CAPTION = 16  # pixels of the line under every frame
 _SIDE = 240  # pixels, at most, of a frame that an environment drew itself

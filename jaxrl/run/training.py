@@ -18,6 +18,7 @@ from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, number_problems, seed_problems, training_problems
+from jaxrl.core.matching import space_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
 from jaxrl.core.resources import problems as resource_problems
@@ -129,7 +130,8 @@ def train(
         evaluated, saved or calls back.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
       evaluation_episodes: complete episodes per evaluation; None: 128, or 10 where the environment is on the host.
-      eval_env: another environment to evaluate in, or its name.
+      eval_env: another environment to evaluate in, or its name; its observations and actions must have the shapes and
+        types of `env`, while bounds, parameters and time limits may differ.
       explore_in_evaluation: sample actions as in training instead of taking the best.
       async_evaluation: evaluate in a thread while training continues, on a device that does not learn if there is one.
         The result of an evaluation is known, and compared with `target_return`, at the next one.
@@ -190,6 +192,8 @@ def train(
     problems += _kind_problems(topology, target_return, callbacks, loggers)
     problems += _topology_problems(topology, num_envs, offline, record)
     env = envs.prepared(about)
+    played = env if eval_env is None or offline else envs.prepared(eval_env)
+    problems += [f"eval_env: {line}" for line in space_problems(played, env, f"{env.name}, which is trained on, has")]
     if not is_evaluator():  # which has other cores
         problems += _resource_problems(resources, topology, None if offline else env, async_evaluation)
     problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
@@ -201,7 +205,6 @@ def train(
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
     given_topology, topology = topology, topology.resolve(algo)
     given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs or 0)
-    played = env if eval_env is None or offline else envs.prepared(eval_env)
     notes = []
     if evaluation_episodes is None:
         evaluation_episodes = default_episodes(played)

@@ -87,7 +87,7 @@ def test_another_environment_takes_its_place(trained):
 
 def test_environment_that_does_not_fit_is_told_in_its_own_words(trained):
     _, path = trained
-    with pytest.raises(ConfigError, match="Acrobot-v1 has observations .*trained on") as caught:
+    with pytest.raises(ConfigError, match="Acrobot-v1 has the observation_space .*trained on") as caught:
         load(path, env="gymnax:Acrobot-v1")
     assert len(caught.value.problems) == 2  # the actions too
 

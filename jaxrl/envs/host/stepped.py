@@ -10,9 +10,10 @@ from jaxrl.core import episode_info, spaces
 from jaxrl.core.config import decode_fields
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.core.limits import count_problems, number_problems, whole
+from jaxrl.core.matching import space_problems
 from jaxrl.core.native import Integers, NativeSpaces
 from jaxrl.core.spaces import Space
-from jaxrl.core.types import PyTree, TimeStep
+from jaxrl.core.types import EnvSpec, PyTree, TimeStep
 from jaxrl.envs import suite
 from jaxrl.envs.host import worker_program
 from jaxrl.envs.host.conversion import Actions, Observations
@@ -48,6 +49,8 @@ class SteppedRecipe(Protocol):
     def options(self) -> dict[str, Any]: ...
     @property
     def observation_space(self) -> Space: ...
+    @property
+    def action_space(self) -> Space: ...
     @property
     def workers(self) -> int: ...
     @property
@@ -169,6 +172,10 @@ class SteppedEnvironment:
         else:
             self._stepper = InProcess(*arguments)
         observations, actions = converted(*self._stepper.spaces, self.name)
+        built = EnvSpec(self.name, observations.space, actions.space)
+        if problems := space_problems(built, recipe, "its recipe, as made or as a file has it,"):
+            self._stepper.close()
+            raise EnvironmentContractError("\n".join(problems))
         self._read = observations.read
         self._write = actions.write
         # Of integers alone a scalar of NumPy's, as `Discrete` has them; boxes have arrays, without dimensions too.

@@ -1,0 +1,48 @@
+"""Compare the spaces of two things that must fit: environments, policies, runs."""
+
+from typing import Protocol
+
+from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
+
+
+class HasSpaces(Protocol):
+    """An environment, a recipe of host environments, or an `EnvSpec`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def observation_space(self) -> spaces.Space: ...
+
+    @property
+    def action_space(self) -> spaces.Space: ...
+
+
+def space_problems(here: HasSpaces, there: HasSpaces, said: str) -> list[str]:
+    """Return a line for each space whose elements differ in shape, dtype, names or number of actions.
+
+    Bounds of boxes may differ, since physical parameters and time limits move them; what a policy computes does not
+    depend on them.
+
+    Args:
+      here: what is to be played in.
+      there: what it must fit.
+      said: what `there` is, for the messages: "the policy was trained on".
+    """
+    problems = []
+    for what in ("observation_space", "action_space"):
+        one, other = getattr(here, what), getattr(there, what)
+        if spaces.form(one) != spaces.form(other):
+            problems.append(f"{here.name} has the {what} {one}, but {said} {other}")
+    return problems
+
+
+def check_spaces(spec: HasSpaces, env: HasSpaces) -> None:
+    """Refuse an environment that a policy trained on `spec` cannot play in; bounds of boxes may differ.
+
+    Raises:
+      ConfigError: spaces differ; says both.
+    """
+    if problems := space_problems(env, spec, "the policy was trained on"):
+        raise ConfigError(problems)
