@@ -1,6 +1,9 @@
 """`check_env`: does an environment keep the protocol of `jaxrl.core.types.Environment`, or of `HostRecipe`?"""
 
+import inspect
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -71,7 +74,8 @@ def check_types(env: Environment, *, weak: bool) -> None:
 
 def _raise(env: Any, problems: list[str]) -> None:
     if problems:
-        name = getattr(env, "name", type(env).__name__)
+        name = getattr(env, "name", None) if not isinstance(env, type) else None
+        name = name if isinstance(name, str) else (env if isinstance(env, type) else type(env)).__name__
         raise EnvironmentContractError(f"{name} breaks the contract of environments:\n" + "\n".join(problems))
 
 
@@ -81,16 +85,32 @@ def _checked(env: Any) -> Environment:
     return env
 
 
+_METHODS = {"reset": ("key",), "step": ("state", "action", "key")}
+_MISSING = object()
+
+
 def _static_problems(env: Any) -> list[str]:
-    missing = [
-        a for a in ("name", "observation_space", "action_space", "resets", "reset", "step") if not hasattr(env, a)
-    ]
-    if missing:
-        return [f"it has no {name!r}" for name in missing]
-    problems = []
+    if isinstance(env, type):
+        return [f"it is a class; pass one environment, {env.__name__}()"]
+    if not any(hasattr(type(env), name) for name in _METHODS):
+        return [f"{env!r:.80} has neither reset nor step; make an environment with jaxrl.make('suite:name')"]
+    found, problems = {}, []
+    for name in ("name", "observation_space", "action_space", "resets", *_METHODS):
+        try:
+            found[name] = getattr(env, name)
+        except Exception as error:
+            missing = inspect.getattr_static(env, name, _MISSING) is _MISSING
+            problems.append(f"it has no {name!r}" if missing else f"its {name} {_raised(error)}")
+    if problems:
+        return problems
+    if not isinstance(found["name"], str):
+        problems.append(f"name is {found['name']!r:.80}; a text such as 'my:Name' is required")
+    if not isinstance(found["resets"], bool):
+        problems.append(f"resets is {found['resets']!r:.80}; True or False is required, as an attribute or a property")
     for name in ("observation_space", "action_space"):
-        if not isinstance(getattr(env, name), spaces.Space):
-            problems.append(f"{name} is {getattr(env, name)!r}, which is no space of jaxrl.spaces")
+        if not isinstance(found[name], spaces.Space):
+            problems.append(f"{name} is {found[name]!r}, which is no space of jaxrl.spaces")
+    problems += [line for name in _METHODS for line in _signature_problems(name, found[name])]
     leaves, tree = jax.tree.flatten(env)
     if len(leaves) == 1 and leaves[0] is env:
         problems.append("it is not a pytree; make it a flax.struct.dataclass")
@@ -101,18 +121,62 @@ def _static_problems(env: Any) -> list[str]:
     return problems
 
 
+def _signature_problems(name, method):
+    if not callable(method):
+        return [f"{name} is {method!r:.80}; a method is required"]
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # written in C, say
+        return []
+    try:
+        signature.bind(*_METHODS[name])
+    except TypeError:
+        return [f"{name} takes {signature}; {name}({', '.join(_METHODS[name])}) is required"]
+    return []
+
+
+def _raised(error: Exception) -> str:
+    """What went wrong in an environment's own code, and where."""
+    reason = (str(error).strip() or "without a message").split("\n")[0]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"raises {type(error).__name__}: {reason}{where}"
+
+
+def _is_library(file):
+    return file.startswith((str(Path(jax.__file__).parent), str(Path(__file__).parents[1]), "<"))
+
+
 def _traced(env: Any, method: str, function: Callable, *args: Any) -> tuple[PyTree, TimeStep]:
     try:
         result = jax.eval_shape(function, *args)
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        line = f"{method} cannot be traced by jit, vmap and scan: {type(error).__name__}: {reason}"
+        if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError) or "key<" in reason:
+            line = f"{method} cannot be traced by jit, vmap and scan: it {_raised(error)}"
+        elif isinstance(error, EnvironmentContractError):
+            line = f"{method}: {reason}"
+        else:
+            line = f"{method} {_raised(error)}"
         if "key<" in reason:  # two kinds of keys in one `where`, say, of which JAX names only one
             line += f"; {_KEYS}"
         raise EnvironmentContractError(f"{env.name} breaks the contract of environments:\n{line}") from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
-        _raise(env, [f"{method} returns {type(result).__name__}, not the pair (state, TimeStep)"])
+        made = "jaxrl.envs.timestep.restart" if method == "reset" else "jaxrl.envs.timestep.transition"
+        _raise(
+            env, [f"{method} returns {_returned(result)}; the pair (state, TimeStep) is required ({made} makes one)"]
+        )
     return result
+
+
+def _returned(result):
+    if not isinstance(result, tuple):
+        return "nothing" if result is None else _kind(result)
+    return f"{len(result)} values ({', '.join(map(_kind, result))})"
+
+
+def _kind(value):
+    return _describe(value) if hasattr(value, "dtype") else type(value).__name__
 
 
 def _time_step_problems(env: Environment, method: str, time_step: TimeStep) -> list[str]:
@@ -209,11 +273,13 @@ def _plain(tree: PyTree) -> PyTree:
 def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]:
     resetting = with_auto_reset(env)
 
-    def contained(time_step):
-        return {
-            path: jax.vmap(space.contains)(leaf)
-            for path, space, leaf in spaces.leaves_with_path(env.observation_space, time_step.observation)
-        }
+    def misfits(time_step):
+        found = {}
+        for path, space, leaf in spaces.leaves_with_path(env.observation_space, time_step.observation):
+            nothing = jnp.isnan(leaf).any(axis=tuple(range(1, leaf.ndim)))
+            found[f"{path} holds NaN"] = nothing
+            found[f"{path} leaves the space {space}"] = ~jax.vmap(space.contains)(leaf) & ~nothing
+        return found
 
     @jax.jit
     def rollout(env, key):
@@ -234,17 +300,15 @@ def _rollout_problems(env: Environment, key: jax.Array, steps: int) -> list[str]
             }
             if allowed := [jnp.any(m, axis=-1) for m in jax.tree.leaves(time_step.action_mask)]:
                 wrong["TimeStep.action_mask allows nothing"] = ~jnp.all(jnp.stack(allowed), axis=0)
-            return (state, time_step), (wrong, {path: ~ok for path, ok in contained(time_step).items()})
+            return (state, time_step), (wrong, misfits(time_step))
 
         first = {"TimeStep.first is not set by reset": ~time_step.first, "reset gives an end": time_step.last}
-        outside = {path: ~ok for path, ok in contained(time_step).items()}
+        outside = misfits(time_step)
         wrong = jax.lax.scan(one, (state, time_step), jax.random.split(key_steps, steps))[1]
         return jax.tree.map(jnp.any, ((first, outside), wrong))
 
     (first, outside_first), (wrong, outside) = jax.device_get(rollout(resetting, key))
     problems = [line for line, bad in {**first, **wrong}.items() if bad]
     for when, flags in (("reset", outside_first), ("step", outside)):
-        for path, bad in flags.items():
-            if bad:
-                problems.append(f"{when}: TimeStep.observation{path} leaves the space {env.observation_space}")
+        problems += [f"{when}: TimeStep.observation{line}" for line, bad in flags.items() if bad]
     return problems

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import jax
 import jax.numpy as jnp
 
+from jaxrl.core.errors import EnvironmentContractError
 from jaxrl.core.types import PyTree, TimeStep
 
 
@@ -32,14 +33,24 @@ def transition(
     """What followed an action. Where an episode both terminated and was cut off, it terminated.
 
     `info` is what else the environment reports, scalars by name, always the same ones; None or empty: nothing.
+
+    Raises:
+      EnvironmentContractError: `reward`, `terminated`, `truncated` or a value of `info` is more than one number.
     """
-    terminated = jnp.asarray(terminated, jnp.bool_).reshape(())
+    terminated = _scalar("terminated", terminated, jnp.bool_)
     return TimeStep(
         observation=observation,
-        reward=jnp.asarray(reward, jnp.float32).reshape(()),
+        reward=_scalar("reward", reward, jnp.float32),
         terminated=terminated,
-        truncated=jnp.asarray(truncated, jnp.bool_).reshape(()) & ~terminated,
+        truncated=_scalar("truncated", truncated, jnp.bool_) & ~terminated,
         first=jnp.zeros((), jnp.bool_),
         action_mask=action_mask,
-        info={name: jnp.asarray(x, jnp.float32).reshape(()) for name, x in (info or {}).items()} or None,
+        info={name: _scalar(f"info[{name!r}]", x, jnp.float32) for name, x in (info or {}).items()} or None,
     )
+
+
+def _scalar(name, value, dtype):
+    array = jnp.asarray(value, dtype)
+    if array.size != 1:
+        raise EnvironmentContractError(f"{name} has shape {array.shape}; one number is required")
+    return array.reshape(())

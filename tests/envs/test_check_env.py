@@ -91,8 +91,94 @@ FAULTS = {
     "host code": "reset cannot be traced by jit, vmap and scan: ",
     "outside": r"TimeStep.observation\['x'\] leaves the space",
     "shape": r"TimeStep.observation\['x'\]: the space says float32\[2\], reset gives float32\[3\]",
-    "no pair": r"step returns TimeStep, not the pair \(state, TimeStep\)",
+    "no pair": r"step returns TimeStep; the pair \(state, TimeStep\) is required",
 }
+
+
+def nothing():
+    return jnp.zeros((), jnp.int32), restart(jnp.zeros(2))
+
+
+class Parts:
+    """What an environment has; each case below breaks one."""
+
+    name, resets = "test:Parts", False
+    observation_space, action_space = spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2)
+
+    def reset(self, key):
+        return nothing()
+
+    def step(self, state, action, key):
+        return state + 1, transition(jnp.zeros(2), jnp.float32(0), state > 2, jnp.asarray(False))
+
+
+def wrong_step(change):
+    return {"step": lambda self, state, action, key: change(*Parts.step(self, state, action, key))}
+
+
+BROKEN = {
+    "a number as name": ({"name": 3}, "name is 3; a text"),
+    "a method as flag": ({"resets": lambda self: False}, "resets is <bound method.*True or False is required"),
+    "a property that fails": (
+        {"action_space": property(lambda self: 1 / 0)},
+        "its action_space raises ZeroDivisionError",
+    ),
+    "a missing attribute": (
+        {"observation_space": property(lambda self: self.sizes)},
+        "its observation_space raises AttributeError: .* has no attribute 'sizes'",
+    ),
+    "no method": ({"reset": 3}, "reset is 3; a method is required"),
+    "no key for reset": ({"reset": lambda self: nothing()}, r"reset takes \(\); reset\(key\) is required"),
+    "no key for step": (
+        {"step": lambda self, state, action: None},
+        r"step takes \(state, action\); step\(state, action, key\) is required",
+    ),
+    "four values": (
+        wrong_step(lambda state, row: (row.observation, row.reward, row.terminated, {})),
+        r"step returns 4 values \(float32\[2\], float32\[\], bool\[\], dict\); the pair",
+    ),
+    "the wrong order": (wrong_step(lambda state, row: (row, state)), r"step returns 2 values \(TimeStep, int32\[\]\)"),
+    "nothing": (wrong_step(lambda state, row: None), "step returns nothing; the pair"),
+    "a state alone": ({"reset": lambda self, key: nothing()[0]}, r"reset returns int32\[\]; the pair"),
+    "many rewards": (
+        {"step": lambda self, state, *_: (state, transition(jnp.zeros(2), jnp.zeros(3), state > 2, state > 2))},
+        r"step: reward has shape \(3,\); one number",
+    ),
+    "many endings": (
+        {"step": lambda self, state, *_: (state, transition(jnp.zeros(2), state, jnp.zeros(2), state > 2))},
+        r"step: terminated has shape \(2,\); one number",
+    ),
+    "an error of its own": (
+        wrong_step(lambda state, row: {}["speed"]),
+        r"step raises KeyError: 'speed' \(test_check_env.py, line \d+\)",
+    ),
+    "a branch": (
+        wrong_step(lambda state, row: (state, row) if state > 2 else (state, row)),
+        r"step cannot be traced by jit, vmap and scan: it raises TracerBoolConversionError.*\(test_check_env.py, line",
+    ),
+    "no number": (
+        wrong_step(lambda state, row: (state, row.replace(observation=row.observation * jnp.nan))),
+        "step: TimeStep.observation holds NaN",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_messages_name_what_is_wrong(case):
+    changes, message = BROKEN[case]
+    env = struct.dataclass(type("Broken", (Parts,), changes))()
+    with pytest.raises(EnvironmentContractError, match=message):
+        envs.check_env(env, steps=5 if case == "no number" else 0)
+
+
+def test_what_is_no_environment_is_named():
+    for wrong, message in (
+        (Parts, "it is a class; pass one environment, Parts()"),
+        (5, "5 has neither reset nor step"),
+    ):
+        with pytest.raises(EnvironmentContractError) as caught:
+            envs.check_env(wrong)
+        assert message in str(caught.value)
 
 
 def test_a_right_environment_passes():
@@ -170,6 +256,9 @@ def test_a_wrong_auto_reset_is_named():
 def test_what_is_no_environment():
     class Nothing:
         name = "test:Nothing"
+
+        def reset(self, key):
+            return None
 
     with pytest.raises(EnvironmentContractError, match="it has no 'observation_space'"):
         envs.check_env(Nothing())

@@ -184,7 +184,7 @@ class Own(struct.PyTreeNode):
         ("shape", "TimeStep.observation: the space says float32[2], reset gives float32[3]"),
         ("dtype", "TimeStep.observation: the space says float32[2], reset gives int32[2]"),
         ("branch", "step cannot be traced by jit, vmap and scan"),
-        ("rewards", "step cannot be traced by jit, vmap and scan: TypeError: cannot reshape array of shape (2,)"),
+        ("rewards", "step: reward has shape (2,); one number is required"),
     ],
 )
 def test_mistakes_of_an_own_environment(mistake, said):

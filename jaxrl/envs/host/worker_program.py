@@ -106,10 +106,24 @@ def outcome(environment, names, call, argument):
     And the numbers of these names in the step's info; zeros after a reset.
     """
     if call == "reset":
-        return environment.reset(seed=argument)[0], 0.0, False, False, (0.0,) * len(names)
-    observation, reward, terminated, truncated, info = environment.step(argument)
+        observation, _ = parts(environment.reset(seed=argument), "reset", ("observation", "info"))
+        return observation, 0.0, False, False, (0.0,) * len(names)
+    result = ("observation", "reward", "terminated", "truncated", "info")
+    observation, reward, terminated, truncated, info = parts(environment.step(argument), "step", result)
     ends = flag(terminated, "terminated"), flag(truncated, "truncated")
     return observation, real(reward), *ends, tuple(number(info, name) for name in names)
+
+
+def parts(result, call, names):
+    """What a call returned, which has these parts.
+
+    Raises:
+      TypeError: it is no tuple of so many.
+    """
+    if isinstance(result, (tuple, list)) and len(result) == len(names):
+        return result
+    found = f"{len(result)} values" if isinstance(result, (tuple, list)) else type(result).__name__
+    raise TypeError(f"{call} must return ({', '.join(names)}), and it returned {found}")
 
 
 def real(reward):
@@ -120,7 +134,10 @@ def real(reward):
     """
     if isinstance(reward, (str, bytes)):
         raise TypeError(f"reward must be a number, and it is {reward!r:.80}")
-    found = float(reward)
+    try:
+        found = float(reward)
+    except (TypeError, ValueError):
+        raise TypeError(f"reward must be a number, and it is {reward!r:.80}") from None
     if LARGEST < abs(found) < float("inf"):
         raise ValueError(f"the reward {found:g} is none that float32 can hold")
     return found
@@ -134,7 +151,10 @@ def flag(value, name):
     """
     if value is None or isinstance(value, (str, bytes, dict, list, tuple, set)):
         raise TypeError(f"{name} must be true or false, and it is {value!r:.80}")
-    return bool(value)
+    try:
+        return bool(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be true or false, and it is {value!r:.80}") from None
 
 
 def number(info, name):
