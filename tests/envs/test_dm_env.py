@@ -161,7 +161,7 @@ def test_actions_are_counted_from_the_specs_lowest():
         ("first", "began another episode, and the last one had no end"),
         ("zero", "its discount is 0 within an episode"),
         ("none", "its discount must be a number from 0 to 1, and it is None"),
-        ("reward", "NoneType"),
+        ("reward", "reward must be a number, and it is None"),
     ],
 )
 def test_faults_are_named(fault, words, workers):
