@@ -23,7 +23,7 @@ _BATCH = 4
 
 
 @interruptible
-@checked(steps={"low": 1})
+@checked(steps={"low": 0})
 def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0) -> None:
     """Tries `env` in every way that training uses it: traced, compiled, mapped and scanned; or built and stepped.
 
