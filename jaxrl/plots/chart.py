@@ -91,6 +91,11 @@ def style(place: int, marked: bool = True) -> dict[str, Any]:
     return drawn
 
 
+def say(axes: Axes, text: str) -> None:
+    """Write a few words where there are no curves."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center")
+
+
 def finish(figure: Chart, handles: Mapping[str, Artist], caption: Sequence[str] = ()) -> None:
     """Place the legend and the caption below the axes, and make the figure taller by what they take.
 

@@ -27,6 +27,7 @@ __all__ = [
     "plot_trials",
 ]
 
+_NONE = "no episode has ended yet"
 _NAMES = {TRAINING: "training return", EVALUATION: "evaluation return"}
 
 Plottable = Run | Sequence[Mapping[str, Any]]
@@ -55,7 +56,7 @@ def plot_run(run: Plottable, out: str | os.PathLike | None = None) -> "Chart":
                 drawn |= {"marker": "o", "markersize": 4}
             (handles[label],) = axes.plot(steps, values, label=label, **drawn)
     if not handles:
-        axes.text(0.5, 0.5, "no episode has ended yet", transform=axes.transAxes, ha="center")
+        chart.say(axes, _NONE)
     chart.finish(figure, handles)
     return _saved(figure, out)
 
@@ -115,6 +116,8 @@ def plot_runs(
         lines[name] += axes.plot(summary.steps, summary.center, label=chart.plain(label), **drawn)
         if len(found) > 1:
             axes.fill_between(summary.steps, summary.low, summary.high, color=drawn["color"], alpha=0.2, linewidth=0)
+    if not any(curves):
+        chart.say(panels[0], _NONE)
     handles = {}
     for name, drawn_lines in lines.items():
         those = [place for place, other in enumerate(names) if other == name]
@@ -157,8 +160,10 @@ def _check_metric(metric: str, runs: Sequence[Run]) -> None:
         return
     known = {name for run in runs for row in run.rows for name, value in row.items() if value is not None} - {"step"}
     names = ", ".join(run.name for run in runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
-    if metric in (EVALUATION, TRAINING):
-        raise ConfigError(f"no value of {metric} in {names}: no episode has ended yet, or no metrics were written")
+    if metric in _NAMES:
+        if any(run.rows for run in runs):
+            return  # the picture says that no episode has ended yet
+        raise ConfigError(f"no value of {metric} in {names}: no metrics were written")
     raise unknown("metric", metric, known, f"those of {names}")
 
 

@@ -94,7 +94,7 @@ class SweepResult:
           metric: one of `metrics`; the return while training.
 
         Raises:
-          ConfigError: there is no such metric, it has no value yet, or pictures have no such format.
+          ConfigError: there is no such metric, or pictures have no such format.
         """
         if metric not in self.metrics:
             raise unknown("metric", metric, self.metrics, "those of this sweep")
@@ -143,8 +143,7 @@ class SweepResult:
             write_csv(path / "table.csv", self._rows())
             with files.replacing(path / "table.md") as file:
                 file.write(markdown(self._cells()) + "\n")
-            if np.isfinite(self.metrics.get(TRAINING, np.nan)).any():
-                self.plot(path / "curves.png")
+            self.plot(path / "curves.png")
             runs = self._runs(list(self.metrics))
             rows = [{"configuration": number, "seed": run.seed, **row} for number, run in runs for row in run.rows]
             sweep_directory.write(

@@ -132,8 +132,8 @@ def sweep(
     ]
 
     run_configs = [_config(program, topology, total_steps, logging) for program in programs]
-    if run_dir is not None and not overwrite:
-        sweep_directory.check_same(run_dir, run_configs, seeds)
+    if run_dir is not None and not overwrite and not (files.expand(run_dir) / "program-0").exists():
+        sweep_directory.check_same(run_dir, run_configs, seeds)  # with checkpoints, these say what differs
     display = ProgressBar() if progress and leader else None
     began = time.monotonic()
     parts: dict[int, dict[str, Any]] = {}

@@ -191,6 +191,8 @@ def test_bad_input_is_told(tmp_path):
         plot_runs([run(), run(1)], tmp_path / "x.png", metric="loss")
     with pytest.raises(ConfigError, match="no value of train/return_mean in empty"):
         plot_runs([Run("empty", {}, [])], tmp_path / "x.png")
+    (axes,) = plot_runs([run(steps=(0,), values=(None,)), run(1, steps=(0,), values=(None,))]).axes
+    assert [text.get_text() for text in axes.texts] == ["no episode has ended yet"]
     with pytest.raises(ConfigError, match="confidence=95"):
         plot_runs([run()], tmp_path / "x.png", confidence=95)
     assert not list(tmp_path.iterdir())
