@@ -56,7 +56,11 @@ def test_of_a_schedule_and_an_optimizer_every_number_counts():
         assert found.startswith(f"PPO.optimizer.{named}=")
 
 
-@pytest.mark.parametrize("value", [np.asarray([1e-3, 1e-4]), jnp.ones((1,)), 1j, object(), [1e-3, 1e-4]], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [np.asarray([1e-3, 1e-4]), jnp.ones((1,)), 1j, object(), [1e-3, 1e-4]],
+    ids=["numpy", "jax", "complex", "object", "list"],
+)
 def test_what_is_not_one_number_is_refused_by_name(value):
     assert [found.partition("=")[0] for found in field_problems(jaxrl.PPO(gamma=value))] == ["PPO.gamma"]
 
