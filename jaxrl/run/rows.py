@@ -4,8 +4,9 @@ import numpy as np
 
 from jaxrl.core.report import Report, joined
 
-_ROWS = 100  # of a run, about
-_FEWEST, _MOST = 50, 200
+_ROWS = 50  # of a run, about: each costs the processor some thousandths of a second, and its chunk as much again
+_FEWEST, _MOST = 25, 100
+_FEWEST_ITERATIONS = 100
 
 
 def row_period(iterations: int, evaluation_period: int, every: int | None) -> int | None:
@@ -14,10 +15,10 @@ def row_period(iterations: int, evaluation_period: int, every: int | None) -> in
     Args:
       iterations: of the run.
       evaluation_period: iterations between evaluations, where rows are written too.
-      every: iterations between rows, if the run says so; None: about a hundredth of the run, and if possible a whole
-        part of an evaluation period, so that rows are evenly spaced. A run of fewer iterations has no hundredths.
+      every: iterations between rows, if the run says so; None: about a fiftieth of the run, and if possible a whole
+        part of an evaluation period, so that rows are evenly spaced; nothing for runs of fewer than 100 iterations.
     """
-    if every is not None or iterations < _ROWS:
+    if every is not None or iterations < _FEWEST_ITERATIONS:
         return every
     wanted = max(iterations // _ROWS, 1)
     near = [n for n in range(-(-iterations // _MOST), iterations // _FEWEST + 1) if evaluation_period % n == 0]

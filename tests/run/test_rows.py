@@ -60,19 +60,19 @@ def test_rows_do_not_depend_on_the_chunks_nor_on_a_kill(algo, monkeypatch, tmp_p
     assert_same_rows(train(tmp_path / "run", algo=algo, log_every=4 * ROWS), found[1])
 
 
-def test_a_run_of_a_hundred_iterations_has_a_hundred_even_rows(monkeypatch):
+def test_a_run_of_a_hundred_iterations_has_even_rows(monkeypatch):
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
     result = train(total=120, evaluate_every=30 * ROWS, checkpoint_every=0)
-    assert steps(result) == list(range(1, 121))
+    assert steps(result) == list(range(2, 121, 2))
     assert steps(train(total=120, evaluate_every=0, checkpoint_every=0, log_every=50 * ROWS)) == [50, 100, 120]
 
 
 @given(st.integers(100, 10**7), st.integers(1, 30))
-def test_rows_are_between_fifty_and_two_hundred_and_even_between_evaluations(iterations, evaluations):
+def test_rows_are_between_twenty_five_and_a_hundred_and_even_between_evaluations(iterations, evaluations):
     evaluate = max(iterations // evaluations, 1)
     period = row_period(iterations, evaluate, None)
-    assert 50 <= -(-iterations // period) <= 200
-    near = range(-(-iterations // 200), iterations // 50 + 1)
+    assert 25 <= -(-iterations // period) <= 100
+    near = range(-(-iterations // 100), iterations // 25 + 1)
     assert evaluate % period == 0 or all(evaluate % other for other in near)
 
 
