@@ -44,7 +44,7 @@ TELLING = {
         "max_position": -0.5,
         "max_speed": 1e-4,
         "goal_position": -0.55,
-        "goal_velocity": -1.0,
+        "goal_velocity": 0.05,
     },
     "MetaMaze-misc": {"punishment": -1.0},
     "Pendulum-v1": {"max_speed": 0.5},
