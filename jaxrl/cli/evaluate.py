@@ -1,4 +1,4 @@
-"""`jaxrl eval`: a trained policy plays, once or at every checkpoint of a run that another process trains."""
+"""`jaxrl eval` and `jaxrl render`: a trained policy plays, to be judged or to be watched."""
 
 import sys
 from collections.abc import Sequence
@@ -8,12 +8,22 @@ from jaxrl.cli.flags import BOOL, FLOAT, INT, PATH, TEXT, Flag, Group, optional,
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import seed_problems
 
+_RUN = Flag("run", PATH, None, "the run directory", shown="required", positional=True)
+# How episodes are played, in both.
+_PLAYED = (
+    Flag("explore", BOOL, False, "sample actions as in training, rather than take the best"),
+    Flag("env", TEXT, None, "environment to play in; None: the training environment"),
+    Flag("env_params", TEXT, (), "parameters of that environment, as key=value", many=True),
+    Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
+    Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
+)
+
 
 def evaluate(argv: Sequence[str]) -> int:
     """`jaxrl eval RUN [FLAGS]`; the exit code."""
     timeout = table.load()["constants"]["step_timeout"]
     flags = [
-        Flag("run", PATH, None, "the run directory", shown="required", positional=True),
+        _RUN,
         Flag("episodes", INT, 128, "complete episodes"),
         Flag(
             "seed",
@@ -21,12 +31,8 @@ def evaluate(argv: Sequence[str]) -> int:
             None,
             "of the episodes; None: other ones than those of the run's own evaluations, which play by the run's seed",
         ),
-        Flag("explore", BOOL, False, "sample actions as in training, rather than take the best"),
         Flag("step_timeout", FLOAT, timeout, "seconds that host environments have for one step or reset"),
-        Flag("env", TEXT, None, "environment to evaluate in; None: the training environment"),
-        Flag("env_params", TEXT, (), "parameters of that environment, as key=value", many=True),
-        Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
-        Flag("best", BOOL, False, "use the checkpoint with the highest evaluation"),
+        *_PLAYED,
         Flag(
             "follow", BOOL, False, "evaluate every new checkpoint until the run, trained by another process, has ended"
         ),
@@ -37,38 +43,96 @@ def evaluate(argv: Sequence[str]) -> int:
         "jaxrl eval", "Plays complete episodes with a trained policy.", [Group("eval", flags)], argv
     )
     asked = values["eval"]
-    if asked["run"] is None:
-        problems.append("no run directory: jaxrl eval RUN")
-    if asked["episodes"] < 1:
-        problems.append(f"--episodes: {asked['episodes']} must be at least 1")
-    problems += [] if asked["seed"] is None else seed_problems("--seed", asked["seed"])
+    problems += _play_problems("eval", asked)
     if asked["step_timeout"] <= 0:
         problems.append(f"--step-timeout: {asked['step_timeout']:g} must be more than 0")
-    if asked["env_params"] and asked["env"] is None:
-        problems.append("--env-params needs --env")
     if asked["follow"] and (asked["step"] is not None or asked["best"]):
         problems.append("--follow evaluates every checkpoint; remove --step and --best")
     if asked["out"] is not None and not asked["follow"]:
         problems.append("--out needs --follow")
-    if asked["env"] is not None:
-        problems += table.environment_problems(asked["env"])
     if problems:
         raise ConfigError(problems)
     return _evaluate(asked)
 
 
-def _evaluate(asked):
-    from jaxrl.cli.training import make_environment, score
-    from jaxrl.run import evaluation
+def render(argv: Sequence[str]) -> int:
+    """`jaxrl render RUN [FLAGS]`; the exit code."""
+    flags = [
+        _RUN,
+        Flag(
+            "out",
+            optional(PATH),
+            None,
+            "file to write, .gif, .mp4 or, of brax, .html; None: episode.gif or episode.html in RUN",
+        ),
+        Flag("episodes", INT, 1, "number of episodes, each in a file of its own: episode-1.gif, episode-2.gif, ..."),
+        Flag("seed", optional(INT), None, "seed of the first episode; None: the one that jaxrl eval plays by"),
+        Flag("max_steps", INT, 500, "longer episodes are cut off at this length"),
+        *_PLAYED,
+        imports.FLAG,
+    ]
+    what = "Plays episodes with a trained policy and draws them: one GIF, MP4 or, of brax, HTML page each."
+    values, problems = parse("jaxrl render", what, [Group("render", flags)], argv)
+    asked = values["render"]
+    problems += _play_problems("render", asked)
+    if asked["max_steps"] < 1:
+        problems.append(f"--max-steps: {asked['max_steps']} must be at least 1")
+    if asked["out"] is not None and asked["out"].suffix.lower() not in (".gif", ".mp4", ".html"):
+        problems.append(f"--out: {str(asked['out'])!r} must end in .gif, .mp4 or, of brax, .html")
+    if problems:
+        raise ConfigError(problems)
+    from jaxrl.run import rendering
+
+    run = _loaded(asked)
+    out = asked["out"] or asked["run"] / f"episode{rendering.suffix_of(run.env)}"
+    first, options = _seed(asked, run), {name: asked[name] for name in ("max_steps", "explore")}
+    for number in range(asked["episodes"]):
+        path = out if asked["episodes"] == 1 else out.with_stem(f"{out.stem}-{number + 1}")
+        seed = (first + number) % 2**63
+        print(rendering.render(run.policy, run.env, path, seed=seed, **options), flush=True)
+    return 0
+
+
+def _play_problems(command, asked):
+    """What is wrong with the flags that both commands have."""
+    problems = [f"no run directory: jaxrl {command} RUN"] if asked["run"] is None else []
+    if asked["episodes"] < 1:
+        problems.append(f"--episodes: {asked['episodes']} must be at least 1")
+    problems += [] if asked["seed"] is None else seed_problems("--seed", asked["seed"])
+    if asked["env_params"] and asked["env"] is None:
+        problems.append("--env-params needs --env")
+    return problems if asked["env"] is None else problems + table.environment_problems(asked["env"])
+
+
+def _other_environment(asked):
+    from jaxrl.cli.training import make_environment
+
+    return None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
+
+
+def _loaded(asked):
+    """The run at the checkpoint that the flags name."""
     from jaxrl.run.loading import load_run
 
-    other = None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
+    return load_run(asked["run"], step=asked["step"], best=asked["best"], env=_other_environment(asked))
+
+
+def _seed(asked, run):
+    return run.held_out_seed if asked["seed"] is None else asked["seed"]
+
+
+def _evaluate(asked):
+    from jaxrl.cli.training import score
+    from jaxrl.run import evaluation
+
     settings = {name: asked[name] for name in ("episodes", "seed", "explore", "step_timeout")}
     if asked["follow"]:
-        return _follow(asked["run"], asked["out"] or asked["run"] / "evaluations.jsonl", other, settings)
-    run = load_run(asked["run"], step=asked["step"], best=asked["best"], env=other)
+        return _follow(
+            asked["run"], asked["out"] or asked["run"] / "evaluations.jsonl", _other_environment(asked), settings
+        )
+    run = _loaded(asked)
     policy = run.policy
-    settings["seed"] = run.held_out_seed if asked["seed"] is None else asked["seed"]
+    settings["seed"] = _seed(asked, run)
     found = evaluation.evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
     print(f"{type(run.algo).__name__} on {run.env.name}, checkpoint at step {run.step:,}")
     print(score(found))

@@ -1,4 +1,4 @@
-"""The command line: `jaxrl train`, `eval`, `export-rlds`, `plot` and the other `COMMANDS`.
+"""The command line: `jaxrl train`, `eval`, `render`, `plot` and the other `COMMANDS`.
 
 Exit codes: 0; 1 where a run failed; 2 for bad input, told before anything is compiled; 130, 143 and 129 after Ctrl-C,
 SIGTERM and a terminal that was closed. What is heavy is imported by the command that needs it.
@@ -168,6 +168,12 @@ def _eval(argv: Sequence[str]) -> int:
     return evaluate(argv)
 
 
+def _render(argv: Sequence[str]) -> int:
+    from jaxrl.cli.evaluate import render
+
+    return render(argv)
+
+
 def _export_rlds(argv: Sequence[str]) -> int:
     from jaxrl.cli.data import export_rlds
 
@@ -262,6 +268,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (_train, "train an algorithm on an environment; the same command again resumes"),
     "compile": (_compile, "compile what train with the same flags would compile, and keep it for that run"),
     "eval": (_eval, "play episodes with a trained policy"),
+    "render": (_render, "draw episodes of a trained policy: a GIF, an MP4 or, of brax, an HTML page"),
     "export-rlds": (_export_rlds, "play episodes with a trained policy and write them as an RLDS dataset"),
     "export-minari": (_export_minari, "play episodes with a trained policy and write them as a Minari dataset"),
     "export-replay": (_export_replay, "write the episodes in a run's replay buffer as an RLDS dataset"),

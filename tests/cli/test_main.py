@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import jaxrl
 from jaxrl.algos import ALGORITHMS
@@ -29,6 +30,7 @@ from jaxrl.core.schedules import Linear
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import GRU, MLP
+from jaxrl.run import rendering
 from jaxrl.run.ending import has_ended
 from jaxrl.run.loading import load_run
 from jaxrl.run.presets import PRESETS
@@ -181,6 +183,47 @@ def test_eval_follows_a_run(said, run_dir, tmp_path):
     )
     said("eval", str(run_dir), "--follow", "--best", code=2)
     said("eval", str(run_dir), "--out", str(out), code=2)
+
+
+def test_render(said, run_dir, tmp_path):
+    written = said("render", str(run_dir), "--max-steps", "3").strip()
+    assert written == str(run_dir / "episode.gif")
+    with Image.open(written) as picture:
+        assert picture.format == "GIF" and 2 <= picture.n_frames <= 4
+    asked = ("--seed", "7", "--max-steps", "3", "--episodes", "2", "--out", str(tmp_path / "new" / "cart.gif"))
+    assert said("render", str(run_dir), *asked).split() == [str(tmp_path / "new" / f"cart-{n}.gif") for n in (1, 2)]
+    alone = jaxrl.render(load_run(run_dir).policy, "gymnax:CartPole-v1", tmp_path / "b.gif", seed=8, max_steps=3)
+    assert (tmp_path / "new" / "cart-2.gif").read_bytes() == alone.read_bytes()
+
+
+def test_render_in_another_environment(said, run_dir, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(rendering, "render", lambda policy, env, path, **settings: seen.append((env, path)) or path)
+    asked = ("--env", "gymnax:CartPole-v1", "--env-params", "gravity=1.0", "--best")
+    said("render", str(run_dir), *asked, "--out", str(tmp_path / "light.MP4"))
+    ((env, path),) = seen
+    while hasattr(env, "env"):
+        env = env.env
+    assert env.name == "gymnax:CartPole-v1" and env.params.gravity == 1.0 and path == tmp_path / "light.MP4"
+    said("render", str(run_dir), "--env", "gymnax:Pendulum-v1", code=2)
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        ([], "no run directory: jaxrl render RUN"),
+        (["RUN", "--out", "episode.png"], "--out: 'episode.png' must end in .gif, .mp4"),
+        (["RUN", "--episodes", "0"], "--episodes: 0 must be at least 1"),
+        (["RUN", "--max-steps", "0"], "--max-steps: 0 must be at least 1"),
+        (["RUN", "--env-params", "gravity=1"], "--env-params needs --env"),
+        (["RUN", "--env", "gymnax:Cartpole"], "CartPole-v1"),
+        (["RUN", "--seed", "-1"], "--seed"),
+        (["RUN"], "there is no such folder"),
+    ],
+)
+def test_what_cannot_be_rendered_is_refused(words, problem, capsys):
+    assert main.main(["render", *words]) == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_plot(said, run_dir, tmp_path):

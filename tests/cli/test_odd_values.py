@@ -140,6 +140,7 @@ COMMANDS = {
     "tune": ["tune", "ppo", *RUN],
     "compile": ["compile", "ppo", *RUN],
     "eval": ["eval", "RUN"],
+    "render": ["render", "RUN"],
     "export-rlds": ["export-rlds", "RUN", "--out", "OUT"],
     "export-minari": ["export-minari", "RUN", "--id", "made-v0"],
     "export-replay": ["export-replay", "RUN", "--out", "OUT"],
