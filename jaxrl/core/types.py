@@ -295,6 +295,16 @@ class ResumingRecipe(HostRecipe, Protocol):
 
 
 @runtime_checkable
+class InstanceRecipe(HostRecipe, Protocol):
+    """A recipe that may have no more than one environment, an instance of the user's."""
+
+    @property
+    def instance(self) -> Any | None:
+        """The only environment; None where others can be made."""
+        ...
+
+
+@runtime_checkable
 class NativeRecipe(HostRecipe, Protocol):
     """A recipe that knows the environment's own spaces, from which ours may differ in types and first integers."""
 
@@ -302,6 +312,11 @@ class NativeRecipe(HostRecipe, Protocol):
     def native(self) -> NativeSpaces | None:
         """The spaces; None where a file has not kept them."""
         ...
+
+
+def only_instance(env: Environment | HostRecipe) -> Any | None:
+    """Return the one environment of a recipe that can make no others; None of all others."""
+    return env.instance if isinstance(env, InstanceRecipe) else None
 
 
 def env_spec(env: Environment | HostRecipe) -> EnvSpec:

@@ -3,7 +3,7 @@
 from jaxrl.envs.check import check_env
 from jaxrl.envs.parameters import parameters, with_parameters
 from jaxrl.envs.prepare import prepared
-from jaxrl.envs.registry import environments, make
+from jaxrl.envs.registry import as_environment, environments, make
 from jaxrl.envs.wrappers import (
     ActionRepeat,
     AutoReset,
@@ -35,6 +35,7 @@ __all__ = [
     "ScaleReward",
     "StickyActions",
     "TimeLimit",
+    "as_environment",
     "check_env",
     "environments",
     "make",

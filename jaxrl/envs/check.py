@@ -15,8 +15,9 @@ from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed
-from jaxrl.core.types import Environment, HostRecipe, PyTree, TimeStep
+from jaxrl.core.types import Environment, PyTree, TimeStep
 from jaxrl.envs.host.check import check_recipe
+from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.envs.wrappers import with_auto_reset
 
 _BATCH = 4
@@ -24,11 +25,12 @@ _BATCH = 4
 
 @interruptible
 @checked(steps={"low": 0})
-def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0) -> None:
+def check_env(env: EnvironmentLike, *, steps: int = 100, seed: int = 0) -> None:
     """Tries `env` in every way that training uses it: traced, compiled, mapped and scanned; or built and stepped.
 
     Args:
-      env: the environment, with or without auto-reset, or a recipe of host environments.
+      env: the environment, with or without auto-reset, or a recipe of host environments; also a
+        name, or a Gymnasium environment, its class or a function that makes one.
       steps: how many random steps each of 4 environments takes; 0 compiles nothing, and sees types and shapes only.
       seed: of the actions and resets, from 0 to 2^63 - 1.
 
@@ -36,6 +38,7 @@ def check_env(env: Environment | HostRecipe, *, steps: int = 100, seed: int = 0)
       EnvironmentContractError: all that is wrong, one line each, with the leaf's name.
     """
     seed = checked_seed("seed", seed)
+    env = as_environment(env)
     if not isinstance(env, Environment) and callable(getattr(env, "build", None)):
         return check_recipe(env, steps, seed)
     env = _checked(env)

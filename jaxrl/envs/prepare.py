@@ -8,11 +8,12 @@ from jaxrl.core import keys
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, HostRecipe
 from jaxrl.envs.check import check_types
+from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.envs.wrappers import ClipReward, EpisodeStatistics, ScaleReward, with_auto_reset
 
 
-def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
-    """`env` with episode statistics and auto-reset, if it is a JAX environment that lacks them; else as it is.
+def prepared(env: EnvironmentLike) -> Environment | HostRecipe:
+    """What `as_environment` returns, with episode statistics and auto-reset if it is a JAX environment that lacks them.
 
     The statistics are of the rewards before `ClipReward` and `ScaleReward`, wherever these stand among the wrappers.
 
@@ -20,6 +21,7 @@ def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
       ConfigError: it is neither a JAX environment nor a recipe of host environments.
       EnvironmentContractError: types or shapes of it are not those of its spaces.
     """
+    env = as_environment(env)
     if isinstance(env, Environment):
         if not _has_statistics(env):
             check_types(env, weak=False)  # a user's own, which nobody has looked at yet
@@ -28,7 +30,7 @@ def prepared(env: Environment | HostRecipe) -> Environment | HostRecipe:
     if not callable(getattr(env, "build", None)):
         raise ConfigError(
             f"{env!r} is no environment: it has neither `reset` and `step` as jaxrl.types.Environment says, "
-            "nor `build` as HostRecipe; make one with jaxrl.make('suite:name')"
+            "nor `build` as HostRecipe; make one with jaxrl.make('suite:name'), or pass a gymnasium.Env"
         )
     return env
 

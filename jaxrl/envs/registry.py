@@ -1,8 +1,9 @@
 """Environments by name, "suite:name". A suite is imported when it is first asked for."""
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxrl.core import registry, suites
 from jaxrl.core.devices import device_problem
@@ -12,6 +13,14 @@ from jaxrl.core.limits import whole
 from jaxrl.core.registry import SUITES
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
 from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset, StickyActions
+
+if TYPE_CHECKING:
+    import gymnasium
+
+# What public functions take as an environment: also a name, and one of Gymnasium as instance, class or function.
+type EnvironmentLike = (
+    Environment | HostRecipe | str | gymnasium.Env | type[gymnasium.Env] | Callable[[], gymnasium.Env]
+)
 
 # Each module of a suite has `names()` and `make(name, **parameters)`, which returns a raw episodic environment or a
 # recipe of host environments.
@@ -24,7 +33,7 @@ _AUTO_RESETS: dict[str | None, Callable[[Environment], Environment]] = {
 
 @interruptible
 def make(
-    name: str,
+    name: str | Any,
     *,
     wrappers: Sequence[Callable[[Environment], Environment]] = (),
     auto_reset: str | None = "exact",
@@ -35,7 +44,7 @@ def make(
     """The environment `name` ("gymnax:CartPole-v1"), with episode statistics, ready for training.
 
     Args:
-      name: "suite:name", one of `environments()`.
+      name: "suite:name", one of `environments()`; or a Gymnasium environment, its class, or a function that makes one.
       wrappers: functions from environment to environment, applied in order, under the auto-reset.
       auto_reset: "exact" (`AutoReset`), "pooled" (`PooledReset`: cheaper where resets are costly), or None: a raw
         environment, whose episodes end.
@@ -51,19 +60,19 @@ def make(
     """
     if not isinstance(auto_reset, str | None) or auto_reset not in _AUTO_RESETS:
         raise unknown("auto_reset", str(auto_reset), [str(k) for k in _AUTO_RESETS])
-    if not isinstance(name, str):
+    if not isinstance(name, str) and not is_gymnasium(name):
         raise ConfigError(f"{name!r:.80} is no name of an environment, such as 'gymnax:CartPole-v1'")
     if not isinstance(wrappers, Sequence) or isinstance(wrappers, str) or not all(map(callable, wrappers)):
         raise ConfigError(
             f"wrappers={wrappers!r:.80} must be a tuple of functions from environment to environment, in Python: "
             "wrappers=(jaxrl.envs.Flatten,)"
         )
-    env = _factory(name)(**parameters)
+    env = _factory(name)(**parameters) if isinstance(name, str) else _passed(name, **parameters)
     if not isinstance(env, Environment):
         if wrappers or sticky_actions is not None or hide != ():
             named = "sticky_actions" if sticky_actions is not None else "hide"
             what = "wrappers of JAX environments" if wrappers else f"{named}, but its suite's own parameters"
-            raise ConfigError(f"{name} is not a JAX environment, so it takes no {what}")
+            raise ConfigError(f"{env.name} is not a JAX environment, so it takes no {what}")
         return env
     if sticky_actions is not None:
         try:
@@ -99,6 +108,28 @@ def _wrapped(env, wrapper):
         raise ConfigError(f"wrapper {name:.80} makes {wrapped!r:.80} of {env.name}, which is no JAX environment")
     _ = wrapped.observation_space, wrapped.action_space  # which say what they do not fit
     return wrapped
+
+
+def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
+    """Return what `make` returns for a name or a Gymnasium environment, class or function; all else as it is."""
+    return make(env) if isinstance(env, str) or is_gymnasium(env) else env  # ty: ignore[invalid-explicit-return]
+
+
+def is_gymnasium(env: Any) -> bool:
+    """Whether it is a Gymnasium environment: an instance, a class, or a function that makes one; also vectorized."""
+    if isinstance(env, str) or env is None:
+        return False
+    if (gymnasium := sys.modules.get("gymnasium")) is not None:
+        kinds = (gymnasium.Env, gymnasium.vector.VectorEnv)
+        if isinstance(env, kinds) or (isinstance(env, type) and issubclass(env, kinds)):
+            return True
+    return callable(env) and not isinstance(env, type | Environment) and not hasattr(env, "build")
+
+
+def _passed(env, **parameters):
+    from jaxrl.envs.host import passed  # Gymnasium takes time to import
+
+    return passed.recipe(env, **parameters)
 
 
 def environments() -> list[str]:

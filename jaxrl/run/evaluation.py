@@ -13,8 +13,9 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.matching import space_problems
-from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe
+from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, only_instance
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
+from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
 
@@ -88,7 +89,7 @@ def episodes_problems(name: str, episodes: int, num_envs: int | None, max_steps:
 def evaluate(
     algo: Algorithm,
     actor: ActorState,
-    env: Environment | HostRecipe,
+    env: EnvironmentLike,
     spec: EnvSpec,
     *,
     seed: int = 0,
@@ -103,7 +104,8 @@ def evaluate(
     Args:
       algo: the algorithm, its schedules resolved.
       actor: what acting needs; its statistics stay frozen.
-      env: where to play: a JAX environment with auto-reset, or a recipe of host environments.
+      env: where to play: a JAX environment with auto-reset, a recipe of host environments, or a Gymnasium environment,
+        class or function.
       spec: of the environment that the policy was trained on.
       seed: of episodes and of action sampling; training with the same seed meets other episodes. The evaluations of a
         run with this seed play these very episodes: judge a policy that they chose by another
@@ -120,6 +122,9 @@ def evaluate(
         episodes than can be counted.
       EnvironmentFailedError: host environments hang, or failed too often.
     """
+    env = as_environment(env)
+    if num_envs is None and only_instance(env) is not None:
+        num_envs = 1
     problems = space_problems(env, spec, "the policy was trained on")
     problems += seed_problems("seed", seed) + episodes_problems("episodes", episodes, num_envs, max_steps)
     if problems:

@@ -21,12 +21,13 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.matching import check_spaces
-from jaxrl.core.types import Algorithm, Environment, HostRecipe
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, only_instance
 from jaxrl.data.episodes import Episode
 from jaxrl.data.minari import MinariWriter
 from jaxrl.data.rlds import RldsWriter, check_hosts, host_directory
 from jaxrl.data.rows import EpisodeCutter
 from jaxrl.envs.configs import to_config
+from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.run import recording
 from jaxrl.run.policy import Policy
 from jaxrl.run.progress import ProgressBar
@@ -51,7 +52,7 @@ _COUNTS = {"episodes": {"low": 1}, "num_envs": {"low": 1}, "max_steps": {"low": 
 @checked(**_COUNTS)
 def export_rlds(
     policy: Policy,
-    env: Environment | HostRecipe | str,
+    env: EnvironmentLike,
     path: str | os.PathLike,
     *,
     episodes: int,
@@ -111,7 +112,7 @@ def export_rlds(
 @checked(**_COUNTS)
 def export_minari(
     policy: Policy,
-    env: Environment | HostRecipe | str,
+    env: EnvironmentLike,
     dataset_id: str,
     *,
     episodes: int,
@@ -201,12 +202,13 @@ class _Asked:
 
 def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, env, asked):
     """Plays, and hands every episode to the writer."""
-    env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
+    env = envs.prepared(env)
     process, processes = jax.process_index(), jax.process_count()
     asked.check(processes)
     asked = dataclasses.replace(asked, seed=checked_seed("seed", asked.seed))
     check_spaces(policy.spec, env)
-    num_envs = min(asked.episodes, processes * _NUM_ENVS if asked.num_envs is None else asked.num_envs)
+    most = processes * _NUM_ENVS if only_instance(env) is None else 1
+    num_envs = min(asked.episodes, most if asked.num_envs is None else asked.num_envs)
     here = np.array_split(np.arange(num_envs), processes)[process]
     left = asked.episodes // num_envs + (here < asked.episodes % num_envs)
     mine, limit = int(left.sum()), int(left.max()) * (asked.max_steps + 1)

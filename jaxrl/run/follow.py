@@ -13,6 +13,7 @@ from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.limits import checked_seed
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import have_learners_ended, own_place
 from jaxrl.run import checkpoint
 from jaxrl.run.directory import EVALUATIONS, read_config
@@ -32,7 +33,7 @@ def follow(
     explore: bool = False,
     step_timeout: float = STEP_TIMEOUT,
     algo: Algorithm | None = None,
-    env: Environment | HostRecipe | str | None = None,
+    env: EnvironmentLike | None = None,
     out: str | Path | None = None,
     poll: float = 1.0,
 ) -> Iterator[tuple[int, Evaluation]]:

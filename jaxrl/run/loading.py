@@ -21,6 +21,7 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, NativeRecipe, PyTree, env_spec
 from jaxrl.envs.configs import from_config, full_name
+from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.run import checkpoint
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import read_config
@@ -67,7 +68,7 @@ def load(
     step: int | None = None,
     best: bool = False,
     algo: Algorithm | None = None,
-    env: Environment | HostRecipe | str | None = None,
+    env: EnvironmentLike | None = None,
 ) -> Policy:
     """The policy of a run.
 
@@ -95,7 +96,7 @@ def load_run(
     step: int | None = None,
     best: bool = False,
     algo: Algorithm | None = None,
-    env: Environment | HostRecipe | str | None = None,
+    env: EnvironmentLike | None = None,
 ) -> LoadedRun:
     """As `load`, with what the policy was trained on and by."""
     found = load_learner(path, step=step, best=best, algo=algo, env=env)
@@ -129,7 +130,7 @@ def load_learner(
     step: int | None = None,
     best: bool = False,
     algo: Algorithm | None = None,
-    env: Environment | HostRecipe | str | None = None,
+    env: EnvironmentLike | None = None,
 ) -> LoadedLearner:
     """The learner state of a run; arguments and errors are those of `load`."""
     keep_compiled_programs()
@@ -139,7 +140,7 @@ def load_learner(
     config = read_config(path)
     if missing := [name for name in _NEEDED if name not in config]:
         raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
-    given = envs.make(env) if isinstance(env, str) else env
+    given = None if env is None else envs.as_environment(env)
     with _described(path):
         algo = _algorithm(config["algorithm"]) if algo is None else algo
         if not isinstance(config["environment"], dict):

@@ -25,6 +25,7 @@ from jaxrl.core.limits import checked_seed
 from jaxrl.core.matching import check_spaces
 from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
 from jaxrl.envs.drawings import Drawing, drawing_of
+from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
 from jaxrl.run.policy import Policy
@@ -38,7 +39,7 @@ _MOST_A_SECOND = 20  # frames of such an environment, which takes long to draw t
 @checked(max_steps={"low": 1})
 def render(
     policy: Policy,
-    env: Environment | HostRecipe | str,
+    env: EnvironmentLike,
     path: str | os.PathLike,
     *,
     seed: int = 0,
@@ -69,7 +70,7 @@ def render(
         path has another suffix.
       MissingExtraError: an MP4, and `jaxrl[video]` is not installed.
     """
-    env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
+    env = envs.prepared(env)
     seed = checked_seed("seed", seed)
     check_spaces(policy.spec, env)
     path = _checked_path(path, env)

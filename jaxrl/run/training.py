@@ -23,11 +23,12 @@ from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
 from jaxrl.core.resources import problems as resource_problems
 from jaxrl.core.sources import Replay
-from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, env_spec
+from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, env_spec, only_instance
 from jaxrl.data import rings
 from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.data.loading import Loader
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.networks.summary import summary
 from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
@@ -70,7 +71,7 @@ def at_pace(pace: Pace) -> Generator[None]:
 @whole_arguments
 def train(
     algo: Algorithm | str,
-    env: Environment | HostRecipe | str | None = None,
+    env: EnvironmentLike | None = None,
     *,
     total_steps: int,
     dataset: Dataset | str | None = None,
@@ -84,7 +85,7 @@ def train(
     log_every: int | None = None,
     evaluate_every: int | None = None,
     evaluation_episodes: int | None = None,
-    eval_env: Environment | HostRecipe | str | None = None,
+    eval_env: EnvironmentLike | None = None,
     explore_in_evaluation: bool = False,
     async_evaluation: bool = False,
     target_return: float | None = None,
@@ -110,7 +111,8 @@ def train(
 
     Args:
       algo: the algorithm, or its name for the defaults.
-      env: what `jaxrl.make` returns, or its name; None: learn from the dataset alone.
+      env: what `jaxrl.make` returns or takes: a name, or a Gymnasium environment, its class, or a function that makes
+        one; None: learn from the dataset alone.
       total_steps: environment steps over all environments; the last iteration may exceed it. Without an environment:
         updates.
       dataset: what `jaxrl.load_dataset` returns, or its name; its transitions are held in memory.
@@ -130,7 +132,7 @@ def train(
         evaluated, saved or calls back.
       evaluate_every: environment steps between evaluations; None: a tenth of the run; 0: only at the end.
       evaluation_episodes: complete episodes per evaluation; None: 128, or 10 where the environment is on the host.
-      eval_env: another environment to evaluate in, or its name; its observations and actions must have the shapes and
+      eval_env: another environment to evaluate in, as `env`; its observations and actions must have the shapes and
         types of `env`, while bounds, parameters and time limits may differ.
       explore_in_evaluation: sample actions as in training instead of taking the best.
       async_evaluation: evaluate in a thread while training continues, on a device that does not learn if there is one.
@@ -175,7 +177,7 @@ def train(
     with _told_with(problems):
         if isinstance(dataset, str):
             dataset = load_dataset(dataset)
-        env, eval_env = (envs.make(given) if isinstance(given, str) else given for given in (env, eval_env))
+        env, eval_env = (None if one is None else envs.as_environment(one) for one in (env, eval_env))
     offline = env is None
     problems += _fraction_problems(dataset_fraction, algo, dataset is not None, offline)
     fraction = _resolved_fraction(dataset_fraction, algo, dataset is not None, offline)
@@ -205,6 +207,9 @@ def train(
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
     given_topology, topology = topology, topology.resolve(algo)
     given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs or 0)
+    problems = _instance_problems(None if offline else env, played, topology, video_every)
+    if problems:
+        raise ConfigError(problems)
     notes = []
     if evaluation_episodes is None:
         evaluation_episodes = default_episodes(played)
@@ -308,6 +313,26 @@ def _told_with(problems):
         if not problems:
             raise
         raise ConfigError([*error.problems, *problems]) from error.__cause__
+
+
+def _instance_problems(env, played, topology, video_every):
+    """What is wrong with environments of which there is one instance and no more; one line each."""
+    trained, evaluated = (None if one is None else only_instance(one) for one in (env, played))
+    problems = []
+    if trained is not None:
+        fix = f"pass the class {type(trained.unwrapped).__name__}, or a function that makes one"
+        one = f"{env.name} is one environment, whose spec does not say how to make another"
+        if (num_envs := topology.num_envs or 0) > 1:
+            problems.append(f"num_envs={num_envs}: {one}; {fix}: lambda: {type(trained.unwrapped).__name__}(...)")
+        if getattr(topology, "remote", None) is not None:
+            problems.append(f"remote: {one} in another process; {fix}")
+        if evaluated is not None and evaluated.unwrapped is trained.unwrapped:
+            problems.append(f"{one}, and evaluation needs one of its own; pass eval_env=, or {fix.partition(' ')[2]}")
+    if evaluated is not None and video_every is not None:
+        problems.append(
+            f"video_every={video_every}: {played.name} is one environment, and videos need one of their own"
+        )
+    return problems
 
 
 def _kind_problems(topology, target_return, callbacks, loggers):

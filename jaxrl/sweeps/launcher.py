@@ -20,7 +20,8 @@ from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import amount_problems, count_problems
-from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
+from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec, only_instance
+from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.remote import connect
 from jaxrl.run import sweep_directory
@@ -67,7 +68,7 @@ class Experiments(SweepResult):
 @whole_arguments
 def launch(
     algo: Algorithm | str,
-    env: Environment | HostRecipe | str,
+    env: EnvironmentLike,
     *,
     total_steps: int,
     run_dir: str | Path,
@@ -116,9 +117,11 @@ def launch(
     """
     check_no_evaluator("a sweep of experiments")
     algo = as_algorithm(algo)
-    env = envs.prepared(envs.make(env) if isinstance(env, str) else env)
+    env = envs.prepared(env)
     seeds = checked_seeds(seeds)
     problems = count_problems(total_steps=(total_steps, 1), points=(points, 1), restarts=(restarts, 0))
+    if only_instance(env) is not None:
+        problems.append(f"{env.name} is one environment, and every run needs its own; pass its class or a function")
     problems += amount_problems(cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run)
     if topology is not None and num_envs is not None:
         problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")

@@ -75,7 +75,7 @@ def bound(
       ConfigError: settings that do not fit, all of them.
     """
     algo = as_algorithm(algo)
-    made = envs.prepared(envs.make(env) if isinstance(env, str) else env)
+    made = envs.prepared(env)
     if not isinstance(made, Environment):
         raise ConfigError(f"{made.name} is stepped on the host and cannot be part of a compiled run; use jaxrl.train")
     if topology.devices not in (None, 1):

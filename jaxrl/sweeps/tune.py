@@ -258,7 +258,7 @@ def tune(
     else:
         devices, mapping = devices_and_mapping(devices, mapping)
     seeds, search_seed = checked_seeds(seeds), checked_seed("search_seed", search_seed)
-    algo, made = as_algorithm(algo), envs.make(env) if isinstance(env, str) else env
+    algo, made = as_algorithm(algo), envs.as_environment(env)
     if not isinstance(made, Environment):
         raise ConfigError(f"{made.name} is stepped on the host, and a search is a compiled program; use jaxrl.train")
     if any(isinstance(source, Dataset) for source in algo.experience.values()):

@@ -7,13 +7,13 @@ import numpy as np
 
 from jaxrl.core import spaces
 from jaxrl.core.errors import EnvironmentContractError
-from jaxrl.core.types import AsyncRecipe, HostRecipe, PyTree, TimeStep
+from jaxrl.core.types import AsyncRecipe, HostRecipe, PyTree, TimeStep, only_instance
 
 _BATCH, _READY = 4, 2
 
 
 def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
-    """Builds 4 environments twice with one seed and takes `steps` random actions in both.
+    """Builds 4 environments twice with one seed and takes `steps` random actions in both; of one instance that alone.
 
     Where they can be asynchronous, once more: those that are ready first must show what they show in step.
 
@@ -27,9 +27,12 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
     ]
     _raise(recipe, problems)
     rng = np.random.default_rng(seed)
-    actions = [_random_actions(recipe.action_space, (_BATCH,), rng) for _ in range(steps)]
-    shown, kept = _play(recipe, actions, seed)
-    problems = [line for number, timestep in enumerate(shown) for line in _type_problems(recipe, number, timestep)]
+    batch = _BATCH if only_instance(recipe) is None else 1
+    actions = [_random_actions(recipe.action_space, (batch,), rng) for _ in range(steps)]
+    shown, kept = _play(recipe, actions, seed, batch)
+    problems = [
+        line for number, timestep in enumerate(shown) for line in _type_problems(recipe, number, timestep, batch)
+    ]
     problems += [
         f"TimeStep.info has {sorted(timestep.info or ())} at step {number}, {sorted(shown[0].info or ())} at reset: "
         "always give the same names"
@@ -43,7 +46,7 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
         for path in _different(timestep, copy)
     ]
     _raise(recipe, overwritten + _row_problems(recipe, kept))
-    again, _ = _play(recipe, actions, seed)
+    again, _ = _play(recipe, actions, seed, batch)
     different = [
         f"TimeStep{path} differs between two batches of one seed and the same actions, first at step {number}"
         for number, (a, b) in enumerate(zip(shown, again, strict=True))
@@ -106,13 +109,13 @@ def _random_arrays(space: spaces.ArraySpace, shape: tuple[int, ...], rng: np.ran
 
 
 def _play(
-    recipe: HostRecipe, actions: list[PyTree], seed: int
+    recipe: HostRecipe, actions: list[PyTree], seed: int, batch: int
 ) -> tuple[list[TimeStep[np.ndarray]], list[TimeStep[np.ndarray]]]:
     """The time steps as they were returned, and copies that were made at once."""
-    host = recipe.build(_BATCH, seed)
+    host = recipe.build(batch, seed)
     try:
-        if host.num_envs != _BATCH:
-            _raise(recipe, [f"build({_BATCH}, seed) makes num_envs={host.num_envs} environments"])
+        if host.num_envs != batch:
+            _raise(recipe, [f"build({batch}, seed) makes num_envs={host.num_envs} environments"])
         shown, kept = [], []
         for action in (None, *actions):
             timestep = host.reset() if action is None else host.step(action)
@@ -124,7 +127,7 @@ def _play(
     return shown, kept
 
 
-def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarray]) -> list[str]:
+def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarray], batch: int) -> list[str]:
     call = "step" if number else "reset"
     if timestep.episode is None:
         return [f"{call}: TimeStep.episode is None; fill it in, or returns cannot be counted"]
@@ -147,16 +150,16 @@ def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarra
     for path, (shape, dtype) in expected.items():
         leaf = found.get(path)
         is_array = isinstance(leaf, np.ndarray)
-        if not is_array or leaf.shape != (_BATCH, *shape) or leaf.dtype.name != dtype:
+        if not is_array or leaf.shape != (batch, *shape) or leaf.dtype.name != dtype:
             got = f"{leaf.dtype}{list(leaf.shape)}" if is_array else "nothing" if leaf is None else type(leaf).__name__
-            problems.append(f"{call}: TimeStep{path} is {got}; numpy of {dtype}{[_BATCH, *shape]} is required")
+            problems.append(f"{call}: TimeStep{path} is {got}; numpy of {dtype}{[batch, *shape]} is required")
     extra = [path for path in found if path.startswith(".observation") and path not in expected]
     return problems + [f"{call}: TimeStep{path} is not in the observation space" for path in extra]
 
 
 def _row_problems(recipe: HostRecipe, timesteps: list[TimeStep[np.ndarray]]) -> list[str]:
     problems = []
-    ended = np.ones(_BATCH, np.bool_)
+    ended = np.ones_like(timesteps[0].first)
     for number, timestep in enumerate(timesteps):
         wrong = {
             "TimeStep.terminated and TimeStep.truncated are both set": timestep.terminated & timestep.truncated,

@@ -32,6 +32,7 @@ class GymnasiumRecipe:
       restarts: how many workers may be replaced.
       info: names of the numbers of its info that become `TimeStep.info`.
       native: its own spaces; None where a file of an earlier version has not kept them.
+      factory: what makes it, of an environment that a program passed itself; None: what is registered as `id`.
 
     Args:
       by_hand: whether somebody typed it, so that it may import what its options name; a file cannot say so.
@@ -47,6 +48,7 @@ class GymnasiumRecipe:
     restarts: int = RESTARTS
     info: tuple[str, ...] = ()
     native: NativeSpaces | None = None
+    factory: Any = None
     by_hand: dataclasses.InitVar[bool] = False
 
     def __post_init__(self, by_hand):
@@ -60,6 +62,11 @@ class GymnasiumRecipe:
     @property
     def name(self) -> str:
         return f"gymnasium:{self.id}"
+
+    @property
+    def instance(self) -> gymnasium.Env | None:
+        """The only environment that there is, one of the user's; None where others can be made."""
+        return getattr(self.factory, "instance", None)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -91,12 +98,24 @@ class GymnasiumRecipe:
           ConfigError: `num_envs` is not positive, or the environment cannot be sent to a worker.
           EnvironmentFailedError: a worker could not make its environments.
         """
-        return SteppedEnvironment(self, _find(self.id), _converted, num_envs, seed, first_env)
+        made_from = self.factory
+        if made_from is None:
+            if "." in self.id and self.id not in gymnasium.registry:
+                raise ConfigError(
+                    f"{self.name} was passed as a Gymnasium environment, its class or a function, which no file can "
+                    "make; pass it again: env=... in Python; in a shell register it with Gymnasium and pass "
+                    "--import MODULE --env gymnasium:ID"
+                )
+            made_from = _find(self.id)
+        return SteppedEnvironment(self, made_from, converted, num_envs, seed, first_env)
 
     def build_rendered(self, seed: int) -> SteppedEnvironment:
         """As of `RenderedRecipe`."""
-        options = self.options | {"render_mode": "rgb_array"}
-        return dataclasses.replace(self, options=options, workers=0, by_hand=True).build(1, seed)
+        from jaxrl.envs.host.passed import takes_render_mode
+
+        drawn = self.factory is None or takes_render_mode(self.factory)
+        options = self.options | ({"render_mode": "rgb_array"} if drawn else {})
+        return replaced(self, options=options, workers=0).build(1, seed)
 
 
 registry.add("suite", gymnasium=GymnasiumRecipe)
@@ -136,11 +155,17 @@ def make(
             f"{where} is defined in the main program, which workers do not import; move its class to a module, or use "
             "workers=0"
         )
-    found = stepped.looked_at(where, spec, options, _converted, workers, fields["start_timeout"])
+    found = stepped.looked_at(where, spec, options, converted, workers, fields["start_timeout"])
     return GymnasiumRecipe(id=name, options=options, info=tuple(info), **found, **fields, by_hand=True)
 
 
-def _converted(observation_space, action_space, where):
+def replaced(recipe: GymnasiumRecipe, **fields: Any) -> GymnasiumRecipe:
+    """Return the recipe with other fields."""
+    return dataclasses.replace(recipe, **fields, by_hand=True)
+
+
+def converted(observation_space: Any, action_space: Any, where: str) -> tuple[Any, Any]:
+    """Return how observations and actions of Gymnasium's spaces become ours; as of `stepped.Converted`."""
     return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
 

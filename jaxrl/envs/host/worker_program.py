@@ -79,11 +79,16 @@ def prepared(environments, spec, indices):
 
 
 def made(spec, options):
-    """One environment: of a spec of Gymnasium's, or of what `FromDmEnv` takes, alone in a tuple."""
+    """One environment: of a spec of Gymnasium's, of a function, or of what `FromDmEnv` takes, alone in a tuple."""
     if isinstance(spec, tuple):
         return FromDmEnv(*spec, options)
     import gymnasium
 
+    if callable(spec):
+        found = spec(**options)
+        if not isinstance(found, gymnasium.Env):
+            raise TypeError(f"it gives a {type(found).__name__}; what makes one gymnasium.Env is needed")
+        return found
     return gymnasium.make(spec, disable_env_checker=True, **options)
 
 

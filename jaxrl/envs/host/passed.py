@@ -1,0 +1,227 @@
+"""Gymnasium environments that a program passes itself: an instance, a class, or a function that makes one."""
+
+import copy
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.envs.host import gymnasium as adapter
+from jaxrl.envs.host import stepped
+
+# The instances that play now, by `id` of what is under their wrappers.
+_playing: weakref.WeakValueDictionary[int, gymnasium.Env] = weakref.WeakValueDictionary()
+
+
+def recipe(
+    env: gymnasium.Env | Callable[..., gymnasium.Env],
+    *,
+    workers: int = 0,
+    step_timeout: float | None = None,
+    start_timeout: float | None = None,
+    restarts: int | None = None,
+    info: Sequence[str] = (),
+    **options: Any,
+) -> adapter.GymnasiumRecipe:
+    """Return the recipe of a Gymnasium environment.
+
+    Args:
+      env: a class or a function, which is called once for each environment; or an instance, which is made again from
+        its `spec`. An instance without a usable `spec` is the only environment that the recipe has.
+      workers, step_timeout, start_timeout, restarts, info: as of `make`.
+      options: arguments of the class or function.
+
+    Raises:
+      ConfigError: it is vectorized, cannot be made, cannot go to workers, or its spaces are not supported.
+    """
+    if isinstance(env, VectorEnv) or (isinstance(env, type) and issubclass(env, VectorEnv)):
+        raise ConfigError(
+            f"{_class_of(env).__name__} is a vectorized environment; pass the class of one environment or a function "
+            "that makes one, and num_envs=N"
+        )
+    stepping = {"workers": workers, "step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
+    fields = stepped.stepping(**stepping)
+    if not isinstance(env, gymnasium.Env):
+        return _of_function(env, options, fields, tuple(info))
+    name = _name(type(env.unwrapped))
+    if options:
+        raise ConfigError(
+            f"{', '.join(options)}: gymnasium:{name} is made already; pass its class, or a function, with arguments"
+        )
+    spec = _spec(env)
+    if spec is None:
+        if workers:
+            raise ConfigError(f"workers={workers}: gymnasium:{name} is {_ONE}; pass {instead(env)}")
+        return _looked_at(name, Instance(env), {}, fields, tuple(info))
+    known = _registered_options(spec)
+    if known is not None:
+        return adapter.make(spec.id, **stepping, info=info, **known)
+    if workers and getattr(spec.entry_point, "__module__", "") == "__main__":
+        raise _unreachable(name)
+    return _looked_at(name, spec, {}, fields, tuple(info))
+
+
+_ONE = "one environment, whose spec does not say how to make another"
+
+
+def instead(env: gymnasium.Env) -> str:
+    """Return what to pass instead of an instance."""
+    name = type(env.unwrapped).__name__
+    return f"the class {name}, or a function that makes one: lambda: {name}(...)"
+
+
+class Instance:
+    """An environment of the user's as a factory of itself, for one batch at a time; it is never closed or copied.
+
+    Args:
+      env: the environment.
+    """
+
+    def __init__(self, env: gymnasium.Env):
+        self.instance = env
+
+    def __call__(self) -> gymnasium.Env:
+        own = self.instance.unwrapped
+        if _playing.get(id(own)) is own:
+            raise ConfigError(
+                f"{type(own).__name__} is {_ONE}, and two are needed at the same time; pass {instead(own)}"
+            )
+        _playing[id(own)] = own
+        return _Lent(self.instance)
+
+    def __reduce__(self):
+        raise ConfigError(
+            f"{type(self.instance.unwrapped).__name__} is {_ONE}, so it cannot be copied to another process; pass "
+            f"{instead(self.instance)}"
+        )
+
+
+class _Lent(gymnasium.Wrapper):
+    """An instance while it plays; closing it gives it back."""
+
+    def close(self):
+        _playing.pop(id(self.env.unwrapped), None)
+
+
+class Another:
+    """A function of environments that must give another one each time.
+
+    Args:
+      function: makes an environment.
+
+    Attributes:
+      function: the same.
+      makes: the class under the wrappers of what it made last; None before.
+    """
+
+    def __init__(self, function: Callable[..., gymnasium.Env]):
+        self.function, self.makes = function, None
+        self._made: weakref.WeakValueDictionary[int, gymnasium.Env] = weakref.WeakValueDictionary()
+
+    def __call__(self, **options: Any) -> gymnasium.Env:
+        env = self.function(**options)
+        if isinstance(env, gymnasium.Env):
+            own = env.unwrapped
+            if self._made.get(id(own)) is own:
+                raise ConfigError(
+                    f"the function that makes {type(own).__name__} gives the same environment twice; let every call "
+                    f"make a new one: lambda: {type(own).__name__}(...)"
+                )
+            self._made[id(own)], self.makes = own, type(own)
+        return env
+
+    def __reduce__(self):
+        return Another, (self.function,)
+
+
+def _of_function(function, options, fields, info):
+    cls = _class_of(function)
+    named = function if hasattr(function, "__qualname__") else cls
+    if fields["workers"]:
+        if "<" in named.__qualname__ or named.__module__ == "__main__":
+            raise _unreachable(_name(named))
+        return _looked_at(_name(named), function, options, fields, info)
+    factory = Another(function)
+    found = _looked_at(_name(named), factory, options, fields, info)
+    if isinstance(function, type) or (named is function and "<lambda>" not in function.__qualname__):
+        return found
+    return adapter.replaced(found, id=_name(factory.makes))  # what makes it has no name of its own
+
+
+def _looked_at(name, factory, options, fields, info):
+    found = stepped.looked_at(
+        f"gymnasium:{name}", factory, options, adapter.converted, fields["workers"], fields["start_timeout"]
+    )
+    return adapter.GymnasiumRecipe(
+        id=name, options=options, info=info, **found, **fields, factory=factory, by_hand=True
+    )
+
+
+def _unreachable(name):
+    return ConfigError(
+        f"gymnasium:{name} is defined in the main program or within a function, where workers cannot import it; move "
+        "it to a module, or use workers=0"
+    )
+
+
+def _class_of(env):
+    return env if isinstance(env, type) else type(env)
+
+
+def _name(named):
+    return f"{named.__module__}.{named.__qualname__}".replace("<locals>.", "")
+
+
+def takes_render_mode(factory: Any) -> bool:
+    """Whether what makes an environment has the parameter `render_mode`."""
+    if isinstance(factory, EnvSpec):
+        return True
+    try:
+        return "render_mode" in inspect.signature(getattr(factory, "function", factory)).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _spec(env):
+    """How `gymnasium.make` makes the environment again; None where it cannot."""
+    try:
+        spec = env.spec
+    except Exception:  # a wrapper's own
+        return None
+    if not isinstance(spec, EnvSpec) or spec.entry_point is None:
+        return None
+    if any(wrapper.kwargs is None for wrapper in spec.additional_wrappers):
+        return None
+    layer, limited = env, False
+    while isinstance(layer, gymnasium.Wrapper):
+        limited, layer = limited or isinstance(layer, gymnasium.wrappers.TimeLimit), layer.env
+    if spec.max_episode_steps is not None and not limited:  # somebody took the limit away
+        spec = copy.deepcopy(spec)
+        spec.max_episode_steps = None
+    return spec
+
+
+def _registered_options(spec):
+    """What `jaxrl.make("gymnasium:ID")` takes to make the same; None where that cannot."""
+    known = gymnasium.registry.get(spec.id)
+    if known is None or known.entry_point != spec.entry_point or spec.additional_wrappers:
+        return None
+    if known.additional_wrappers or known.kwargs.keys() - spec.kwargs.keys():
+        return None
+    limit = spec.max_episode_steps
+    if limit is None and known.max_episode_steps is not None:
+        return None
+    options = {key: x for key, x in spec.kwargs.items() if not _same(x, known.kwargs.get(key))}
+    return options | ({} if limit == known.max_episode_steps else {"max_episode_steps": limit})
+
+
+def _same(one, other):
+    try:
+        return bool(one == other)
+    except Exception:  # arrays, say
+        return False
