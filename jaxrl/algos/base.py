@@ -253,14 +253,12 @@ def unresolved(algo: Any, field: str) -> ConfigError:
 
 def field_problems(algo: "DataclassInstance") -> list[str]:
     """Explain each value of a wrong type, out of its limits or without effect, and fields that do not go together."""
-    problems, wrong = [], []
+    problems = []
     for field in dataclasses.fields(algo):
         value, label = getattr(algo, field.name), f"{type(algo).__name__}.{field.name}"
         if not has_effect(algo, field.name) and not _is_default(value, field.default):
             problems.append(f"{label}={value!r} has no effect unless {field.metadata['only_with']}")
-        wrong += _value_problems(label, field, value)
-    if wrong:
-        return problems + wrong  # what goes together is a question of values that are right by themselves
+        problems += _value_problems(label, field, value)
     groups = (vars(group).get("problems") for group in type(algo).__mro__)
     return problems + [problem for check in groups if check is not None for problem in check(algo)]
 

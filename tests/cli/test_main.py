@@ -127,7 +127,7 @@ assert not {{"jax", "numpy"}} & set(sys.modules)
         (run / "result.json").write_text(json.dumps(record | changed))
         os.utime(run / "result.json", ns=(times.st_atime_ns, times.st_mtime_ns))
         if "evaluation" in changed:
-            assert "evaluation" not in said(*command)
+            assert "evaluation:" not in said(*command)
             continue
         with pytest.raises(Began):
             main.main(command)
@@ -331,6 +331,8 @@ def test_help_of_train_without_an_algorithm(said):
 def test_help_lists_the_algorithms_that_a_command_takes(command, said):
     listed = said(command, "--help").split()
     for name, cls in ALGORITHMS.items():
+        if not cls.__module__.startswith("jaxrl."):
+            continue  # of another test
         needs_data = any(isinstance(source, Dataset) for source in cls().experience.values())
         assert (name in listed) == (command == "train" or not needs_data), name
 

@@ -19,6 +19,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 OWNER = """
 import atexit, contextlib, hashlib, os, signal, subprocess, sys, threading, time, weakref
 from jaxrl.core import interrupts
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
 interrupts.own()
 def press():
     os.kill(os.getpid(), int(sys.argv[1]))

@@ -286,9 +286,11 @@ def test_memory_that_nobody_wrote_is_never_given(change, field, end):
 
 def test_settings_out_of_range_are_told_together():
     with pytest.raises(ConfigError) as error:
-        Loader(InMemory([3]), 0, n_step=0, seed=-1, workers=-1, window=0)
+        Loader(InMemory([3]), 0, n_step=0, seed=-1, workers=-1)
     named = [problem.partition("=")[0] for problem in error.value.problems]
-    assert named == ["batch_size", "n_step", "seed", "workers", "window"]
+    assert named == ["batch_size", "n_step", "seed", "workers"]
+    with pytest.raises(ConfigError, match="window=0"):
+        Loader(InMemory([3]), 1, window=0)
     with pytest.raises(ConfigError, match="stored_carry"):
         Loader(InMemory([3]), 1, sequence=Sequence(2, stored_carry=True))
     with pytest.raises(ConfigError, match="has a sequence of 9 steps; the longest has 3 transitions"):
@@ -300,7 +302,7 @@ def test_settings_out_of_range_are_told_together():
     loader = Loader(InMemory([3]), 1, extras=("values",))
     with pytest.raises(ConfigError, match="did you mean 'value'"):
         loader.batch(0)
-    with pytest.raises(ConfigError, match="batch -1"):
+    with pytest.raises(ConfigError, match="number=-1 must be at least 0"):
         loader.batch(-1)
     with pytest.raises(ConfigError, match=r"take\(0, 0\)"):
         loader.take(0, 0)

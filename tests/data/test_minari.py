@@ -129,8 +129,8 @@ def test_what_else_the_steps_hold_comes_back(tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"observation": np.zeros(5, ml_dtypes.bfloat16)}, "steps/observation has dtype bfloat16"),
-        ({"observation": {"eye": np.zeros(5, np.complex64)}}, "steps/observation/eye has dtype complex64"),
+        ({"observation": np.zeros(5, ml_dtypes.bfloat16)}, "dtype 'bfloat16'"),
+        ({"observation": {"eye": np.zeros(5, np.complex64)}}, "dtype 'complex64'"),
         ({"observation": {"a/b": np.zeros(5, np.float32)}}, "steps/observation/a/b: Minari cannot have this name"),
         ({"observation": np.zeros((5, 0), np.float32)}, r"steps/observation has shape \(0,\)"),
         ({"reward": np.zeros(5, np.dtype(">f4"))}, "steps/reward has dtype >f4"),

@@ -158,7 +158,7 @@ def test_rules_of_sequences_that_a_dataset_cannot_follow():
 # --- returns, alignments, parts --------------------------------------------------------------------------------------
 
 
-@given(episodes(), st.floats(0, 1), st.floats(-5, 5))
+@given(episodes(), st.floats(0, 1, width=32, allow_subnormal=False), st.floats(-5, 5, width=32, allow_subnormal=False))
 def test_returns_to_go_are_sums_of_what_follows(episode, gamma, value):
     found = views.return_to_go(episode, gamma, value)
     rewards = [float(r) for r in episode.reward[:-1]]

@@ -162,11 +162,16 @@ def test_ctrl_c_does_not_wait_for_a_step_that_hangs(hang, where, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         hang(host)
 
-    spoiled, began = Spoiled(ENV, at=3, then=ctrl_c), time.monotonic()
+    # In training after the first iteration has ended: until then nothing is there to save, and a run is left at once.
+    at = 3 if where == "evaluation" else 3 * ROWS // NUM_ENVS + 3
+    spoiled, began = Spoiled(ENV, at=at, then=ctrl_c), time.monotonic()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     try:
         with named(limit="and the run was asked to end"):
-            train(HOST, eval_env=spoiled) if where == "evaluation" else train(spoiled, eval_env=HOST)
+            if where == "evaluation":
+                train(HOST, eval_env=spoiled)
+            else:
+                train(spoiled, eval_env=HOST, total_steps=6 * ROWS)
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < SOON

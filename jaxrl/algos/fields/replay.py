@@ -243,7 +243,7 @@ class CombinedReplayFields(StorageFields):
         name, found = type(self).__name__, []
         if not self.newest:
             return found
-        if self.newest >= self.batch_size:
+        if isinstance(self.newest, int) and isinstance(self.batch_size, int) and self.newest >= self.batch_size:
             found.append(
                 f"{name}.newest={self.newest} must be less than batch_size={self.batch_size}, of which it is a part"
             )

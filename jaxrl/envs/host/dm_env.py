@@ -45,7 +45,7 @@ class DmEnvRecipe:
     start_timeout: float = START_TIMEOUT
     restarts: int = RESTARTS
     info: tuple[str, ...] = ()
-    native: NativeSpaces | None = None
+    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
     factory: Factory | None = None
 
     @property

@@ -94,7 +94,7 @@ class EnvPoolRecipe:
     games: bool = False
     no_restart: bool = False
     info: tuple[str, ...] = ()
-    native: NativeSpaces | None = None
+    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
 
     @property
     def name(self) -> str:

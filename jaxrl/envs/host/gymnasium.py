@@ -47,7 +47,7 @@ class GymnasiumRecipe:
     start_timeout: float = START_TIMEOUT
     restarts: int = RESTARTS
     info: tuple[str, ...] = ()
-    native: NativeSpaces | None = None
+    native: NativeSpaces | None = dataclasses.field(default=None, compare=False)  # follows from the environment
     factory: Any = None
     by_hand: dataclasses.InitVar[bool] = False
 
