@@ -79,7 +79,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         "max",
         choices=("max", "td_error"),
         only_with="prioritized",
-        help="of new items: the largest so far, or by the actor's own TD errors",
+        help="priorities of new items: the largest so far, or by the actor's own TD errors",
     )
     huber: Scalar | None = number(
         None,

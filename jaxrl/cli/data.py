@@ -9,10 +9,10 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.files import shown
 
 _FLAGS = (
-    Flag("episodes", INT, 1000, "how many"),
-    Flag("seed", INT, 0, "of the episodes"),
+    Flag("episodes", INT, 1000, "number of episodes"),
+    Flag("seed", INT, 0, "seed of the episodes"),
     Flag("explore", BOOL, False, "sample actions as in training, rather than take the best"),
-    Flag("env", TEXT, None, "environment to evaluate in; None: the training environment"),
+    Flag("env", TEXT, None, "environment to play in; None: the training environment"),
     Flag("env_params", TEXT, (), "parameters of that environment, as key=value", many=True),
     Flag("num_envs", optional(INT), None, "number of environments; None: as many as episodes, at most 128"),
     Flag("max_steps", INT, 27_000, "longer episodes are cut off at this length"),
@@ -28,7 +28,7 @@ def export_rlds(argv: Sequence[str]) -> int:
     formats = tuple(table.load()["constants"]["file_formats"])
     flags = [
         Flag("out", PATH, None, "the directory to create; it must not exist", shown="required"),
-        Flag("file_format", TEXT, formats[0], "of the records", choices=formats),
+        Flag("file_format", TEXT, formats[0], "format of the records", choices=formats),
     ]
     what = "Plays episodes with a trained policy and writes them as an RLDS dataset that TFDS opens."
     return _export("export-rlds", what, flags, argv)
@@ -38,8 +38,8 @@ def export_minari(argv: Sequence[str]) -> int:
     """`jaxrl export-minari RUN --id ID [FLAGS]`; the exit code."""
     formats = tuple(table.load()["constants"]["data_formats"])
     flags = [
-        Flag("id", TEXT, None, "of the dataset, NAME-v0 or NAMESPACE/NAME-v0", shown="required"),
-        Flag("data_format", TEXT, formats[0], "of the files", choices=formats),
+        Flag("id", TEXT, None, "id of the dataset, NAME-v0 or NAMESPACE/NAME-v0", shown="required"),
+        Flag("data_format", TEXT, formats[0], "format of the files", choices=formats),
         Flag("data_dir", optional(PATH), None, "where datasets are stored; None: where Minari looks"),
         Flag("env_spec", optional(TEXT), None, "id of the Gymnasium environment that readers make"),
     ]

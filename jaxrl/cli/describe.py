@@ -4,11 +4,12 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jaxrl.algos import ALGORITHMS
-from jaxrl.cli.fields import algorithm_groups, documented, first_line, kind_of
+from jaxrl.cli.fields import algorithm_groups, documented, first_line, kind_of, typed
 from jaxrl.cli.flags import BOOL, FLOAT, INT, INTS, PATH, TEXT, Flag, Written, optional
 from jaxrl.core.sources import Dataset
 from jaxrl.core.spaces import Box, Dict, Discrete, Tuple
@@ -59,7 +60,7 @@ def table() -> dict[str, Any]:
     commands |= {"processes": _process_flags()}
     return {
         "algorithms": dict(sorted(algorithms.items())),
-        "commands": {name: [_flag_json(flag, parts) for flag in flags] for name, flags in commands.items()},
+        "commands": {name: [_flag_json(flag, parts) for flag in typed(flags)] for name, flags in commands.items()},
         "constants": {"data_formats": DATA_FORMATS, "file_formats": FILE_FORMATS, "step_timeout": STEP_TIMEOUT},
         "from_datasets": [name for name in sorted(algorithms) if _needs_dataset(ALGORITHMS[name]())],
         "environments": {suite: _suite_json(suite, *about) for suite, about in SUITES.items()},
@@ -120,7 +121,7 @@ def _preset_json(preset):
     defaults = {}
     for before, after in zip(of_class, algorithm_groups(preset.algorithm), strict=True):
         for old, new in zip(before.flags, after.flags, strict=True):
-            if old != dataclasses.replace(new, default=old.default):
+            if old != replace(new, default=old.default):
                 raise ValueError(f"preset {preset.name} has other flags than its algorithm: {after.option(new)}")
             if old.default != new.default:
                 defaults[after.option(new)] = _default_json(new.default)
@@ -175,11 +176,25 @@ _NOT_FLAGS = (
     "dataset",
     "init_from",
 )
+# What a flag takes of what the argument takes in Python, or what it is called here.
+_INIT_FROM = (
+    "begin with what another run has learned: its run directory (the newest checkpoint) or one of its checkpoints. The "
+    "spaces must be the same, other settings and the environment may differ; also offline first and then online. Steps "
+    "and schedules begin anew"
+)
+_STEPS_OF_A_RUN = "environment steps of every run, over all its environments; the last iteration may exceed it"
+_TYPED = {
+    "num_samples": "number of random draws from what --grid says; None: every combination of its values",
+    "run_dir": (
+        "keeps checkpoints here, from which the same command goes on after it was killed or interrupted, bit for bit; "
+        "at the end also the curves, the table, a picture and the best policy; one process only. None: nothing is kept"
+    ),
+    "total_steps": _STEPS_OF_A_RUN,
+}
 _BACKEND = "jax: all runs in one program; ray: each run in its own process and run directory"
 
 
 def _train_flags():
-    help_ = documented(training.train)
     # What else a topology is, of either kind; None: as it is by itself.
     layout = {
         field.name: (kind_of(field.type), documented(topology)[field.name])
@@ -189,10 +204,11 @@ def _train_flags():
     }
     return [
         *argument_flags(training.train, _NOT_FLAGS),
-        *(Flag(name, TEXT, None, help_[name]) for name in ("eval_env", "dataset")),
-        Flag("init_from", optional(PATH), None, help_["init_from"]),
+        Flag("eval_env", TEXT, None, "another environment to evaluate in, suite:name"),
+        Flag("dataset", TEXT, None, "dataset to learn from, rlds:PATH or minari:ID; it is held in memory"),
+        Flag("init_from", optional(PATH), None, _INIT_FROM),
         Flag("record", optional(PATH), None, "write the agent's training episodes to this directory"),
-        Flag("record_every", INT, 1, f"record {documented(Record)['every']}"),
+        Flag("record_every", INT, 1, documented(Record)["every"]),
         Flag("wandb", TEXT, None, "also log to this project of Weights & Biases"),
         *(Flag(name, optional(kind), None, text) for name, (kind, text) in layout.items()),
     ]
@@ -209,7 +225,7 @@ def _sweep_flags():
     return [
         Flag("grid", TEXT, (), values, many=True),
         Flag("seeds", INTS, (8,), "number of seeds, from 0 on; or the seeds, separated by commas"),
-        *argument_flags(sweep, left_out),
+        *(replace(flag, help=_TYPED.get(flag.name, flag.help)) for flag in argument_flags(sweep, left_out)),
         Flag("devices", optional(INT), None, documented(sweep)["devices"]),
         Flag("backend", TEXT, "jax", _BACKEND, choices=("jax", "ray")),
         *(Flag(name, optional(kind), None, f"{help_[name]}; with --backend ray") for name, kind in kinds.items()),
@@ -230,7 +246,10 @@ def _tune_flags():
     return [
         Flag("space", TEXT, (), space, many=True),
         Flag("seeds", INTS, (2,), "number of seeds of every trial, from 0 on; or the seeds, separated by commas"),
-        *argument_flags(tune, ("seeds", "topology", "num_envs", "devices")),
+        *(
+            replace(flag, help=_STEPS_OF_A_RUN) if flag.name == "total_steps" else flag
+            for flag in argument_flags(tune, ("seeds", "topology", "num_envs", "devices"))
+        ),
         Flag("devices", optional(INT), None, documented(tune)["devices"]),
         Flag(
             "out", optional(PATH), None, "a file for the table; the best so far drawn if it ends in .png, .svg or .pdf"

@@ -29,7 +29,7 @@ def evaluate(argv: Sequence[str]) -> int:
             "seed",
             optional(INT),
             None,
-            "of the episodes; None: other ones than those of the run's own evaluations, which play by the run's seed",
+            "seed of the episodes; None: other episodes than those that the run was evaluated on",
         ),
         Flag("step_timeout", FLOAT, timeout, "seconds that host environments have for one step or reset"),
         *_PLAYED,

@@ -5,6 +5,7 @@ import inspect
 import re
 import types
 import typing
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,36 @@ def algorithm_groups(algo: Algorithm) -> list[Group]:
         numbers = {name: limit for name, limit in allowed.items() if name in limits.WORDS}
         choices = tuple(allowed.get("choices", ()))
         own.append(Flag(field.name, kind, _default(value), help_, choices=choices, limits=numbers))
-    return [Group(type(algo).__name__, own, first_line(algo)), *nested]
+    return [Group(type(algo).__name__, typed(own), first_line(algo)), *nested]
+
+
+def typed(flags: Sequence[Flag]) -> list[Flag]:
+    """Return flags whose help names other flags and parts as they are typed: --run-dir for `run_dir`."""
+    names = {flag.name for flag in flags}
+    return [dataclasses.replace(flag, help=_typed(flag.help, names)) for flag in flags]
+
+
+_QUOTED_PART, _QUOTED_FLAG = r"`([A-Z]\w*)\((.*?)\)`", r"`([a-z]\w*)()(?:=\"?(\w+)\"?)?`"
+_CONDITION = r"(?<![\w.-])([a-z_]+)(\.[a-z]+)?(?:=(\w+))?"  # clip, objective=kl or network.head=actionvalues
+_NAME = r"(?<![\w.:=-])([a-z]+(?:_[a-z]+)+)()()(?![\w.=]|:\w)"
+
+
+def _typed(text: str, names: Set[str]) -> str:
+    def known(found):
+        return _option(found) if found[1] in names or found[2] else found[0]
+
+    text = re.sub(r"`jaxrl\.(\w+)`", r"jaxrl \1", text)
+    text = re.sub(_QUOTED_PART, lambda part: ":".join(filter(None, (part[1].lower(), part[2]))), text)
+    text = re.sub(_QUOTED_FLAG, _option, text).replace("`", "")
+    text, only, condition = text.partition("only with ")
+    condition = re.sub(r"\.recurrent\b", ".core", condition)
+    return re.sub(_NAME, known, text) + only + re.sub(_CONDITION, known, condition)
+
+
+def _option(found: re.Match[str]) -> str:
+    """The flag of a name, of the part of a network within it, and with a value, if there are any."""
+    value = f" {found[3]}" if found[3] else ""
+    return f"--{found[1].replace('_', '-')}{found[2] or ''}{value}"
 
 
 def _network_flags(network):
@@ -85,7 +115,7 @@ def _network_flags(network):
         parts = ", ".join(part.usage() for part in kind.parts)
         text = "; ".join(part for part in (help_.get(field.name, ""), parts) if part)
         found.append(Flag(field.name, kind, _default(getattr(network, field.name)), text))
-    return found
+    return typed(found)
 
 
 def _default(value):

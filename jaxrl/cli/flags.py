@@ -5,6 +5,9 @@ told at once and in the words of `jaxrl.core.errors`.
 """
 
 import dataclasses
+import itertools
+import shutil
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,8 +70,10 @@ class Flag:
     def type(self) -> Any:
         """The annotation that tyro is given."""
         shown = "none" if self.shown is None and self.default == () else self.shown
-        hint = None if shown is None else f"({shown})"
-        argument = tyro.conf.arg(name=self.word, help=self.help, help_behavior_hint=hint)
+        hint, help_ = None if shown is None else f"({shown})", self.help
+        if hint is None and written(self.default) == "None" and "None: " in help_:  # which says what None is
+            hint, help_ = "", help_.replace("None: ", "None (default): ", 1)
+        argument = tyro.conf.arg(name=self.word, help=help_, help_behavior_hint=hint)
         if isinstance(self.default, bool) and not self.kind.optional:
             return Annotated[bool, argument]
         spec: PrimitiveConstructorSpec = PrimitiveConstructorSpec(
@@ -168,7 +173,9 @@ def parse(
     top = dataclasses.make_dataclass("Flags", fields, kw_only=True)
     several = {group.option(flag) for group in groups for flag in group.flags if flag.many and not flag.positional}
     given = _together(_with_values(argv, groups), several)
-    found, rest = tyro.cli(top, prog=command, description=description, args=given, return_unknown_args=True)
+    if "--help" in argv or "-h" in argv:
+        print(wrapped(description) + "\n")  # tyro would make a line of each paragraph, however long
+    found, rest = tyro.cli(top, prog=command, description="", args=given, return_unknown_args=True)
     values, problems = {}, _unexpected(rest, groups, f"{command} --help lists them")
     for number, group in enumerate(groups):
         parsed = getattr(found, _place(number)) if several_groups else found
@@ -181,6 +188,16 @@ def parse(
     return values, problems
 
 
+def wrapped(text: str) -> str:
+    """Return a text with its lines within the terminal's width; lines that are indented, as commands are, unchanged."""
+    width = shutil.get_terminal_size().columns
+    lines = (
+        [line] if line.startswith(" ") else textwrap.wrap(line, width, break_on_hyphens=False) or [""]
+        for line in text.split("\n")
+    )
+    return "\n".join(itertools.chain.from_iterable(lines))
+
+
 def _for_help(argv, description, groups):
     """`--help` without the groups that are rarely asked for, which `--help-all` shows too."""
     if "--help-all" in argv:
@@ -188,7 +205,7 @@ def _for_help(argv, description, groups):
     left_out = [group.title for group in groups if group.rare]
     if left_out and ("--help" in argv or "-h" in argv):
         more = f"--help-all also shows the flags of: {', '.join(left_out)}."
-        return argv, f"{description} {more}", [group for group in groups if not group.rare]
+        return argv, f"{description}\n\n{more}", [group for group in groups if not group.rare]
     return argv, description, groups
 
 

@@ -18,8 +18,7 @@ FLAG = Flag(
     "import_",
     TEXT,
     None,
-    "import this module first, which registers environments, networks or algorithms of yours (jaxrl.register); several "
-    "with commas between",
+    "import this module first, which registers your environments, networks or algorithms; several with commas between",
 )
 _OPTION = "--import"
 _OF_A_MODULE = re.compile(r"\bgymnasium:[\w.]+:")  # --env gymnasium:module:id, which imports the module too

@@ -1,8 +1,13 @@
 """Tables of the algorithms and presets, for `jaxrl algos`."""
 
+import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 
 from jaxrl.cli import table
+
+_NARROW = 40  # characters
 
 
 def algorithm_table() -> str:
@@ -16,12 +21,24 @@ def algorithm_table() -> str:
 
 
 def preset_table() -> str:
-    """Name, algorithm, environment and source of every preset."""
-    return _table(("preset", "algorithm", "environment", "source"), table.load()["lists"]["presets"])
+    """Name, algorithm, environment and source of every preset; the help of each says what differs."""
+    rows = [(*row[:3], re.split(r"\. (?=[A-Z])", row[3])[0]) for row in table.load()["lists"]["presets"]]
+    return _table(("preset", "algorithm", "environment", "source"), rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    widths[-1] = 0  # nothing is to the right of it
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows))
+    """The rows within the terminal's width; the last column, of text, is below the others where it would be narrow."""
+    width = shutil.get_terminal_size().columns
+    widths = [max(map(len, column)) for column in zip(header[:-1], *(row[:-1] for row in rows), strict=True)]
+    place = sum(widths) + 2 * len(widths)
+    below = width - place < _NARROW
+    indent = " " * (4 if below else place)
+    lines = []
+    for *cells, text in (header, *rows):
+        line = "  ".join(cell.ljust(size) for cell, size in zip(cells, widths, strict=True))
+        first = indent if below else f"{line}  "
+        lines += [line] if below else []
+        lines += textwrap.wrap(
+            text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [first]
     return "\n".join(line.rstrip() for line in lines)

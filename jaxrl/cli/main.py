@@ -102,6 +102,8 @@ def _run(argv):
     from jaxrl.cli.imports import import_modules
 
     command, *rest = import_modules(argv)
+    if command == "help":
+        return _run([*rest, "--help"])
     if command == "--version":
         from jaxrl.core.versions import own_version
 
@@ -116,7 +118,7 @@ def _overview():
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {line}" for name, (_, line) in COMMANDS.items()]
     return "\n".join(
-        ["usage: jaxrl COMMAND ...", "", *lines, "", "jaxrl COMMAND --help lists a command's flags. To begin with:", ""]
+        ["usage: jaxrl COMMAND ...", "", *lines, "", "jaxrl help COMMAND lists a command's flags. To begin with:", ""]
         + [f"  {_EXAMPLE}"]
     )
 

@@ -1,6 +1,7 @@
 """The flags of `jaxrl train`, `jaxrl sweep` and `jaxrl tune`, read and judged before JAX is imported."""
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -63,6 +64,8 @@ _TITLES = {
         *multihost.FLAGS,
     ),
 }
+# Algorithms that are published for datasets, although those with a replay also run without one.
+_OFFLINE = ("bc", "cql", "crr", "iql", "td3bc")
 _RARE = ("host environments", "devices and machines")
 
 
@@ -155,11 +158,14 @@ def read(command: str, argv: Sequence[str]) -> Given:
             raise ConfigError(f"preset {preset.name} is for {title}, not for {name}")
         fields = table.algorithm_groups(name, preset)
     groups = [Group("run", [*_common_flags(preset), *_own_flags(command, preset), *multihost.flags()]), *fields]
-    what = f"{fields[0].help} Numbers may be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5."
+    source = "" if preset is None else f" Settings: {table.preset_source(preset.name)}"
+    what = f"{fields[0].help}{source} "
+    what += "Numbers may be schedules over the run, such as linear:2.5e-4:0 or cosine:1e-3:1e-5:0.5."
+    what = f"{_COMPILES} {what}" if command == "compile" else what
     values, problems = parse(
         f"jaxrl {command} {name}",
-        f"{_COMPILES} {what}" if command == "compile" else what,
-        [*fields, *_shown_groups(groups[0])],
+        f"{_example(command, name.lower(), preset, groups[0])}\n\n{what}",
+        _shown_groups(groups[0], fields, name.lower()),
         rest,
         known_elsewhere=partial(_taken_elsewhere, fields[0].title),
     )
@@ -184,13 +190,51 @@ def read(command: str, argv: Sequence[str]) -> Given:
     return Given(name, None if preset is None else preset.name, groups, values)
 
 
-def _shown_groups(run):
-    """The flags of a run as the help shows them: those that most runs need first, machines last."""
-    by_title: dict[str, list[Flag]] = {title: [] for title in ("run", *_TITLES)}
+def _shown_groups(run, fields, name):
+    """The flags as the help shows them: what a run cannot do without, the algorithm's `fields`, the run's, machines."""
+    by_title: dict[str, list[Flag]] = {title: [] for title in ("required", "run", *_TITLES)}
     for flag in run.flags:
         title = next((title for title, names in _TITLES.items() if flag.name in names), "run")
-        by_title[title].append(flag)
-    return [Group(title, flags, rare=title in _RARE) for title, flags in by_title.items() if flags]
+        if flag.name == "dataset" and name in (*_OFFLINE, *table.load()["from_datasets"]):
+            flag = dataclasses.replace(flag, shown="required")
+        elif flag.name == "env" and name in _OFFLINE and _takes_dataset(run):
+            flag = dataclasses.replace(flag, shown=None)
+        by_title["required" if flag.shown == "required" else title].append(flag)
+    shown = [Group(title, flags, rare=title in _RARE) for title, flags in by_title.items() if flags]
+    own = [dataclasses.replace(fields[0], help=""), *fields[1:]]  # the algorithm's line begins the help
+    first = sum(group.title == "required" for group in shown)
+    return [*shown[:first], *own, *shown[first:]]
+
+
+def _takes_dataset(run):
+    return any(flag.name == "dataset" for flag in run.flags)
+
+
+def _example(command, name, preset, run):
+    """A command line that could be typed, within the terminal's width."""
+    if preset is not None:
+        words = [f"--preset {preset.name}", *(["--dataset rlds:data/mixed"] if _is_offline(preset) else [])]
+    elif name in _OFFLINE and _takes_dataset(run):
+        words = [name, "--dataset rlds:data/pendulum", "--eval-env gymnax:Pendulum-v1", "--total-steps 20000"]
+    else:
+        data = ["--dataset rlds:data/pendulum"] if name in table.load()["from_datasets"] else []
+        environment = "gymnax:Pendulum-v1" if data else _example_environment(name)
+        words = [name, f"--env {environment}", *data, "--total-steps 500000"]
+    words += [] if command == "tune" else [f"--run-dir runs/{name}"]
+    width, lines = shutil.get_terminal_size().columns, [f"  jaxrl {command}"]
+    for word in words:
+        if len(f"{lines[-1]} {word}") > width - 2:
+            lines[-1] += " \\"
+            lines.append(" " * 5)
+        lines[-1] += f" {word}"
+    return "\n".join(["For example:", *lines])
+
+
+def _example_environment(name):
+    actions = next((row[2] for row in table.load()["lists"]["algorithms"] if row[0] == name), None)
+    if actions is None:
+        return "SUITE:NAME"  # of an algorithm of the user's own, whose actions are not known here
+    return "gymnax:CartPole-v1" if "discrete" in actions else "gymnax:Pendulum-v1"
 
 
 def _value(values, fields, name):

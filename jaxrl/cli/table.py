@@ -62,6 +62,11 @@ def preset(name: str) -> Preset:
     return Preset(name, **presets[name])
 
 
+def preset_source(name: str) -> str:
+    """Return where the settings of a preset are from, and what differs."""
+    return next(row[3] for row in load()["lists"]["presets"] if row[0] == name)
+
+
 def algorithms(command: str = "train") -> list[str]:
     """Return the names of the algorithms that a command takes, sorted; sweeps and searches take no dataset."""
     names = {*load()["algorithms"], *_registered_algorithms()}

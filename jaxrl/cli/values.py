@@ -178,10 +178,23 @@ def _read_part(parts, text):
             if position >= len(fields):
                 raise ConfigError(f"{text!r} has too many arguments; write {part.usage()}")
             field, value = fields[position], word
+            if part.fields[field].name == "text" and word.isdecimal():
+                raise ConfigError(_with_commas(part, words, position))
         if field not in fields:
             raise unknown(f"argument of {name.lower()}", field, fields)
         values[field] = read(part.fields[field], value)
     return ReadPart(part, values)
+
+
+def _with_commas(part, words, position):
+    """What is wrong with a number in the place of a name: numbers of one argument have commas between."""
+    text = ":".join([part.name, *words])
+    first = next((n for n in reversed(range(position)) if list(part.fields.values())[n].name == "ints"), None)
+    if first is None:
+        return f"{text!r}: {words[position]} is no {list(part.fields)[position]}; write {part.usage()}"
+    last = next((n for n in range(position, len(words)) if not words[n].isdecimal()), len(words))
+    joined = ":".join([part.name, *words[:first], ",".join(words[first:last]), *words[last:]])
+    return f"{text!r}: numbers have commas between them; did you mean {joined!r}?"
 
 
 def _whole(text):

@@ -25,12 +25,12 @@ class Actor:
 
     Args:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
-      widths: of the dense layers over the features.
+      widths: widths of the dense layers over the features.
       activation: function after each dense layer, by name.
       normalization: before each activation, "layer" or "batch"; None: none.
       stochastic: whether the output is a distribution: a `TanhGaussian` whose mean and deviation depend on the
         observation (Haarnoja et al., 2018), or a `Categorical`; else an action `[..., n]` (Lillicrap et al., 2016).
-      gain: of the outputs' orthogonal initialization; small, so that no action is at its bounds at first, and none
+      gain: gain of the outputs' orthogonal initialization; small, so that no action is at its bounds at first, and none
         preferred.
       initial_log_std: logarithm of the Gaussian's deviation at the start, in units of half the box's range.
       observation_keys: of a dictionary observation, what it reads; None: everything.

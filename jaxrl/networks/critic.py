@@ -66,7 +66,7 @@ class Critic:
 
     Args:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
-      widths: of the dense layers over features and action.
+      widths: widths of the dense layers over features and action.
       activation: function after each dense layer, by name.
       normalization: before each activation, "layer" or "batch"; None: none.
       ensemble: how many members.

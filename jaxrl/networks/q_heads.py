@@ -51,7 +51,7 @@ class ActionValues:
     Args:
       dueling: whether they are V + A - mean A, with an output each (Wang et al., 2016, equation 9).
       widths: of ReLU layers before each output, of its own (512 in the dueling paper).
-      gain: of the outputs' orthogonal initialization.
+      gain: gain of the outputs' orthogonal initialization.
       noisy: whether these layers' parameters have noise that is learned (Fortunato et al., 2018, arXiv:1706.10295).
       sigma: its first scale, sigma_0 of the paper.
     """

@@ -41,8 +41,8 @@ class Record:
 
     Args:
       path: the directory to create.
-      every: every n-th episode is recorded. With at least as many environments, these are all episodes of one
-        environment in `every`, and the data of the others never leaves the device; with fewer, every n-th episode.
+      every: every n-th episode is recorded. With n environments or more, these are all episodes of one environment in
+        n, and the data of the others never leaves the device; with fewer, every n-th episode.
       max_steps: longer episodes are cut off at this length.
     """
 

@@ -121,7 +121,7 @@ def train(
       init_from: begin with what another run has learned: a run directory (its newest checkpoint) or one of its
         checkpoints, a policy, or a learner state (`jaxrl.run.init_from`). The spaces must be the same, else settings
         and environment may differ; also offline first and then online. Steps and schedules begin anew.
-      seed: the same seed is the same run.
+      seed: seed of the run; the same seed gives the same run.
       topology: `Anakin` or `Sebulba`; None: by the kind of environment.
       num_envs: number of environments, if no topology is given. None: 1 for algorithms that learn from a replay of
         transitions (DQN, SAC), else 8.

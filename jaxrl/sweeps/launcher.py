@@ -98,11 +98,11 @@ def launch(
         as `SweepResult.save` writes them.
       seeds: how many, from 0 on, or which.
       num_samples: None: the full grid of the lists in `space`; a number: so many random draws.
-      search_seed: of those draws.
+      search_seed: seed of those draws.
       cpus_per_run: CPUs that Ray reserves for each run.
-      gpus_per_run: likewise; 0: the run is on the processor.
+      gpus_per_run: GPUs that Ray reserves for each run; 0: the run is on the processor.
       restarts: how often a run may lose its process or machine and be taken up again.
-      address: of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+      address: address of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
       points: of the curves.
       evaluation_episodes, explore_in_evaluation: of the evaluations of every run, as `jaxrl.train` takes them.
       progress: show a progress bar, over runs.

@@ -71,14 +71,14 @@ def sweep(
       num_envs: number of environments, or a list to try; None: as in `jaxrl.train`.
       seeds: how many, from 0 on, or a list of seeds.
       num_samples: number of random draws from `space`; None: the full grid of its lists.
-      search_seed: of the random search.
+      search_seed: seed of the random search.
       devices: number of devices of this process to use; None: all of them. On a CPU, JAX is asked for one device per
         core if it has not started yet.
       mapping: how the runs of one device are mapped: "vmap", "in_turn", or None for the faster on this platform.
       points: number of points of the learning curves; fewer if a run has fewer iterations.
       evaluation_episodes: complete episodes of the final evaluation of each run; None: 128, or 10 where experiments
         on a Ray cluster train on the host.
-      explore_in_evaluation: sample actions in it as in training.
+      explore_in_evaluation: sample actions as in training in that evaluation.
       run_dir: keeps checkpoints here, from which the same call goes on after it was killed or interrupted, bit for bit;
         at the end also the curves, the table, a picture and the best policy, as `SweepResult.save` writes them; one
         process only. None: nothing is kept.

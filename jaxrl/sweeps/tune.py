@@ -185,7 +185,7 @@ def tune(
       search: how settings are drawn: "tpe", by Bayesian search (tree-structured Parzen estimator), or "random".
       pruner: which trials end early: "median", those below the median of the trials before at the same evaluation;
         "halving", those not in the better half at evaluations 1, 2, 4, ...; "none".
-      search_seed: of these draws.
+      search_seed: seed of these draws.
       devices: number of devices of this process to spread the seeds over; None: all of them. On a CPU, JAX is asked for
         one device per core if it has not started yet. With `backend="ray"`: of each trial's process; None: one for
         each of its GPUs or CPUs.
@@ -193,11 +193,12 @@ def tune(
       backend: "jax": one trial after another, in this process; "ray": several at once, each in a process of a Ray
         cluster.
       cpus_per_run: CPUs that Ray reserves for each trial.
-      gpus_per_run: likewise; 0: the trial is on the processor.
+      gpus_per_run: GPUs that Ray reserves for each trial; 0: the trial is on the processor.
       max_concurrent: how many trials are under way at once with Ray, at most; None: as many as it has room for.
-      address: of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
+      address: address of the Ray cluster; None: what RAY_ADDRESS says, else a cluster of this machine alone.
       evaluate_every: environment steps of a run between evaluations; None: a tenth of the run.
-      evaluation_episodes, explore_in_evaluation: how each evaluation is played.
+      evaluation_episodes: complete episodes of each evaluation.
+      explore_in_evaluation: sample actions as in training in each evaluation.
       run_dir: keeps the study here, from which the same call goes on after it was killed, with the trials that were
         under way begun anew; also with more trials, and with or without Ray. The trials as tables and a picture are
         written at the end, and without Ray the policy of the best one. None: nothing is kept.

@@ -50,7 +50,7 @@ def initialize(
 
     Args:
       coordinator: HOST:PORT of process 0, where the others find it. On a loopback address nobody else can reach it.
-      num_processes: of the run.
+      num_processes: number of processes of the run.
       process_id: index of this process, from 0.
       heartbeat_seconds: a process that was not heard of for so long is dead, and all others end.
       start_seconds: that the others have to arrive; then JAX aborts this process.
