@@ -1,5 +1,6 @@
 """Signals at exact moments: in processes that own theirs, and in functions that may be interrupted."""
 
+import functools
 import signal
 import subprocess
 import sys
@@ -19,7 +20,6 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 OWNER = """
 import atexit, contextlib, hashlib, os, signal, subprocess, sys, threading, time, weakref
 from jaxrl.core import interrupts
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
 interrupts.own()
 def press():
     os.kill(os.getpid(), int(sys.argv[1]))
@@ -108,7 +108,8 @@ def test_a_signal_anywhere_ends_the_process_at_once(place):
 
 @pytest.mark.parametrize("number", CODES)
 def test_the_exit_code_is_that_of_the_signal(number):
-    ended = ran("print('said', end='')\npress()\nnever()", number)
+    heard = functools.partial(signal.signal, number, signal.SIG_DFL)  # nohup has one of them ignored
+    ended = ran("print('said', end='')\npress()\nnever()", number, preexec_fn=heard)
     assert (ended.returncode, ended.stderr, ended.stdout) == (CODES[number], "interrupted\n", "said")
 
 
