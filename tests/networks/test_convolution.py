@@ -107,7 +107,12 @@ def test_many_images_are_computed_in_slices_with_the_same_features_and_gradients
     _, loss, params, x = loss_of(torso, space, 24)  # another function: JAX remembers what it traced
     assert re.search(r"scan\[.*length=4", str(jax.make_jaxpr(loss)(params, x)), re.DOTALL)
     sliced = jax.jit(jax.value_and_grad(loss))(params, x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), whole, sliced)
+
+    def assert_close(a, b):
+        largest = float(np.abs(a).max())  # sums of large terms round by their size, and differently on each processor
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 + 1e-5 * largest)
+
+    jax.tree.map(assert_close, whole, sliced)
 
 
 def test_what_is_normalized_over_a_batch_is_computed_whole(monkeypatch):
