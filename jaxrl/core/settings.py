@@ -172,7 +172,7 @@ def _same(value: Any) -> Any:
 def _whole_entries(values: Any) -> Any:
     if type(values) in (tuple, list):
         return type(values)(map(whole, values))
-    return tuple(map(whole, values)) if isinstance(getattr(values, "shape", None), tuple) and values.shape else values
+    return tuple(map(whole, values)) if getattr(values, "ndim", None) == 1 else values
 
 
 def _is_static(cls: type, field: dataclasses.Field) -> bool:
