@@ -50,7 +50,7 @@ def made(name: str, parameters: Mapping[str, Any], usual: Mapping[str, Any]) -> 
 def text(value: Any) -> str:
     """Return the repr of a setting: numbers in arrays as numbers, larger arrays by type and shape."""
     shape = getattr(value, "shape", None)
-    if hasattr(value, "dtype") and isinstance(shape, tuple):
+    if hasattr(value, "__array__") and isinstance(shape, tuple):
         try:
             import numpy as np
 

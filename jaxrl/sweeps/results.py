@@ -143,7 +143,8 @@ class SweepResult:
             write_csv(path / "table.csv", self._rows())
             with files.replacing(path / "table.md") as file:
                 file.write(markdown(self._cells()) + "\n")
-            self.plot(path / "curves.png")
+            if TRAINING in self.metrics:
+                self.plot(path / "curves.png")
             runs = self._runs(list(self.metrics))
             rows = [{"configuration": number, "seed": run.seed, **row} for number, run in runs for row in run.rows]
             sweep_directory.write(

@@ -218,7 +218,7 @@ def test_a_training_in_an_evaluators_process_follows_with_its_settings(tmp_path,
     with pytest.raises(SystemExit):
         topology = jaxrl.Sebulba(num_envs=2, step_timeout=7.0)
         jaxrl.train("ppo", "gymnasium:CartPole-v1", topology=topology, total_steps=ROWS, run_dir=tmp_path)
-    assert called[1][1] == {"episodes": 128, "explore": False, "step_timeout": 7.0}
+    assert called[1][1] == {"episodes": 10, "explore": False, "step_timeout": 7.0}
     assert not distributed.is_leader(), "files and results are the learners'"
 
 

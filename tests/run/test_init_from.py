@@ -136,7 +136,7 @@ def test_what_is_none(parent, tmp_path):
         kind = RunDirectoryError if wrong == "" else ConfigError
         with pytest.raises(kind, match="not a run directory|neither a run directory, nor a policy, nor a learner"):
             train(init_from=wrong)
-    with pytest.raises(RunDirectoryError, match="no config.json"):
+    with pytest.raises(RunDirectoryError, match="is not a run directory"):
         train(init_from=tmp_path / "nothing")
 
 

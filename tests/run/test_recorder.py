@@ -317,8 +317,8 @@ def test_a_link_in_a_recording_is_refused_and_its_target_left_alone(name, whole,
 
 
 def test_arrays_that_would_not_come_back_are_named():
-    space = spaces.Dict({"good": spaces.Box(0, 1, (2,)), "bad": spaces.Box(0, 1, (2,), np.dtype("complex64"))})
-    with pytest.raises(ConfigError, match="record: steps/observation/bad has dtype complex64"):
+    space = spaces.Dict({"good": spaces.Box(0, 1, (2,)), "bad": spaces.Box(0, 1, (2, 0))})
+    with pytest.raises(ConfigError, match=r"record: steps/observation/bad has shape \(2, 0\)"):
         Record("nowhere").check(EnvSpec("some", space, spaces.Discrete(2)), None, False)
 
 
