@@ -112,6 +112,7 @@ def _wrapped(env, wrapper):
 
 def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
     """Return what `make` returns for a name or a Gymnasium environment, class or function; all else as it is."""
+    # What is_gymnasium tells is not known to the type checker.
     return make(env) if isinstance(env, str) or is_gymnasium(env) else env  # ty: ignore[invalid-explicit-return]
 
 

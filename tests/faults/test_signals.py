@@ -103,7 +103,7 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path, handlers):
 
 def test_ctrl_c_while_compiling_leaves_at_once(tmp_path, monkeypatch):
     """XLA cannot be interrupted: who compiles in the background is left there. Nothing is there to be saved yet."""
-    before, compiled, asked = signal.getsignal(signal.SIGINT), threading.Event(), []
+    compiled, asked = threading.Event(), []
 
     def compile_for_ever(*_):
         asked.append(signal.SIGINT)
@@ -111,9 +111,14 @@ def test_ctrl_c_while_compiling_leaves_at_once(tmp_path, monkeypatch):
         compiled.wait(60)
 
     monkeypatch.setattr(CompiledProgram, "compile_chunk", compile_for_ever)
-    with pytest.raises(KeyboardInterrupt):
-        jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=tmp_path / "run", progress=False)
-    assert not compiled.is_set() and len(asked) == 1 and signal.getsignal(signal.SIGINT) is before
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), run_dir=tmp_path / "run", progress=False)
+        assert not compiled.is_set() and len(asked) == 1
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     compiled.set()
     monkeypatch.undo()
     assert train(tmp_path / "run").stopped == "finished", "the lock was not given back"
