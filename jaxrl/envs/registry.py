@@ -3,7 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.core import registry, suites
 from jaxrl.core.devices import device_problem
@@ -112,8 +112,9 @@ def _wrapped(env, wrapper):
 
 def as_environment(env: EnvironmentLike) -> Environment | HostRecipe:
     """Return what `make` returns for a name or a Gymnasium environment, class or function; all else as it is."""
-    # What is_gymnasium tells is not known to the type checker.
-    return make(env) if isinstance(env, str) or is_gymnasium(env) else env  # ty: ignore[invalid-explicit-return]
+    if isinstance(env, str) or is_gymnasium(env):
+        return make(env)
+    return cast("Environment | HostRecipe", env)
 
 
 def is_gymnasium(env: Any) -> bool:
