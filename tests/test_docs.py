@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import io
 import itertools
+import json
 import re
 import shlex
 import sys
@@ -209,7 +210,12 @@ def as_users_have_it(tmp_path, monkeypatch):
 
         def save(path):
             train(algo, env, total_steps=total_steps, run_dir=Path(path) / "best")
-            (Path(path) / "sweep.json").write_text('{"format": 1, "best": {"run": "best"}}')
+            record = {"format": 1, "configurations": [{}], "seeds": [0], "scores": [[1.0]]}
+            record |= {"configs": [json.loads((Path(path) / "best" / "config.json").read_text())]}
+            record |= {"best": {"configuration": 0, "seed": 0, "run": "best"}}
+            (Path(path) / "sweep.json").write_text(json.dumps(record))
+            row = {"configuration": 0, "seed": 0, "step": total_steps, "train/return_mean": 1.0}
+            (Path(path) / "metrics.jsonl").write_text(json.dumps(row) + "\n")
 
         if run_dir is not None:
             save(run_dir)
