@@ -27,7 +27,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "sampler": ("jaxrl.core.sources",),
     "schedule": ("jaxrl.core.schedules",),
     "source": ("jaxrl.core.sources",),
-    "space": ("jaxrl.core.spaces",),
+    "space": ("jaxrl.core.spaces", "jaxrl.core.native"),
     "topology": (
         "jaxrl.core.resources",
         "jaxrl.parallel.anakin",

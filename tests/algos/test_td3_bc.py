@@ -202,7 +202,8 @@ def test_a_feature_that_never_varied_may_differ_in_the_environment():
     @jax.jit
     def error(constant):
         moment = TimeStep(jnp.concatenate([x, jnp.full_like(x, constant)], 1), jnp.zeros(50), flags, flags, flags)
-        action = algo.act(actor, moment, (), jax.random.split(KEY, 50), spec=spec, explore=False).action
+        carry = jax.vmap(lambda index: algo.initial_carry(spec, index, 50))(jnp.arange(50))
+        action = algo.act(actor, moment, carry, jax.random.split(KEY, 50), spec=spec, explore=False).action
         return jnp.mean(jnp.abs(action - best(x)))
 
     there = float(error(0.5))

@@ -50,12 +50,16 @@ TELLING = {
     "Pendulum-v1": {"max_speed": 0.5},
     "PointRobot-misc": {"goal_radius": 2.0},
     "Pong-misc": {"ball_max_y_speed": 0, "ball_x_speed": 2, "paddle_y_speed": 2},
-    "Seaquest-MinAtar": {"max_oxygen": 20},
+    "Seaquest-MinAtar": {"max_oxygen": 20, "diver_spawn_speed": 1},
 }
-# Goals that are not reached by chance: where they are, the other parameter of the goal shows.
+# Goals that are not reached by chance: where they are, the other parameter of the goal shows. In Seaquest an episode
+# lasts for as long as the submarine comes up with divers, and only then becomes faster.
+DIVERS = {"diver_spawn_speed": 1, "diver_move_interval": 1, "init_spawn_speed": 60}
 BESIDE = {
     "MountainCar-v0": {"goal_velocity": {"goal_position": -0.55}},
     "MountainCarContinuous-v0": {"goal_velocity": {"goal_position": -0.55}},
+    "Seaquest-MinAtar": dict.fromkeys(("ramping", "init_move_interval", "enemy_shot_interval"), DIVERS)
+    | {"diver_move_interval": {"diver_spawn_speed": 1}},
 }
 
 

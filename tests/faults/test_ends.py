@@ -75,6 +75,7 @@ def test_told_to_end_a_run_saves_and_leaves_no_worker(number, code, tmp_path):
     run = tmp_path / "run"
     words = ["train", "ppo", "--env", "gymnasium:host_probes:Counting-v0", "--env-params", "workers=2"]
     words += ["--total-steps", "100000000", "--num-envs", "4", "--rollout-length", "8", "--evaluate-every", "0"]
+    words += ["--log-every", "1024"]
     with running(tmp_path, "-m", "jaxrl", *words, "--checkpoint-every", "0", "--run-dir", str(run)) as process:
         said = lambda: (tmp_path / "err").read_text()  # noqa: E731
         rows = run / "metrics.jsonl"
@@ -95,6 +96,7 @@ def test_a_run_whose_terminal_is_closed_saves(tmp_path):
     run = tmp_path / "run"
     words = ["-m", "jaxrl", "train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "1000000000"]
     words += ["--num-envs", "4", "--rollout-length", "8", "--evaluate-every", "0", "--checkpoint-every", "0"]
+    words += ["--log-every", "1024"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore", "TERM": "xterm"}
     terminal, theirs = pty.openpty()
     # Who leads a session and opens a terminal has it from then on; a test run under `nohup` passes its deafness on.
