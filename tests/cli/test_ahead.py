@@ -8,6 +8,7 @@ import sys
 
 import jax
 import pytest
+from helpers.patience import PATIENCE
 
 from jaxrl.cli import main, training
 from jaxrl.run import ahead
@@ -36,7 +37,7 @@ def run(folder, *commands):
     variables = {name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
     variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "JAXRL_CACHE": str(folder)}
     words = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     *printed, events = done.stdout.splitlines()
     return json.loads(events), printed

@@ -10,6 +10,7 @@ import sys
 
 import jax
 import pytest
+from helpers.patience import PATIENCE
 
 import jaxrl
 from jaxrl.cli import main
@@ -316,7 +317,7 @@ def test_a_platform_that_is_not_there():
     env = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}
     env |= {"JAX_PLATFORMS": "tpu" if shutil.which("nvidia-smi") else "cuda", "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-c", NO_DEVICE]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
     for said in (ended.stdout, ended.stderr):
         assert f"JAX has no device of JAX_PLATFORMS={env['JAX_PLATFORMS']}" in said and "jaxrl[cuda13]" in said

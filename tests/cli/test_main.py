@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from helpers.patience import PATIENCE
 from PIL import Image
 
 import jaxrl
@@ -305,7 +306,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "interrupted; the same command resumes from here" in printed
     steps = [int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()]
@@ -415,7 +416,7 @@ def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
         (["doctor", "--run-dir", str(tmp_path)], "not installed, so its requirements are not known; pip install -e ."),
         (["envs", "probe"], "probe:Constant"),
     ):
-        ran = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=300)
+        ran = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=PATIENCE)
         assert (ran.returncode, ran.stderr) == (0, "") and said in ran.stdout, (words, ran.stderr)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.patience import PATIENCE
 
 from jaxrl.cli import main, multihost, runs
 from jaxrl.core.errors import ConfigError, PeerError
@@ -16,7 +17,6 @@ from jaxrl.parallel.multihost.launch import Processes
 from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.loggers import read_metrics
 
-PATIENCE = 240  # seconds; on an idle core a tenth
 TRAIN = ["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "128", "--num-envs", "4", "--devices", "2"]
 TRAIN += ["--rollout-length", "8", "--minibatches", "2", "--epochs", "1", "--network.torso", "mlp:8", "--no-progress"]
 TRAIN += ["--evaluation-episodes", "2", "--evaluate-every", "0"]

@@ -8,6 +8,7 @@ import sys
 
 import hypothesis
 import pytest
+from helpers.patience import PATIENCE
 from hypothesis import strategies as st
 
 from jaxrl.cli import main, table
@@ -260,7 +261,7 @@ def test_all_wrong_values_are_told_at_once_before_jax_is_imported(count, tmp_pat
     env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
     words = [sys.executable, "-c", AT_ONCE, str(count)]
-    ended = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["wrong"] == [] and found["tried"] >= count

@@ -9,11 +9,11 @@ import threading
 import weakref
 
 import pytest
+from helpers.patience import PATIENCE
 
 from jaxrl.core import interrupts
 from jaxrl.core.interrupts import interruptible
 
-PATIENCE = 240  # seconds; on an idle core a tenth of one
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 # A process that owns its signals, sends itself one somewhere, and never ends by itself.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.patience import PATIENCE
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -52,7 +53,9 @@ def test_the_modules_of_a_kind_enter_all_of_its_names():
     )
 
     def registered(kinds):  # of a process without what other tests registered
-        ended = subprocess.run([sys.executable, "-c", code.format(kinds)], capture_output=True, text=True, timeout=300)
+        ended = subprocess.run(
+            [sys.executable, "-c", code.format(kinds)], capture_output=True, text=True, timeout=PATIENCE
+        )
         assert ended.returncode == 0, ended.stderr
         return json.loads(ended.stdout)
 
@@ -63,7 +66,7 @@ def test_the_modules_of_a_kind_enter_all_of_its_names():
 
 def test_registering_imports_nothing():
     code = "import sys; from jaxrl.core import registry; assert 'jaxrl.algos' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 
 def test_classes_and_functions():

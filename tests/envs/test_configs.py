@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from flax import struct
+from helpers.patience import PATIENCE
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -197,7 +198,7 @@ def test_a_module_that_a_file_names_is_not_imported(tmp_path):
         "from jaxrl.envs.configs import from_config\nfrom jaxrl.core.errors import ConfigError\n"
         f"try:\n    from_config({config!r})\nexcept ConfigError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0 and "asks for the import of a module" in done.stdout, done.stderr
 
 

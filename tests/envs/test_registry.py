@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.patience import PATIENCE
 from helpers.registered import nothing_registered_for_good
 
 import jaxrl
@@ -105,4 +106,4 @@ def test_importing_imports_no_suite():
         "assert not {'brax', 'envpool', 'gymnax'} & set(sys.modules); "
         "jaxrl.envs.environments(); assert 'brax' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

@@ -8,6 +8,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from helpers.patience import PATIENCE
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 from helpers.spoiled import Spoiled, SpoiledEnvironment
 
@@ -24,8 +25,6 @@ from jaxrl.parallel.sebulba.collector import Published
 from jaxrl.parallel.sebulba.inference import Inference
 from jaxrl.parallel.sebulba.learning import HostLearning
 
-SOON = 10.0  # seconds that everything here may take at most, once compiled
-
 
 def train(env, algo=PPO, **topology):
     topology = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology)
@@ -35,7 +34,7 @@ def train(env, algo=PPO, **topology):
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     yield
-    until = time.monotonic() + SOON
+    until = time.monotonic() + PATIENCE / 2
     while actor_threads() and time.monotonic() < until:
         time.sleep(0.01)
     assert not actor_threads()
@@ -57,7 +56,7 @@ def test_an_environment_that_raises(topology):
 @pytest.mark.long
 def test_an_environment_that_hangs_is_named():
     free = threading.Event()
-    env = Spoiled(ENV, then=lambda host: free.wait(60))
+    env = Spoiled(ENV, then=lambda host: free.wait(PATIENCE))
     began = time.monotonic()
     try:
         with pytest.raises(EnvironmentFailedError, match="spoiled have been at their step for .* step_timeout is 1 s"):
@@ -79,7 +78,7 @@ class InPhase(Inference):
 
     def begin(self, *arguments):
         carry = super().begin(*arguments)
-        self.barrier.wait(60)
+        self.barrier.wait(PATIENCE)
         return carry
 
 
@@ -116,7 +115,7 @@ def test_an_environment_that_hangs_while_others_wait_for_its_batch_is_named(in_p
     compiled.reset()
     compiled.step(np.zeros(NUM_ENVS // 4, np.int32))
     free = threading.Event()
-    env = Grouped(ENV, then=lambda host: host.first and free.wait(60))
+    env = Grouped(ENV, then=lambda host: host.first and free.wait(PATIENCE))
     began = time.monotonic()
     try:
         with pytest.raises(EnvironmentFailedError, match="spoiled have been at their step for .* step_timeout is 1 s"):
@@ -130,7 +129,7 @@ def test_an_environment_that_hangs_while_others_wait_for_its_batch_is_named(in_p
 @pytest.mark.long
 def test_a_learner_that_raises_while_groups_wait_for_a_batch(in_phase):
     free = threading.Event()
-    env = Grouped(ENV, then=lambda host: host.first and free.wait(60))
+    env = Grouped(ENV, then=lambda host: host.first and free.wait(PATIENCE))
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=4, batching=ENDLESS).bind(PPO, env)
     try:
         state = program.start(PPO, env, 0)
@@ -141,7 +140,7 @@ def test_a_learner_that_raises_while_groups_wait_for_a_batch(in_phase):
         assert len(program._inferences[0]._batches.requests) == 3, "they wait for the one that is at work"
         began = time.monotonic()
         program.close()
-        assert time.monotonic() - began < SOON and len(actor_threads()) == 1
+        assert time.monotonic() - began < PATIENCE / 2 and len(actor_threads()) == 1
     finally:
         free.set()
 
@@ -187,7 +186,7 @@ def test_an_asynchronous_environment_that_raises():
 @pytest.mark.long
 def test_an_asynchronous_environment_that_hangs_is_named():
     free = threading.Event()
-    env = Asynchronous(ENV, then=lambda host: free.wait(60))
+    env = Asynchronous(ENV, then=lambda host: free.wait(PATIENCE))
     try:
         with pytest.raises(EnvironmentFailedError, match="at environments .[0-7, ]*. for 1 s, step_timeout is 1 s"):
             train(env, ready=2, step_timeout=1.0)
@@ -199,14 +198,14 @@ def test_a_learner_that_raises_while_actors_wait():
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2).bind(PPO, ServedFromHost(ENV))
     state = program.start(PPO, ServedFromHost(ENV), 0)
     state, _ = program.chunk(PPO, ServedFromHost(ENV), state, 1, 100)
-    until = time.monotonic() + SOON
+    until = time.monotonic() + PATIENCE / 2
     while program._threads.metrics()["queue_depth"] < 1 and time.monotonic() < until:
         time.sleep(0.01)
     assert program._threads.metrics()["queue_depth"] >= 1, "every slot is taken"
     began = time.monotonic()
     program.close()
     program.close()
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < PATIENCE / 2
     with pytest.raises(RuntimeError, match="start"):
         program.chunk(PPO, ServedFromHost(ENV), state, 1, 100)
 
@@ -222,7 +221,7 @@ def test_a_learner_that_raises_in_a_run_while_actors_wait(monkeypatch):
     def learn_or_raise(self, *arguments):
         if next(numbers) < 3:
             return learn(self, *arguments)
-        until = time.monotonic() + SOON
+        until = time.monotonic() + PATIENCE / 2
         while made[0].metrics()["queue_depth"] < 1 and time.monotonic() < until:
             time.sleep(0.01)
         assert made[0].metrics()["queue_depth"] >= 1, "every slot is taken"

@@ -12,14 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.patience import PATIENCE
 
 from jaxrl.run import checkpoint
 from jaxrl.run.loggers import read_metrics
 
 pytestmark = pytest.mark.faults
 
-PATIENCE = 300.0  # seconds to start in, on a machine that is busy with other things
-SOON = 60.0  # seconds to end in; on an idle machine it is a few
 TESTS, ROOT = Path(__file__).parents[1], Path(__file__).parents[2]
 
 
@@ -82,8 +81,8 @@ def test_told_to_end_a_run_saves_and_leaves_no_worker(number, code, tmp_path):
         wait_for(lambda: process.poll() is not None or rows.exists() and read_metrics(rows), PATIENCE, said)
         assert len([what for what in alive(process.pid).values() if "worker_program" in what]) == 2, said()
         os.killpg(process.pid, number)
-        assert process.wait(SOON) == code, said()
-        wait_for(lambda: not alive(process.pid), SOON, lambda: alive(process.pid))
+        assert process.wait(PATIENCE) == code, said()
+        wait_for(lambda: not alive(process.pid), PATIENCE, lambda: alive(process.pid))
         assert "Traceback" not in said() and "replaced" not in said()
     record = json.loads((run / "result.json").read_text())
     assert record["stopped"] == "interrupted" and 0 < record["total_steps"] < 100_000_000
@@ -116,7 +115,7 @@ def test_a_run_whose_terminal_is_closed_saves(tmp_path):
             if select.select([terminal], [], [], 0.05)[0]:
                 said += os.read(terminal, 65536)
         os.close(terminal)
-        status = process.wait(SOON)
+        status = process.wait(PATIENCE)
     finally:
         process.kill()
         process.wait()

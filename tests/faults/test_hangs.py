@@ -8,6 +8,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from helpers.patience import PATIENCE
 from helpers.programs import ENV, NUM_ENVS, PPO, ROWS, actor_threads
 from helpers.spoiled import Spoiled, SpoiledEnvironment
 from helpers.tiers import one_quick
@@ -26,7 +27,6 @@ from jaxrl.run.policy import Policy
 
 pytestmark = pytest.mark.faults
 
-SOON = 30.0  # seconds that everything here may take at most, once compiled; what hangs would for a minute
 HOST = ServedFromHost(ENV)
 
 
@@ -36,9 +36,9 @@ def hang(monkeypatch):
     for module in (watchdog, actors):
         monkeypatch.setattr(module, "GOODBYE", 0.5)
     free = threading.Event()
-    yield lambda host: free.wait(60)
+    yield lambda host: free.wait(PATIENCE)
     free.set()
-    until = time.monotonic() + SOON
+    until = time.monotonic() + PATIENCE / 2
     while actor_threads() and time.monotonic() < until:
         time.sleep(0.01)
     assert not actor_threads()
@@ -78,7 +78,7 @@ def test_the_first_reset(hang):
     env, began = Spoiled(ENV, at=0, then=hang), time.monotonic()
     with named():
         train(env, topology={"step_timeout": 1.0})
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_environments_whose_reset_raises_are_closed():
@@ -97,7 +97,7 @@ def test_of_two_groups_one_raises_while_the_other_hangs(hang):
 
     def first(host):
         if host is env.built[0]:
-            began.wait(60)
+            began.wait(PATIENCE)
             raise ZeroDivisionError("in step 3")
         began.set()
         hang(host)
@@ -139,13 +139,13 @@ def test_what_is_exported(hang, monkeypatch):
 
 def test_one_that_comes_back_is_closed_then(hang):
     free = threading.Event()
-    env = Spoiled(ENV, at=2, then=lambda host: free.wait(60))
+    env = Spoiled(ENV, at=2, then=lambda host: free.wait(PATIENCE))
     with named():
         evaluate(PPO, actor(), env, env_spec(HOST), episodes=8, step_timeout=1.0)
     (host,) = env.built
     assert not host.closed
     free.set()
-    until = time.monotonic() + SOON
+    until = time.monotonic() + PATIENCE / 2
     while not host.closed and time.monotonic() < until:
         time.sleep(0.01)
     assert host.closed == 1
@@ -177,7 +177,7 @@ def test_ctrl_c_does_not_wait_for_a_step_that_hangs(hang, where, monkeypatch):
                 assert "and the run was asked to end" in str(error)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < PATIENCE / 2
 
 
 # --- the watch -------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import gymnasium
 import host_probes
 import numpy as np
 import pytest
+from helpers.patience import PATIENCE
 from helpers.programs import actor_threads
 from helpers.tiers import one_quick
 
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.faults
 NAME = "gymnasium:host_probes:Counting-v0"
 SEEDS = environment_seeds(0, 4)
 ACTIONS = np.asarray([0, 1, 0, 1], np.int32)
-PATIENCE = 30.0  # seconds; everything that must end does so within it
 
 
 @pytest.fixture(autouse=True)
@@ -360,7 +360,7 @@ def test_workers_end_with_their_parent(end, tmp_path):
         os.killpg(parent.pid, end)  # as a terminal does; the workers have groups of their own
     else:
         parent.send_signal(end)
-    _, said = parent.communicate(timeout=60)
+    _, said = parent.communicate(timeout=PATIENCE)
     assert all(map(gone, pids))
     # The workers say nothing of it: the only traceback is the parent's.
     assert said.count("Traceback") == (end == signal.SIGINT), said
@@ -373,7 +373,7 @@ def test_workers_end_with_their_parent(end, tmp_path):
 def test_a_close_that_goes_wrong_is_told_and_not_waited_for(monkeypatch, closing, said):
     monkeypatch.setattr(watchdog, "GOODBYE", 0.5)
     free = threading.Event()
-    monkeypatch.setattr(host_probes, "time", types.SimpleNamespace(sleep=lambda seconds: free.wait(60)))
+    monkeypatch.setattr(host_probes, "time", types.SimpleNamespace(sleep=lambda seconds: free.wait(PATIENCE)))
     try:
         with pytest.warns(RuntimeWarning, match=f"{NAME}: close.. {said}.*; it is left behind"):
             jaxrl.make(NAME, closing=closing)
@@ -539,7 +539,7 @@ def test_what_is_being_made_for_long_is_named_meanwhile(where, monkeypatch):
     monkeypatch.setattr(watchdog.warnings, "warn", warn)
     if where == "in process":
         make = gymnasium.make
-        monkeypatch.setattr(gymnasium, "make", lambda *a, **named: free.wait(60) and make(*a, **named))
+        monkeypatch.setattr(gymnasium, "make", lambda *a, **named: free.wait(PATIENCE) and make(*a, **named))
         jaxrl.make(NAME)
         assert told == [f"{NAME}: making an environment has taken 0.01 s so far, and is waited for"]
     else:

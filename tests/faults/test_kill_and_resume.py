@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import kills, programs
 from helpers.kills import CASES, INTERVAL, ITERATIONS, newest
+from helpers.patience import PATIENCE
 from helpers.programs import NUM_ENVS, ROWS, assert_equal
 from helpers.two_processes import both, together
 
@@ -109,7 +110,7 @@ def life(name, run_dir, share, patience, moments, cache):
     first = not run_dir.exists()
     left = moments * (1 - newest(run_dir) / (ITERATIONS * ROWS))
     words = kills.command(name, str(run_dir), str(max(1, int(share * left))), patience)
-    dead = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    dead = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert dead.returncode == -9, dead.stdout + dead.stderr
     steps = [row["step"] for row in read_metrics(run_dir / "metrics.jsonl")]
     # What is being saved when the kill comes is lost too, where saving takes longer than the interval. Its rows of

@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.patience import PATIENCE
 
 from jaxrl.run import checkpoint
 from jaxrl.run.loggers import read_metrics
 
 pytestmark = pytest.mark.faults
 
-PATIENCE = 300.0  # seconds, on a machine that is busy with other things
 AT_ONCE = 10.0  # seconds in which a command ends, on a machine where Python starts in `START`
 START = 0.5
 SPREAD = 30.0  # seconds from the first line of a command, over which signals are spread

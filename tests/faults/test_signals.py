@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.kills import Curriculum
+from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
@@ -108,7 +109,7 @@ def test_ctrl_c_while_compiling_leaves_at_once(tmp_path, monkeypatch):
     def compile_for_ever(*_):
         asked.append(signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        compiled.wait(60)
+        compiled.wait(PATIENCE)
 
     monkeypatch.setattr(CompiledProgram, "compile_chunk", compile_for_ever)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
@@ -243,7 +244,7 @@ def test_sigterm_from_outside_gives_exit_code_143(tmp_path):
         if line.startswith(f"row {2 * ROWS}"):
             break
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate("\n" * 100, timeout=300)
+    out, _ = process.communicate("\n" * 100, timeout=PATIENCE)
     assert process.returncode == 143 and "not reached" not in out
     saved = checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step
     assert 2 * ROWS <= saved < TOTAL

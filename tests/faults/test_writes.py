@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from helpers.disks import At, Disk, nothing_fits, refuse
 from helpers.events import read_events
+from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 from helpers.tiers import one_quick
 
@@ -306,6 +307,6 @@ def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, erro
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXRL_"))}
     env |= {"JAX_PLATFORMS": "cpu", "JAXRL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-c", CACHED, how, str(ERRORS[error])]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     assert ended.stdout.split() == ["1.0", "True", "2.0", "True"]

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 import ray
 
-from helpers.patience import within
+from helpers.patience import PATIENCE, within
 
 # Ray gives its agents 15 s to start, which are short on a busy machine; the next try finds their files in memory.
 TRIES = 3
@@ -24,7 +24,7 @@ def cluster(**options):
         patch.setenv("RAY_worker_niceness", "0")  # 15 by default: beside other tests, actors would hardly run
         for again in reversed(range(TRIES)):
             try:
-                with within(120):
+                with within(PATIENCE):
                     ray.init(logging_level=logging.ERROR, **({} if "RAY_ADDRESS" in os.environ else options))
                 break
             except Exception:
@@ -47,7 +47,7 @@ def fixtures(**options):
 
     @pytest.fixture(name="cluster")
     def for_a_test(started):
-        with within(300):
+        with within(PATIENCE):
             yield started
 
     return started, for_a_test

@@ -3,6 +3,10 @@
 import contextlib
 import signal
 
+# Seconds that anything may take before it counts as hung: a hundred times what it takes on two idle cores, because the
+# tests also run beside other work. What is made to hang does so for this long.
+PATIENCE = 900
+
 
 @contextlib.contextmanager
 def within(seconds, error=TimeoutError):

@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+from helpers.patience import PATIENCE
+
 SCRIPT = Path(__file__).parents[1] / "parallel" / "multihost" / "one_of_two.py"
 HEARTBEAT = 10  # seconds, as there
-PATIENCE = 600  # seconds that two processes have for all of a job; on an idle core they need a twentieth
 
 
 def together(job, folder):

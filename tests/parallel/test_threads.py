@@ -8,6 +8,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers.patience import PATIENCE
 
 import jaxrl
 from jaxrl.cli import runs, training
@@ -166,7 +167,7 @@ def trained(run_dir, *words, variables=()):
     kept = {k: v for k, v in os.environ.items() if k not in threads.VARIABLES and not k.startswith("JAX_COMPILATION")}
     environment = kept | {"JAXRL_CACHE": "off"} | dict(variables)
     words = [sys.executable, "-c", _TOLD, json.dumps([*command, *words])]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     told = json.loads(next(row for row in done.stdout.splitlines() if row.startswith('{"threads"')))
     rows = [json.loads(row) for row in (run_dir / "metrics.jsonl").read_text().splitlines()]

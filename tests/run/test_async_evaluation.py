@@ -5,6 +5,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 from helpers.tiers import one_quick
 
@@ -68,7 +69,7 @@ def test_an_evaluation_is_played_in_another_thread_and_collected():
     there, told = threading.Event(), []
 
     def play(algo, actor):
-        assert there.wait(10)
+        assert there.wait(PATIENCE)
         return found(float(actor + (threading.current_thread() is not threading.main_thread())))
 
     evaluator = Evaluator(play, lambda step, outcome: told.append((step, outcome.return_mean)), in_thread=True)
@@ -125,7 +126,7 @@ def test_the_run_goes_on_meanwhile(monkeypatch):
             pass
 
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration: some end before the next border
-    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: found(float(further.wait(60))))
+    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: found(float(further.wait(PATIENCE))))
     result = train(async_evaluation=True, loggers=[Rows()])
     values = [row["evaluation/return_mean"] for row in result.metrics if "evaluation/return_mean" in row]
     assert values == [1.0, 1.0, 1.0]

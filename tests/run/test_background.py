@@ -6,6 +6,7 @@ import threading
 
 import jax
 import pytest
+from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
@@ -42,7 +43,7 @@ def compiled():
 
 def test_it_works_in_a_thread_and_keeps_its_errors():
     names, go = [], threading.Event()
-    first = BackgroundTask(lambda: go.wait(10) and names.append(threading.current_thread().name))
+    first = BackgroundTask(lambda: go.wait(PATIENCE) and names.append(threading.current_thread().name))
     assert not names and len(threads()) == 1
     go.set()
     first.wait()
@@ -86,7 +87,7 @@ def test_nothing_is_left_where_the_beginning_fails(monkeypatch):
     begun = threading.Event()
 
     def slow(*_, **__):
-        begun.wait(10)
+        begun.wait(PATIENCE)
 
     def fail(*_, **__):
         begun.set()

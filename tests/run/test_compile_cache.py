@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from helpers.patience import PATIENCE
 
 from jaxrl.parallel.threads import VARIABLES
 from jaxrl.run import compile_cache
@@ -45,7 +46,7 @@ def run(folder, run_dir, how="whole", **more):
     variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "JAXRL_CACHE": str(folder)} | more
     variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1.0"}
     words = [sys.executable, "-c", COMMAND, str(run_dir), how]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin
 
 import jaxrl
@@ -71,7 +72,7 @@ def test_it_begins_before_the_run_and_ends_after_it(tmp_path):
         """Waits until the follower has seen the checkpoint of the first start."""
 
         def write(self, step, metrics):
-            assert second.wait(60)
+            assert second.wait(PATIENCE)
 
         def close(self):
             pass

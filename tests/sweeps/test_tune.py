@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import clusters, hostile, tunes
+from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin
 from helpers.readers import outcome
 
@@ -561,7 +562,7 @@ def test_killed_and_started_again_only_the_trial_under_way_is_lost(tmp_path):
     """By `kill -9`, in the middle of the third trial; the search is then the search that was not killed."""
     words = tunes.command(str(tmp_path / "study"), str(2 * tunes.EVALUATIONS + 2))
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS))), "JAX_PLATFORMS": "cpu"}
-    killed = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
+    killed = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(kept(tmp_path / "study" / "study.journal")) == 2
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -10,12 +10,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from helpers.patience import PATIENCE
 
 from jaxrl.cli import multihost
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.multihost import addresses, distributed
 
-PATIENCE = 120  # seconds; on an idle core a twentieth
 TWO = """
 import sys, time, jax
 from jax.experimental import multihost_utils

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 from helpers.launching import scripts, until_asked
+from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, assert_equal
 
 import jaxrl
@@ -22,7 +23,6 @@ from jaxrl.run import checkpoint
 from jaxrl.run.follow import follow
 from jaxrl.run.loggers import read_metrics
 
-PATIENCE = 240  # seconds; on an idle core a hundredth
 LAUNCHED = Path(__file__).with_name("launched.py")
 EVALUATED = Path(__file__).with_name("evaluated.py")
 
@@ -360,7 +360,7 @@ def launched(program, how, folder):
     tests, root = program.parents[2], program.parents[3]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{root}{os.pathsep}{tests}"}
     words = [sys.executable, str(program), how, str(folder)]
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.long

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 from helpers import clusters
 from helpers.launching import scripts, until_asked
-from helpers.patience import within
+from helpers.patience import PATIENCE, within
 
 from jaxrl.core.errors import ConfigError, JaxrlError
 from jaxrl.parallel.multihost import launch, place
 from jaxrl.parallel.multihost.launch import RayProcesses
 from jaxrl.parallel.ray import processes
 
-PATIENCE = 300  # seconds: two starts of two processes of JAX in Ray's, 40 s on two idle cores
 LAUNCHED = Path(__file__).parents[1] / "multihost" / "launched.py"
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.patience import PATIENCE
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, actor_threads, assert_equal, plain
 from hypothesis import given
 from hypothesis import strategies as st
@@ -279,7 +280,7 @@ def asking(made, published, numbers, found):
     def ask(number):
         try:
             with made.groups[number].rollout(published, shown) as rollout:
-                entered.wait(60)
+                entered.wait(PATIENCE)
                 action = rollout.act(shown, np.zeros(STEPS.group, np.int32), np.arange(STEPS.group, dtype=np.int32))
             found[number] = action
         except Exception as error:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import struct
 from gymnasium.envs.classic_control import CartPoleEnv
-from helpers.patience import within
+from helpers.patience import PATIENCE, within
 from helpers.programs import (
     ALGORITHMS,
     ENV,
@@ -181,7 +181,7 @@ def test_impala_learns_from_every_rollout_once_while_others_wait(monkeypatch):
 
     monkeypatch.setattr(HostLearning, "learn", learn_when_full)
     try:
-        with within(120):
+        with within(PATIENCE):
             state, report = program.chunk(algo, HOST, program.start(algo, HOST, 3), algo.iterations, 100)
         (learner, observations, versions), report = plain((state.learner, report))
         standing = plain(state.timestep.observation)
