@@ -102,7 +102,7 @@ def load_run(
     found = load_learner(path, step=step, best=best, algo=algo, env=env)
     total = _steps_in_all(found.config, found.algo)
     final = resolve_schedules(found.algo, min(found.step / total, 1.0) if total else 1.0)
-    policy = Policy(final, final.actor(found.learner), found.spec)
+    policy = Policy(final, final.actor(found.learner), found.spec, found.env)
     return LoadedRun(policy, found.algo, found.env, found.config, found.step)
 
 

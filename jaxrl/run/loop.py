@@ -554,7 +554,7 @@ class Loop:
     def _film(self, state, done):
         acting = self._acting(state, done)
         if self.videos is not None and self.directory is not None:  # of the first process
-            policy = Policy(*acting, self.program.layout.spec)
+            policy = Policy(acting[0], acting[1], self.program.layout.spec)
             video = self.videos.write(self.directory.path, done * self.rows, policy)
             if video is not None and video.suffix == ".gif":  # pages are for browsers
                 self.loggers.show(done * self.rows, video)

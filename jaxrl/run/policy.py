@@ -13,7 +13,7 @@ from jaxrl.core import native, spaces
 from jaxrl.core.arguments import checked
 from jaxrl.core.errors import ConfigError, EnvironmentContractError
 from jaxrl.core.pickled import dumped, loaded
-from jaxrl.core.types import ActorState, Algorithm, Carry, EnvSpec, PyTree, TimeStep
+from jaxrl.core.types import ActorState, Algorithm, Carry, Environment, EnvSpec, HostRecipe, PyTree, TimeStep
 from jaxrl.parallel.rollout import act, no_action
 
 _NOT_FIRST, _FIRST = np.bool_(False), np.bool_(True)
@@ -36,10 +36,11 @@ class Policy:
       algo: the algorithm, its schedules resolved.
       actor: parameters and frozen statistics.
       spec: of the environment it was trained on.
+      env: the environment it was trained on; None of a policy that was pickled.
     """
 
-    def __init__(self, algo: Algorithm, actor: ActorState, spec: EnvSpec):
-        self._algo, self._actor, self._spec = algo, actor, spec
+    def __init__(self, algo: Algorithm, actor: ActorState, spec: EnvSpec, env: Environment | HostRecipe | None = None):
+        self._algo, self._actor, self._spec, self._env = algo, actor, spec, env
         leaves, structure = jax.tree.flatten((algo, actor))
         # Flat, so that a call neither walks these trees nor compares the settings in them.
         self._leaves = tuple(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves)
@@ -65,6 +66,10 @@ class Policy:
     def spec(self) -> EnvSpec:
         return self._spec
 
+    @property
+    def env(self) -> Environment | HostRecipe | None:
+        return self._env
+
     def __repr__(self) -> str:
         return f"Policy({type(self.algo).__name__} on {self.spec.name})"
 
@@ -73,7 +78,7 @@ class Policy:
         return _unpickled, (dumped(repr(self), (self._algo, self._actor, self._spec), instead),)
 
     def __copy__(self) -> "Policy":
-        return Policy(self._algo, self._actor, self._spec)
+        return Policy(self._algo, self._actor, self._spec, self._env)
 
     @checked(batch={"low": 0})
     def initial_carry(self, batch: int | None = None) -> Memory:

@@ -39,8 +39,8 @@ _MOST_A_SECOND = 20  # frames of such an environment, which takes long to draw t
 @checked(max_steps={"low": 1})
 def render(
     policy: Policy,
-    env: EnvironmentLike,
-    path: str | os.PathLike,
+    env: EnvironmentLike | None = None,
+    path: str | os.PathLike | None = None,
     *,
     seed: int = 0,
     max_steps: int = 500,
@@ -55,9 +55,10 @@ def render(
 
     Args:
       policy: of a `Result`, or from `jaxrl.load`.
-      env: where to play; what `jaxrl.make` returns, or its name. Its spaces must be those that the policy was trained
-        on.
+      env: where to play: what `jaxrl.make` returns, or its name, with the spaces that the policy was trained on. None:
+        in the environment it was trained on.
       path: the file to write, ending in ".gif", or ".mp4" with `jaxrl[video]` (brax: ".html"); directories are created.
+        None: episode.gif or episode.html in the working directory.
       seed: of the episode; the same as the first of `evaluate(..., seed=seed)`.
       max_steps: longer episodes are shown up to this length.
       explore: sample actions as in training, rather than take the best.
@@ -66,14 +67,17 @@ def render(
       The path.
 
     Raises:
-      ConfigError: the environment cannot be drawn (the message names those that can), differs from the policy's, or the
-        path has another suffix.
+      ConfigError: the environment cannot be drawn (the message names those that can), differs from the policy's or is
+        not known, or the path has another suffix.
       MissingExtraError: an MP4, and `jaxrl[video]` is not installed.
     """
-    env = envs.prepared(env)
+    where = policy.env if env is None else env
+    if where is None:
+        raise ConfigError(f"env=None: a pickled policy has no environment; name one, as {policy.spec.name!r}")
+    env = envs.prepared(where)
     seed = checked_seed("seed", seed)
     check_spaces(policy.spec, env)
-    path = _checked_path(path, env)
+    path = _checked_path(f"episode{suffix_of(env)}" if path is None else path, env)
     if not isinstance(env, Environment):
         frames, per_second = _host_episode(policy, env, seed, max_steps, explore)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -129,7 +129,7 @@ class Result:
     def policy(self) -> Policy:
         """The trained policy, its statistics frozen."""
         final, actor = policy_at(self.algo, local(self.state.learner), np.float32(self.progress))
-        return Policy(final, actor, self.spec)
+        return Policy(final, actor, self.spec, self.env)
 
     @checked(episodes={"low": 1}, step_timeout={"above": 0})
     def evaluate(

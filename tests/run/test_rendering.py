@@ -2,10 +2,12 @@
 
 import base64
 import json
+import pickle
 import re
 import sys
 import zlib
 from functools import partial
+from pathlib import Path
 
 import gymnasium
 import jax
@@ -68,6 +70,17 @@ def test_a_gif_shows_one_episode_from_first_to_last_moment(cart_pole, tmp_path):
     assert len(frames) == played.lengths[0] + 1
     assert {duration for _, duration in frames[:-1]} == {20}  # the 0.02 s of the simulation
     assert frames[0][0].shape[2] == 3
+
+
+def test_a_policy_is_shown_where_it_was_trained(cart_pole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    untrained, env = cart_pole
+    policy = Policy(untrained.algo, untrained.actor, untrained.spec, env)
+    assert rendering.render(policy, max_steps=3) == Path("episode.gif")
+    named = rendering.render(policy, env, "named.gif", max_steps=3)
+    assert named.read_bytes() == Path("episode.gif").read_bytes()
+    with pytest.raises(ConfigError, match="env=None.*'gymnax:CartPole-v1'"):
+        rendering.render(pickle.loads(pickle.dumps(policy)), path="a.gif")
 
 
 @pytest.mark.long
