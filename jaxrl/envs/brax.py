@@ -103,9 +103,9 @@ class BraxEnvironment(struct.PyTreeNode):
         del observation_space, action_space
         return _made(name, **parameters)
 
-    def adjusted(self, changed: Collection[str]) -> tuple["BraxEnvironment", list[str]]:
+    def parameter_problems(self, changed: Collection[str]) -> list[str]:
         limit = _limit_problems(self.episode_length) if "episode_length" in changed else []
-        return self, [*limit, *_system_problems(self.key, [path for path in changed if path in self.system])]
+        return [*limit, *_system_problems(self.key, [path for path in changed if path in self.system])]
 
     @property
     def resets(self) -> bool:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -33,13 +33,17 @@ class GymnaxEnvironment(struct.PyTreeNode):
 
     The leaves are those of gymnax's `EnvParams`. The spaces were computed from the numbers given to `make`; they stay
     as they are where leaves are replaced later, or are arrays to be mapped over. Derived parameters
-    (`gymnax_rules.DERIVED`) follow from the others at every step.
+    (`gymnax_rules.DERIVED`) follow from the others in every environment that is built or rebuilt from leaves: not at
+    every step, where computing them changes what XLA fuses, and so the last bit of results.
     """
 
     params: PyTree
     key: Key = struct.field(pytree_node=False)
     observation_space: spaces.Space = struct.field(pytree_node=False)
     action_space: spaces.Space = struct.field(pytree_node=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "params", rules.settled(self.key[0], self.params))
 
     @property
     def name(self) -> str:
@@ -73,9 +77,8 @@ class GymnaxEnvironment(struct.PyTreeNode):
             )
         return _made(name, parameters)
 
-    def adjusted(self, changed: Collection[str]) -> tuple["GymnaxEnvironment", list[str]]:
-        params = rules.settled(self.key[0], self.params)
-        return self.replace(params=params), _problems(self.key, self.params, changed)
+    def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
+        return _problems(self.key, self.params, changed)
 
     @property
     def resets(self) -> bool:
@@ -84,16 +87,15 @@ class GymnaxEnvironment(struct.PyTreeNode):
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         blueprint = _blueprint(self.key)
         with suite.foreign_rules():
-            observation, state = blueprint.env.reset_env(key, rules.settled(self.key[0], self.params))
+            observation, state = blueprint.env.reset_env(key, self.params)
         return suite.cast(state, blueprint.dtypes), restart(self._observe(observation), info=blueprint.info)
 
     def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
         blueprint = _blueprint(self.key)
         with suite.foreign_rules():
-            params = rules.settled(self.key[0], self.params)
             # `step_env`, not `step`, which makes a new episode at every step and hides the last observation.
-            observation, state, reward, terminated, info = blueprint.env.step_env(key, state, action, params)
-            truncated = blueprint.env.is_truncated(state, params)
+            observation, state, reward, terminated, info = blueprint.env.step_env(key, state, action, self.params)
+            truncated = blueprint.env.is_truncated(state, self.params)
         info = {name: info[name] for name in blueprint.info}
         time_step = transition(self._observe(observation), reward, terminated, truncated, info=info)
         return suite.cast(state, blueprint.dtypes), time_step
@@ -130,15 +132,14 @@ def make(name: str, **parameters: Any) -> GymnaxEnvironment:
     return env
 
 
-def _problems(key, params, names):
-    """Why parameters that were set are none, one line each: they change nothing, or contradict others."""
+def _problems(key, params, changed):
+    """Return a line for each changed parameter that changes nothing, or contradicts those it follows from."""
     default, derived, problems = _blueprint(key).params, rules.DERIVED.get(key[0], {}), []
-    for name in names:
+    for name, value in changed.items():
         if name not in default.__dataclass_fields__:
             continue
-        value = getattr(params, name)
         if name in derived:
-            if not rules.equal(value, result := derived[name].value(params)):
+            if not rules.equal(value, result := getattr(params, name)):
                 problems.append(
                     f"{name}={value!r:.80} of gymnax:{key[0]} follows from {derived[name].equation} = {result!r:.80}; "
                     "leave it out, and set those"
@@ -194,8 +195,9 @@ def _made(name, parameters):
         raise ConfigError(problems)
     observation_space, action_space = _spaces(name, blueprint, blueprint.params.replace(**concrete))
     env = GymnaxEnvironment(blueprint.params.replace(**leaves), key, observation_space, action_space)
-    env, problems = env.adjusted([k for k in leaves if k in rules.DERIVED.get(name, {})])
-    if problems:
+    if problems := env.parameter_problems(
+        {k: value for k, value in leaves.items() if k in rules.DERIVED.get(name, {})}
+    ):
         raise ConfigError(problems)
     return env
 

@@ -1,5 +1,6 @@
 """Parameters of gymnax's environments that follow from others, or have no effect."""
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,15 +14,16 @@ from jaxrl.core.types import PyTree
 class Derived(NamedTuple):
     """How a parameter follows from others."""
 
+    sources: tuple[str, str]
     equation: str  # for messages
-    value: Callable[[PyTree], Any]  # from gymnax's `EnvParams`
+    value: Callable[[Any, Any], Any]  # from the sources
 
 
 # gymnax stores these beside their sources, and reads both.
 DERIVED: dict[str, dict[str, Derived]] = {
     "CartPole-v1": {
-        "total_mass": Derived("masscart + masspole", lambda params: params.masscart + params.masspole),
-        "polemass_length": Derived("masspole * length", lambda params: params.masspole * params.length),
+        "total_mass": Derived(("masscart", "masspole"), "masscart + masspole", operator.add),
+        "polemass_length": Derived(("masspole", "length"), "masspole * length", operator.mul),
     }
 }
 
@@ -51,9 +53,16 @@ _SWITCHES: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
 
 
 def settled(name: str, params: PyTree) -> PyTree:
-    """Return gymnax's `EnvParams` of the environment `name` with its derived parameters recomputed."""
-    derived = DERIVED.get(name)
-    return params.replace(**{k: rule.value(params) for k, rule in derived.items()}) if derived else params
+    """Return gymnax's `EnvParams` of the environment `name` with its derived parameters recomputed.
+
+    Those stay whose sources are placeholders, as in trees of axes to map over.
+    """
+    values = {}
+    for k, rule in DERIVED.get(name, {}).items():
+        sources = [getattr(params, source) for source in rule.sources]
+        if all(isinstance(x, float | np.ndarray | np.generic | jax.Array) for x in sources):
+            values[k] = rule.value(*sources)
+    return params.replace(**values) if values else params
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Collection
-from typing import Any, Protocol, Self, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.core
@@ -18,14 +18,14 @@ _ARRAYS = jax.Array | np.ndarray
 
 
 @runtime_checkable
-class Adjusts(Protocol):
+class ChecksParameters(Protocol):
     """An environment some of whose parameters follow from others, or have no effect."""
 
-    def adjusted(self, changed: Collection[str]) -> tuple[Self, list[str]]:
-        """Return this environment with derived parameters recomputed, and the problems with the parameters `changed`.
+    def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
+        """Return a line for each problem with parameters that were just replaced.
 
         Args:
-          changed: names of parameters that were just replaced; names that it does not have are ignored.
+          changed: by name, the values that were asked for; names that the environment does not have are ignored.
         """
         ...
 
@@ -72,8 +72,10 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
             problems.append(
                 f"parameter {name}={value!r:.80} of {env.name} is no value for it; now it is {old!r:.80}: {error}"
             )
-    env, more = _adjusted(env, changed)
-    problems += more
+    innermost = env
+    while isinstance(inner := getattr(innermost, "env", None), Environment):
+        innermost = inner
+    problems += innermost.parameter_problems(changed) if isinstance(innermost, ChecksParameters) else []
     if problems:
         raise ConfigError(problems)
     return env
@@ -118,15 +120,6 @@ def _replaced(part, path, value):
     name, *rest = path
     new = _replaced(_at(part, (name,)), rest, value) if rest else value
     return part | {name: new} if isinstance(part, dict) else dataclasses.replace(part, **{name: new})
-
-
-def _adjusted(env, changed):
-    """`env` with the derived parameters of what stands innermost, and the problems with those that changed."""
-    inner = getattr(env, "env", None)
-    if not isinstance(inner, Environment):
-        return env.adjusted(changed) if isinstance(env, Adjusts) else (env, [])
-    settled, problems = _adjusted(inner, changed)
-    return (env if settled is inner else dataclasses.replace(env, env=settled)), problems
 
 
 def like(old: Any, value: Any) -> Any:

@@ -96,8 +96,8 @@ class Probe(struct.PyTreeNode):
         del name, observation_space, action_space
         return _made("Constant", parameters)
 
-    def adjusted(self, changed: Collection[str]) -> tuple["Probe", list[str]]:
-        return self, _problems(self, changed)
+    def parameter_problems(self, changed: Collection[str]) -> list[str]:
+        return _problems(self, changed)
 
     @property
     def observation_space(self) -> spaces.Space:
