@@ -58,14 +58,15 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
       ConfigError: `env` has no such parameter, it is static, it changes nothing, it contradicts those that it follows
         from, or a value is none for it; all of them at once.
     """
-    paths, problems = _paths(env), []
+    paths, problems, taken = _paths(env), [], {}
     for name, value in changed.items():
         if name not in paths:
             problems += _unknown(env, name, paths)
             continue
         old = _at(env, paths[name])
         try:
-            env = _replaced(env, paths[name], like(old, value))
+            taken[name] = like(old, value)
+            env = _replaced(env, paths[name], taken[name])
         except ConfigError as error:  # of a wrapper
             problems += error.problems
         except (TypeError, ValueError) as error:
@@ -75,7 +76,7 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
     innermost = env
     while isinstance(inner := getattr(innermost, "env", None), Environment):
         innermost = inner
-    problems += innermost.parameter_problems(changed) if isinstance(innermost, ChecksParameters) else []
+    problems += innermost.parameter_problems(taken) if isinstance(innermost, ChecksParameters) else []
     if problems:
         raise ConfigError(problems)
     return env
