@@ -27,7 +27,8 @@ class Actor:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
       widths: widths of the dense layers over the features.
       activation: function after each dense layer, by name.
-      normalization: before each activation, "layer" or "batch"; None: none.
+      normalization: before each activation, "layer", "batch" or "batch_renorm"; None: none.
+      normalize_inputs: normalize what each dense layer and the outputs read instead, after the activations.
       stochastic: whether the output is a distribution: a `TanhGaussian` whose mean and deviation depend on the
         observation (Haarnoja et al., 2018), or a `Categorical`; else an action `[..., n]` (Lillicrap et al., 2016).
       gain: gain of the outputs' orthogonal initialization; small, so that no action is at its bounds at first, and none
@@ -51,6 +52,7 @@ class Actor:
     core: Core | None = None
     previous_action: bool = False
     previous_reward: bool = False
+    normalize_inputs: bool = False
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -115,7 +117,13 @@ class _ActorModule(nnx.Module):
             previous_reward=network.previous_reward,
         )
         self.hidden = DenseStack(
-            self.body.features, network.widths, network.activation, network.normalization, rngs, network.dtype
+            self.body.features,
+            network.widths,
+            network.activation,
+            network.normalization,
+            rngs,
+            network.dtype,
+            normalize_inputs=network.normalize_inputs,
         )
         if network.stochastic:
             self.distribution = PolicyHead(

@@ -68,7 +68,8 @@ class Critic:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
       widths: widths of the dense layers over features and action.
       activation: function after each dense layer, by name.
-      normalization: before each activation, "layer" or "batch"; None: none.
+      normalization: before each activation, "layer", "batch" or "batch_renorm"; None: none.
+      normalize_inputs: normalize what each dense layer and the head read instead, after the activations.
       ensemble: how many members.
       head: what the features become: values, or `CategoricalValues()` and `QuantileValues()` for distributions of
         returns; without noise.
@@ -89,6 +90,7 @@ class Critic:
     core: Core | None = None
     previous_action: bool = False
     previous_reward: bool = False
+    normalize_inputs: bool = False
 
     def __post_init__(self):
         freeze(self, "widths")
@@ -213,6 +215,7 @@ class _Member(nnx.Module):
             network.normalization,
             rngs,
             network.dtype,
+            normalize_inputs=network.normalize_inputs,
         )
         self.head = network.head.build(self.hidden.features, actions, rngs)
 

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxrl.core.errors import ConfigError, unknown
+from jaxrl.core.shared_batch import mean_over_devices
 from jaxrl.networks.convolution import convolution
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -119,7 +120,8 @@ def _convolve(x, kernel, strides, padding, **others):
     return convolution(x, kernel, strides, padding)
 
 
-NORMALIZATIONS = ("layer", "batch")
+OVER_BATCH = ("batch", "batch_renorm")  # normalizations by statistics of a batch
+NORMALIZATIONS = ("layer", *OVER_BATCH)
 
 
 def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -128,7 +130,8 @@ def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
     Args:
       name: "layer" (Ba et al., 2016), of each vector by itself; "batch" (Ioffe and Szegedy, 2015), of each feature
         over all leading axes while training, and by running statistics otherwise. Every device normalizes with the
-        statistics of its own part of a batch; the running ones are averaged over devices.
+        statistics of its own part of a batch; the running ones are averaged over devices. "batch_renorm":
+        `BatchRenorm`, of a batch over all devices.
       features: how many there are.
       rngs: for the initial parameters.
 
@@ -139,14 +142,70 @@ def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
         return nnx.LayerNorm(features, rngs=rngs)
     if name == "batch":
         return nnx.BatchNorm(features, rngs=rngs)
+    if name == "batch_renorm":
+        return BatchRenorm(features)
     raise unknown("normalization", str(name), NORMALIZATIONS)
 
 
+class BatchRenorm(nnx.Module):
+    """Batch renormalization (Ioffe, 2017, arXiv:1702.03275) of the last axis, with a learned scale and offset.
+
+    A feature is normalized in training by the batch's mean and deviation, then moved to where the running ones would
+    have put it, within limits; otherwise by the running ones. Running statistics move with each batch of training.
+    There is no correction in the first `warm_up` batches, whose running statistics are still those of the start.
+
+    Args:
+      features: size of the last axis.
+      momentum: share of the running statistics that a batch leaves.
+      epsilon: added to variances.
+      r_max: largest ratio of the batch's deviation to the running one that is corrected; its inverse is the smallest.
+      d_max: largest distance between the means that is corrected, in running deviations.
+      warm_up: batches of training before the correction begins.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        r_max: float = 3.0,
+        d_max: float = 5.0,
+        warm_up: int = 100_000,
+    ):
+        self.momentum, self.epsilon, self.r_max, self.d_max, self.warm_up = momentum, epsilon, r_max, d_max, warm_up
+        self.use_running_average = False  # which `eval()` of a module sets
+        self.scale = nnx.Param(jnp.ones((features,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((features,), jnp.float32))
+        self.mean = nnx.BatchStat(jnp.zeros((features,), jnp.float32))
+        self.var = nnx.BatchStat(jnp.ones((features,), jnp.float32))
+        self.batches = nnx.BatchStat(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        axes = tuple(range(x.ndim - 1))
+        mean, var, scale, bias = (jnp.expand_dims(v[...], axes) for v in (self.mean, self.var, self.scale, self.bias))
+        deviation = jnp.sqrt(var + self.epsilon)
+        if self.use_running_average:
+            return (x - mean) / deviation * scale + bias
+        batch_mean = mean_over_devices(jnp.mean(x, axis=axes, keepdims=True))
+        batch_var = mean_over_devices(jnp.mean(jnp.square(x - batch_mean), axis=axes, keepdims=True))
+        batch_deviation = jnp.sqrt(batch_var + self.epsilon)
+        warm = self.batches[...] >= self.warm_up
+        r = jnp.where(warm, jnp.clip(batch_deviation / deviation, 1.0 / self.r_max, self.r_max), 1.0)
+        d = jnp.where(warm, jnp.clip((batch_mean - mean) / deviation, -self.d_max, self.d_max), 0.0)
+        r, d = jax.lax.stop_gradient((r, d))
+        for running, new in ((self.mean, batch_mean), (self.var, batch_var)):
+            running[...] = self.momentum * running[...] + (1.0 - self.momentum) * jax.lax.stop_gradient(new).ravel()
+        self.batches[...] = self.batches[...] + 1
+        return ((x - batch_mean) / batch_deviation * r + d) * scale + bias
+
+
 class DenseStack(nnx.Module):
-    """Dense layers, each followed by a normalization if asked for, and the activation.
+    """Dense layers, each followed by a normalization if it has one, and the activation.
 
     Maps `[..., inputs]` to `[..., features]`. Layers and activations compute in `dtype`; what normalizations give, and
-    the features, are float32.
+    the features, are float32. With `normalize_inputs` the normalizations are of what each layer reads and of the
+    features instead: of the inputs, and after each activation.
     """
 
     def __init__(
@@ -157,23 +216,32 @@ class DenseStack(nnx.Module):
         normalization_name: str | None,
         rngs: nnx.Rngs,
         dtype: str = "float32",
+        *,
+        normalize_inputs: bool = False,
     ):
         check_positive("widths", widths)
         compute_dtype(dtype)
         self.activation = activation(activation_name)
         self.depth = len(widths)
         self.normalized = normalization_name is not None
+        self.normalize_inputs = normalize_inputs and self.normalized
         for i, width in enumerate(widths):
             setattr(self, f"layer_{i}", dense(inputs, width, HIDDEN_GAIN, rngs, dtype))
             if normalization_name is not None:
-                setattr(self, f"norm_{i}", normalization(normalization_name, width, rngs))
+                normalized = inputs if normalize_inputs else width
+                setattr(self, f"norm_{i}", normalization(normalization_name, normalized, rngs))
             inputs = width
         self.features = inputs
+        if normalization_name is not None and normalize_inputs:
+            self.norm_features = normalization(normalization_name, inputs, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for i in range(self.depth):
+            if self.normalize_inputs:
+                x = getattr(self, f"norm_{i}")(x.astype(jnp.float32))
             x = getattr(self, f"layer_{i}")(x)
-            if self.normalized:
+            if self.normalized and not self.normalize_inputs:
                 x = getattr(self, f"norm_{i}")(x.astype(jnp.float32))
             x = self.activation(x)
-        return x.astype(jnp.float32)
+        x = x.astype(jnp.float32)
+        return self.norm_features(x) if self.normalize_inputs else x

@@ -18,7 +18,7 @@ from flax import nnx
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.networks.convolution import in_slices, patch_bytes
-from jaxrl.networks.layers import DenseStack, activation, check_positive, conv, freeze, normalization
+from jaxrl.networks.layers import OVER_BATCH, DenseStack, activation, check_positive, conv, freeze, normalization
 
 
 class Encoder(Protocol):
@@ -117,7 +117,7 @@ class MLP:
     Args:
       widths: of the layers; none makes the features the observation itself.
       activation: by name, after every layer.
-      normalization: before every activation, "layer" or "batch"; None: none.
+      normalization: before every activation, "layer", "batch" or "batch_renorm"; None: none.
       dtype: what layers and activations compute in, "float32" or "bfloat16"; parameters, normalizations and features
         are float32 in either.
       stretch: whether numbers of a bounded box that never reach 1 in size are divided by the largest that they can be:
@@ -188,7 +188,7 @@ class _ImageTorso(nnx.Module):
         dense: DenseStack,
         normalization_name: str | None,
     ):
-        self.whole = normalization_name == "batch"
+        self.whole = normalization_name in OVER_BATCH
         self.space = space
         self.channels_first = channels_first
         self.trunk = trunk
@@ -273,8 +273,8 @@ class MinAtarCNN:
       filters, kernel: of the convolution, of stride 1.
       width: of the dense layer.
       activation: by name, after both.
-      normalization: before every activation, "layer" (of each pixel's channels, and of the dense layer) or "batch";
-        None: none.
+      normalization: before every activation, "layer" (of each pixel's channels, and of the dense layer), "batch" or
+        "batch_renorm"; None: none.
       dtype: as of `MLP`.
     """
 

@@ -11,6 +11,7 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import keys
 from jaxrl.core.report import EpisodeSums, Report, reported
 from jaxrl.core.run_state import RunState
+from jaxrl.core.shared_batch import shared_batch
 from jaxrl.core.types import (
     Algorithm,
     Episodes,
@@ -139,7 +140,8 @@ def run_updates(
         replays = {name: ReplayState(rings[name], index) for name, index in indices.items()}
         replays, batches = experience.sample(replays, sample_key, number)
         key = jax.random.fold_in(update_key, number)
-        learner, info = algo.update(learner, dict(rollouts) | batches, spec=spec, key=key, replicas=replicas)
+        with shared_batch(replicas):
+            learner, info = algo.update(learner, dict(rollouts) | batches, spec=spec, key=key, replicas=replicas)
         replays = experience.update_priorities(replays, batches, info.priorities)
         metrics = dict(info.metrics) | experience.statistics(replays, batches)
         indices = {name: replay.index for name, replay in replays.items()}

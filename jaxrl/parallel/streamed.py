@@ -14,6 +14,7 @@ from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import keys, spaces
 from jaxrl.core.report import EpisodeSums, Report, reported, summed
 from jaxrl.core.run_state import RunState
+from jaxrl.core.shared_batch import shared_batch
 from jaxrl.core.types import Algorithm, Dataset, EnvSpec, PyTree, Replay, SampleInfo, SequenceBatch, TransitionBatch
 from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
@@ -145,9 +146,10 @@ class StreamedProgram:
                 size = batch.weight.shape[0]
             batch = batch.replace(sample_info=_all_alike(size))
             key = jax.random.fold_in(keys.update_key(state.key, state.steps_per_env.low), 0)
-            learner, info = resolved.update(
-                state.learner, {name: batch}, spec=self.layout.spec, key=key, replicas=replicas
-            )
+            with shared_batch(replicas):
+                learner, info = resolved.update(
+                    state.learner, {name: batch}, spec=self.layout.spec, key=key, replicas=replicas
+                )
             return state.replace(learner=learner, steps_per_env=state.steps_per_env.add(1)), jax.tree.map(
                 jnp.float32, info.metrics
             )
