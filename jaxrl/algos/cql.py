@@ -12,7 +12,7 @@ from flax import struct
 from jaxrl.algos import off_policy, q_learning, regression, sac, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import NStepFields, ReplayFields, TemperatureFields
+from jaxrl.algos.fields import NStepFields, ReplayFields, TargetFields, TemperatureFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -42,7 +42,7 @@ class CQLState(struct.PyTreeNode):
 
 
 @algorithm
-class CQL(StochasticActing, ReplayFields, NStepFields, TemperatureFields):
+class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, TemperatureFields):
     """Conservative Q-learning, CQL(H): SAC whose critic loss penalizes out-of-distribution actions."""
 
     policy_learning_rate: Scalar | None = changed(3e-5)
@@ -128,30 +128,15 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TemperatureFields):
             slope = -0.5 * coefficient * (gap - self.lagrange_threshold)  # ascends what the critics descend
             log_coefficient, _ = train_state.apply_gradients(log_coefficient, slope, optimizer, replicas)
 
-        def policy_loss(params):
-            """SAC's, in which at first the likelihood of the data's actions takes the place of the value."""
-            variables, observation, mask = state.policy.variables, replay.observation, replay.action_mask
-            distribution, model_state = off_policy.train_policy(
-                self.policy, variables.replace(params=params), observation, spec, mask
-            )
-            value, log_prob = sac.value_and_log_prob(
-                self.critic, critic.variables, distribution, observation, mask, key, spec
-            )
+        def value_or_likelihood(distribution, value):
+            """At first the likelihood of the data's actions takes the place of the value."""
             cloning = state.updates.astype(jnp.float32) < self.cloning_updates
-            value = jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
-            loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
-            return loss, (loss, log_prob, model_state)
+            return jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
 
-        gradients, (loss, log_prob, model_state) = jax.grad(policy_loss, has_aux=True)(state.policy.params)
-        policy, _ = train_state.apply_gradients(state.policy, gradients, self.policy_optimizer, replicas, model_state)
-
-        log_temperature = state.log_temperature
-        if self.learn_temperature:
-            wanted = sac.wanted_entropy(replay, self.target_entropy, self.target_entropy_fraction, spec)
-            log_temperature = sac.temperature_step(
-                log_temperature, self.temperature_optimizer, log_prob, wanted, replay.weight, replicas
-            )
-
+        policy, loss, log_prob = sac.policy_step(
+            self, state.policy, critic, replay, temperature, key, spec, replicas, value_of=value_or_likelihood
+        )
+        log_temperature = sac.temperature_step(self, state.log_temperature, replay, log_prob, spec, replicas)
         metrics = {"policy_loss": loss, "entropy": weighted_mean(-log_prob, replay.weight, replicas)}
         metrics = replicas.mean(fit.metrics | metrics | {"conservative_gap": gap})
         metrics |= {"temperature": temperature, "coefficient": jnp.asarray(coefficient, jnp.float32)}

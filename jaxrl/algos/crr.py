@@ -11,7 +11,7 @@ from flax import struct
 from jaxrl.algos import off_policy, q_learning, regression, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import NStepFields, ReplayFields
+from jaxrl.algos.fields import NStepFields, ReplayFields, TargetFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
@@ -37,7 +37,7 @@ class CRRState(struct.PyTreeNode):
 
 
 @algorithm
-class CRR(StochasticActing, ReplayFields, NStepFields):
+class CRR(StochasticActing, TargetFields, ReplayFields, NStepFields):
     """Critic-regularized regression: regression on the data's actions, weighted by the critic's advantage."""
 
     tau: Scalar = changed(1.0)

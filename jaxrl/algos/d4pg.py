@@ -16,6 +16,7 @@ from jaxrl.algos.fields import (
     NStepFields,
     PrioritizedFields,
     SupportFields,
+    TargetFields,
 )
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState
@@ -40,7 +41,7 @@ class D4PGState(struct.PyTreeNode):
 
 
 @algorithm
-class D4PG(DeterministicActing, PrioritizedFields, NStepFields, CombinedReplayFields, SupportFields):
+class D4PG(DeterministicActing, TargetFields, PrioritizedFields, NStepFields, CombinedReplayFields, SupportFields):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
     n_step: int = changed(5)

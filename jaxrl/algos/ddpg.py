@@ -14,6 +14,7 @@ from jaxrl.algos.base import algorithm, changed, field_problems
 from jaxrl.algos.fields import (
     CombinedReplayFields,
     SequenceFields,
+    TargetFields,
 )
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState
@@ -36,7 +37,7 @@ class DDPGState(struct.PyTreeNode):
 
 
 @algorithm
-class DDPG(DeterministicActing, SequenceFields, CombinedReplayFields):
+class DDPG(DeterministicActing, TargetFields, SequenceFields, CombinedReplayFields):
     """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
 
     critic: Critic = changed(Critic(ensemble=1))

@@ -15,7 +15,7 @@ import optax
 from jaxrl.algos import off_policy, q_learning, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import ReplayFields, TemperatureFields
+from jaxrl.algos.fields import ReplayFields, TargetFields, TemperatureFields
 from jaxrl.algos.sac import SAC, SACState
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -51,7 +51,7 @@ class GAILState(SACState):
 
 
 @algorithm
-class GAIL(StochasticActing, ReplayFields, TemperatureFields):
+class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
     """Generative adversarial imitation: SAC whose rewards a discriminator learns from demonstrations."""
 
     gamma: Scalar = changed(0.99, low=0, below=1)

@@ -11,7 +11,7 @@ from flax import struct
 from jaxrl.algos import off_policy, regression, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import NStepFields, ReplayFields
+from jaxrl.algos.fields import NStepFields, ReplayFields, TargetFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
@@ -40,7 +40,7 @@ class IQLState(struct.PyTreeNode):
 
 
 @algorithm
-class IQL(StochasticActing, ReplayFields, NStepFields):
+class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
     """Implicit Q-learning: values by expectile regression, and advantage-weighted regression of the policy."""
 
     learning_rate: Scalar = changed(3e-4, help="learning rate of the critics and the value function")

@@ -21,6 +21,7 @@ from jaxrl.algos.fields import (
     NStepFields,
     ReplayFields,
     SupportFields,
+    TargetFields,
 )
 from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
 from jaxrl.algos.off_policy import Statistics
@@ -100,7 +101,7 @@ class SampledActions(struct.PyTreeNode):
 
 
 @algorithm
-class MPO(StochasticActing, ReplayFields, NStepFields, CombinedReplayFields, SupportFields, KLFields):
+class MPO(StochasticActing, TargetFields, ReplayFields, NStepFields, CombinedReplayFields, SupportFields, KLFields):
     """Maximum a posteriori policy optimization: KL-constrained regression on Q-weighted actions; uniform replay."""
 
     tau: Scalar = changed(1.0)

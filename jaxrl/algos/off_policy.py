@@ -319,10 +319,44 @@ def critic_loss(
       v_min, v_max: the ends of the support of a categorical head.
       quantile_huber: of a quantile head, the error from which the loss is linear.
     """
+    boxed = None if isinstance(spec.action_space, spaces.Discrete) else batch.action
+    output, model_state = train_critic(network, critic, batch.observation, boxed, spec, batch.action_mask)
+    return output_loss(
+        output,
+        model_state,
+        batch,
+        target,
+        spec,
+        replicas,
+        importance=importance,
+        v_min=v_min,
+        v_max=v_max,
+        quantile_huber=quantile_huber,
+    )
+
+
+def output_loss(
+    output: Any,
+    model_state: ModelState,
+    batch: TransitionBatch,
+    target: Returns,
+    spec: EnvSpec,
+    replicas: Replicas,
+    *,
+    importance: jax.Array | None = None,
+    v_min: Number = 0.0,
+    v_max: Number = 0.0,
+    quantile_huber: Number = 1.0,
+) -> tuple[jax.Array, CriticLoss]:
+    """Return `critic_loss` of what the critics gave for the batch.
+
+    Args:
+      output: of `train_critic`, leaves [ensemble, batch, actions, ...].
+      model_state: of the ensemble after it.
+      batch, target, spec, replicas, importance, v_min, v_max, quantile_huber: as for `critic_loss`.
+    """
     discrete = isinstance(spec.action_space, spaces.Discrete)
     action = batch.action if discrete else jnp.zeros(batch.weight.shape, jnp.int32)
-    boxed = None if discrete else batch.action
-    output, model_state = train_critic(network, critic, batch.observation, boxed, spec, batch.action_mask)
     losses, errors = jax.vmap(lambda one: q_learning.td_loss(one, action, target, v_min, v_max, quantile_huber))(output)
     if importance is not None:
         losses = losses * importance[None]

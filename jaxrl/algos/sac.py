@@ -5,19 +5,18 @@ demonstrations without rewards it is SQIL (Reddy et al., 2019, arXiv:1905.11108)
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import struct
 
 from jaxrl.algos import imitation, off_policy, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, static
-from jaxrl.algos.fields import CombinedReplayFields, SequenceFields, TemperatureFields
+from jaxrl.algos.fields import CombinedReplayFields, SequenceFields, TargetFields, TemperatureFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Number
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -44,7 +43,7 @@ class SACState(struct.PyTreeNode):
 
 
 @algorithm
-class SAC(StochasticActing, SequenceFields, CombinedReplayFields, TemperatureFields):
+class SAC(StochasticActing, SequenceFields, CombinedReplayFields, TargetFields, TemperatureFields):
     """Soft actor-critic: a stochastic policy that maximizes reward and entropy, with two critics; uniform replay."""
 
     random_correlation: float | None = changed(0.9, before=None)
@@ -105,28 +104,8 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, TemperatureFie
             self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas
         )
 
-        def policy_loss(params):
-            """Equation 9."""
-            variables, observation, mask = state.policy.variables, replay.observation, replay.action_mask
-            distribution, model_state = off_policy.train_policy(
-                self.policy, variables.replace(params=params), observation, spec, mask
-            )
-            value, log_prob = value_and_log_prob(
-                self.critic, critic.variables, distribution, observation, mask, key, spec
-            )
-            loss = weighted_mean(temperature * log_prob - value, replay.weight, replicas)
-            return loss, (loss, log_prob, model_state)
-
-        gradients, (loss, log_prob, model_state) = jax.grad(policy_loss, has_aux=True)(state.policy.params)
-        policy, _ = train_state.apply_gradients(state.policy, gradients, self.policy_optimizer, replicas, model_state)
-
-        log_temperature = state.log_temperature
-        if self.learn_temperature:
-            wanted = wanted_entropy(replay, self.target_entropy, self.target_entropy_fraction, spec)
-            log_temperature = temperature_step(
-                log_temperature, self.temperature_optimizer, log_prob, wanted, replay.weight, replicas
-            )
-
+        policy, loss, log_prob = policy_step(self, state.policy, critic, replay, temperature, key, spec, replicas)
+        log_temperature = temperature_step(self, state.log_temperature, replay, log_prob, spec, replicas)
         metrics = {"policy_loss": loss, "entropy": weighted_mean(-log_prob, replay.weight, replicas)}
         metrics = replicas.mean(fit.metrics | metrics) | {"temperature": temperature}
         critic = train_state.polyak_update(critic, self.tau)
@@ -155,13 +134,81 @@ def value_and_log_prob(
     return jnp.min(output, axis=0)[:, 0], log_prob + log_half_range(spaces.expect(spec.action_space, spaces.Box))
 
 
-def wanted_entropy(batch: TransitionBatch, per_dimension: Number, share: Number, spec: EnvSpec) -> jax.Array:
-    """What the temperature aims at for each transition's observation [batch].
+def policy_step(
+    algo: TemperatureFields,
+    policy: TrainState,
+    critic: TrainState,
+    batch: TransitionBatch,
+    temperature: Number,
+    key: jax.Array,
+    spec: EnvSpec,
+    replicas: Replicas,
+    *,
+    value_of: Callable[[Any, jax.Array], jax.Array] = lambda distribution, value: value,
+) -> tuple[TrainState, jax.Array, jax.Array]:
+    """Take a step of the policy up the smallest critic's value and its own entropy (equation 9).
+
+    Args:
+      algo: gives the networks and the optimizer.
+      policy, critic: what they have learned.
+      batch: transitions, normalized.
+      temperature: weight of the entropy.
+      key: keys [batch].
+      spec: of the environment.
+      replicas: as handed to `update`.
+      value_of: from the policy's distributions and the values [batch] to what takes the place of the values.
+
+    Returns:
+      The policy after the step, this device's loss before it, and the log-probabilities [batch] of what it does.
+    """
+    observation, mask = batch.observation, batch.action_mask
+
+    def loss(params):
+        variables = policy.variables.replace(params=params)
+        distribution, model_state = off_policy.train_policy(algo.policy, variables, observation, spec, mask)
+        value, log_prob = value_and_log_prob(algo.critic, critic.variables, distribution, observation, mask, key, spec)
+        value = value_of(distribution, value)
+        loss = weighted_mean(temperature * log_prob - value, batch.weight, replicas)
+        return loss, (loss, log_prob, model_state)
+
+    gradients, (before, log_prob, model_state) = jax.grad(loss, has_aux=True)(policy.params)
+    policy, _ = train_state.apply_gradients(policy, gradients, algo.policy_optimizer, replicas, model_state)
+    return policy, before, log_prob
+
+
+def temperature_step(
+    algo: TemperatureFields,
+    log_temperature: TrainState,
+    batch: TransitionBatch,
+    log_prob: jax.Array,
+    spec: EnvSpec,
+    replicas: Replicas,
+) -> TrainState:
+    """Take a step of log(alpha), if it is learned, towards the target entropy (equation 18).
+
+    Args:
+      algo: gives the target and the optimizer.
+      log_temperature: as it is.
+      batch: transitions.
+      log_prob: [batch], of what the policy does there.
+      spec: of the environment.
+      replicas: as handed to `update`.
+    """
+    if not algo.learn_temperature:
+        return log_temperature
+    target = target_entropy(batch, algo.target_entropy, algo.target_entropy_fraction, spec)
+    missing = weighted_mean(log_prob + target, batch.weight, replicas)
+    # The loss is -log(alpha) times what entropy is missing: log_prob is a sample, and has no gradient here.
+    return train_state.apply_gradients(log_temperature, -missing, algo.temperature_optimizer, replicas)[0]
+
+
+def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Number, spec: EnvSpec) -> jax.Array:
+    """Return the entropy [batch] that the temperature aims at for each transition's observation.
 
     Args:
       batch: transitions.
       per_dimension: of a box in [-1, 1], in nats.
-      share: of the largest entropy over the discrete actions that are allowed.
+      fraction: of the largest entropy over the discrete actions that are allowed.
       spec: of the environment.
     """
     if isinstance(spec.action_space, spaces.Box):
@@ -169,21 +216,7 @@ def wanted_entropy(batch: TransitionBatch, per_dimension: Number, share: Number,
     allowed = spaces.expect(spec.action_space, spaces.Discrete).n
     if batch.action_mask is not None:
         allowed = jnp.maximum(jnp.sum(batch.action_mask, axis=-1), 1)
-    return jnp.broadcast_to(share * jnp.log(jnp.float32(allowed)), batch.weight.shape)
-
-
-def temperature_step(
-    log_temperature: TrainState,
-    transformation: optax.GradientTransformation,
-    log_prob: jax.Array,
-    wanted: jax.Array,
-    weight: jax.Array,
-    replicas: Replicas,
-) -> TrainState:
-    """One step of log(alpha) towards the entropy that is wanted; all of the transitions [batch] (equation 18)."""
-    missing = weighted_mean(log_prob + wanted, weight, replicas)
-    # The loss is -log(alpha) times what entropy is missing: log_prob is a sample, and has no gradient here.
-    return train_state.apply_gradients(log_temperature, -missing, transformation, replicas)[0]
+    return jnp.broadcast_to(fraction * jnp.log(jnp.float32(allowed)), batch.weight.shape)
 
 
 def log_half_range(space: spaces.Box) -> float:

@@ -15,6 +15,7 @@ from jaxrl.algos.fields import (
     CombinedReplayFields,
     DelayedPolicyFields,
     SequenceFields,
+    TargetFields,
 )
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState
@@ -37,7 +38,7 @@ class TD3State(struct.PyTreeNode):
 
 
 @algorithm
-class TD3(DeterministicActing, SequenceFields, CombinedReplayFields, DelayedPolicyFields):
+class TD3(DeterministicActing, TargetFields, SequenceFields, CombinedReplayFields, DelayedPolicyFields):
     """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
     min_size: int = changed(5_000)

@@ -11,7 +11,7 @@ from flax import struct
 from jaxrl.algos import acting, off_policy, regression, train_state
 from jaxrl.algos.acting import DeterministicActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number
-from jaxrl.algos.fields import DelayedPolicyFields, NStepFields, ReplayFields
+from jaxrl.algos.fields import DelayedPolicyFields, NStepFields, ReplayFields, TargetFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, weighted_mean
 from jaxrl.core.schedules import Scalar
@@ -34,7 +34,7 @@ class TD3BCState(struct.PyTreeNode):
 
 
 @algorithm
-class TD3BC(DeterministicActing, ReplayFields, NStepFields, DelayedPolicyFields):
+class TD3BC(DeterministicActing, TargetFields, ReplayFields, NStepFields, DelayedPolicyFields):
     """TD3 whose policy loss adds a squared error to the data's actions; observations are normalized."""
 
     normalize_observation: bool = changed(True)

@@ -7,6 +7,7 @@ from jaxrl.algos.fields.actor_critic import (
     NoiseFields,
     NormalizationFields,
     SupportFields,
+    TargetFields,
     TemperatureFields,
 )
 from jaxrl.algos.fields.kl import KLFields
@@ -35,5 +36,6 @@ __all__ = [
     "ReplayFields",
     "SequenceFields",
     "SupportFields",
+    "TargetFields",
     "TemperatureFields",
 ]

@@ -19,7 +19,6 @@ class ActorCriticFields:
     learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
     policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor())
     critic: Critic = static(Critic())
@@ -38,6 +37,13 @@ class ActorCriticFields:
         """The optimizer at the learning rate of the policy."""
         rate = self.policy_learning_rate
         return self.optimizer(self.learning_rate if rate is None else rate)
+
+
+@field_group
+class TargetFields:
+    """Target networks that follow the networks by Polyak averaging."""
+
+    tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
 
 
 @field_group
