@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TD3,
         TD3BC,
         VMPO,
+        CrossQ,
         make_algorithm,
     )
     from jaxrl.core import schedules, spaces
@@ -68,6 +69,7 @@ _PUBLIC = {
     "BC": "algos",
     "CQL": "algos",
     "CRR": "algos",
+    "CrossQ": "algos",
     "D4PG": "algos",
     "DDPG": "algos",
     "DQN": "algos",
@@ -135,6 +137,7 @@ __all__ = [
     "BC",
     "CQL",
     "CRR",
+    "CrossQ",
     "D4PG",
     "DDPG",
     "DQN",

@@ -4,6 +4,7 @@ from jaxrl.algos.a2c import A2C
 from jaxrl.algos.base import ALGORITHMS, make_algorithm
 from jaxrl.algos.bc import BC
 from jaxrl.algos.cql import CQL
+from jaxrl.algos.crossq import CrossQ
 from jaxrl.algos.crr import CRR
 from jaxrl.algos.d4pg import D4PG
 from jaxrl.algos.ddpg import DDPG
@@ -40,6 +41,7 @@ __all__ = [
     "TD3",
     "TD3BC",
     "VMPO",
+    "CrossQ",
     "make_algorithm",
 ]
 

@@ -1,12 +1,16 @@
-"""The devices that share a batch, for layers that normalize by all of it."""
+"""What layers that normalize by a whole batch know of it: the devices that share it, and the rows that count."""
 
 import contextlib
 import contextvars
 from collections.abc import Generator
 
-from jaxrl.core.types import PyTree, Replicas
+import jax
+import jax.numpy as jnp
+
+from jaxrl.core.types import Replicas
 
 _replicas: contextvars.ContextVar[Replicas | None] = contextvars.ContextVar("replicas", default=None)
+_weight: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar("weight", default=None)
 
 
 @contextlib.contextmanager
@@ -19,7 +23,28 @@ def shared_batch(replicas: Replicas) -> Generator[None]:
         _replicas.reset(token)
 
 
-def mean_over_devices(tree: PyTree) -> PyTree:
-    """Return the mean over the devices that share the batch; outside `shared_batch` the tree itself."""
-    replicas = _replicas.get()
-    return tree if replicas is None else replicas.mean(tree)
+@contextlib.contextmanager
+def weighted_rows(weight: jax.Array) -> Generator[None]:
+    """Declare the weights [rows], 0 or 1, of the rows of the batch that layers traced inside see."""
+    token = _weight.set(weight)
+    try:
+        yield
+    finally:
+        _weight.reset(token)
+
+
+def mean_over_batch(x: jax.Array) -> jax.Array:
+    """Return the mean [features] of x [..., features] over the rows that count, of all devices that share the batch.
+
+    Leading axes are those of the rows, in order, and others within each row, such as pixels.
+    """
+    replicas, weight = _replicas.get(), _weight.get()
+    if weight is None:
+        mean = jnp.mean(x, axis=tuple(range(x.ndim - 1)))
+        return mean if replicas is None else replicas.mean(mean)
+    rows = jnp.mean(x.reshape(weight.shape[0], -1, x.shape[-1]), axis=1)
+    counts = weight.astype(x.dtype)
+    total, number = jnp.sum(jnp.where(counts[:, None] != 0.0, rows, 0.0), axis=0), jnp.sum(counts)
+    if replicas is not None:
+        total, number = replicas.mean((total, number))
+    return total / jnp.maximum(number, 1e-8)

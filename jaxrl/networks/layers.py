@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.shared_batch import mean_over_devices
+from jaxrl.core.shared_batch import mean_over_batch
 from jaxrl.networks.convolution import convolution
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -187,8 +187,8 @@ class BatchRenorm(nnx.Module):
         deviation = jnp.sqrt(var + self.epsilon)
         if self.use_running_average:
             return (x - mean) / deviation * scale + bias
-        batch_mean = mean_over_devices(jnp.mean(x, axis=axes, keepdims=True))
-        batch_var = mean_over_devices(jnp.mean(jnp.square(x - batch_mean), axis=axes, keepdims=True))
+        batch_mean = jnp.expand_dims(mean_over_batch(x), axes)
+        batch_var = jnp.expand_dims(mean_over_batch(jnp.square(x - batch_mean)), axes)
         batch_deviation = jnp.sqrt(batch_var + self.epsilon)
         warm = self.batches[...] >= self.warm_up
         r = jnp.where(warm, jnp.clip(batch_deviation / deviation, 1.0 / self.r_max, self.r_max), 1.0)

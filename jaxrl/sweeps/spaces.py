@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl.algos.base import field_problems, has_effect, replace
+from jaxrl.algos.fields import ActorCriticFields, TargetFields, TemperatureFields
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm
 from jaxrl.sweeps.search import LogUniform, Uniform, range_problems
@@ -23,6 +24,12 @@ _POLICY_GRADIENT: dict[str, Range] = {
     "value_cost": Uniform(0.2, 1.0),
 }
 _ACTOR_CRITIC: dict[str, Range] = {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA, "tau": _TAU}
+# Of algorithms that have no entry below: the ranges of the groups of fields that they have.
+_GROUPS: dict[type, dict[str, Range]] = {
+    ActorCriticFields: {"learning_rate": _RATE, "policy_learning_rate": _RATE, "gamma": _GAMMA},
+    TargetFields: {"tau": _TAU},
+    TemperatureFields: {"temperature_learning_rate": _RATE},
+}
 _NOISE = Uniform(0.05, 0.5)  # of the standard deviation of exploration
 _SMOOTHING = Uniform(0.05, 0.4)  # of the target policy's noise
 
@@ -70,7 +77,6 @@ SPACES: dict[str, dict[str, Range]] = {
         "max_grad_norm": LogUniform(1.0, 100.0),
         "priority_exponent": Uniform(0.2, 1.0),
     },
-    "sac": _ACTOR_CRITIC | {"temperature_learning_rate": _RATE},
     "td3": _ACTOR_CRITIC | {"exploration_noise": _NOISE, "target_noise": _SMOOTHING},
     "td3bc": _ACTOR_CRITIC | {"alpha": LogUniform(0.5, 10.0), "exploration_noise": _NOISE},
     "vmpo": {
@@ -82,6 +88,15 @@ SPACES: dict[str, dict[str, Range]] = {
         "epsilon_mean": LogUniform(1e-3, 0.1),
     },
 }
+
+
+def _ranges(algo: Algorithm) -> dict[str, Range]:
+    """Return the ranges of an algorithm's own entry, or else of its groups of fields."""
+    of_groups: dict[str, Range] = {}
+    for group, ranges in _GROUPS.items():
+        if isinstance(algo, group):
+            of_groups |= ranges
+    return SPACES.get(type(algo).__name__.lower(), of_groups)
 
 
 def search_space(algo: Algorithm, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Range]]:
@@ -99,7 +114,7 @@ def search_space(algo: Algorithm, given: Mapping[str, Any]) -> tuple[dict[str, A
     default = type(algo)()
     table = {
         name: values
-        for name, values in SPACES.get(type(algo).__name__.lower(), {}).items()
+        for name, values in _ranges(algo).items()
         if has_effect(algo, name) and getattr(algo, name) == getattr(default, name)
     }
     space = table | {name: list(values) if isinstance(values, range) else values for name, values in given.items()}

@@ -316,6 +316,101 @@ def test_sac_and_cql(name):
     assert float(new.log_temperature.params) == pytest.approx(float(wanted), abs=1e-5)
 
 
+def renormalized(norm, state, x, training, correction=None):
+    """What is normalized, with what correction, and the statistics after (Ioffe, 2017, algorithm 1)."""
+    mean, var, seen = (np.asarray(state[name], np.float64) for name in ("mean", "var", "batches"))
+    deviation = np.sqrt(var + 1e-3)
+    if not training:
+        return (x - mean) / deviation * norm["scale"] + norm["bias"], None, state
+    counted = x[np.resize(COUNTED, len(x))]
+    batch_mean, batch_var = counted.mean(axis=0), counted.var(axis=0)
+    own = np.sqrt(batch_var + 1e-3)
+    if correction is None:
+        correction = np.clip(own / deviation, 1 / 3, 3), np.clip((batch_mean - mean) / deviation, -5, 5)
+        correction = correction if seen >= 100_000 else (1.0, 0.0)
+    r, d = correction
+    after = {"batches": seen + 1, "mean": 0.99 * mean + 0.01 * batch_mean, "var": 0.99 * var + 0.01 * batch_var}
+    return ((x - batch_mean) / own * r + d) * norm["scale"] + norm["bias"], correction, after
+
+
+def normed_features(params, state, x, training=False, corrections=(None, None)):
+    """Of one layer, whose inputs and outputs are normalized."""
+    hidden, state = params["hidden"], state["hidden"]
+    x, first, inputs = renormalized(hidden["norm_0"], state["norm_0"], x, training, corrections[0])
+    x = np.maximum(affine(hidden["layer_0"], x), 0.0)
+    x, last, features = renormalized(hidden["norm_features"], state["norm_features"], x, training, corrections[1])
+    return x, (first, last), {"hidden": {"norm_0": inputs, "norm_features": features}}
+
+
+def normed_values(params, state, observation, action, training=False, corrections=((None, None),) * 2):
+    """The values [ensemble, batch] of two critics, their corrections, and their statistics after."""
+    x = np.concatenate([observation, unit(action)], axis=-1)
+    found = []
+    for number in range(2):
+        member, own = jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[number], (params, state))
+        features, correction, after = normed_features(member, own, x, training, corrections[number])
+        found.append((affine(member["head"]["advantage"]["output"], features)[:, 0], correction, after))
+    value, correction, after = zip(*found, strict=True)
+    return np.stack(value), correction, jax.tree.map(lambda *x: np.stack(x), *after)
+
+
+@pytest.mark.parametrize("seen", one_quick([0, 100_000], 100_000))
+def test_crossq(seen):
+    """By turns before and after the warm-up of the statistics, which are of the rows that count."""
+    algo = continuous.CROSSQ.replace(**COMMON, policy_learning_rate=POLICY_RATE, temperature=0.3, policy_delay=1)
+    b, state = batch(), start(algo)
+
+    def moved_on(model_state):  # running statistics that are neither the first ones nor the batch's
+        rng = np.random.default_rng(8)
+        after = lambda x: jnp.asarray(np.abs(x + rng.uniform(0.1, 0.3, x.shape)), jnp.float32)  # noqa: E731
+        return jax.tree.map(lambda x: jnp.full_like(x, seen) if x.dtype == jnp.int32 else after(x), model_state)
+
+    critic, policy = (x.replace(model_state=moved_on(x.model_state)) for x in (state.critic, state.policy))
+    state = state.replace(critic=critic, policy=policy)
+    new, info = updated(algo, state, b, SPEC)
+    observation, following = exact(b.observation), exact(b.next_observation)
+    next_key, key = jax.random.split(KEY)
+
+    def drawn_by(params, observation, noise, training=False, corrections=(None, None)):
+        features, correction, after = normed_features(params, policy.model_state, observation, training, corrections)
+        head = params["distribution"]
+        mean, std = affine(head["output"], features), np.exp(affine(head["log_std_output"], features))
+        x = mean + std * noise
+        log_prob = np.sum(norm.logpdf(x, mean, std) - np.log(1 - np.tanh(x) ** 2), axis=-1)
+        return boxed(np.tanh(x)), log_prob, correction, after
+
+    old, before = exact(policy.params), exact(critic.params)
+    next_action, next_log_prob, _, _ = drawn_by(old, following, noise(next_key))
+    both = np.concatenate([observation, following]), np.concatenate([exact(b.action), next_action])
+    joint, corrections, statistics = normed_values(before, critic.model_state, *both, training=True)
+    target = target_of(b, joint[:, BATCH:].min(axis=0) - 0.3 * next_log_prob)
+
+    def loss(params):
+        values = normed_values(params, critic.model_state, *both, training=True, corrections=corrections)[0]
+        return np.sum(mean(0.5 * (target - values[:, :BATCH]) ** 2))
+
+    assert float(info.metrics["critic_loss"]) == pytest.approx(loss(before), rel=1e-4)
+    descended_critic = descended(loss, before, RATE)
+    close(new.critic.params, descended_critic, 1e-4)
+    close(new.critic.model_state, statistics, 1e-4)
+    assert new.critic.target_params == ()
+
+    now = noise(key)
+    corrections, after = drawn_by(old, observation, now, training=True)[2:]
+
+    def policy_loss(params):  # by the critics' running statistics
+        action, log_prob, _, _ = drawn_by(params, observation, now, True, corrections)
+        values = normed_values(descended_critic, statistics, observation, action)[0]
+        return mean(0.3 * log_prob - values.min(axis=0))
+
+    assert float(info.metrics["policy_loss"]) == pytest.approx(policy_loss(old), rel=1e-4, abs=1e-4)
+    close(new.policy.params, descended(policy_loss, old, POLICY_RATE), 1e-4)
+    close(new.policy.model_state, after, 1e-4)
+    missing = mean(drawn_by(old, observation, now, True, corrections)[1]) - 2.0
+    wanted = stepped(np.log(0.3), -missing, RATE)
+    assert float(new.log_temperature.params) == pytest.approx(float(wanted), abs=1e-4)
+
+
 @pytest.mark.parametrize(("reward", "absorbing"), one_quick([("airl", True), ("gail", True), ("gail", False)]))
 def test_gail(reward, absorbing):
     """Rewards of neither source are read: they are NaN. Pairs that count differ between the sources."""

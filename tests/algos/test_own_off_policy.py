@@ -1,7 +1,7 @@
 """An off-policy algorithm of a user's own, in one file: critics with batch normalization and without targets.
 
-It is CrossQ (Bhatt et al., 2024, arXiv:1902.05605) with a fixed temperature: both ends of a transition go through the
-critics in one batch, so that batch normalization sees the actions of the data and of the policy alike.
+It is much of CrossQ (Bhatt et al., 2024, arXiv:1902.05605) with a fixed temperature: both ends of a transition go
+through the critics in one batch, so that batch normalization sees the actions of the data and of the policy alike.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ from jaxrl.core.types import (
 from jaxrl.networks import Actor, Critic
 
 
-class CrossQState(struct.PyTreeNode):
+class JointSACState(struct.PyTreeNode):
     """All that the learner is."""
 
     policy: TrainState
@@ -44,7 +44,7 @@ class CrossQState(struct.PyTreeNode):
 
 
 @algorithm
-class CrossQ(StochasticActing, ReplayFields):
+class JointSAC(StochasticActing, ReplayFields):
     """Soft actor-critic without target networks, kept stable by batch normalization."""
 
     learning_rate: Scalar = changed(1e-3)
@@ -62,15 +62,15 @@ class CrossQ(StochasticActing, ReplayFields):
         return self.replace(**self.resolved_networks(spec))
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return field_problems(self) + off_policy.problems("CrossQ", self.policy, self.critic, spec, stochastic=True)
+        return field_problems(self) + off_policy.problems("JointSAC", self.policy, self.critic, spec, stochastic=True)
 
     @property
     def experience(self) -> Mapping[str, Source]:
         return {"replay": self.source()}
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> CrossQState:
+    def init(self, key: jax.Array, spec: EnvSpec) -> JointSACState:
         policy_key, critic_key = jax.random.split(key)
-        return CrossQState(
+        return JointSACState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
@@ -78,8 +78,8 @@ class CrossQ(StochasticActing, ReplayFields):
         )
 
     def update(
-        self, state: CrossQState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[CrossQState, UpdateInfo]:
+        self, state: JointSACState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[JointSACState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
         following = off_policy.evaluate_policy(self.policy, state.policy.variables, replay.next_observation, spec)
@@ -118,7 +118,7 @@ class CrossQ(StochasticActing, ReplayFields):
         (loss, model_state), gradients = jax.value_and_grad(policy_loss, has_aux=True)(state.policy.params)
         policy, _ = train_state.apply_gradients(state.policy, gradients, self.policy_optimizer, replicas, model_state)
         metrics = replicas.mean(metrics | {"policy_loss": loss})
-        return CrossQState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics)
+        return JointSACState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics)
 
 
 ENV = jaxrl.make("probe:ActionReward", continuous=True)
@@ -128,7 +128,7 @@ def trained(total_steps, **settings):
     """On episodes of one step, worth 1 less the squared distance of the action from 0.5."""
     topology = jaxrl.Anakin(num_envs=8, devices=1)
     settings |= {"evaluate_every": 0, "progress": False, "seed": 3, "topology": topology}
-    return jaxrl.train(CrossQ(), ENV, total_steps=total_steps, **settings)
+    return jaxrl.train(JointSAC(), ENV, total_steps=total_steps, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_it_learns(whole):
 @pytest.mark.long
 def test_batch_normalization_learns_its_statistics_and_the_policy_has_none(whole):
     learner = whole.state.learner
-    fresh = CrossQ().init(jax.random.key(0), jaxrl.core.types.env_spec(ENV)).critic.model_state
+    fresh = JointSAC().init(jax.random.key(0), jaxrl.core.types.env_spec(ENV)).critic.model_state
     moved = jax.tree.map(
         lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), learner.critic.model_state, fresh
     )

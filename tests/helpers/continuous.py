@@ -25,17 +25,21 @@ NETWORKS = {
     "policy": Actor(widths=(8,), gain=0.3),
     "critic": Critic(widths=(8,)),
 }
+NORMED = {"normalization": "batch_renorm", "normalize_inputs": True}
 DETERMINISTIC = NETWORKS | {"policy": Actor(widths=(8,), gain=0.3, stochastic=False)}
 SMALL = {"capacity": 256, "min_size": 32, "batch_size": BATCH}
 SAC = jaxrl.SAC(**NETWORKS, **SMALL)
+CROSSQ = jaxrl.CrossQ(
+    policy=Actor(widths=(8,), gain=0.3, **NORMED), critic=Critic(widths=(8,), **NORMED), **SMALL, policy_delay=2
+)
 MPO = jaxrl.MPO(**(NETWORKS | {"critic": Critic(widths=(8,), ensemble=1)}), **SMALL, samples=6)
 GAIL = jaxrl.GAIL(**NETWORKS, **SMALL, discriminator=Critic(widths=(8,), ensemble=1))
 TD3 = jaxrl.TD3(**DETERMINISTIC, **SMALL)
 DDPG = jaxrl.DDPG(**(DETERMINISTIC | {"critic": Critic(widths=(8,), ensemble=1)}), **SMALL)
 _DISTRIBUTION = Critic(widths=(8,), ensemble=1, head=CategoricalValues(11))
 D4PG = jaxrl.D4PG(**(DETERMINISTIC | {"critic": _DISTRIBUTION}), **SMALL, v_min=-5.0, v_max=5.0)
-ALGORITHMS = {"sac": SAC, "mpo": MPO, "td3": TD3, "ddpg": DDPG, "d4pg": D4PG}
-STOCHASTIC = ("sac", "mpo")
+ALGORITHMS = {"sac": SAC, "crossq": CROSSQ, "mpo": MPO, "td3": TD3, "ddpg": DDPG, "d4pg": D4PG}
+STOCHASTIC = ("sac", "crossq", "mpo")
 
 
 def transitions(n_step=1, seed=0):

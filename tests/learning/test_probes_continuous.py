@@ -1,4 +1,4 @@
-"""SAC, MPO, TD3, DDPG and D4PG learn the values of the continuous probes: one link each, known exactly, in seconds."""
+"""Off-policy actor-critics learn the values of the continuous probes: one link each, known exactly, in seconds."""
 
 import functools
 
@@ -11,7 +11,6 @@ from helpers.continuous import support
 import jaxrl
 from jaxrl import envs, networks
 from jaxrl.algos import acting, off_policy, q_learning
-from jaxrl.algos.train_state import Variables
 from jaxrl.envs import probes
 from jaxrl.parallel import program as compiled
 
@@ -37,6 +36,13 @@ ALGORITHMS = {
         policy=networks.Actor(widths=(32,)),
         critic=networks.Critic(widths=(32,)),
         **SMALL,
+    ),
+    "crossq": jaxrl.CrossQ(
+        learn_temperature=False,
+        temperature=1e-3,
+        policy=networks.Actor(widths=(32,), normalization="batch_renorm", normalize_inputs=True),
+        critic=networks.Critic(widths=(64,), normalization="batch_renorm", normalize_inputs=True),
+        **{name: value for name, value in SMALL.items() if name != "tau"},
     ),
     # Moving averages of what is copied by default; many small steps ask for wide limits.
     "mpo": jaxrl.MPO(
@@ -109,9 +115,7 @@ def _play(algo, env, learner, *, spec):
     def step(moment, keys):
         env_state, timestep = moment
         action = algo.act(actor, timestep, acting.ActingCarry((), ()), keys, spec=spec, explore=False).action
-        output = off_policy.evaluate_critic(
-            algo.critic, Variables(learner.critic.params), timestep.observation, action, spec
-        )
+        output = off_policy.evaluate_critic(algo.critic, learner.critic.variables, timestep.observation, action, spec)
         value = q_learning.action_values(output, *support(algo))[..., 0].min(axis=0)
         env_state, following = jax.vmap(env.step)(env_state, action, keys)
         return (env_state, following), (timestep.observation, value, action, ~timestep.last)

@@ -9,8 +9,10 @@ from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, pl
 from helpers.tiers import one_quick
 
 import jaxrl
+from jaxrl.algos.optimizers import Adam
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.networks import Actor, Critic
 
 UPDATES = 10
 A2C = jaxrl.A2C(rollout_length=8, entropy_cost=0.01, learning_rate=1e-2, network=programs.PPO.network)
@@ -23,9 +25,23 @@ VMPO = jaxrl.VMPO(
     learning_rate=1e-3,
     network=programs.PPO.network,
 )
+# Devices share the statistics of a batch. A large eps, as rounding decides the sign of what is all but 0.
+CROSSQ = jaxrl.CrossQ(
+    learning_rate=1e-2,
+    optimizer=Adam(b1=0.5, eps=1e-2),
+    policy_delay=2,
+    rollout_length=8,
+    n_step=3,
+    capacity=NUM_ENVS * 32,
+    min_size=NUM_ENVS * 16,
+    batch_size=32,
+    replay_ratio=2 / programs.ROWS,
+    policy=Actor(widths=(8,), normalization="batch_renorm", normalize_inputs=True),
+    critic=Critic(widths=(8,), normalization="batch_renorm", normalize_inputs=True),
+)
 # Batches of an episode of every environment; those that end early leave the rest of their rows out.
 WHOLE = programs.PPO.replace(whole_episodes=True, rollout_length=14)
-ON_HOST = ALGORITHMS | {"a2c": A2C, "vmpo": VMPO, "r2d2": programs.R2D2, "whole_episodes": WHOLE}
+ON_HOST = ALGORITHMS | {"a2c": A2C, "crossq": CROSSQ, "vmpo": VMPO, "r2d2": programs.R2D2, "whole_episodes": WHOLE}
 
 
 @functools.cache
@@ -33,7 +49,7 @@ def run(name, topology, host=False, seed=3):
     """The state after some updates, and the report of all of them, as numpy."""
     algo, env = ON_HOST[name], ServedFromHost(ENV) if host else ENV
     program = topology.bind(algo, env)
-    iterations = UPDATES + (1 if name in ("dqn", "r2d2") else 0)  # whose first iteration only fills the replay
+    iterations = UPDATES + ("replay" in algo.experience)  # whose first iteration only fills it
     try:
         state = program.start(algo, env, seed)
         steps_per_env = 2 * iterations * program.steps_per_iteration(algo) // program.layout.num_envs
@@ -54,7 +70,7 @@ def test_host_lockstep_is_the_compiled_run(name):
     assert_equal(report, host_report.replace(actors={}), 1e-5)
 
 
-@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "vmpo"]))
+@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "crossq", "vmpo"]))
 def test_four_devices_are_one(name):
     one, one_report = run(name, anakin())
     four, four_report = run(name, anakin(devices=4))

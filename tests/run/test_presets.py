@@ -160,7 +160,8 @@ def test_recurrent_batchppo_learns_from_whole_episodes():
 
 # github.com/vwxyzjn/cleanrl at fe8d8a03, the arguments of each file, and what its networks are made with;
 # github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2, hyperparams/*.yml; github.com/luchris429/purejaxrl at 31756b1;
-# github.com/mttga/purejaxql at 47af6d7. Periods and starts in environment steps, as there.
+# github.com/mttga/purejaxql at 47af6d7; github.com/adityab/CrossQ, train.py. Periods and starts in environment steps,
+# as there.
 TUNED = {
     "cleanrl-ppo-continuous": (1_000_000, 1, (3e-4, 0.0), {"steps": 2048, "batches": 32, "epochs": 10, "entropy": 0.0}),
     "cleanrl-ppo-atari": (10_000_000, 8, (2.5e-4, 0.0), {"steps": 128, "batches": 4, "epochs": 4, "clip": (0.1, 0.1)}),
@@ -185,6 +186,7 @@ TUNED = {
     "zoo-dqn-mountaincar": (120_000, 1, (4e-3, 4e-3), {"target": 600, "ratio": 0.5, "explores": (0.07, 0.2)}),
     "zoo-dqn-acrobot": (100_000, 1, (6.3e-4, 6.3e-4), {"target": 250, "ratio": 1.0, "explores": (0.1, 0.12)}),
     "zoo-sac-pendulum": (20_000, 1, (1e-3, 1e-3), {"policy": 1e-3, "starts": 100, "batch": 256, "capacity": 1_000_000}),
+    "crossq": (1_000_000, 1, (1e-3, 1e-3), {"starts": 5_000, "batch": 256, "ratio": 1.0, "widths": (256, 256)}),
     "zoo-td3-pendulum": (
         20_000,
         1,

@@ -1,11 +1,13 @@
-"""Of the papers on DQN: Rainbow and R2D2."""
+"""Of papers on learning from a replay: Rainbow, R2D2 and CrossQ."""
 
+from jaxrl.algos.crossq import CrossQ
 from jaxrl.algos.dqn import DQN
 from jaxrl.algos.optimizers import Adam
 from jaxrl.algos.r2d2 import R2D2
 from jaxrl.core.schedules import Linear
 from jaxrl.core.sources import FrameStack
-from jaxrl.networks import LSTM, ActionValues, CategoricalValues, QNetwork
+from jaxrl.networks import LSTM, MLP, ActionValues, Actor, CategoricalValues, Critic, QNetwork
+from jaxrl.run.presets import plain
 from jaxrl.run.presets.description import Preset
 
 PRESETS = (
@@ -93,5 +95,52 @@ PRESETS = (
         source="Kapturowski et al. (2019), openreview.net/forum?id=r1lyTjAqYX, at the scale of rlpyt's R2D1 "
         "(arXiv:1909.01500): 192 environments, an update of 64 sequences every 40 steps of each, 4M "
         "transitions. Here frames are 84 x 84 in stacks of 4, and new sequences get the largest priority.",
+    ),
+    Preset(
+        name="crossq",
+        algorithm=CrossQ(
+            learning_rate=1e-3,
+            policy_learning_rate=None,
+            gamma=0.99,
+            n_step=1,
+            capacity=1_000_000,
+            min_size=5_000,
+            batch_size=256,
+            rollout_length=1,
+            replay_ratio=1.0,
+            policy_delay=3,
+            temperature=1.0,
+            learn_temperature=True,
+            temperature_learning_rate=None,
+            target_entropy=-1.0,
+            noise_correlation=0.0,
+            random_correlation=None,
+            normalize_observation=False,
+            storage="ring",
+            sampler=None,
+            max_times_sampled=0,
+            optimizer=Adam(b1=0.5, b2=0.999, eps=1e-8),
+            policy=Actor(
+                torso=MLP(()),
+                widths=(256, 256),
+                activation="relu",
+                normalization="batch_renorm",
+                normalize_inputs=True,
+                gain=0.01,
+                initial_log_std=0.0,
+            ),
+            critic=Critic(
+                torso=MLP(()),
+                widths=(2048, 2048),
+                activation="relu",
+                normalization="batch_renorm",
+                normalize_inputs=True,
+                ensemble=2,
+            ),
+        ),
+        env="envpool:HalfCheetah-v4",
+        total_steps=1_000_000,
+        topology={"num_envs": 1},
+        source="Bhatt et al. (2024), arXiv:1902.05605v4, and github.com/adityab/CrossQ." + plain.ORTHOGONAL,
     ),
 )

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from helpers.continuous import D4PG, DDPG, MPO, NETWORKS
+from helpers.continuous import CROSSQ, D4PG, DDPG, MPO, NETWORKS
 from helpers.programs import NUM_ENVS, actor_threads, all_finite, anakin, assert_equal, plain
 
 import jaxrl
@@ -14,6 +14,7 @@ SMALL = {"capacity": 256, "min_size": 32, "batch_size": 16, "rollout_length": 4,
 DISCRETE = jaxrl.make("probe:Truncated", max_steps=3)
 BOX = jaxrl.make("probe:Truncated", max_steps=3, continuous=True)
 RUNS = {
+    "crossq": (CROSSQ.replace(**SMALL), BOX),
     "d4pg": (D4PG.replace(**SMALL), BOX),
     "ddpg": (DDPG.replace(**SMALL), BOX),
     "mpo": (MPO.replace(**SMALL), BOX),
