@@ -23,6 +23,7 @@ def test_importing_jaxrl_imports_nothing_else():
     assert found - sys.stdlib_module_names == {"jaxrl"}
 
 
+@pytest.mark.long
 def test_what_trains_imports_nothing_that_waits():
     found = imported("import jaxrl; jaxrl.train; jaxrl.PPO; jaxrl.make('gymnax:CartPole-v1')")
     assert not found & NOT_YET

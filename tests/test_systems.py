@@ -140,6 +140,7 @@ def begun(folder, monkeypatch):
     return run
 
 
+@pytest.mark.long
 def test_every_command_is_read():
     assert len(COMMANDS) > 80
     for line in COMMANDS:

@@ -53,6 +53,7 @@ def test_an_update_of_a_gaussian_is_a_step_up_the_likelihood_and_bounds_are_fini
     assert int(new.updates) == 1
 
 
+@pytest.mark.long
 def test_an_update_of_a_deterministic_policy_is_a_step_down_the_squared_error():
     algo = BC.replace(policy=DETERMINISTIC["policy"])
     state, batch = initial(algo), transitions()
@@ -68,6 +69,7 @@ def test_an_update_of_a_deterministic_policy_is_a_step_down_the_squared_error():
     assert_stepped(state.policy.params, new.policy.params, gradients, 1e-4)
 
 
+@pytest.mark.long
 def test_discrete_actions_have_the_cross_entropy_over_what_is_allowed():
     state, batch = initial(BC, CHOICE), choices()
     new, info = updated(BC, state, batch, KEY, CHOICE)
@@ -131,5 +133,6 @@ def test_it_does_what_was_done_most_whatever_came_of_it():
     assert (learned(algo, CHOICE) == 0).all()
 
 
+@pytest.mark.long
 def test_rows_of_no_weight_teach_nothing():
     assert_weights_count(BC)

@@ -26,6 +26,7 @@ def sources(shards=1, **changes):
     return Fed(jaxrl.DQN(newest=LAST).combined_sources(replay), ROWS, rollout=4, shards=shards)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_newest_are_drawn_once_each_and_are_stored_once(shards):
     fed = sources(shards).feed(jax.tree.map(lambda x: x[:12], ROWS))
@@ -55,6 +56,7 @@ def test_each_shards_transitions_lie_side_by_side():
     assert combined_replay.replay_part(one.weight, {"replay": one}, replicas) is one.weight
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(["sac", "d4pg"], "d4pg"))
 def test_an_update_is_that_of_both_parts(name):
     """A batch in two parts changes the learner as it does in one, and the priorities are those of the first."""

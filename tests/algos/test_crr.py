@@ -100,6 +100,7 @@ def test_a_constant_weight_is_cloning():
     same(updated(algo, state, batch, KEY)[0].policy.params, updated(BC, cloner, batch, KEY)[0].policy.params)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("baseline", ["mean", "max"])
 def test_discrete_weights_are_exact(baseline):
     """Equations 2 to 4, with sums over the actions that are allowed."""

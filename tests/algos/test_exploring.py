@@ -39,6 +39,7 @@ def played(epsilon, persistence, length=STEPS, masks=None):
     return jax.tree.map(np.asarray, jax.lax.scan(step, jnp.full(ENVS, -1), (keys, jnp.arange(STEPS)))[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon", [0.1, 0.6])
 @pytest.mark.parametrize("persistence", [0.5, 0.9])
 def test_the_share_of_random_steps_is_epsilon(epsilon, persistence):

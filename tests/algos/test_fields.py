@@ -101,6 +101,7 @@ def traced_programs():
     return {name: program(algo) for name, algo in BASES.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", BASES)
 def test_every_number_reaches_the_program(name, traced_programs):
     algo = BASES[name]
@@ -157,6 +158,7 @@ def test_every_static_field_changes_the_program(name, traced_programs):
     assert same == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "vmpo", "dqn", "pqn"])
 def test_the_optimizer_changes_the_program(name, traced_programs):
     other = RMSProp() if isinstance(BASES[name].optimizer, Adam) else Adam()

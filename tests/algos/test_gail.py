@@ -53,6 +53,7 @@ def program(algo, spec=SPEC):
     return jax.make_jaxpr(update)(algo, jax.eval_shape(lambda algo: initial(algo), algo))
 
 
+@pytest.mark.long
 def test_every_field_changes_something():
     from jax.interpreters import partial_eval as pe
 
@@ -108,6 +109,7 @@ def test_transitions_of_no_weight_teach_nothing():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.long
 def test_the_penalty_of_discrete_actions_is_of_the_observation():
     """Against differences of the logit between both, where the pair's actions are drawn by the same share."""
     algo, rng = GAIL, np.random.default_rng(2)
@@ -136,6 +138,7 @@ VECTOR, PIXELS = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (36, 36, 2), np.uin
 SPACES = {"pixels": PIXELS, "name": spaces.Discrete(4), "both": spaces.Dict({"frame": PIXELS, "vector": VECTOR})}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", one_quick(SPACES, "name", "both"))
 @pytest.mark.parametrize("action", [spaces.Discrete(3), spaces.Box(-2, 2, (1,))], ids=["discrete", "box"])
 def test_every_kind_of_observation_has_a_penalty(kind, action):

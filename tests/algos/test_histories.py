@@ -91,6 +91,7 @@ def step_by_step(apply, timesteps, carry):
     return outputs
 
 
+@pytest.mark.long
 def test_a_policy_says_what_it_said_when_it_acted():
     """Both ends of every transition, from the state that was stored, anew with each episode."""
     batch, variables = sequences(), Variables(POLICY.init(jax.random.key(0), SPEC)[0])

@@ -212,6 +212,7 @@ def test_on_policy_it_is_a2c_with_the_monte_carlo_advantage(network):
     assert info.metrics["importance_weight"] == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clip", ["clip_rho", "clip_c", "clip_pg_rho"])
 def test_a_clip_binds_on_stale_data_alone(clip):
     """Far above every ratio it does nothing; at 1 it does where data is stale, and not where it is the learner's."""

@@ -159,5 +159,6 @@ def test_of_discrete_actions_too():
     assert (learned(ALGO.replace(**BANDIT), CHOICE) == 1).all()
 
 
+@pytest.mark.long
 def test_rows_of_no_weight_teach_nothing():
     assert_weights_count(ALGO)

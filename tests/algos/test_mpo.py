@@ -351,6 +351,7 @@ def test_what_critics_say_of_forbidden_actions_makes_no_difference():
     assert float(felt) > 2 * float(same[1].metrics["kl_improved"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("updates", [0, 1])
 def test_forbidden_actions_are_never_taken(updates):
     algo, state = choosing()

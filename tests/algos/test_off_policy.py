@@ -67,6 +67,7 @@ def program(algo):
     return jax.make_jaxpr(lambda algo, state: bound.iterate(algo, ENV, state, jnp.float32(1e3)))(algo, state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_number_reaches_the_program(name):
     from jax.interpreters import partial_eval as pe
@@ -121,6 +122,7 @@ def test_every_other_field_changes_the_program(name):
     assert same == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_array_is_in_the_state_twice(name):
     state = ALGORITHMS[name].init(jax.random.key(0), SPEC)
@@ -201,6 +203,7 @@ def test_targets_follow_by_a_share():
         np.testing.assert_allclose(new, old + 0.25, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3"))
 def test_transitions_of_no_weight_teach_nothing(name):
     algo = resolve_schedules(ALGORITHMS[name], jnp.float32(0))
@@ -377,6 +380,7 @@ def test_correlated_noise_is_a_recursion_that_begins_anew_with_each_episode():
 RANDOM_FIRST = ("sac",)  # its random actions have a correlation of their own
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(ALGORITHMS, "sac", "td3"))
 def test_actions_with_correlated_noise_are_distributed_as_without_and_follow_each_other(name):
     algo, batch = resolve_schedules(ALGORITHMS[name], jnp.float32(0)), 4096

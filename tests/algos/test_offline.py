@@ -40,6 +40,7 @@ def program(algo):
     return jax.make_jaxpr(update)(algo, state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(ALGORITHMS, "bc", "td3bc"))
 def test_every_field_changes_something(name):
     from jax.interpreters import partial_eval as pe

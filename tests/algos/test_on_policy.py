@@ -74,6 +74,7 @@ def test_a_shared_body_is_clipped_as_a_whole_and_small_gradients_are_left_alone(
 # --- passes over a batch -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_each_pass_of_one_minibatch_is_a_step_on_the_whole_batch():
     """BatchPPO's 25 of policy and value each. With gamma=0 no target depends on what earlier steps moved."""
     algo = ALGORITHMS["ppo"].replace(gamma=0.0, learning_rate=1e-2)

@@ -107,6 +107,7 @@ def test_clipping_is_optax_own(scale):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), own, of_optax)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", OPTIMIZERS)
 def test_rates_and_numbers_are_traced(cls):
     """One program serves all learning rates and all numbers of an optimizer, also mapped over them."""

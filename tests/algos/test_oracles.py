@@ -171,6 +171,7 @@ def noises(keys, count):
 # --- deterministic policies ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(["ddpg", "td3", "td3bc"], "td3"))
 def test_deterministic_policies(name):
     algo = {"ddpg": continuous.DDPG, "td3": continuous.TD3, "td3bc": offline.TD3BC}[name].replace(**ACTOR_CRITIC)
@@ -219,6 +220,7 @@ def projected(atoms, probabilities, support):
     return wanted
 
 
+@pytest.mark.long
 def test_d4pg():
     algo = continuous.D4PG.replace(**ACTOR_CRITIC)
     b, state, support = batch(), start(algo), np.linspace(-5.0, 5.0, 11)
@@ -411,6 +413,7 @@ def test_crossq(seen):
     assert float(new.log_temperature.params) == pytest.approx(float(wanted), abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("reward", "absorbing"), one_quick([("airl", True), ("gail", True), ("gail", False)]))
 def test_gail(reward, absorbing):
     """Rewards of neither source are read: they are NaN. Pairs that count differ between the sources."""
@@ -571,6 +574,7 @@ def test_mpo():
     close(new.duals.params, descended(dual_loss, state.duals.params, 0.02))
 
 
+@pytest.mark.long
 def test_iql():
     algo = offline.IQL.replace(**ACTOR_CRITIC, expectile=0.8, inverse_temperature=2.0, max_weight=1.5)
     b, state = batch(), start(algo)

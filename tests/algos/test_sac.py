@@ -80,6 +80,7 @@ def test_an_update_is_the_papers(learned):
     assert metrics["temperature"] == pytest.approx(0.3)
 
 
+@pytest.mark.long
 def test_the_temperature_moves_towards_the_target_entropy():
     batch = transitions()
     state = initial(SAC)
@@ -172,6 +173,7 @@ def test_discrete_expectations_are_exact(masked):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((new, info)))
 
 
+@pytest.mark.long
 def test_until_the_first_update_discrete_actions_are_uniform_over_what_is_allowed():
     algo = resolve_schedules(SAC, jnp.float32(0))
     state, keys = algo.init(jax.random.key(0), CHOICE), jax.random.split(jax.random.key(1), 4096)

@@ -63,6 +63,7 @@ def test_an_update_is_the_papers(name):
             np.testing.assert_allclose(slow, 0.9 * old + 0.1 * now, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 def test_policy_and_targets_move_at_every_other_update_only():
     state, batch = initial(TD3), transitions()
     for number in range(1, 5):
@@ -94,6 +95,7 @@ def test_runs_side_by_side_are_the_runs():
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_ddpgs_update_has_no_chance_in_it():
     state, batch = initial(DDPG), transitions()
     assert same(updated(DDPG, state, batch, KEY), updated(DDPG, state, batch, jax.random.key(1)))

@@ -113,6 +113,7 @@ def test_a_heavy_critic_is_td3s_direction_and_a_light_one_cloning():
     assert cosine(direction(1e-5), clone) > 0.9999
 
 
+@pytest.mark.long
 def test_the_scale_of_rewards_makes_no_difference_to_the_policys_step():
     state, batch = initial(ALGO), transitions()
     # The last layer of every critic, ten times as large: so are its values.

@@ -282,6 +282,7 @@ def passes_by_hand(algo, state, rollout, spec):
     return states, found
 
 
+@pytest.mark.long
 def test_ppo_stops_where_the_divergence_exceeds_its_target():
     algo = jaxrl.PPO(**FIELDS | WHOLE | {"learning_rate": 0.02, "network": NETWORK, "max_grad_norm": None})
     algo = algo.resolve(SPEC, B).replace(normalize_observation=False, normalize_reward=False)
@@ -299,6 +300,7 @@ def test_ppo_stops_where_the_divergence_exceeds_its_target():
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a2c():
     algo = jaxrl.A2C(**FIELDS, entropy_cost=0.01, network=NETWORK, gae_lambda=LAMBDA, max_grad_norm=0.1)
     acted, state, rollout = data_and_states(algo)
@@ -329,6 +331,7 @@ def test_a2c():
 VMPO = {"categorical": {}, "gaussian": GAUSSIAN}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(VMPO, "categorical"))
 def test_vmpo(name):
     spec = BOXED if name == "gaussian" else SPEC
@@ -427,6 +430,7 @@ def vtrace(algo, data, values, rhos):
     return targets, advantages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_impala(reduction):
     algo = jaxrl.IMPALA(

@@ -124,6 +124,7 @@ def given_priorities(fed, function):
         fed.update(batch.sample_info, function(batch.observation))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exponent", one_quick([0.0, 0.6, 1.0], 0.6))
 @pytest.mark.parametrize("shards", [1, 2])
 def test_prioritized_frequencies_and_weights(exponent, shards):
@@ -152,6 +153,7 @@ def test_prioritized_frequencies_and_weights(exponent, shards):
     np.testing.assert_allclose(batch.sample_info.priority, priority_of(batch.observation), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_all_zero_falls_back_to_uniform():
     fed = Fed({"replay": source(Prioritized(), batch_size=1000)}, ROWS, rollout=2).feed(ROWS)
     given_priorities(fed, jnp.zeros_like)
@@ -162,6 +164,7 @@ def test_all_zero_falls_back_to_uniform():
     np.testing.assert_allclose(batch.sample_info.importance, 1.0, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_bad_priorities_are_refused_and_counted():
     fed = Fed({"replay": source(Prioritized(), batch_size=4)}, ROWS, rollout=2).feed(ROWS)
     batch = fed.sample(0)
@@ -184,6 +187,7 @@ def test_the_larger_priority_of_an_item_drawn_twice_counts():
         np.testing.assert_allclose(index.levels[0][0, place], max(given) ** 0.6, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_priorities_for_overwritten_rows_are_dropped():
     fed = Fed({"replay": source(Prioritized(), batch_size=16)}, ROWS, rollout=2)
     fed.feed(jax.tree.map(lambda x: x[:16], ROWS))
@@ -198,6 +202,7 @@ def test_priorities_for_overwritten_rows_are_dropped():
     assert any(t < 4 for t in np.asarray(batch.sample_info.step))
 
 
+@pytest.mark.long
 def test_priorities_at_insertion():
     rows = ROWS.replace(extras={"error": jnp.abs(ROWS.reward)})
     fed = Fed({"replay": source(Prioritized(insertion="error"), n_step=2)}, rows, rollout=4).feed(rows)
@@ -279,6 +284,7 @@ def test_prioritized_items_go_after_max_times_sampled():
     assert not np.asarray(batch.weight).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fill", one_quick(["repeat", "zeros"]))
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized()], ids=["uniform", "prioritized"])
 def test_frame_sharing_gives_the_stacks(sampler, fill):
@@ -312,6 +318,7 @@ def test_frame_sharing_gives_the_stacks(sampler, fill):
             np.testing.assert_array_equal(batch.next_observation["stack"][i], stacks[after, column])
 
 
+@pytest.mark.long
 def test_a_shard_gives_as_much_of_a_batch_as_it_has_of_the_priorities():
     """The review's case: 86.5 % of the priority in one of eight shards gave 12.5 % of the batch."""
     rows = rows_of([[24]] * 8)
@@ -325,6 +332,7 @@ def test_a_shard_gives_as_much_of_a_batch_as_it_has_of_the_priorities():
     assert batch.sample_info.probability.sum() == pytest.approx(512 * (of_it * 45 + (1 - of_it)) / (52 * 23), rel=1e-4)
 
 
+@pytest.mark.long
 def test_sequences_are_drawn_alike_over_all_shards():
     fed = Fed({"replay": source(sequence=Sequence(5, 1, "write"), batch_size=2000)}, ROWS, rollout=2, shards=2)
     fed.feed(ROWS)
@@ -356,6 +364,7 @@ def errors(batch):
     return batch.rewards[:, 0] if isinstance(batch, TransitionBatch) else batch.rows.reward[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(ASKED))
 def test_two_devices_draw_what_one_does(name):
     sources, sampler = {"replay": ASKED[name]}, ASKED[name].sampler

@@ -59,6 +59,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "rows", "length", "period", "end", "expected"), one_quick(CASES, *CASES[:4], CASES[7])
 )
@@ -97,6 +98,7 @@ def test_continue_runs_on_over_episodes():
     assert np.asarray(batch.mask).all() and np.asarray(batch.rows.first[1:]).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("length", "period", "end"),
     one_quick([(4, 2, "write"), (3, 3, "truncate"), (5, 1, "truncate"), (4, 2, "zero_pad")]),
@@ -132,6 +134,7 @@ def test_sequences_are_the_adders_at_every_moment(end, length, period):
             np.testing.assert_array_equal(moments.first[:kept, i], ROWS.first[part, column])
 
 
+@pytest.mark.long
 def test_stored_carry_and_burn_in():
     rollout = 4
     sequence = Sequence(4, period=8, end="continue", burn_in=3, stored_carry=True)
@@ -144,6 +147,7 @@ def test_stored_carry_and_burn_in():
     np.testing.assert_array_equal(batch.carry["h"][:, 0], batch.rows.observation[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("burn_in", one_quick([0, 2]))
 def test_stored_carries_with_ends_learn_every_transition_past_the_burn_in_within_its_episode(burn_in):
     rollout, length = 4, 6
@@ -168,12 +172,14 @@ def test_stored_carries_with_ends_learn_every_transition_past_the_burn_in_within
     assert learned >= set(np.asarray(ROWS.observation)[inside].astype(int))
 
 
+@pytest.mark.long
 def test_a_carry_that_is_not_stored_is_the_initial_one():
     fed = Fed({"replay": source(Sequence(4))}, ROWS, rollout=4).feed(ROWS)
     batch = fed.sample(0, initial_carry={"h": jnp.array([1.0, 2.0])})
     np.testing.assert_array_equal(batch.carry["h"], np.broadcast_to([1.0, 2.0], (32, 2)))
 
 
+@pytest.mark.long
 def test_priorities_at_insertion_are_mixed_over_the_rows():
     rows = ROWS.replace(extras={"error": jnp.abs(ROWS.reward) % 7})
     sampler = Prioritized(insertion="error", eta=0.9)
@@ -187,6 +193,7 @@ def test_priorities_at_insertion_are_mixed_over_the_rows():
     np.testing.assert_allclose(batch.sample_info.priority, expected, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_lost_successor_is_not_learned_from():
     again = rows_of([[8], [8], [8], [8]])
     fed = Fed({"replay": source(Sequence(4), batch_size=64)}, ROWS, rollout=8)
@@ -197,6 +204,7 @@ def test_a_lost_successor_is_not_learned_from():
     assert not np.asarray(batch.rows.weight)[:-1][(tick == 7)[:-1]].any()
 
 
+@pytest.mark.long
 def test_views_over_one_storage():
     sources = {
         "replay": source(None, sampler=Prioritized(), n_step=3),

@@ -23,6 +23,7 @@ def assert_sums(levels, leaves):
         np.testing.assert_allclose(np.asarray(upper)[: len(sums)], sums, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [1, 31, 33, 512, 513, 5000])
 def test_sums_stay_those_of_the_leaves(size):
     levels, leaves = sum_tree.zeros(size), np.zeros(size, np.float32)

@@ -98,6 +98,7 @@ Machine.TestCase.settings = hypothesis.settings(max_examples=25, stateful_step_c
 test_the_table_is_the_plain_one = Machine.TestCase
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", [Uniform(), Prioritized(exponent=0.5)])
 def test_frequencies(sampler):
     rules = table.Table(40, sampler)

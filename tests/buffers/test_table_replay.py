@@ -56,6 +56,7 @@ def expected(tick, column, n):
     return rewards, steps, bootstrap, tick + steps + 1000 * column
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sampler", "remover", "most"), one_quick(RULES, RULES[1]))
 def test_it_is_the_plain_table_of_every_shard(sampler, remover, most):
     shards, n = 2, SOURCE.n_step
@@ -104,6 +105,7 @@ def test_it_is_the_plain_table_of_every_shard(sampler, remover, most):
     assert drawn > 16, "next to nothing was drawn"
 
 
+@pytest.mark.long
 def test_sequences_are_those_of_the_ring():
     """Every stretch that the ring begins is an item, whole and once, though the rows are long gone."""
     source = dataclasses.replace(STRETCHES, capacity=64, sampler=Fifo(), max_times_sampled=1)
@@ -125,6 +127,7 @@ def test_sequences_are_those_of_the_ring():
         assert not rows.weight[0], "the burn-in"
 
 
+@pytest.mark.long
 def test_stacks_of_frames_are_whole_though_only_frames_are_kept_of_rows():
     began = np.maximum.accumulate(np.where(ROWS.first, np.arange(16)[:, None], 0), axis=0)
     back = np.maximum(np.arange(16)[:, None, None] - np.arange(2, -1, -1), began[..., None])

@@ -312,6 +312,7 @@ sys.exit(main.main(["train", "ppo", "--env", "gymnax:CartPole-v1", "--total-step
 """
 
 
+@pytest.mark.long
 def test_a_platform_that_is_not_there():
     """JAX raises an AssertionError without a word."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}

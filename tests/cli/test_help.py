@@ -98,6 +98,7 @@ def test_help_begins_with_an_example_and_what_is_required(said):
     assert "required options" not in said("train", "--preset", "purejaxrl-cartpole", "--help")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["train", "compile", "sweep", "tune"])
 def test_every_example_could_be_typed(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")

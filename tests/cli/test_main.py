@@ -160,6 +160,7 @@ def test_eval(said, run_dir):
     assert f"return {found.return_mean:.2f} ± {found.return_std:.2f} over 2 episodes" in printed
 
 
+@pytest.mark.long
 def test_eval_judges_on_other_episodes_than_those_that_chose(said, run_dir):
     """Without a seed; 3 is the run's, by which its own evaluations played."""
     printed = said("eval", str(run_dir), "--episodes", "20", "--best")
@@ -186,6 +187,7 @@ def test_eval_follows_a_run(said, run_dir, tmp_path):
     said("eval", str(run_dir), "--out", str(out), code=2)
 
 
+@pytest.mark.long
 def test_render(said, run_dir, tmp_path):
     written = said("render", str(run_dir), "--max-steps", "3").strip()
     assert written == str(run_dir / "episode.gif")
@@ -395,6 +397,7 @@ def test_doctor(said):
         assert what in printed
 
 
+@pytest.mark.long
 def test_what_was_not_finite_is_said_once_with_what_to_change(capsys):
     """In a line that is short; the result has all the names."""
     assert main.main([*TRAIN, "--total-steps", "64", "--learning-rate", "1e37"]) == 1
@@ -404,6 +407,7 @@ def test_what_was_not_finite_is_said_once_with_what_to_change(capsys):
     assert len(line) < 320 and "not finite" not in printed.out
 
 
+@pytest.mark.long
 def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
     """Nothing knows which versions it needs: no command that asks for them fails for that."""
     hidden = "import importlib.metadata as m, sys; found = m.version, m.metadata, m.requires\n"

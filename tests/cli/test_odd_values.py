@@ -256,6 +256,7 @@ print(json.dumps({"tried": len(tried), "wrong": wrong[:5]}))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [20, pytest.param(320, marks=pytest.mark.long)])
 def test_all_wrong_values_are_told_at_once_before_jax_is_imported(count, tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}

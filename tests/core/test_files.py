@@ -51,6 +51,7 @@ def same(value, read):
     return type(value) is type(read) and value == read
 
 
+@pytest.mark.long
 @given(VALUES)
 def test_json_is_strict_and_loses_nothing_that_it_can_hold(value):
     assert same(value, parse_strictly(files.to_json(value))) and same(value, files.as_read_back(value))

@@ -100,6 +100,7 @@ def test_every_call_refuses_what_is_not_a_seed(name, call, seed):
         call(seed)
 
 
+@pytest.mark.long
 def test_a_policy_is_evaluated_drawn_and_exported_by_seeds_alone(trained, tmp_path):
     result = trained(0)
     for call in (

@@ -24,6 +24,7 @@ def sums(returns):
     return EpisodeSums(count, mean * count, squares, count, count, zero)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mean, std", [(10_000.0, 5.0), (-3.0, 100.0), (1e6, 0.0)])
 def test_the_deviation_of_large_returns_does_not_cancel(mean, std):
     """In float32, over 100,000 episodes; as sums of squares 10,000 +- 5 came out as 18."""

@@ -84,6 +84,7 @@ def sampled(space):
         return None
 
 
+@pytest.mark.long
 @given(SPACES)
 @settings(max_examples=60)
 def test_what_is_sampled_is_contained_as_jax_and_as_numpy_arrays(space):
@@ -103,6 +104,7 @@ def test_files_give_back_the_space_that_was_written(space):
     assert spaces.form(again) == spaces.form(space) and spaces.size(again) == spaces.size(space)
 
 
+@pytest.mark.long
 @given(boxes(dtypes=(*INTEGERS, *FLOATS)))
 @settings(max_examples=40)
 def test_bounded_dimensions_are_drawn_in_both_halves(box):
@@ -129,6 +131,7 @@ def test_integers_are_uniform_over_their_whole_range(dtype):
         assert len(np.unique(found)) == 256
 
 
+@pytest.mark.long
 def test_both_ends_are_drawn():
     for low, high, dtype in ((-100, 100, "int8"), (2**31 - 3, 2**31 - 1, "int32"), (0, 2**16 - 1, "uint16")):
         found = many(Box(low, high, (), dtype), 1 << 20 if dtype == "uint16" else 4000)
@@ -137,6 +140,7 @@ def test_both_ends_are_drawn():
     assert (found.min(), found.max()) == (0, 127)
 
 
+@pytest.mark.long
 def test_with_64_bit_types_wide_integers_are_uniform_too():
     with jax.enable_x64(True):
         for dtype in ("int64", "uint64"):

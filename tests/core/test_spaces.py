@@ -30,6 +30,7 @@ def samples_of(space):
     return jax.jit(jax.vmap(space.sample))(keys.unrolled(jax.random.split(jax.random.key(0), 200)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_samples_lie_within_and_have_the_spaces_types(space):
     samples = samples_of(space)

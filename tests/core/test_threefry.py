@@ -23,6 +23,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_numbers_are_those_of_jax(draw):
     drawn = jax.jit(lambda key: (draw(key), draw(keys.unrolled(key))))

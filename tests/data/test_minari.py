@@ -41,6 +41,7 @@ def write(folder, episodes, dataset_id="made/up-v0", **options):
 # --- round trips ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @FORMATS
 @pytest.mark.parametrize("at_once", [1, 1 << 22])
 def test_every_bit_of_every_type_comes_back(tmp_path, monkeypatch, data_format, at_once):
@@ -208,6 +209,7 @@ def test_a_killed_export_leaves_nothing_at_the_final_path(tmp_path):
 # --- exports ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "env, algo, ends",
     one_quick(
@@ -237,6 +239,7 @@ def test_both_exports_are_the_same_episodes(tmp_path, env, algo, ends):
     assert actions.shape == env.action_space.shape and actions.dtype.kind == env.action_space.dtype.kind
 
 
+@pytest.mark.long
 def test_integers_that_count_from_elsewhere(tmp_path, monkeypatch):
     """What is exported with an `env_spec` can be played in that environment, and comes back counted from 0."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", os.fspath(tmp_path))

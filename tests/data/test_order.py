@@ -27,6 +27,7 @@ def test_they_are_the_same_on_every_machine_and_with_every_numpy():
     assert permuted(np.arange(8), 1000, 0, 1).tolist() == [610, 648, 526, 953, 394, 652, 184, 476]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [5, 64, 65, 1000])
 def test_they_are_spread_as_those_of_chance(n):
     """The place of one index and the distance of neighbors, over many keys."""

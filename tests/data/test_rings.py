@@ -94,6 +94,7 @@ def drawn(ring):
     return counts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lengths", [[1] * 250 + [50] * 5, [20]], ids=["short ones and long ones", "one"])
 def test_every_transition_of_a_dataset_is_drawn_alike(lengths):
     """Over eight shards. The short ones were 0.636 of the draws; the last two of the 20 came 1.49 times as often."""

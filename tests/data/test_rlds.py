@@ -232,6 +232,7 @@ def test_every_step_of_an_export_is_what_the_environment_showed(tmp_path, monkey
     assert sorted(file.name for file in tmp_path.iterdir()) == ["data"]
 
 
+@pytest.mark.long
 def test_an_export_is_the_episodes_of_an_evaluation(tmp_path):
     env = jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=30)
     policy = untrained(env, PPO)
@@ -262,6 +263,7 @@ def test_environments_on_the_host(tmp_path, monkeypatch, end):
     assert sorted(order) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
 
+@pytest.mark.long
 def test_episodes_without_end_are_cut_off_and_the_shortage_is_told(tmp_path):
     env = jaxrl.make("gymnax:Pendulum-v1", max_steps_in_episode=10_000)
     policy = untrained(env, PPO)
@@ -338,6 +340,7 @@ def test_directories_that_do_not_fit_together_are_told(tmp_path):
         jaxrl.load_dataset(f"rlds:{tmp_path}")
 
 
+@pytest.mark.long
 def test_every_process_writes_its_share_of_the_same_episodes(tmp_path, monkeypatch):
     env = TimeLimit(Clock(), 6)
     policy = untrained(env, jaxrl.PPO())

@@ -181,11 +181,13 @@ def test_what_is_no_environment_is_named():
         assert message in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_right_environment_passes():
     envs.check_env(Walk(), steps=10)
     envs.check_env(envs.make("gymnax:CartPole-v1", max_steps_in_episode=5), steps=20)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_named(fault):
     with pytest.raises(EnvironmentContractError, match=FAULTS[fault]):
@@ -231,6 +233,7 @@ def test_masks_that_are_not_like_the_action_are_named(mask, said):
         envs.check_env(Masked(mask=mask), steps=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mask", [{"move": (None, None)}, {}, {"move": (THREE, None)}])
 def test_masks_like_the_action_pass(mask):
     envs.check_env(Masked(mask=mask), steps=2)
@@ -349,6 +352,7 @@ def test_faults_of_host_environments_are_named(fault):
         envs.check_env(Clock(fault), steps=10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

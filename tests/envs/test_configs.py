@@ -46,6 +46,7 @@ ENVIRONMENTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_environments(name):
     """What comes back is the same environment: the same program, name and spaces, and the same episodes."""

@@ -153,6 +153,7 @@ def test_actions_are_counted_from_the_specs_lowest():
 # --- what goes wrong -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1], ids=["in process", "workers"])
 @pytest.mark.parametrize(
     ("fault", "words"),

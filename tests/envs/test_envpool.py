@@ -256,6 +256,7 @@ def invaders(preset):
     return recipe, shown, {key: np.stack([moment[key] for moment in told]) for key in told[0]}
 
 
+@pytest.mark.long
 def test_a_lost_life_ends_an_episode_and_not_the_game():
     recipe, shown, told = invaders("classic")
     lost = np.diff(told["lives"], axis=0, prepend=told["lives"][:1]) < 0
@@ -340,6 +341,7 @@ def test_evaluations_play_whole_games():
     np.testing.assert_array_equal(result.lengths, 4)
 
 
+@pytest.mark.long
 def test_presets():
     classic, machado = make("Pong-v5", preset="classic"), make("Pong-v5", preset="machado")
     assert classic.action_space.n == 6 and machado.action_space.n == 18

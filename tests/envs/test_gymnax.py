@@ -47,7 +47,7 @@ def declared_and_true(name):
     return declared, adapter._spaces(name, blueprint, blueprint.params)[0], raw
 
 
-QUICK = ("CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Catch-bsuite", "Breakout-MinAtar", "FourRooms-misc")
+QUICK = ("CartPole-v1", "Catch-bsuite", "Breakout-MinAtar")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in adapter.names()]
 
 
@@ -93,6 +93,7 @@ def balance(env, key, steps):
     return run(env, key)
 
 
+@pytest.mark.long
 def test_a_time_limit_truncates_and_a_fall_terminates():
     limited = balance(envs.make("gymnax:CartPole-v1", max_steps_in_episode=7), jax.random.key(0), 16)
     np.testing.assert_array_equal(np.flatnonzero(limited.truncated), [6, 14])
@@ -113,6 +114,7 @@ def test_termination_wins_over_truncation():
     assert time_step.terminated and not time_step.truncated
 
 
+@pytest.mark.long
 def test_parameters_are_leaves_and_can_be_mapped_over():
     gravities = jnp.asarray([5.0, 9.8, 20.0])
 

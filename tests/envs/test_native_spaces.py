@@ -256,6 +256,7 @@ def policy(strict):
     return Policy(algo, algo.actor(algo.init(jax.random.key(0), spec)), spec)
 
 
+@pytest.mark.long
 def test_a_policy_plays_in_the_environment_as_it_is(policy):
     env, carry = Strict(), None
     observation, _ = env.reset(seed=0)
@@ -314,6 +315,7 @@ def run(tmp_path_factory):
     del gymnasium.registry["Counting5-v0"]
 
 
+@pytest.mark.long
 def test_a_loaded_policy_counts_as_the_environment_does(run):
     result, path, _ = run
     loaded = jaxrl.load(path)

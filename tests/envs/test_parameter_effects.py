@@ -21,7 +21,7 @@ from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.probes import Probe
 
 BATCH, STEPS = 4, 160
-QUICK = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "BernoulliBandit-misc", "SimpleBandit-bsuite", "FrozenLake-misc")
+QUICK = ("CartPole-v1", "Pendulum-v1", "SimpleBandit-bsuite")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in adapter.names()]
 
 # Values that show within random episodes, where half the default does not.
@@ -135,6 +135,7 @@ def test_every_parameter_of_gymnax_changes_what_an_agent_sees_or_is_refused(name
         assert all(np.array_equal(a, b) for a, b in zip(shown(name, curriculum), one, strict=True)), parameter
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "chosen"),
     [
@@ -354,6 +355,7 @@ def seen_of_probe(env):
     return np.concatenate([part.reshape(-1).astype(np.float32) for part in parts])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Constant", "RewardIsObservation", "TwoStepDiscount", "ActionReward", "Truncated"])
 def test_every_parameter_of_probes_changes_what_an_agent_sees_or_is_refused(name):
     assert set(PROBE_VALUES) == set(Probe.__dataclass_fields__) - {"continuous", "composite"}

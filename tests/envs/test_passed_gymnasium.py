@@ -223,6 +223,7 @@ def run(tmp_path_factory):
     return path, of_class, of_instance
 
 
+@pytest.mark.long
 def test_training(run):
     path, of_class, of_instance = run
     assert of_class.metrics[-1]["step"] == of_instance.metrics[-1]["step"] == 64

@@ -82,6 +82,7 @@ def test_no_part_of_a_composite_action_earns_anything_alone():
     assert reward(two=(1, 1)) == 0.0
 
 
+@pytest.mark.long
 def test_contract():
     for kinds in ({}, {"continuous": True}, {"composite": True}):
         envs.check_env(envs.make("probe:Truncated", **kinds), steps=20)

@@ -65,6 +65,7 @@ def test_pooled_reset_of_one_environment():
     assert seen == [(False, False), (True, False), (False, True), (False, False)]
 
 
+@pytest.mark.long
 def test_first_states_of_pooled_resets_are_distributed_as_those_of_reset():
     """CartPole starts uniformly in [-0.05, 0.05]^4; so it must where many end together and take turns at the pool."""
     raw = make_raw("CartPole-v1", max_steps_in_episode=4)

@@ -128,6 +128,7 @@ def test_episode_statistics_equal_numpy_and_ignore_reward_wrappers():
     np.testing.assert_allclose(steps.reward[1:], expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("actions", [jnp.arange(1.0, 4.0), jnp.full(3, 5.0)])
 def test_returns_are_of_the_rewards_before_wrappers_of_a_user_change_them(actions):
     """Also where a wrapper of another kind is around those that do; 5 a step for 3 steps is 15, not 3."""
@@ -281,6 +282,7 @@ def test_frame_stack_refuses_what_it_cannot_stack():
         _ = FrameStack(Mixed()).observation_space
 
 
+@pytest.mark.long
 def test_all_wrappers_together_keep_the_contract():
     def wrapped(env):
         env = ActionRepeat(RescaleAction(StickyActions(EpisodeStatistics(env), 0.5)), 2)

@@ -173,6 +173,7 @@ class AsynchronousEnvironment(SpoiledEnvironment):
         return env_ids, jax.tree.map(lambda x: x[env_ids], self.moment)
 
 
+@pytest.mark.long
 def test_an_asynchronous_environment_that_raises():
     def fail(host):
         raise ZeroDivisionError("in receipt 20")
@@ -235,6 +236,7 @@ def test_a_learner_that_raises_in_a_run_while_actors_wait(monkeypatch):
     assert [host.closed for host in env.built] == [1, 1]
 
 
+@pytest.mark.long
 def test_an_actor_elsewhere_that_has_the_policy_has_a_limit_on_each_step(monkeypatch):
     """Which ends its process; the clock is a stand-in here. `test_ends.py` has the real one."""
     armed = []
@@ -265,6 +267,7 @@ def test_closed_before_anything_began():
     assert [host.closed for host in env.built] == [1]
 
 
+@pytest.mark.long
 def test_rows_where_an_environment_was_built_again_do_not_count():
     """Its next moment is a first one, though the one before was not a last one."""
 

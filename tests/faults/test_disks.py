@@ -54,6 +54,7 @@ def test_a_run_whose_directory_disappears_ends_and_leaves_nothing_there(tmp_path
         assert train(tmp_path / "moved").total_steps == 6 * ROWS, "and goes on from there"
 
 
+@pytest.mark.long
 def test_a_run_whose_checkpoints_were_deleted_is_refused_and_keeps_its_metrics(tmp_path):
     train(tmp_path, iterations=2)
     before = (tmp_path / "metrics.jsonl").read_bytes()

@@ -58,6 +58,7 @@ def actor():
     return PPO.actor(PPO.init(jax.random.key(0), env_spec(HOST)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", one_quick(["raises", "hangs"]))
 def test_a_close_that_goes_wrong_after_training_is_told_and_the_result_there(hang, how, monkeypatch):
     def close(host):

@@ -131,6 +131,7 @@ def test_environments_of_a_later_group_are_named_by_their_own_index(count):
     assert (caught.value.index, caught.value.seed) == (6, seed)
 
 
+@pytest.mark.long
 def test_the_command_line_shows_the_traceback(tmp_path, capsys):
     words = ["train", "ppo", "--env", NAME, "--env-params", "fault=raise", "--total-steps", "512", "--num-envs", "4"]
     assert main.main([*words, "--rollout-length", "8", "--run-dir", str(tmp_path / "run")]) == 1
@@ -139,6 +140,7 @@ def test_the_command_line_shows_the_traceback(tmp_path, capsys):
     assert f"error: {NAME}: environment 0" in said and said.rstrip().endswith("the simulator is out of cheese")
 
 
+@pytest.mark.long
 def test_training_stops_with_the_exception():
     env = jaxrl.make(NAME, workers=1, fault="raise", at=(3, 1))
     from helpers.programs import DQN
@@ -182,6 +184,7 @@ def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault
     assert all(map(gone, now))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", one_quick(["kill", "hang"]))
 def test_training_goes_on_where_a_worker_is_lost(fault):
     """Though the topology's own limit for a step is less than what it takes to find that out and start another one."""
@@ -316,6 +319,7 @@ def test_workers_of_a_process_with_many_open_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.long
 def test_collecting_it_ends_its_workers():
     host = build(2)
     host.reset()
@@ -395,6 +399,7 @@ def test_a_close_that_goes_wrong_in_a_worker_is_nobodys(monkeypatch, closing):
     assert all(map(gone, pids))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["close", "kill"])
 def test_what_environments_start_ends_with_their_worker(tmp_path, end):
     recipe = jaxrl.make(NAME, workers=2, children=os.fspath(tmp_path))

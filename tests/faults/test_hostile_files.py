@@ -226,6 +226,7 @@ def test_what_was_found_by_trying(valid, tmp_path, name):
             READERS[kind][0](own)
 
 
+@pytest.mark.long
 def test_the_watch_sees(tmp_path, monkeypatch):
     (tmp_path / f"{EVIL}.py").write_text("import os\nos.system('true')\n")
     monkeypatch.syspath_prepend(tmp_path)

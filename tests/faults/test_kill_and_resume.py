@@ -215,6 +215,7 @@ def test_what_lies_on_disk_at_many_moments(name, whole, tmp_path):
         assert_the_same_run(kills.train(name, copy), reference, copy)
 
 
+@pytest.mark.long
 def test_a_damaged_newest_checkpoint_costs_one_interval_and_nothing_else(whole, tmp_path):
     reference, _ = whole("ppo")
     run_dir = shutil.copytree(reference.run_dir, tmp_path / "run")

@@ -183,6 +183,7 @@ def mutate(valid, tmp_path, kind, count, players=()):
     return sum(played)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
 )

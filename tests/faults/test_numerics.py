@@ -149,6 +149,7 @@ def test_a_replay_that_met_nan_is_emptied():
     assert good.buffers["replay"].ring.filled > 0 and result.state.buffers["replay"].ring.filled == 0
 
 
+@pytest.mark.long
 def test_a_failure_in_the_first_chunk_leaves_the_first_state(tmp_path):
     env = spoiled(1)
     with pytest.warns(RuntimeWarning, match="the state at step 0"):
@@ -165,6 +166,7 @@ def test_in_a_long_chunk_the_iteration_is_named(monkeypatch):
     assert result.total_steps == 3 * ROWS
 
 
+@pytest.mark.long
 def test_host_environments():
     with pytest.warns(RuntimeWarning, match=f"ended at step {4 * ROWS}: .*reward"):
         result = train(

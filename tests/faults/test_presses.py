@@ -148,6 +148,7 @@ PLACES = [
 QUICK = {("train", "an import"), ("train", "a compile")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -169,6 +170,7 @@ def test_where_nothing_is_to_be_saved_a_command_ends_at_once(name, place, tmp_pa
         assert not run.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", CODES)
 def test_between_chunks_it_saves_first(number, tmp_path):
     """The first chunk is compiled and its row is written: that much is saved."""

@@ -129,6 +129,7 @@ class Left(Exception):
     """The process is left here."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [4, 12], ids=["in between", "at the end"])
 def test_a_run_that_is_left_in_an_evaluation_goes_on_with_it(at, tmp_path, monkeypatch):
     """As the process of a command is that gets a signal there, once the state is saved; callbacks come after it."""
@@ -163,6 +164,7 @@ def test_a_run_that_is_left_in_an_evaluation_goes_on_with_it(at, tmp_path, monke
     assert told[0] == told[1]
 
 
+@pytest.mark.long
 def test_ctrl_c_says_when_the_run_stops(tmp_path, handlers, capsys):
     jaxrl.train(PPO, ENV, total_steps=TOTAL, topology=anakin(), loggers=[Raising(signal.SIGINT)], evaluate_every=0)
     told = " ".join(capsys.readouterr().err.split())

@@ -104,6 +104,7 @@ def told_of(run_dir, *loggers, **settings):
 CASES = [(kind, how, error) for kind in KINDS for how in ("made", "written") for error in ERRORS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "how", "error"), one_quick(CASES, ("metrics", "written", "disk full"), ("manifest", "made", "read-only"))
 )
@@ -253,6 +254,7 @@ def test_a_policy_that_cannot_be_saved_is_an_error(how, reference, tmp_path, mon
     assert jaxrl.load(tmp_path / "policy")([0.0, 0.0, 0.0, 0.0])[0] in (0, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "most"), one_quick([("arrow", 0), ("rlds", 0), ("rlds", 2000), ("tfrecord", 0), ("minari", 0)])
 )

@@ -32,6 +32,7 @@ def jax_convolution(x, kernel, strides, padding):
     return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=FORM)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "window", "strides", "padding"), CASES)
 def test_it_is_the_convolution_of_jax_and_so_are_its_gradients(size, window, strides, padding):
     x, kernel = of((3, *size, 2), 0), of((*window, 2, 5), 1)
@@ -93,6 +94,7 @@ def loss_of(torso, space, count):
     return built, loss, params, jnp.asarray(x, space.dtype)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("torso", "space", "of_an_image"), TORSOS)
 def test_many_images_are_computed_in_slices_with_the_same_features_and_gradients(
     torso, space, of_an_image, monkeypatch
@@ -131,6 +133,7 @@ def test_slices_have_a_size_that_divides_the_images_and_is_not_too_small(count, 
     assert (found and int(found[1])) == slices
 
 
+@pytest.mark.long
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="an accelerator computes all images at once")
 def test_a_gradient_of_many_images_takes_the_memory_of_a_slice(monkeypatch):
     def memory():

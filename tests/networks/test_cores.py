@@ -84,6 +84,7 @@ def test_unroll_is_its_single_steps(unroll):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), carry, whole_carry)
 
 
+@pytest.mark.long
 def test_nothing_leaks_over_a_reset(unroll):
     core, _, call = unroll
     x, noise = inputs()

@@ -59,6 +59,7 @@ def test_units():
     np.testing.assert_array_equal(beyond, [[-2, 10]])
 
 
+@pytest.mark.long
 def test_a_member_is_dense_layers_over_observation_and_unit_action():
     params, _ = SMALL.init(jax.random.key(0), SPEC)
     assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(params))
@@ -97,6 +98,7 @@ def test_images_are_read_by_a_cnn_and_by_the_torso_asked_for():
         assert values.shape == (2, T, B, 1) and mean.shape == (T, B, 2)
 
 
+@pytest.mark.long
 def test_policies_stay_within_the_box_and_begin_in_its_middle():
     middle = np.broadcast_to([0.0, 5.0], (T, B, 2))
     for stochastic in (True, False):
@@ -141,6 +143,7 @@ def test_every_field_changes_the_program(network):
         assert program(changed) != program(network), field.name
 
 
+@pytest.mark.long
 def test_of_a_discrete_space_a_member_says_what_every_action_is_worth():
     spec = EnvSpec("discrete", SPEC.observation_space, spaces.Discrete(3))
     mask = jnp.broadcast_to(jnp.asarray([True, False, True]), (T, B, 3))
@@ -160,6 +163,7 @@ def test_of_a_discrete_space_a_member_says_what_every_action_is_worth():
         Actor(stochastic=False).init(jax.random.key(0), spec)
 
 
+@pytest.mark.long
 def test_a_critic_may_predict_distributions():
     critic = dataclasses.replace(SMALL, head=CategoricalValues(7))
     output = evaluate(critic, critic.init(jax.random.key(0), SPEC)[0], inputs(SPEC), actions())

@@ -49,6 +49,7 @@ def test_categorical_matches_numpy():
     assert distribution.mode().dtype == jnp.int32
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classes", [3, 150])
 def test_categorical_frequencies(classes):
     logits = np.random.default_rng(1).normal(size=classes).astype(np.float32)
@@ -61,6 +62,7 @@ def test_categorical_frequencies(classes):
     assert np.all(np.abs(frequencies - p) < 5 * np.sqrt(p * (1 - p) / count) + 1e-4)
 
 
+@pytest.mark.long
 def test_a_sample_depends_on_its_own_key_alone():
     keys = jax.random.split(jax.random.key(3), (2, 6))
     logits = f32(RNG.normal(size=(2, 6, 4)))
@@ -139,6 +141,7 @@ def test_masked_gradients_are_finite_and_zero_where_forbidden():
     np.testing.assert_allclose(everything_forbidden.log_probs(), np.log(1 / 3), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_multi_categorical_is_the_sum_of_its_components():
     nvec = (3, 1, 4)
     logits, other = f32(RNG.normal(size=(5, 8))), f32(RNG.normal(size=(5, 8)))
@@ -334,6 +337,7 @@ def test_a_joint_is_the_product_of_its_parts():
     assert [type(leaf) for leaf in joint.leaves] == [Categorical, MultiCategorical, DiagonalGaussian]
 
 
+@pytest.mark.long
 def test_the_parts_of_a_joint_are_drawn_independently():
     count = 4000
     even = Categorical(jnp.zeros((count, 2)))

@@ -102,6 +102,7 @@ def networks(carried):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("carried", one_quick([False, True], True))
 @pytest.mark.parametrize("library", ["nnx", "linen", "equinox"])
 def test_a_gradient_step_helps_and_time_is_unrolled(library, carried):
@@ -185,6 +186,7 @@ PARTS = EnvSpec(
 )
 
 
+@pytest.mark.long
 def test_actions_of_several_parts():
     network = from_linen(PartsModule())
     params, _ = network.init(jax.random.key(0), PARTS)
@@ -256,6 +258,7 @@ def normed(carried):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("carried", one_quick([False, True]))
 @pytest.mark.parametrize("library", ["nnx", "linen", "equinox"])
 def test_batch_statistics_are_model_state(library, carried):

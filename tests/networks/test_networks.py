@@ -127,6 +127,7 @@ def test_descriptions_are_values():
     assert {QNetwork(): 1}[QNetwork()] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spec", "network", "kind", "action"),
     [
@@ -152,6 +153,7 @@ def test_outputs_for_every_action_space(spec, network, kind, action):
     assert all(leaf.shape[:2] == (T, B) for leaf in jax.tree.leaves(output))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("continuous", ["gaussian", "tanh"])
 @pytest.mark.parametrize("state_dependent_std", [False, True])
 def test_actions_of_several_parts_have_a_head_each(continuous, state_dependent_std):
@@ -226,6 +228,7 @@ def test_the_previous_action_is_read_part_by_part():
 # --- time ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", [ActorCritic(SMALL, GRU(4)), ActorCritic(SMALL, LSTM(4), shared=True)])
 def test_unroll_is_single_steps_and_resets(network):
     timesteps = inputs(DISCRETE)

@@ -28,6 +28,7 @@ def numbers(output):
     return output.quantiles if isinstance(output, QuantileReturns) else output[..., None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("noisy", [False, True])
@@ -41,6 +42,7 @@ def test_every_head_builds_in_every_form(name, dueling, noisy):
     assert np.allclose(quiet, louder) != noisy and np.allclose(got, louder) != noisy
 
 
+@pytest.mark.long
 def test_a_dueling_distribution_is_value_plus_centerd_advantage():
     module = QuantileValues(7, dueling=True).build(INPUTS, ACTIONS, nnx.Rngs(params=jax.random.key(0)))
     got = module(features(), None, None).quantiles
@@ -71,6 +73,7 @@ def test_masks_come_with_the_output():
     np.testing.assert_array_equal(CategoricalValues(3).build(INPUTS, ACTIONS, rngs)(features(), mask, None).mask, mask)
 
 
+@pytest.mark.long
 def test_sizes_are_checked():
     for head, word in (
         (CategoricalValues(0), "atoms"),

@@ -42,6 +42,7 @@ def test_layers_are_in_order_and_parameters_are_counted(network, observations, a
     assert summary(network, spec) == f"{type(network).__name__}, layers {layers}; {count:,} parameters"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", jaxrl.ALGORITHMS)
 def test_every_network_of_every_algorithm_has_a_line(name):
     for actions in (MANY, BOX):

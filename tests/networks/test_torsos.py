@@ -72,6 +72,7 @@ def test_features_and_leading_axes(torso, space, features):
     assert hash(torso) == hash(dataclasses.replace(torso) if not isinstance(torso, DictEncoder) else torso)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("torso", "space"),
     one_quick(
@@ -106,6 +107,7 @@ def test_layer_normalization_stands_before_every_activation(torso, space):
     assert outputs[0] < 0.05 and outputs[1] > 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("torso", "space"),
     [
@@ -128,6 +130,7 @@ def test_leading_axes_are_a_batch(torso, space):
     assert np.std(whole) > 0.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("torso", "space", "products"),
     one_quick(
@@ -227,6 +230,7 @@ def test_orthogonal_kernels_and_zero_biases():
     np.testing.assert_array_equal(dense.layer_1.bias[...], np.zeros(4))
 
 
+@pytest.mark.long
 def test_dictionaries_read_every_key():
     space = spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)})
     base = {"a": jnp.ones((2, 3)), "b": jnp.asarray([0, 1], jnp.int32)}

@@ -146,6 +146,7 @@ class Counts:
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "topology",
     one_quick(

@@ -34,6 +34,7 @@ def test_a_joined_batch_keeps_shards_together_and_is_split_again():
     np.testing.assert_array_equal(given, [100, 101])
 
 
+@pytest.mark.long
 def test_joined_sequences_keep_time_and_shards():
     def batch(start, count):
         fed = Fed({"replay": Replay(64, count, 1, sequence=Sequence(3, 3))}, EPISODES, rollout=3, shards=2)

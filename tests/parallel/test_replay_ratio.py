@@ -95,6 +95,7 @@ def test_anakin_makes_exactly_as_many(ratio, num_envs, length):
     assert after(counting(ratio, length), jaxrl.Anakin(num_envs, devices=1), iterations) == (expected, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ratio, num_envs, iterations, expected", one_quick([(0.25, 1, 4, 2), (2.5, 1, 3, 15), (1, 8, 3, 48)])
 )
@@ -112,6 +113,7 @@ ASKED = [{"replay_ratio": ratio} for ratio in (0.25, 1, 2.5)]
 ASKED += [{"replay_ratio": None, "samples_per_insert": samples} for samples in (8, 64, 160)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", [False, True], ids=["anakin", "sebulba"])
 @pytest.mark.parametrize("num_envs", one_quick([1, 8, 64], 8))
 @pytest.mark.parametrize(
@@ -159,6 +161,7 @@ def test_before_there_is_enough_there_are_none():
     assert after(algo, jaxrl.Anakin(8, devices=1), 10) == (16 - 3, 16 - 3)
 
 
+@pytest.mark.long
 def test_before_every_environment_has_the_steps_of_one_item_there_are_none():
     """A batch of padding would count as an update, and end the random actions of the warm-up."""
     algo = counting(1, 2)

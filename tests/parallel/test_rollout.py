@@ -47,6 +47,7 @@ def unrolled(name, explore):
     return plain(run(algo, actor))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "explore"), one_quick([("recurrent_ppo", True), ("dqn", False)], ("dqn", False)))
 def test_unroll_is_a_plain_loop(name, explore):
     algo, actor = prepared(name)
@@ -114,6 +115,7 @@ def wide_rollout():
     return actor, plain(rollout)
 
 
+@pytest.mark.long
 def test_environments_get_actions_within_their_box_and_the_algorithm_keeps_its_sample():
     """Before, the probe charged the raw action: a reward of 1 - (a - 0.5)^2 for an a beyond 2."""
     _, rollout = wide_rollout()

@@ -58,6 +58,7 @@ def asked(num_envs=8, **fields):
     return jaxrl.PPO(**fields), jaxrl.make("gymnax:CartPole-v1"), jaxrl.Anakin(num_envs, devices=1)
 
 
+@pytest.mark.long
 def test_the_size_of_minibatches_decides(two_cores):
     # 128 steps in 4 minibatches, layers of 64: 2 x 32 x num_envs x 64 x 64 operations.
     assert one_suffices(*asked(16))

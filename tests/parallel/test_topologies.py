@@ -61,6 +61,7 @@ def run(name, topology, host=False, seed=3):
         program.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "a2c", "vmpo", "r2d2", "whole_episodes"], "ppo"))
 def test_host_lockstep_is_the_compiled_run(name):
     state, report = run(name, anakin())
@@ -70,6 +71,7 @@ def test_host_lockstep_is_the_compiled_run(name):
     assert_equal(report, host_report.replace(actors={}), 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "crossq", "vmpo"]))
 def test_four_devices_are_one(name):
     one, one_report = run(name, anakin())

@@ -21,6 +21,7 @@ def traced(*cases):
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 def test_a_replay_and_noise_are_traced_with_64_bits():
     """One of each kind of family: of values, with noise, on rollouts, from a dataset."""
     cases = ["dqn discrete", "td3 continuous", "ppo continuous", "bc discrete"]

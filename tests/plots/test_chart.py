@@ -73,6 +73,7 @@ PICTURES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_text_has_a_place_of_its_own(name):
     with warnings.catch_warnings():

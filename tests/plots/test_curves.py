@@ -42,6 +42,7 @@ def test_bootstrap_interval_against_every_resample():
     np.testing.assert_allclose([low, high], np.percentile(exact, [10, 90]), atol=1e-9)
 
 
+@pytest.mark.long
 def test_bootstrap_agrees_with_a_plain_loop():
     rng = np.random.default_rng(1)
     scores = np.random.default_rng(0).normal(size=(30, 4)) + [0, 1, 2, 3]

@@ -146,6 +146,7 @@ def test_a_run_that_did_not_learn_is_told_in_a_line(rows, how, words):
     assert ("entropy" in said) == ("entropy" in str(words))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rate", "learns"), one_quick([(3.0, False), (1e-2, True)]))
 def test_training_warns_once_at_its_end(rate, learns):
     algo = PPO.replace(learning_rate=rate, rollout_length=16, epochs=1)

@@ -144,6 +144,7 @@ def test_a_target_that_is_reached_ends_the_run_at_the_next_evaluation(tmp_path, 
     assert (again.stopped, again.total_steps) == ("target_return", 2 * EACH)
 
 
+@pytest.mark.long
 @pytest.mark.faults
 @pytest.mark.parametrize("kept", one_quick([False, True]))
 def test_an_evaluation_that_was_cut_short_is_played_again(tmp_path, in_step, monkeypatch, kept):

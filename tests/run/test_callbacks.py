@@ -87,6 +87,7 @@ def test_they_see_step_metrics_and_state():
         assert metrics["evaluation/return_mean"] == scores[step // EVERY * EVERY]
 
 
+@pytest.mark.long
 def test_a_callback_stops_the_run(tmp_path):
     def enough(moment):
         return Decision(stop="enough") if moment.step >= 4 * ROWS else None

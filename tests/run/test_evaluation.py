@@ -73,6 +73,7 @@ def test_every_environment_plays_the_same_number_of_episodes():
     assert result.return_std == pytest.approx(np.std(result.returns))
 
 
+@pytest.mark.long
 def test_what_is_not_finished_is_counted_and_not_averaged():
     algo, actor, env, spec = prepare(PPO, ShortOrLong())
     # 8 episodes in 8 times 5 rows: only those that are all short are done by then.
@@ -84,6 +85,7 @@ def test_what_is_not_finished_is_counted_and_not_averaged():
     assert nothing.episodes == 0 and nothing.unfinished == 256 and np.isnan(nothing.return_mean)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on_host", [False, True])
 def test_the_last_of_the_longest_episodes_is_finished(on_host):
     """Between two episodes there is a step that only resets."""
@@ -122,6 +124,7 @@ def played_in_python(algo, actor, env, spec, seed, num_envs, quota, *, forget=Fa
     return np.asarray([episodes[:quota] for episodes in returns]).T
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(ALGORITHMS, "ppo"))
 def test_against_plain_loops(name):
     """With the recurrent state carried along, previous actions and rewards seen, and statistics as they are."""
@@ -202,6 +205,7 @@ def test_host_environments_begin_other_episodes_than_in_training(monkeypatch):
     assert len({seed for stream in streams for seed in stream}) == 4 * 128
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("given", "played"), one_quick([(None, 10), (12, 12)]), ids=str)
 def test_a_run_on_the_host_plays_few_episodes_unless_it_says(given, played, tmp_path):
     """Each is played step by step; ten evaluations of 128 would be more steps than many a run."""

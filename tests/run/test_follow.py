@@ -107,6 +107,7 @@ def test_it_waits_for_a_run_to_begin(tmp_path, run_dir, monkeypatch):
         next(follow(tmp_path))
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_deleted_meanwhile_is_passed_over(run_dir, tmp_path, monkeypatch):
     there = complete_steps(run_dir / "checkpoints")
     looks = iter([[EACH // 2, *there], there])

@@ -35,6 +35,7 @@ def parent(tmp_path_factory):
     return train(run_dir=path), path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "policy", "learner"])
 def test_parameters_are_taken_over(parent, kind):
     before, path = parent
@@ -87,6 +88,7 @@ def test_offline_first_and_then_online():
             assert_equal(getattr(made, part).target_params, getattr(before, part).target_params)
 
 
+@pytest.mark.long
 def test_targets_follow_a_policy():
     settings = {"policy": networks.Actor(**SMALL), "critic": networks.Critic(**SMALL)}
     algo, before = learner(jaxrl.TD3(**settings))

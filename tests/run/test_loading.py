@@ -45,6 +45,7 @@ def trained(tmp_path_factory):
     return result, path
 
 
+@pytest.mark.long
 def test_policy_read_back_equals_the_one_trained(trained):
     result, path = trained
     policy = load(path)

@@ -38,6 +38,7 @@ def rows(run_dir):
     return [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(run_dir / "metrics.jsonl")]
 
 
+@pytest.mark.long
 def test_every_file_is_json_and_every_reader_takes_null(whole, tmp_path):
     path = whole.run_dir
     found = list(follow(path, episodes=2, out=path / "evaluations.jsonl"))
@@ -53,6 +54,7 @@ def test_every_file_is_json_and_every_reader_takes_null(whole, tmp_path):
     assert jaxrl.load(path).algo is not None and list(follow(path, episodes=2, out=path / "evaluations.jsonl")) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"async_evaluation": True}, {"evaluate_every": 3 * ROWS}], ids=str)
 def test_a_run_in_parts_logs_what_a_whole_one_does(settings, tmp_path):
     train(tmp_path / "whole", **settings)

@@ -88,6 +88,7 @@ def test_training_and_all_that_follows(at_home, tmp_path):
     assert {path.name for path in home.iterdir()} >= {"run", "recorded", "saved", "curve.png", "curves.png", "film.gif"}
 
 
+@pytest.mark.long
 def test_datasets(at_home, tmp_path, monkeypatch):
     home = tmp_path / "home"
     monkeypatch.delenv("MINARI_DATASETS_PATH", raising=False)

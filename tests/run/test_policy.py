@@ -79,6 +79,7 @@ def test_checked_batch():
             checked_batch(wrong, both)
 
 
+@pytest.mark.long
 def test_dictionaries():
     spec = EnvSpec(
         "test:Dict",
@@ -141,6 +142,7 @@ def test_memory_is_that_of_training(explore):
         assert forgot > 0 and otherwise > 0, "memory or previous action makes no difference, so this shows nothing"
 
 
+@pytest.mark.long
 def test_an_episode_begins_where_there_is_no_memory():
     policy = policy_of(RECURRENT_PPO)
     _, memory = policy(OBSERVATIONS)

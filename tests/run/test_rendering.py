@@ -60,6 +60,7 @@ def test_a_picture_is_not_written_through_a_link(tmp_path):
     assert not (tmp_path / "a.gif").is_symlink() and len(gif(tmp_path / "a.gif")) >= 1
 
 
+@pytest.mark.long
 def test_a_gif_shows_one_episode_from_first_to_last_moment(cart_pole, tmp_path):
     policy, env = cart_pole
     path = rendering.render(policy, env, tmp_path / "new" / "a.gif", seed=3, max_steps=60)
@@ -314,6 +315,7 @@ def test_envpool_draws_the_episode_that_is_evaluated(tmp_path):
     assert path.stat().st_size < 2e6
 
 
+@pytest.mark.long
 def test_an_mp4_shows_the_frames_of_the_gif(cart_pole, tmp_path):
     av = pytest.importorskip("av")
     policy, env = cart_pole

@@ -72,6 +72,7 @@ def stored(rows, slots, stack):
     return SimpleNamespace(algo=algo, env=spec, spec=spec, state=state, seed=7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rollouts, slots, stack",
     [
@@ -139,6 +140,7 @@ def test_a_run_and_its_directory_give_the_same(trained, tmp_path, capsys):
     assert {e.metadata["policy_version"] for e in earlier} != {e.metadata["policy_version"] for e in one}
 
 
+@pytest.mark.long
 def test_what_is_not_there_is_told(trained, tmp_path):
     result, folder = trained
     for run, options, words in (

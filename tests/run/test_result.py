@@ -46,6 +46,7 @@ def test_results(trained):
     assert repr(load_run(trained.run_dir)) == "LoadedRun(PPO on gymnax:CartPole-v1 at step 64)"
 
 
+@pytest.mark.long
 def test_the_run_is_judged_on_other_episodes_than_its_own_evaluations(trained):
     np.testing.assert_array_equal(trained.evaluate(2, seed=trained.seed).returns, trained.evaluation.returns)
     judged = trained.evaluate(16)
@@ -97,6 +98,7 @@ ENDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", one_quick(list(ENDS)))
 def test_a_saved_result_is_the_run_directory_of_its_run(end, tmp_path):
     """Files, policy and schedules, and how it goes on; whatever ended it."""

@@ -76,6 +76,7 @@ def test_eval_env_with_other_spaces(other, which, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_eval_env_with_other_bounds_parameters_and_time_limit():
     wide = jaxrl.envs.TimeLimit(One(spaces.Box(-9.0, 9.0, (2,)), CHOICES, bonus=2.0), 2)
     found = jaxrl.train(ALGO, ENV, eval_env=wide, **SETTINGS).evaluation
@@ -108,6 +109,7 @@ def test_a_recipe_whose_environment_has_changed(which):
         assert part in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("other", "which"), OTHERS)
 def test_datasets_of_other_environments(result, other, which, tmp_path_factory):
     """Of a smaller number of actions alone a dataset knows nothing; those beyond it are refused."""

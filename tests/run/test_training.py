@@ -154,6 +154,7 @@ def test_the_same_seed_is_the_same_run_and_chunks_do_not_matter(finished, monkey
         assert_equal(result.state, other.state)
 
 
+@pytest.mark.long
 def test_evaluations_do_not_disturb_training(finished):
     result, _ = finished
     assert_equal(result.state, train(evaluate_every=0, evaluation_episodes=3).state)
@@ -191,6 +192,7 @@ def guarded():
         jax.config.update(kind, value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where",
     [
@@ -523,6 +525,7 @@ def test_rates_and_exploration_suit_the_observations(env, rate, persistence):
     assert jaxrl.PQN(random_persistence=0.5).resolve(spec, 8).random_persistence == 0.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("algo", "field"), [(jaxrl.PPO(), "learning_rate"), (jaxrl.PQN(), "random_persistence")])
 def test_what_is_open_is_not_guessed(algo, field):
     spec = env_spec(envs.prepared(jaxrl.make("gymnax:CartPole-v1")))

@@ -53,6 +53,7 @@ def test_what_cannot_be_filmed_is_told_before_training(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_video_that_fails_costs_no_run_its_end(tmp_path, monkeypatch):
     def fail(*arguments, **options):
         raise OSError("the disk is full")

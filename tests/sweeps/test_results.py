@@ -37,6 +37,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.long
 def test_a_sweep_leaves_its_curves_tables_picture_and_best_policy(swept):
     result, path = swept
     assert {found.name for found in path.iterdir()} == FILES | {"program-0"}

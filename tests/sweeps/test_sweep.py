@@ -100,6 +100,7 @@ def test_under_vmap_every_run_is_that_run_alone_up_to_rounding():
     )
 
 
+@pytest.mark.long
 def test_make_train_is_train():
     """Bit for bit, and one entry of every metric for each update."""
     run = jax.jit(jaxrl.make_train(PLAIN, ENV, total_steps=TOTAL, topology=anakin()))
@@ -153,6 +154,7 @@ def test_a_run_that_fails_is_flagged_and_alone(mapping, devices):
     assert failed.split()[-1] == "2"
 
 
+@pytest.mark.long
 def test_a_sweep_in_which_all_fail_says_so():
     result = sweep(seeds=SEEDS, learning_rate=[1e30, 2e30, 3e30], mapping="in_turn", devices=1)
     assert result.failed.all() and "nan" in result.table()
@@ -332,6 +334,7 @@ def test_a_sweep_that_is_told_to_end_saves_and_goes_on_bit_for_bit(number, tmp_p
         jaxrl.load(tmp_path / "program-0")
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_costs_a_sweep_a_warning_and_nothing_else(tmp_path, monkeypatch):
     def full(path, record):
         raise OSError(errno.ENOSPC, "no space left on device")

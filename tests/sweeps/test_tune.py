@@ -336,6 +336,7 @@ def go_on(path):
     assert repr(result) and result.table() and result.best
 
 
+@pytest.mark.long
 @pytest.mark.faults
 def test_whatever_lies_in_a_study_it_is_read_or_refused_and_nothing_is_executed(tmp_path):
     whole, own, refused = tmp_path / "whole", tmp_path / "own", 0
@@ -435,6 +436,7 @@ def test_the_score_is_the_mean_over_seeds():
     np.testing.assert_allclose(together, np.mean(alone, axis=0), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_settings_that_fail_are_trials_that_failed():
     result = tunes.search(learning_rate=[1e30], trials=2)
     assert [trial.ended for trial in result.trials] == ["failed", "failed"]

@@ -92,6 +92,7 @@ if sys.argv[1:] == ["first"]:
     assert "(restart 1 of 1)" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_passed_on_and_end_the_run_for_good(program, started, tmp_path, number):
     """From a process of its own, whose Ray is not connected yet."""
@@ -189,6 +190,7 @@ def test_ways_as_text(text, how):
     assert launch.parse(text) == how
 
 
+@pytest.mark.long
 def test_numbers_that_do_not_fit(monkeypatch):
     found = launch.problems(RayProcesses(0, 0, 0, -1))
     words = ("count=0 must be at least 1", "cpus=0 must be at least 1", "gpus=-1 must be at least 0")

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, assert_equal, plain
 
 import jaxrl
@@ -31,6 +32,7 @@ def places(rollout):
     return [x.unsafe_buffer_pointer() for x in jax.tree.leaves((rollout.timesteps, rollout.action, rollout.extras))]
 
 
+@pytest.mark.long
 def test_a_rollout_is_written_over_an_earlier_one_once_it_is_learned_from():
     what, learned = published("recurrent_ppo"), []
     fresh, reusing = collector(), collector()
@@ -49,6 +51,7 @@ def test_a_rollout_is_written_over_an_earlier_one_once_it_is_learned_from():
     assert_equal(plain(complete(reusing.collect(what, None))), expected[3])
 
 
+@pytest.mark.long
 def test_what_an_algorithm_adds_to_a_complete_rollout_is_no_part_of_its_room():
     what = published("dqn")
     what = what.replace(algo=what.algo.replace(initial_priorities="td_error"))

@@ -156,6 +156,7 @@ def test_what_is_recorded_names_the_iterations_behind_the_policy_that_acted():
     assert (of_rounds[:, 0] <= np.arange(6)).all() and (np.diff(of_rounds[:, 0]) >= 0).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ready", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_whoever_is_ahead_waits(ready, monkeypatch):
     """Actors that are never there before they are waited for, and actors that always are."""
