@@ -1,22 +1,8 @@
 """Compare the spaces of two things that must fit: environments, policies, runs."""
 
-from typing import Protocol
-
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
-
-
-class HasSpaces(Protocol):
-    """An environment, a recipe of host environments, or an `EnvSpec`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def observation_space(self) -> spaces.Space: ...
-
-    @property
-    def action_space(self) -> spaces.Space: ...
+from jaxrl.core.types import HasSpaces
 
 
 def space_problems(here: HasSpaces, there: HasSpaces, said: str) -> list[str]:

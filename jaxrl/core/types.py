@@ -152,14 +152,8 @@ class EnvSpec:
 # --- environments ------------------------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class Environment(Protocol):
-    """One environment in JAX, as pure functions; `jax.vmap` makes it many.
-
-    It is itself a pytree whose leaves are its physical parameters. `step` past the end of an episode (the row whose
-    time step was `last`) ignores the action and begins the next episode, if `resets` is True; what
-    `jaxrl.make` returns does, and topologies wrap what does not.
-    """
+class HasSpaces(Protocol):
+    """An environment, a recipe of host environments, or an `EnvSpec`."""
 
     @property
     def name(self) -> str: ...
@@ -167,6 +161,17 @@ class Environment(Protocol):
     def observation_space(self) -> spaces.Space: ...
     @property
     def action_space(self) -> spaces.Space: ...
+
+
+@runtime_checkable
+class Environment(HasSpaces, Protocol):
+    """One environment in JAX, as pure functions; `jax.vmap` makes it many.
+
+    It is itself a pytree whose leaves are its physical parameters. `step` past the end of an episode (the row whose
+    time step was `last`) ignores the action and begins the next episode, if `resets` is True; what
+    `jaxrl.make` returns does, and topologies wrap what does not.
+    """
+
     @property
     def resets(self) -> bool:
         """Whether stepping past an episode's end begins the next one."""
@@ -234,15 +239,9 @@ class AsyncEnvironment(HostEnvironment, Protocol):
         ...
 
 
-class HostRecipe(Protocol):
+class HostRecipe(HasSpaces, Protocol):
     """How to build a `HostEnvironment`; what `jaxrl.make` returns for suites that are not JAX."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def observation_space(self) -> spaces.Space: ...
-    @property
-    def action_space(self) -> spaces.Space: ...
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> HostEnvironment:
         """`num_envs` environments, each begun from `seed` and its index: `first_env` and those that follow.
 

@@ -165,7 +165,7 @@ def _traced(env: Any, method: str, function: Callable, *args: Any) -> tuple[PyTr
             line += f"; {_KEYS}"
         raise EnvironmentContractError(f"{env.name} breaks the contract of environments:\n{line}") from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TimeStep)):
-        made = "jaxrl.envs.timestep.restart" if method == "reset" else "jaxrl.envs.timestep.transition"
+        made = "jaxrl.envs.episode.restart" if method == "reset" else "jaxrl.envs.episode.transition"
         _raise(
             env, [f"{method} returns {_returned(result)}; the pair (state, TimeStep) is required ({made} makes one)"]
         )

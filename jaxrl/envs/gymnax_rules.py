@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import numpy as np
 
 from jaxrl.core.types import PyTree
@@ -27,7 +26,7 @@ DERIVED: dict[str, dict[str, Derived]] = {
     }
 }
 
-# Parameters that enter an equation without consequence; `suite.unread` finds those that enter none.
+# Parameters that enter an equation without consequence; `SuiteEnv.without_effect` finds those that enter none.
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "SimpleBandit-bsuite": frozenset({"max_steps_in_episode"}),  # every episode terminates at its first step
 }
@@ -65,13 +64,6 @@ def settled(name: str, params: PyTree) -> PyTree:
     return params.replace(**values) if values else params
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Whether two numbers or arrays are known to be equal, up to the rounding of float32."""
-    if any(isinstance(x, jax.core.Tracer) for x in (one, other)):
-        return False
-    return bool(np.allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=0.0, equal_nan=True))
-
-
 def unused_arguments(name: str, arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
     """Return a line for each argument of the constructor that changes nothing."""
     return [
@@ -88,8 +80,8 @@ def switched_off(
 
     Args:
       name: of the environment.
-      values: all parameters and arguments that are set; `defaults` holds the others.
-      chosen: those that a user chose.
+      values: all parameters and arguments that are set; the others are in `defaults`.
+      chosen: those chosen by a user.
       defaults: of all parameters and arguments.
     """
     problems = []

@@ -28,11 +28,9 @@ from flax import struct
 
 from jaxrl.core import registry, spaces
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.suites import unknown_name
-from jaxrl.core.types import PyTree, TimeStep
-from jaxrl.envs import suite
+from jaxrl.core.types import PyTree
 from jaxrl.envs.parameters import like
-from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.suite import Key, Step, SuiteEnv, key_of
 
 BEST_ACTION = 0.5  # of the continuous action-dependent probe
 COMPOSITE = spaces.Dict(
@@ -44,14 +42,14 @@ COMPOSITE = spaces.Dict(
 
 
 class ProbeState(struct.PyTreeNode):
-    """Where a probe environment stands."""
+    """The state of a probe environment."""
 
     time: jax.Array  # int32, transitions so far
     observation: jax.Array  # float32, shape (1,)
 
 
-class Probe(struct.PyTreeNode):
-    """The probe environment; see the module's table. It does not reset itself.
+class Probe(SuiteEnv, repr=True):
+    """The probe environment; see the module's table.
 
     The reward of a transition is `reward + observation_reward * observation + action_reward * f(action)`, given on the
     last of `terminate_after` transitions only; or on every one where `endless` is 1, which nothing ends but the limit.
@@ -77,14 +75,45 @@ class Probe(struct.PyTreeNode):
     continuous: bool = struct.field(pytree_node=False, default=False)
     composite: bool = struct.field(pytree_node=False, default=False)
 
+    suite = "probe"
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the probe environments."""
+        return tuple(_PROBES)
+
+    @classmethod
+    def static_parameters(cls, name: str) -> Mapping[str, Any]:
+        return dict.fromkeys(_KINDS, False)
+
+    @classmethod
+    def default(cls, key: Key) -> "Probe":
+        # Arrays of one type for every probe: they must not differ in anything but values.
+        values = {k: _array(field.default) for k, field in cls.__dataclass_fields__.items() if k not in _KINDS}
+        chosen = {k: like(values[k], x) for k, x in _PROBES.get(key[0], {}).items()}
+        return cls(**values | chosen, **{k: bool(x) for k, x in key[1]})
+
+    @classmethod
+    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
+        super().check(name, parameters)
+        kinds = {k: parameters[k] for k in _KINDS if k in parameters}
+        problems = [
+            f"{k}={x!r:.80} of probe:{name} must be True or False" for k, x in kinds.items() if x not in (True, False)
+        ]
+        if len(kinds) == 2 and all(kinds.values()):
+            problems.append(f"probe:{name} is continuous=True or composite=True, not both")
+        if problems:
+            raise ConfigError(problems)
+
     @property
-    def name(self) -> str:
-        # One name for all: it is static where specifications are, and must not make another program of each probe.
-        return "probe:Composite" if self.composite else "probe:Continuous" if self.continuous else "probe:Discrete"
+    def key(self) -> Key:
+        # One for all probes: it is static where specifications are, and must not make another program of each.
+        name = "Composite" if self.composite else "Continuous" if self.continuous else "Discrete"
+        return key_of(name, {"continuous": self.continuous, "composite": self.composite})
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every field; what `make` takes to make it again."""
+        """Every field, the parameters of `make` that make this probe."""
         values = {field: np.asarray(getattr(self, field)) for field in self.__dataclass_fields__}
         return {field: value if value.ndim else value.item() for field, value in values.items()}
 
@@ -92,11 +121,11 @@ class Probe(struct.PyTreeNode):
     def restore(
         cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
     ) -> "Probe":
-        """The probe of these `parameters`, which are all there is to one."""
-        del name, observation_space, action_space
-        return _made("Constant", parameters)
+        """Return the probe with these `parameters`, whatever its name."""
+        del name
+        return super().restore("Constant", parameters, observation_space, action_space)
 
-    def parameter_problems(self, changed: Collection[str]) -> list[str]:
+    def ineffective(self, changed: Collection[str]) -> list[str]:
         return _problems(self, changed)
 
     @property
@@ -109,16 +138,12 @@ class Probe(struct.PyTreeNode):
             return COMPOSITE
         return spaces.Box(-2.0, 2.0, (1,)) if self.continuous else spaces.Discrete(2)
 
-    @property
-    def resets(self) -> bool:
-        return False
-
-    def reset(self, key: jax.Array) -> tuple[ProbeState, TimeStep]:
+    def begin(self, key: jax.Array) -> tuple[ProbeState, Step]:
         sign = jnp.where(jax.random.bernoulli(key), jnp.float32(1), jnp.float32(-1))
         observation = jnp.where(jnp.asarray(self.random_observation, jnp.bool_), sign, 0.0).reshape(1)
-        return ProbeState(jnp.zeros((), jnp.int32), observation), restart(observation)
+        return ProbeState(jnp.zeros((), jnp.int32), observation), Step(observation)
 
-    def step(self, state: ProbeState, action: PyTree, key: jax.Array) -> tuple[ProbeState, TimeStep]:
+    def advance(self, state: ProbeState, action: PyTree, key: jax.Array) -> tuple[ProbeState, Step]:
         del key
         time = state.time + 1
         endless = jnp.asarray(self.endless, jnp.bool_)
@@ -138,11 +163,11 @@ class Probe(struct.PyTreeNode):
         ) * jnp.asarray(done | endless, jnp.float32)
         later = jnp.where(endless, jnp.float32(0), jnp.float32(1)).reshape(1)
         observation = jnp.where(jnp.asarray(self.random_observation, jnp.bool_), state.observation, later)
-        time_step = transition(observation, reward, done & ~endless, time >= self.max_steps)
-        return ProbeState(time, observation), time_step
+        return ProbeState(time, observation), Step(observation, reward, done & ~endless, time >= self.max_steps)
 
 
 registry.add("suite", probe=Probe)
+names, make = Probe.names, Probe.make
 
 _KINDS = ("continuous", "composite")  # of actions
 _PROBES: dict[str, dict[str, Any]] = {
@@ -154,56 +179,12 @@ _PROBES: dict[str, dict[str, Any]] = {
 }
 
 
-def names() -> tuple[str, ...]:
-    """The probe environments."""
-    return tuple(_PROBES)
-
-
-def make(name: str, **parameters: Any) -> Probe:
-    """The probe `name` ("Constant"), with `parameters` replacing its own.
-
-    Raises:
-      ConfigError: unknown name or parameters, values that do not fit, or parameters that change nothing.
-    """
-    probe = _made(name, parameters)
-    if problems := _problems(probe, parameters):
-        raise ConfigError(problems)
-    return probe
-
-
-def _made(name, parameters):
-    """The probe with these parameters, even those that change nothing; files may hold them.
-
-    Raises:
-      ConfigError: as `make`, but for parameters that change nothing.
-    """
-    if name not in _PROBES:
-        raise unknown_name("probe", name, _PROBES)
-    fields = Probe.__dataclass_fields__
-    problems = suite.unknown_parameters("parameter of probes", parameters, fields)
-    chosen, values = {**_PROBES[name], **parameters}, {}
-    for k, field in fields.items():
-        value = chosen.get(k, field.default)
-        if k in _KINDS:
-            values[k] = value
-            if value not in (True, False):
-                problems.append(f"{k}={value!r:.80} of probe:{name} must be True or False")
-            continue
-        # Arrays of one type, whatever numbers were given: probes must not differ in anything but values.
-        kind = np.int32 if isinstance(field.default, int) else np.float32
-        try:
-            values[k] = like(jnp.zeros((), kind), value)
-        except (TypeError, ValueError) as error:
-            problems.append(f"{k}={value!r:.80} of probe:{name} is no value for it: {error}")
-    if chosen.get("continuous") and chosen.get("composite"):
-        problems.append(f"probe:{name} is continuous=True or composite=True, not both")
-    if problems:
-        raise ConfigError(problems)
-    return Probe(**values | {k: bool(values[k]) for k in _KINDS})
+def _array(default):
+    return jnp.zeros((), np.int32 if isinstance(default, int) else np.float32) + default
 
 
 def _problems(probe, names):
-    """Why parameters that were set are none, one line each; arrays to be mapped over are taken as they are."""
+    """Return why chosen parameters are impossible or change nothing; arrays may be mapped over, and pass."""
     values = {k: getattr(probe, k) for k in Probe.__dataclass_fields__ if k not in _KINDS}
     if any(isinstance(value, jax.core.Tracer) or jnp.ndim(value) for value in values.values()):
         return []

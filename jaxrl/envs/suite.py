@@ -1,21 +1,337 @@
-"""What the adapters of suites share: keys of what is static, foreign rules of types, and errors of making."""
+"""The base of JAX suites, and what adapters of foreign code need: type rules, error messages, stable types.
+
+A suite is one subclass of `SuiteEnv` in a module of its own (docs/new_suite.md).
+"""
 
 import contextlib
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
-from typing import Any
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.interpreters import partial_eval
 
+from jaxrl.core import settings, spaces
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.types import Environment, PyTree
+from jaxrl.core.suites import unknown_name
+from jaxrl.core.types import Environment, PyTree, TimeStep
+from jaxrl.envs.episode import restart, transition
+from jaxrl.envs.parameters import like
 
-# What is static of a suite's environment: its name, and its constructor's arguments in sorted order.
+# The static part of an environment: its name within the suite, and its static parameters in sorted order.
 Key = tuple[str, tuple[tuple[str, Hashable], ...]]
 
-# By module: what installs it, of those that the environments of suites import when they are made.
+
+class Step(NamedTuple):
+    """What a suite reports after a reset or an action.
+
+    Attributes:
+      observation: an element of the observation space, in any type and shape that converts to the space's.
+      reward: a scalar.
+      terminated: bool, whether the task ended.
+      truncated: bool, whether a time limit cut the episode off.
+      action_mask: bool, True where an action is allowed; None allows everything.
+      info: further values by name; those that are single numbers become `TimeStep.info`.
+    """
+
+    observation: PyTree
+    reward: Any = 0.0
+    terminated: Any = False
+    truncated: Any = False
+    action_mask: PyTree | None = None
+    info: Mapping[str, Any] = {}
+
+
+class SuiteEnv(struct.PyTreeNode):
+    """An environment of a JAX suite, which does not reset itself.
+
+    A suite is one subclass, a frozen dataclass. Its leaves are the numbers that may change without recompiling; a leaf
+    that is itself a dataclass stands for its fields. A subclass has
+
+    - `suite`: the suite's name;
+    - `key`: the environment's name and its static parameters, made by `key_of`; static;
+    - `observation_space`, `action_space`: static fields or properties;
+    - `names`, `default`, `begin`, `advance`; and `static_parameters`, if there are any.
+
+    The other methods of the first group have defaults that suit most suites. Those of the second group serve
+    `jaxrl.make`, files, `jaxrl.envs.parameters` and training alike; no suite replaces them.
+    """
+
+    if TYPE_CHECKING:  # fields or properties of a subclass; annotations would be fields here
+        suite: ClassVar[str]
+
+        @property
+        def key(self) -> Key: ...
+        @property
+        def observation_space(self) -> spaces.Space: ...
+        @property
+        def action_space(self) -> spaces.Space: ...
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**{"repr": False} | options)
+
+    # --- what a suite says ---------------------------------------------------------------------------------------
+
+    @classmethod
+    def names(cls) -> Sequence[str]:
+        """Return the names of the environments, without the suite's before them."""
+        raise NotImplementedError
+
+    @classmethod
+    def static_parameters(cls, name: str) -> Mapping[str, Any]:
+        """Return the parameters that are part of the compiled program, with their defaults."""
+        return {}
+
+    @classmethod
+    def default(cls, key: Key) -> Self:
+        """Return the environment of this key with its default numbers; called once per key."""
+        raise NotImplementedError
+
+    def begin(self, key: jax.Array) -> tuple[PyTree, Step]:
+        """Return the state and the observation of a new episode; traced under JAX's standard promotion rules."""
+        raise NotImplementedError
+
+    def advance(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, Step]:
+        """Return the next state and what the action led to, an episode's last observation included."""
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls, name: str, parameters: Mapping[str, Any]) -> None:
+        """Refuse names and static parameters that do not exist or cannot run.
+
+        Raises:
+          ConfigError: says why.
+        """
+        if name not in (names := cls.names()):
+            raise unknown_name(cls.suite, name, names)
+
+    def fit(self, name: str, value: Any) -> Any:
+        """Return a number of `jaxrl.make` in the type of its default, `self.numbers[name]`.
+
+        Raises:
+          ConfigError, ArithmeticError, AttributeError, TypeError, ValueError: the value does not fit.
+        """
+        return like(self.numbers[name], value)
+
+    def with_spaces(self) -> Self:
+        """Return this environment with the spaces that follow from its numbers, which are no arrays here."""
+        return self
+
+    def contradictions(self, changed: Mapping[str, Any]) -> list[str]:
+        """Return a line for each number `changed` that is impossible, also in files."""
+        return []
+
+    def without_effect(self) -> frozenset[str]:
+        """Return the names of the numbers that change nothing that an agent sees; by default found by tracing."""
+        return _without_effect(type(self), self.key)
+
+    def ineffective(self, changed: Collection[str]) -> list[str]:
+        """Return a line for each number `changed` that has another value than its default and no effect."""
+        values, default = self.numbers, _shared(type(self), self.key).default.numbers
+        return [
+            f"{name}={values[name]!r:.80} of {self.name} changes nothing: no observation, reward or ending depends on "
+            "it; leave it out"
+            for name in changed
+            if name in values and not equal(values[name], default[name]) and name in self.without_effect()
+        ]
+
+    def unused(self, chosen: Mapping[str, Any]) -> list[str]:
+        """Return a line for each parameter `chosen` in `jaxrl.make` that has no effect because of the others."""
+        return []
+
+    # --- what every suite has ------------------------------------------------------------------------------------
+
+    @classmethod
+    def make(cls, name: str, /, **parameters: Any) -> Self:
+        """Return the raw, episodic environment `name` of the suite.
+
+        Args:
+          name: one of `names()`.
+          parameters: numbers (or arrays to be mapped over), which become leaves, and static parameters.
+
+        Raises:
+          ConfigError: unknown name, or parameters that are unknown, do not fit, contradict each other or change
+            nothing; all that were found.
+        """
+        env = cls._built(name, parameters)
+        if problems := [*env.unused(parameters), *env.ineffective(parameters)]:
+            raise ConfigError(problems)
+        return env
+
+    @classmethod
+    def restore(
+        cls, name: str, parameters: Mapping[str, Any], observation_space: spaces.Space, action_space: spaces.Space
+    ) -> Self:
+        """Return the environment with recorded `parameters`, even without effect; its spaces follow from them.
+
+        Raises:
+          ConfigError: as `make`, but for parameters that change nothing.
+        """
+        del observation_space, action_space
+        return cls._built(name, parameters)
+
+    @classmethod
+    def _built(cls, name: str, parameters: Mapping[str, Any]) -> Self:
+        where = f"{cls.suite}:{name}"
+        cls.check(name, parameters)
+        static = cls.static_parameters(name)
+        chosen = {k: value for k, value in parameters.items() if k in static}
+        with refusing(where, chosen):
+            env = _shared(cls, key_of(name, chosen)).default
+        numbers = env.numbers
+        problems = unknown_parameters(f"parameter of {where}", parameters, [*numbers, *static])
+        values = {}
+        for k, value in parameters.items():
+            if k in numbers and k not in static:
+                try:
+                    values[k] = env.fit(k, value)
+                except ConfigError as error:
+                    problems += error.problems
+                except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+                    problems.append(
+                        f"parameter {k}={value!r:.80} of {where} does not fit its default {numbers[k]!r:.80}: {error}"
+                    )
+        if problems:
+            raise ConfigError(problems)
+        known = {k: value for k, value in values.items() if not isinstance(value, jax.Array)}
+        env = env.with_numbers(known).with_spaces().with_numbers(values)
+        if problems := env.contradictions(values):
+            raise ConfigError(problems)
+        return env
+
+    def parameter_problems(self, changed: Mapping[str, Any]) -> list[str]:
+        """Return a line for each problem with numbers that were just replaced (`envs.parameters`)."""
+        return [*self.contradictions(changed), *self.ineffective(changed)]
+
+    @property
+    def name(self) -> str:
+        return f"{self.suite}:{self.key[0]}"
+
+    def static(self, name: str) -> Any:
+        """Return the value of a static parameter."""
+        chosen = dict(self.key[1])
+        return chosen[name] if name in chosen else self.static_parameters(self.key[0])[name]
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The leaves by name."""
+        found = {}
+        for field in _leaves(self):
+            value = getattr(self, field)
+            found |= vars(value) if dataclasses.is_dataclass(value) else {field: value}
+        return found
+
+    def with_numbers(self, values: Mapping[str, Any]) -> Self:
+        """Return this environment with other numbers, by name, as they are."""
+        fields = {}
+        for field in _leaves(self):
+            value = getattr(self, field)
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                fields[field] = dataclasses.replace(value, **{k: x for k, x in values.items() if k in vars(value)})
+            elif field in values:
+                fields[field] = values[field]
+        return dataclasses.replace(self, **fields)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of `make` that make this environment."""
+        return dict(self.key[1]) | self.numbers
+
+    def __repr__(self) -> str:
+        return settings.made(self.name, self.parameters, _shared(type(self), self.key).default.numbers)
+
+    @property
+    def resets(self) -> bool:
+        return False
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        shared = _shared(type(self), self.key)
+        with foreign_rules():
+            state, step = self.begin(key)
+        observation = _of_space(self.observation_space, step.observation)
+        return _cast(state, shared.dtypes), restart(observation, step.action_mask, shared.info)
+
+    def step(self, state: PyTree, action: PyTree, key: jax.Array) -> tuple[PyTree, TimeStep]:
+        shared = _shared(type(self), self.key)
+        with foreign_rules():
+            state, step = self.advance(state, action, key)
+        observation = _of_space(self.observation_space, step.observation)
+        info = {name: step.info[name] for name in shared.info}
+        timestep = transition(observation, step.reward, step.terminated, step.truncated, step.action_mask, info)
+        return _cast(state, shared.dtypes), timestep
+
+
+class _Shared(NamedTuple):
+    """What all environments of one class and key have in common."""
+
+    default: Any
+    dtypes: PyTree  # of a state after some steps, in its tree
+    info: tuple[str, ...]  # the scalars that a step reports
+
+
+@functools.lru_cache(maxsize=256)
+def _shared(cls: type[SuiteEnv], key: Key) -> _Shared:
+    """Return the default environment and its types; cached, so that two environments share one compiled program."""
+    with constructing():
+        default = cls.default(key)
+        prng_key = jax.eval_shape(lambda: jax.random.key(0))
+        action = jax.eval_shape(default.action_space.sample, prng_key)
+        state, info = jax.eval_shape(cls.begin, default, prng_key)[0], {}
+        # States often begin with Python's numbers, which become arrays of another type, or not weakly typed ones.
+        for _ in range(3):
+            before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+            state, step = jax.eval_shape(cls.advance, default, before, action, prng_key)
+            info = step.info
+    return _Shared(default, jax.tree.map(lambda x: x.dtype, state), _scalar_names(info))
+
+
+@functools.lru_cache(maxsize=256)
+def _without_effect(cls: type[SuiteEnv], key: Key) -> frozenset[str]:
+    default = _shared(cls, key).default
+    return unread(default.with_numbers, default.numbers)
+
+
+def _leaves(env: SuiteEnv) -> list[str]:
+    return [field.name for field in dataclasses.fields(env) if field.metadata.get("pytree_node", True)]
+
+
+def _scalar_names(reported: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, x in sorted(reported.items())
+        if isinstance(x, jax.ShapeDtypeStruct) and x.shape == () and x.dtype.kind in "biuf"
+    )
+
+
+def _cast(state: PyTree, dtypes: PyTree) -> PyTree:
+    """Return the state in these types, so that every step returns the same ones."""
+    return jax.tree.map(lambda x, dtype: x if _is_key(dtype) else jnp.asarray(x, dtype), state, dtypes)
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.extended)
+
+
+def _of_space(space: spaces.Space, observation: Any) -> PyTree:
+    """Return the observation in the types and shapes of its space."""
+    return spaces.tree_map(lambda part, x: jnp.asarray(x, part.dtype).reshape(part.shape), space, observation)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two numbers or arrays are known to be equal, up to the rounding of float32."""
+    if any(isinstance(x, jax.core.Tracer) for x in (one, other)):
+        return False
+    return bool(np.allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=0.0, equal_nan=True))
+
+
+# --- foreign code ------------------------------------------------------------------------------------------------
+
+# What installs a module that environments of suites import when they are made.
 _PACKAGES = {
     "Box2D": "'gymnasium[box2d]'",
     "ale_py": "ale-py",
@@ -28,7 +344,7 @@ _REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)
 
 
 def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
-    """The key of an environment; lists become tuples.
+    """Return the key of an environment; lists become tuples.
 
     Raises:
       TypeError: an argument is not hashable.
@@ -38,55 +354,40 @@ def key_of(name: str, arguments: Mapping[str, Any]) -> Key:
 
 @contextlib.contextmanager
 def foreign_rules() -> Generator[None]:
-    """JAX's standard promotion of types and ranks, which suites are written for."""
+    """Apply JAX's standard promotion of types and ranks, which suites are written for."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 @contextlib.contextmanager
 def constructing() -> Generator[None]:
-    """Foreign rules, and no tracers: what is cached may first be asked for within a trace."""
+    """Apply foreign rules and compute at once, so that what is cached within a trace holds no tracers."""
     with jax.ensure_compile_time_eval(), foreign_rules():
         yield
 
 
 @contextlib.contextmanager
 def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception], ...] = _REFUSALS) -> Generator[None]:
-    """A `ConfigError` of what a suite raises while it makes an environment; `where` names that."""
+    """Raise a `ConfigError` for what a suite raises while it makes an environment, named by `where`."""
     try:
         yield
     except kinds as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ConfigError(
-            f"{where} cannot be made with {given or 'its own settings'}: {error}{_install(error)}"
+            f"{where} cannot be made with {arguments or 'its own settings'}: {error}{_install(error)}"
         ) from error
 
 
 def _install(error: Exception) -> str:
-    """How to get a package of which a suite says that it is missing; nothing for what only a user may know."""
+    """Return how to install a missing package, if jaxrl knows it."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     return f"; pip install {_PACKAGES[name]}" if name in _PACKAGES else ""
 
 
-def unknown_parameters(what: str, given: Iterable[str], allowed: Iterable[str]) -> list[str]:
-    """A line for each name that is not allowed, with those that are close; `what` says of which environment."""
+def unknown_parameters(what: str, names: Iterable[str], allowed: Iterable[str]) -> list[str]:
+    """Return a line for each name that is not allowed, with the close ones; `what` says of which environment."""
     allowed = [*allowed]
-    return [line for name in given if name not in allowed for line in unknown(what, name, allowed).problems]
-
-
-def settled_dtypes(step: Callable[[PyTree], PyTree], state: PyTree) -> PyTree:
-    """The types of a state's leaves after steps, in its tree.
-
-    Suites begin states with Python's numbers, which become arrays of another type, or no longer weakly typed ones.
-
-    Args:
-      step: from the shapes and types of a state to those of the next.
-      state: those of the first.
-    """
-    for _ in range(3):
-        before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
-        state = step(before)
-    return jax.tree.map(lambda x: np.dtype(x.dtype), state)
+    return [line for name in names if name not in allowed for line in unknown(what, name, allowed).problems]
 
 
 def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[str, Any]) -> frozenset[str]:
@@ -112,20 +413,6 @@ def unread(environment: Callable[[dict[str, Any]], Environment], values: dict[st
     used = partial_eval.dce_jaxpr(program, [True] * len(program.outvars))[1]
     names = [path[0].key for path, _ in jax.tree.leaves_with_path(numbers)]
     return frozenset(values) - {name for name, read in zip(names, used, strict=False) if read}
-
-
-def scalar_names(reported: Mapping[str, Any], *, leave_out: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The names of what a suite reports that are single numbers, sorted; `reported` holds shapes and types."""
-    return tuple(
-        name
-        for name, x in sorted(reported.items())
-        if isinstance(x, jax.ShapeDtypeStruct) and x.shape == () and x.dtype.kind in "biuf" and name not in leave_out
-    )
-
-
-def cast(state: PyTree, dtypes: PyTree) -> PyTree:
-    """The state with these types, so that every step gives the same."""
-    return jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), state, dtypes)
 
 
 def _hashable(value: Any) -> Hashable:

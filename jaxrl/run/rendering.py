@@ -289,7 +289,7 @@ def _brax_page(base: Any, states: list[PyTree]) -> str:
 
     from jaxrl.envs import brax
 
-    env = brax.made(base.key)
+    env = brax.foreign(base.key)
     assert isinstance(env, PipelineEnv)  # all of brax's are
     system = env.sys.tree_replace({**base.system, "opt.timestep": env.dt})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -12,7 +12,7 @@ from helpers.programs import SMALL, assert_equal
 
 import jaxrl
 from jaxrl.core import spaces
-from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.episode import restart, transition
 from jaxrl.networks import MLP, Actor, ActorCritic, Critic, QNetwork
 
 

@@ -11,7 +11,7 @@ import jaxrl
 from jaxrl import envs, networks
 from jaxrl.core import spaces
 from jaxrl.core.types import Rollout, TimeStep
-from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.episode import restart, transition
 from jaxrl.parallel import program as programs
 from jaxrl.parallel.rollout import with_previous_action
 

@@ -52,7 +52,7 @@ def test_types_are_stable_from_reset_to_step():
 def test_names_are_braxs():
     import brax.envs
 
-    assert set(adapter._NAMES) == set(brax.envs._envs)
+    assert set(adapter.NAMES) == set(brax.envs._envs)
     assert "swimmer" not in adapter.names()
 
 

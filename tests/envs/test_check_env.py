@@ -11,9 +11,9 @@ from flax import struct
 from jaxrl import envs
 from jaxrl.core import spaces
 from jaxrl.core.errors import EnvironmentContractError
+from jaxrl.envs.episode import restart, transition
 from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.envs.timestep import restart, transition
 
 
 @struct.dataclass

@@ -13,6 +13,7 @@ import jaxrl
 from jaxrl import envs
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import gymnax as adapter
+from jaxrl.envs import gymnax_spaces
 
 
 @functools.cache
@@ -40,11 +41,11 @@ def rollout_range(name):
 
 
 def declared_and_true(name):
-    blueprint = adapter._blueprint((name, ()))
+    env, params = adapter.foreign((name, ()))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        declared = adapter._convert(blueprint.env.observation_space(blueprint.params))
-        raw = jax.eval_shape(blueprint.env.reset_env, jax.random.key(0), blueprint.params)[0]
-    return declared, adapter._spaces(name, blueprint, blueprint.params)[0], raw
+        declared = gymnax_spaces.convert(env.observation_space(params))
+        raw = jax.eval_shape(env.reset_env, jax.random.key(0), params)[0]
+    return declared, gymnax_spaces.spaces_of(name, env, params)["observation_space"], raw
 
 
 QUICK = ("CartPole-v1", "Catch-bsuite", "Breakout-MinAtar")
@@ -60,7 +61,7 @@ def test_observations_lie_in_the_corrected_space_and_every_correction_is_needed(
     assert bool(true.contains(low)) and bool(true.contains(high))
     fits = raw.dtype == declared.dtype and bool(declared.contains(low)) and bool(declared.contains(high))
     # That bandit's space is right at its defaults, and corrected for other parameters.
-    assert fits == (name not in adapter.WRONG_OBSERVATION_SPACES.keys() - {"BernoulliBandit-misc"})
+    assert fits == (name not in gymnax_spaces.WRONG_OBSERVATION_SPACES.keys() - {"BernoulliBandit-misc"})
 
 
 def test_only_environments_that_download_are_left_out():

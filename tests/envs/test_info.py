@@ -17,9 +17,9 @@ from jaxrl.core import episode_info, spaces
 from jaxrl.core.errors import ConfigError, EnvironmentContractError, EnvironmentFailedError
 from jaxrl.envs import check_env
 from jaxrl.envs.configs import from_config, to_config
+from jaxrl.envs.episode import restart, transition
 from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.envs.timestep import restart, transition
 from jaxrl.envs.wrappers import EpisodeStatistics
 
 COUNTING = f"gymnasium:{host_probes.__name__}:Counting-v0"

@@ -388,12 +388,12 @@ def test_values_of_probes_are_checked():
 
 def brax_program(name, **arguments):
     """What brax computes with these arguments of its constructor, as text with constants; compiles nothing."""
-    blueprint = brax_adapter._blueprint((name, tuple(sorted(arguments.items()))))
+    env = brax_adapter.foreign((name, tuple(sorted(arguments.items()))))
     key = jax.ShapeDtypeStruct((2,), np.uint32)
     with envs.suite.foreign_rules():
-        state = jax.eval_shape(blueprint.env.reset, key)
-        action = jax.ShapeDtypeStruct(blueprint.action_space.shape, np.float32)
-        return str(jax.make_jaxpr(blueprint.env.reset)(key)) + str(jax.make_jaxpr(blueprint.env.step)(state, action))
+        state = jax.eval_shape(env.reset, key)
+        action = jax.ShapeDtypeStruct((env.action_size,), np.float32)
+        return str(jax.make_jaxpr(env.reset)(key)) + str(jax.make_jaxpr(env.step)(state, action))
 
 
 BRAX_VALUES = {
@@ -409,10 +409,10 @@ BRAX_VALUES = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", brax_adapter.names())
 def test_every_argument_of_brax_changes_the_program_or_is_refused(name):
-    constructor = inspect.signature(brax_adapter._module()._envs[name]).parameters
+    constructor = inspect.signature(brax_adapter.module()._envs[name]).parameters
     default = brax_program(name, backend="spring") if "backend" in constructor else brax_program(name)
     backend = {"backend": "spring"} if "backend" in constructor else {}
-    for argument in brax_adapter._arguments(name):
+    for argument in brax_adapter.BraxEnvironment.static_parameters(name):
         value = constructor[argument].default if argument in constructor else None
         new = BRAX_VALUES[argument] if argument in BRAX_VALUES else other_than(value)
         if new is None:
@@ -451,7 +451,7 @@ def test_parts_of_braxs_system_change_the_dynamics_or_are_refused():
     masses = envs.make(
         "brax:inverted_pendulum", backend="spring"
     ).env.env  # of MuJoCo, which this backend does not read
-    body_mass = np.asarray(brax_adapter._blueprint(masses.key).env.sys.body_mass)
+    body_mass = np.asarray(brax_adapter.foreign(masses.key).sys.body_mass)
     with pytest.raises(ConfigError, match=r"system\['body_mass'\].*changes nothing.*link.inertia.mass"):
         made(body_mass=body_mass * 2)
     lighter = made(**{"opt.gravity": [0.0, 0.0, -1.0]})

@@ -12,7 +12,7 @@ import jaxrl
 from jaxrl import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs import ScaleReward, StickyActions, TimeLimit, parameters, prepared, with_parameters
-from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.episode import restart, transition
 
 
 @struct.dataclass

@@ -33,7 +33,7 @@ from jaxrl.envs import (
     with_auto_reset,
     with_parameters,
 )
-from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.episode import restart, transition
 
 COUNTER_SPACE = spaces.Box(0.0, 1000.0, (3,))
 

@@ -16,7 +16,7 @@ from jaxrl.core.keys import root_key
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.data.episodes import Episode
-from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.episode import restart, transition
 from jaxrl.run.policy import Policy
 
 TYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()

@@ -13,9 +13,9 @@ from jaxrl import envs
 from jaxrl.core import keys, spaces
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
+from jaxrl.envs.episode import restart, transition
 from jaxrl.envs.host.episodes import environment_seeds
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.envs.timestep import restart, transition
 from jaxrl.parallel.rollout import first_timestep, with_previous_action
 from jaxrl.run import recording
 from jaxrl.run.directory import read_config

@@ -23,8 +23,8 @@ from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import env_spec
 from jaxrl.envs import drawings
+from jaxrl.envs.episode import restart, transition
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.envs.timestep import restart, transition
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.run import rendering
 from jaxrl.run.policy import Policy

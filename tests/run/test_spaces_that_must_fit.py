@@ -11,7 +11,7 @@ from flax import struct
 import jaxrl
 from jaxrl import spaces
 from jaxrl.core.errors import ConfigError, DatasetError, EnvironmentContractError
-from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.episode import restart, transition
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.run import evaluation
 

@@ -8,7 +8,7 @@ from flax import struct
 
 import jaxrl
 from jaxrl.core.errors import JaxrlError
-from jaxrl.envs.timestep import restart, transition
+from jaxrl.envs.episode import restart, transition
 from jaxrl.parallel.program import CompiledProgram
 
 ENV = "gymnax:CartPole-v1"

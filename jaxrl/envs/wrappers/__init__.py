@@ -5,10 +5,10 @@ any order but where said, under or over an auto-reset, and none is another's sub
 """
 
 from jaxrl.core import registry
+from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, with_auto_reset
 from jaxrl.envs.wrappers.actions import ActionRepeat, ClipAction, RescaleAction, StickyActions
-from jaxrl.envs.wrappers.episodes import EpisodeStatistics, TimeLimit
+from jaxrl.envs.wrappers.limits import TimeLimit
 from jaxrl.envs.wrappers.observations import Flatten, FrameStack, Hide
-from jaxrl.envs.wrappers.resets import AutoReset, PooledReset, with_auto_reset
 from jaxrl.envs.wrappers.rewards import ClipReward, ScaleReward
 
 __all__ = [

@@ -10,7 +10,7 @@ from flax import struct
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.wrappers.delegate import check_arguments, same
+from jaxrl.envs.delegate import check_arguments, forward
 
 
 class StickyActionsState(struct.PyTreeNode):
@@ -37,8 +37,8 @@ class StickyActions(struct.PyTreeNode):
     env: Environment
     probability: Any = 0.25
 
-    name, resets = same("name"), same("resets")
-    observation_space, action_space = same("observation_space"), same("action_space")
+    name, resets = forward("name"), forward("resets")
+    observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def __post_init__(self):
         check_arguments(self, probability={"low": 0, "high": 1})
@@ -69,8 +69,8 @@ class ActionRepeat(struct.PyTreeNode):
     env: Environment
     times: int = struct.field(pytree_node=False, default=4)
 
-    name, resets = same("name"), same("resets")
-    observation_space, action_space = same("observation_space"), same("action_space")
+    name, resets = forward("name"), forward("resets")
+    observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def __post_init__(self):
         check_arguments(self, whole=True, times={"low": 1})
@@ -98,7 +98,7 @@ class ClipAction(struct.PyTreeNode):
 
     env: Environment
 
-    name, observation_space, resets = same("name"), same("observation_space"), same("resets")
+    name, observation_space, resets = forward("name"), forward("observation_space"), forward("resets")
 
     @property
     def action_space(self) -> spaces.Space:
@@ -125,7 +125,7 @@ class RescaleAction(struct.PyTreeNode):
     low: float = struct.field(pytree_node=False, default=-1.0)
     high: float = struct.field(pytree_node=False, default=1.0)
 
-    name, observation_space, resets = same("name"), same("observation_space"), same("resets")
+    name, observation_space, resets = forward("name"), forward("observation_space"), forward("resets")
 
     def __post_init__(self):
         check_arguments(self, low={}, high={})

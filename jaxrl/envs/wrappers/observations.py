@@ -10,7 +10,7 @@ from flax import struct
 from jaxrl.core import spaces
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.wrappers.delegate import check_arguments, same
+from jaxrl.envs.delegate import check_arguments, forward
 
 
 class FrameStackState(struct.PyTreeNode):
@@ -37,7 +37,7 @@ class FrameStack(struct.PyTreeNode):
     env: Environment
     frames: int = struct.field(pytree_node=False, default=4)
 
-    name, action_space, resets = same("name"), same("action_space"), same("resets")
+    name, action_space, resets = forward("name"), forward("action_space"), forward("resets")
 
     def __post_init__(self):
         check_arguments(self, whole=True, frames={"low": 1})
@@ -90,7 +90,7 @@ class Hide(struct.PyTreeNode):
     env: Environment
     entries: tuple[int, ...] = struct.field(pytree_node=False, default=())
 
-    name, action_space, resets = same("name"), same("action_space"), same("resets")
+    name, action_space, resets = forward("name"), forward("action_space"), forward("resets")
 
     def __post_init__(self):
         if not isinstance(self.entries, tuple) or not all(type(entry) is int for entry in self.entries):
@@ -136,7 +136,7 @@ class Flatten(struct.PyTreeNode):
 
     env: Environment
 
-    name, action_space, resets = same("name"), same("action_space"), same("resets")
+    name, action_space, resets = forward("name"), forward("action_space"), forward("resets")
 
     @property
     def observation_space(self) -> spaces.Space:

@@ -9,7 +9,7 @@ from flax import struct
 
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Environment, PyTree, TimeStep
-from jaxrl.envs.wrappers.delegate import check_arguments, same
+from jaxrl.envs.delegate import check_arguments, forward
 
 
 class ClipReward(struct.PyTreeNode):
@@ -27,8 +27,8 @@ class ClipReward(struct.PyTreeNode):
     low: Any = -1.0
     high: Any = 1.0
 
-    name, resets = same("name"), same("resets")
-    observation_space, action_space = same("observation_space"), same("action_space")
+    name, resets = forward("name"), forward("resets")
+    observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def __post_init__(self):
         check_arguments(self, finite=False, low={}, high={})
@@ -59,8 +59,8 @@ class ScaleReward(struct.PyTreeNode):
     env: Environment
     scale: Any = 1.0
 
-    name, resets = same("name"), same("resets")
-    observation_space, action_space = same("observation_space"), same("action_space")
+    name, resets = forward("name"), forward("resets")
+    observation_space, action_space = forward("observation_space"), forward("action_space")
 
     def __post_init__(self):
         check_arguments(self, scale={})

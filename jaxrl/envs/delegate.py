@@ -1,4 +1,4 @@
-"""What wrappers have in common: what they leave as it is, and the limits of their arguments."""
+"""Properties that wrappers forward, and the limits of their arguments."""
 
 import math
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import described
 
 
-def same(attribute: str) -> Any:
-    """A property that is the wrapped environment's: `name = same("name")`."""
+def forward(attribute: str) -> Any:
+    """Return a property that reads the wrapped environment: `name = forward("name")`."""
     return property(lambda self: getattr(self.env, attribute))
 
 

@@ -1,0 +1,232 @@
+"""Episodes of JAX environments: their time steps, their returns and lengths, and automatic resets.
+
+With automatic resets the next episode begins on the step after an episode's last time step. That step ignores its
+action and shows the first observation of the new episode (`first`, reward 0, no ending). So the last observation of
+every episode is seen, as a row of its own.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.core import episode_info
+from jaxrl.core.errors import EnvironmentContractError
+from jaxrl.core.types import Environment, Episode, PyTree, TimeStep
+from jaxrl.envs.delegate import check_arguments, forward
+
+
+def restart(observation: PyTree, action_mask: PyTree | None = None, info: Iterable[str] = ()) -> TimeStep:
+    """Return the first time step of an episode.
+
+    Args:
+      observation: an element of the observation space.
+      action_mask: bool, True where an action is allowed; None allows everything.
+      info: names of the scalars of the other time steps (`TimeStep.info`), which are 0 here.
+    """
+    return TimeStep(
+        observation=observation,
+        reward=jnp.zeros((), jnp.float32),
+        terminated=jnp.zeros((), jnp.bool_),
+        truncated=jnp.zeros((), jnp.bool_),
+        first=jnp.ones((), jnp.bool_),
+        action_mask=action_mask,
+        info={name: jnp.zeros((), jnp.float32) for name in info} or None,
+    )
+
+
+def transition(
+    observation: PyTree,
+    reward: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    action_mask: PyTree | None = None,
+    info: Mapping[str, jax.Array] | None = None,
+) -> TimeStep:
+    """Return the time step that follows an action. Where an episode both terminated and was cut off, it terminated.
+
+    Args:
+      observation: an element of the observation space.
+      reward: a scalar.
+      terminated: bool, whether the task ended.
+      truncated: bool, whether a limit cut the episode off.
+      action_mask: bool, True where an action is allowed; None allows everything.
+      info: further scalars by name, the same names at every step.
+
+    Raises:
+      EnvironmentContractError: `reward`, `terminated`, `truncated` or a value of `info` is more than one number.
+    """
+    terminated = _scalar("terminated", terminated, jnp.bool_)
+    return TimeStep(
+        observation=observation,
+        reward=_scalar("reward", reward, jnp.float32),
+        terminated=terminated,
+        truncated=_scalar("truncated", truncated, jnp.bool_) & ~terminated,
+        first=jnp.zeros((), jnp.bool_),
+        action_mask=action_mask,
+        info={name: _scalar(f"info[{name!r}]", x, jnp.float32) for name, x in (info or {}).items()} or None,
+    )
+
+
+def _scalar(name, value, dtype):
+    array = jnp.asarray(value, dtype)
+    if array.size != 1:
+        raise EnvironmentContractError(f"{name} has shape {array.shape}; one number is required")
+    return array.reshape(())
+
+
+class EpisodeStatisticsState(struct.PyTreeNode):
+    """The environment's state and the running episode's statistics."""
+
+    env: PyTree
+    episode: Episode
+
+
+class EpisodeStatistics(struct.PyTreeNode):
+    """Fills `TimeStep.episode` with the return and length so far, from the rewards of `env`.
+
+    It also holds the episode's summaries of `TimeStep.info` (`jaxrl.core.episode_info`).
+    """
+
+    env: Environment
+
+    name, resets = forward("name"), forward("resets")
+    observation_space, action_space = forward("observation_space"), forward("action_space")
+
+    def reset(self, key: jax.Array) -> tuple[EpisodeStatisticsState, TimeStep]:
+        state, time_step = self.env.reset(key)
+        info = jax.tree.map(jnp.zeros_like, time_step.info)
+        episode = Episode(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32), info=info)
+        return EpisodeStatisticsState(state, episode), time_step.replace(episode=episode)
+
+    def step(
+        self, state: EpisodeStatisticsState, action: PyTree, key: jax.Array
+    ) -> tuple[EpisodeStatisticsState, TimeStep]:
+        env_state, time_step = self.env.step(state.env, action, key)
+        going = ~time_step.first
+        length, so_far, reported = state.episode.length + 1, state.episode.info or {}, time_step.info or {}
+
+        def folded(name):
+            return jnp.where(going, episode_info.fold(name, so_far[name], reported[name], length, jnp), 0.0)
+
+        episode = Episode(
+            returns=jnp.where(going, state.episode.returns + time_step.reward, 0.0),
+            length=jnp.where(going, length, 0),
+            info={name: folded(name) for name in reported} or None,
+        )
+        return EpisodeStatisticsState(env_state, episode), time_step.replace(episode=episode)
+
+
+class AutoResetState(struct.PyTreeNode):
+    """The environment's state and whether its episode is over."""
+
+    env: PyTree
+    last: jax.Array  # bool: the latest time step was its episode's last
+
+
+class AutoReset(struct.PyTreeNode):
+    """Begins episodes by `env.reset` with the step's key; computes a reset at every step of every environment."""
+
+    env: Environment
+
+    name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
+
+    @property
+    def resets(self) -> bool:
+        return True
+
+    def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
+        state, time_step = self.env.reset(key)
+        return AutoResetState(state, time_step.last), time_step
+
+    def step(self, state: AutoResetState, action: PyTree, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
+        # Both are computed, since `vmap` would make a `cond` do so too; only one is used, hence one key is enough.
+        fresh = self.env.reset(key)
+        moved = self.env.step(state.env, action, key)
+        env_state, time_step = jax.tree.map(functools.partial(jnp.where, state.last), fresh, moved)
+        return AutoResetState(env_state, time_step.last), time_step
+
+
+class PooledReset(struct.PyTreeNode):
+    """`AutoReset` for costly resets: under `vmap`, a small pool of resets serves the whole batch.
+
+    At every step the environments whose episodes ended take turns at the pool, `slots` at a time, until each has its
+    own new episode; where none ended, no reset is computed. The episodes begin as with `AutoReset`, from the same
+    keys: nothing is shared or used twice, so there is no bias, and no dependence on the batch or the device. (A pool
+    of *stored* states, as is common, begins several episodes alike, and which ones depends on the batch.)
+
+    It pays where a reset costs more than moving a few states; `benchmarks/resets.py` measures it.
+
+    Args:
+      env: the environment.
+      slots: how many resets are computed at once; None: a 16th of the batch, and at least 8.
+
+    Raises:
+      ConfigError: `slots` is no whole number of at least 1.
+    """
+
+    env: Environment
+    slots: int | None = struct.field(pytree_node=False, default=None)
+
+    name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
+
+    def __post_init__(self):
+        check_arguments(self, whole=True, slots={"low": 1})
+
+    @property
+    def resets(self) -> bool:
+        return True
+
+    def reset(self, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
+        state, time_step = self.env.reset(key)
+        return AutoResetState(state, time_step.last), time_step
+
+    def step(self, state: AutoResetState, action: PyTree, key: jax.Array) -> tuple[AutoResetState, TimeStep]:
+        moved = self.env.step(state.env, action, key)
+        env_state, time_step = _renewal(self.slots)(self.env, state.last, key, moved)
+        return AutoResetState(env_state, time_step.last), time_step
+
+
+@functools.cache
+def _renewal(slots: int | None):
+    """Return a function of (environment, ended, key, result of a step) that resets where the episode ended."""
+
+    @jax.custom_batching.custom_vmap
+    def renew(env, ended, key, moved):
+        return jax.lax.cond(ended, lambda: env.reset(key), lambda: moved)
+
+    @renew.def_vmap
+    def renew_batch(axis_size, in_batched, env, ended, keys, moved):
+        def spread(tree, batched):
+            return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (axis_size, *x.shape)), tree, batched)
+
+        ended, keys, moved = spread((ended, keys, moved), tuple(in_batched[1:]))
+        size = min(axis_size, slots or max(8, axis_size // 16))
+        # Who ended, in front; past the end stands an index out of range, whose writes are dropped.
+        turns = jnp.nonzero(ended, size=-(-axis_size // size) * size, fill_value=axis_size)[0]
+        env_leaves, env_tree = jax.tree.flatten(env)
+        mapped = jax.tree.leaves(in_batched[0])
+
+        def fresh(rows):
+            leaves = [leaf[rows] if b else leaf for leaf, b in zip(env_leaves, mapped, strict=True)]
+            axes = ([0 if b else None for b in mapped], 0)
+            return jax.vmap(lambda one, key: env_tree.unflatten(one).reset(key), axes)(leaves, keys[rows])
+
+        def serve(carry):
+            served, result = carry
+            rows = jax.lax.dynamic_slice(turns, (served,), (size,))
+            result = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), result, fresh(rows))
+            return served + size, result
+
+        count = jnp.sum(ended, dtype=jnp.int32)
+        _, result = jax.lax.while_loop(lambda carry: carry[0] < count, serve, (jnp.zeros((), jnp.int32), moved))
+        return result, jax.tree.map(lambda _: True, result)
+
+    return renew
+
+
+def with_auto_reset(env: Environment) -> Environment:
+    """Return `env` if it begins new episodes by itself, else `AutoReset(env)`."""
+    return env if env.resets else AutoReset(env)
