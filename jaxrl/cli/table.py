@@ -16,9 +16,8 @@ from typing import Any
 
 from jaxrl.cli.flags import Flag, Group, Written
 from jaxrl.cli.values import Kind, Part
-from jaxrl.core import files, suites
+from jaxrl.core import files, suite_modules, suites
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.registry import SUITES
 from jaxrl.core.versions import installed_version
 
 FILE = Path(__file__).with_name("table.json")
@@ -160,10 +159,12 @@ def _may_be(suite: str, name: str) -> bool:
 def _names(suite: str) -> Iterable[str]:
     if suite in suites.ASKED:
         return suites.ASKED[suite]()
-    module, known = sys.modules.get(SUITES[suite]), load()["environments"][suite]
+    if suite not in suite_modules.SUITES:
+        return suite_modules.load(suite).names()
+    module, known = sys.modules.get(suite_modules.SUITES[suite]), load()["environments"][suite]
     if module is None and known["version"] == (known["package"] and installed_version(known["package"])):
         return known["names"]
-    return import_module(SUITES[suite]).names()  # of another version, or with what a user registered
+    return import_module(suite_modules.SUITES[suite]).names()  # of another version, or with what a user registered
 
 
 # --- from JSON ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, overload
 
-from jaxrl.core import settings
+from jaxrl.core import settings, suite_modules
 from jaxrl.core.errors import ConfigError, unknown
 
 # The modules that enter the names of each kind; they are imported when a name of the kind is first looked up.
@@ -37,15 +37,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "torso": ("jaxrl.networks",),
     "wrapper": ("jaxrl.envs.wrappers", "jaxrl.envs.host.jax_host"),
-}
-# The module of each suite of environments, imported when it is first asked for; it enters "suite:NAME".
-SUITES = {
-    "brax": "jaxrl.envs.brax",
-    "dm_control": "jaxrl.envs.host.dm_env",
-    "envpool": "jaxrl.envs.host.envpool",
-    "gymnasium": "jaxrl.envs.host.gymnasium",
-    "gymnax": "jaxrl.envs.gymnax",
-    "probe": "jaxrl.envs.probes",
 }
 USER = "user"  # the kind of what users register, but for environments
 
@@ -143,9 +134,12 @@ def find(name: str) -> Any:
     kind, colon, rest = name.partition(":")
     if not colon or kind not in _TABLE:
         raise ConfigError(f"{name!r} is not a registered name: there is no kind {kind!r}; {_HOW}")
-    if kind == "suite" and rest in SUITES:
-        importlib.import_module(SUITES[rest])
     known = registered(kind)
+    if kind == "suite" and rest not in known:
+        suite_modules.load(rest)  # which registers it
+        if rest not in known:
+            how = f'jaxrl.core.registry.add("suite", {rest}=CLASS)'
+            raise ConfigError(f"the module of suite {rest!r} does not register the class of its environments: {how}")
     if rest not in known:
         what = "class or function" if kind == USER else kind
         raise unknown(what, rest, known, _HOW)
@@ -195,5 +189,7 @@ def _check_environment_name(name):
     suite, _, rest = name.partition(":")
     if not suite or not re.fullmatch(f"{_WORD}:.+", name):
         raise ConfigError(f"environment name {name!r} has no suite; register it as 'my:{name.strip(':') or 'Name-v0'}'")
-    if suite in (*SUITES, USER):
+    if suite in (*suite_modules.SUITES, USER):
         raise ConfigError(f"environment name {name!r} is taken: {suite} is a suite of jaxrl's own; choose another")
+    if suite in suite_modules.declared():
+        raise ConfigError(f"environment name {name!r} is taken: {suite} is an installed suite; choose another")

@@ -4,7 +4,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxrl.core import registry
+from jaxrl.core import registry, suite_modules
 from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
 
 _REGISTERED = registry.registered("environment")
@@ -25,12 +25,17 @@ def environments(names: Callable[[str], Iterable[str]]) -> list[str]:
     Args:
       names: of the environments of a suite.
     """
-    listed = [f"{suite}:{name}" for suite in registry.SUITES if installed(suite) for name in names(suite)]
+    listed = [f"{suite}:{name}" for suite in suite_modules.SUITES if installed(suite) for name in names(suite)]
+    for suite in suite_modules.declared():
+        try:
+            listed += [f"{suite}:{name}" for name in names(suite)]
+        except Exception as error:  # of others' code, which must not keep the rest from being listed
+            warnings.warn(f"{error}; the environments of {suite!r} are left out", stacklevel=2)
     return sorted([*_REGISTERED, *listed])
 
 
 def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str] | None:
-    """The suite and the name within it, of jaxrl's own suites; None of what a user registered.
+    """Return the suite and the name within it, of jaxrl's own and installed suites; None of a registered environment.
 
     Args:
       name: "suite:name".
@@ -49,11 +54,13 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
         if homes:
             raise ConfigError(f"environment {name!r} has no suite; did you mean {' or '.join(map(repr, homes))}?")
         raise unknown("environment", name, known, "names are 'suite:name'")
-    if suite not in registry.SUITES:
+    if suite not in suite_modules.SUITES:
         registered = {known.partition(":")[0] for known in _REGISTERED}
         if suite in registered:
             raise unknown(f"{suite} environment", name, _REGISTERED)
-        raise unknown("suite", suite, {*registry.SUITES, *registered}, f"asked for {name!r}; {_YOURS}")
+        if suite not in (declared := suite_modules.declared()):
+            known = {*suite_modules.SUITES, *declared, *registered}
+            raise unknown("suite", suite, known, f"asked for {name!r}; {_YOURS}")
     if not installed(suite):
         raise MissingExtraError(f"{name}", EXTRAS[suite], _HINTS.get(suite, ""))
     return suite, rest

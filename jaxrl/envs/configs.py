@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from jaxrl.core import registry
+from jaxrl.core import registry, suite_modules
 from jaxrl.core.config import decode, decode_fields, encode, encode_fields, opaque
 from jaxrl.core.errors import ConfigError, MissingExtraError
 from jaxrl.core.spaces import Space
@@ -69,7 +69,8 @@ def from_config(config: Mapping[str, Any]) -> Environment | HostRecipe:
         raise ConfigError("no environment: it lacks a suite, a name, parameters or wrappers")
     if set(parameters) == {"opaque"}:
         decode(dict(parameters))  # says what to do
-    if suite in registry.SUITES:
+    registered = f"{suite}:{name}" in registry.registered("environment")
+    if not registered and suite != registry.USER and suite_modules.exists(suite):
         try:
             cls = registry.find(f"suite:{suite}")
         except ModuleNotFoundError as error:

@@ -1,16 +1,14 @@
 """Environments by name, "suite:name". A suite is imported when it is first asked for."""
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxrl.core import registry, suites
+from jaxrl.core import registry, suite_modules, suites
 from jaxrl.core.devices import device_problem
 from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import whole
-from jaxrl.core.registry import SUITES
 from jaxrl.core.types import Environment, EnvironmentFactory, HostRecipe
 from jaxrl.envs.wrappers import AutoReset, EpisodeStatistics, Hide, PooledReset, StickyActions
 
@@ -145,7 +143,7 @@ def _factory(name: str) -> EnvironmentFactory:
         return registry.registered("environment")[name]
     suite, rest = found
     try:
-        module = importlib.import_module(SUITES[suite])
+        module = suite_modules.load(suite)
     except (AssertionError, RuntimeError):  # some make arrays when they are imported
         if (problem := device_problem()) is None:
             raise
@@ -154,5 +152,9 @@ def _factory(name: str) -> EnvironmentFactory:
 
 
 def names(suite: str) -> Sequence[str]:
-    """The environments of one of `SUITES`, without its name before them."""
-    return importlib.import_module(SUITES[suite]).names()
+    """Return the environments of a suite, without its name before them.
+
+    Raises:
+      ConfigError: there is no such suite, or its module cannot be imported.
+    """
+    return suite_modules.load(suite).names()

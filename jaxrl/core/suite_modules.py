@@ -1,0 +1,103 @@
+"""The modules of suites of environments: jaxrl's own, and those that installed distributions declare.
+
+A distribution declares a suite as an entry point, in its `pyproject.toml`:
+
+    [project.entry-points."jaxrl.suites"]
+    mine = "package.module"
+
+Its module is imported when an environment of the suite is first looked up, and has what `Suite` lists.
+"""
+
+import importlib
+import re
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from jaxrl.core.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "jaxrl.suites"
+# jaxrl's own are no entry points: a checkout may be newer than its metadata, and reading metadata takes time.
+SUITES = {
+    "brax": "jaxrl.envs.brax",
+    "dm_control": "jaxrl.envs.host.dm_env",
+    "envpool": "jaxrl.envs.host.envpool",
+    "gymnasium": "jaxrl.envs.host.gymnasium",
+    "gymnax": "jaxrl.envs.gymnax",
+    "probe": "jaxrl.envs.probes",
+}
+# Beginnings of names that mean something else: what users register, and passed environments of dm_env.
+_RESERVED = ("dm_env", "user")
+
+
+class Suite(Protocol):
+    """The module of a suite; it also registers the class of its environments, `registry.add("suite", NAME=CLASS)`."""
+
+    def names(self) -> Sequence[str]:
+        """Return the names of its environments, without the suite's before them."""
+        ...
+
+    def make(self, name: str, **parameters: Any) -> Any:
+        """Return the raw, episodic `Environment` of this name, or a `HostRecipe`.
+
+        Raises:
+          ConfigError: unknown name, or parameters that are unknown, do not fit or change nothing.
+        """
+        ...
+
+
+def declared() -> dict[str, list["EntryPoint"]]:
+    """Return the suites that installed distributions declare, by name; imports none of them.
+
+    Warns of names that are jaxrl's own or cannot be a suite's, and leaves these out.
+    """
+    from importlib import metadata  # takes time, and is not needed for jaxrl's own suites
+
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        if entry.name in SUITES or entry.name in _RESERVED or not re.fullmatch(r"\w[\w.\-]*", entry.name):
+            why = "is jaxrl's own" if entry.name in SUITES else "cannot be the name of a suite"
+            warnings.warn(f"{_origin(entry)} declares the suite {entry.name!r}, which {why}; ignored", stacklevel=2)
+        elif entry.value not in [other.value for other in found.get(entry.name, [])]:  # a path may be listed twice
+            found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def exists(suite: Any) -> bool:
+    """Return whether a suite is jaxrl's own or installed."""
+    return suite in SUITES or suite in declared()
+
+
+def load(suite: str) -> Suite:
+    """Import the module of a suite.
+
+    Raises:
+      ConfigError: there is no such suite, two distributions declare it, or its module cannot be imported or lacks a
+        function.
+    """
+    if suite in SUITES:
+        return cast("Suite", importlib.import_module(SUITES[suite]))
+    installed = declared()
+    if not (entries := installed.get(suite)):
+        raise unknown("suite", suite, [*SUITES, *installed])
+    if len(entries) > 1:
+        raise ConfigError(f"the suite {suite!r} is declared by {' and by '.join(map(_origin, entries))}; uninstall one")
+    (entry,) = entries
+    where = f"the suite {suite!r}, of {_origin(entry)},"
+    try:
+        module = entry.load()
+    except Exception as error:
+        raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    missing = [name for name in ("names", "make") if not callable(getattr(module, name, None))]
+    if not isinstance(module, ModuleType) or missing:
+        raise ConfigError(f"{where} must be a module with functions names() and make(name, **parameters)")
+    return cast("Suite", module)
+
+
+def _origin(entry: "EntryPoint") -> str:
+    distribution = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a distribution"
+    return f"{distribution} ({entry.value})"
