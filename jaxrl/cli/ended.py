@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxrl.cli import multihost, table
 from jaxrl.cli.flags import written
-from jaxrl.cli.runs import Given
+from jaxrl.cli.runs import CommandLine
 from jaxrl.cli.values import ReadPart, ReadRegistered, ReadSchedule
 from jaxrl.core import files
 from jaxrl.run.ending import has_ended, read_result
@@ -27,7 +27,7 @@ BEFORE = "it had ended before; more --total-steps continue it, --overwrite start
 _AT_ITS_END = ("finished", "target_return")
 
 
-def answer(given: Given) -> bool:
+def answer(given: CommandLine) -> bool:
     """Prints the result of a run that this command has brought to its end before; whether there is one."""
     run = given.values["run"]
     path = run["run_dir"]
@@ -47,7 +47,7 @@ def answer(given: Given) -> bool:
     return True
 
 
-def remember(given: Given, path: Path) -> None:
+def remember(given: CommandLine, path: Path) -> None:
     """Writes into the result of a run by which flags it came about."""
     file = path / "result.json"
     try:
@@ -106,7 +106,7 @@ def score(metrics: Mapping[str, float]) -> str:
     return shown + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")
 
 
-def _command(given: Given) -> dict[str, Any]:
+def _command(given: CommandLine) -> dict[str, Any]:
     """What the result of a run depends on, as JSON values: the flags, and the defaults that they were not given."""
     flags = {
         f"{group.title}.{name}": _text(value)

@@ -141,25 +141,25 @@ def _plain_warnings():
 
 
 def _train(argv: Sequence[str]) -> int:
-    from jaxrl.cli.runs import train
+    from jaxrl.cli.commands import train
 
     return train(argv)
 
 
 def _compile(argv: Sequence[str]) -> int:
-    from jaxrl.cli.runs import compile_
+    from jaxrl.cli.commands import compile_
 
     return compile_(argv)
 
 
 def _sweep(argv: Sequence[str]) -> int:
-    from jaxrl.cli.runs import sweep
+    from jaxrl.cli.commands import sweep
 
     return sweep(argv)
 
 
 def _tune(argv: Sequence[str]) -> int:
-    from jaxrl.cli.runs import tune
+    from jaxrl.cli.commands import tune
 
     return tune(argv)
 

@@ -100,7 +100,7 @@ def join(asked: Mapping[str, Any]) -> int:
     note.daemon = True
     note.start()
     try:
-        return distributed.initialize(*place) if own is None else own.join()
+        return distributed.initialize(*place) if own is None else distributed.join(own)
     finally:
         note.cancel()
 

@@ -1,4 +1,4 @@
-"""The flags of `jaxrl train`, `jaxrl sweep` and `jaxrl tune`, read and judged before JAX is imported."""
+"""The command lines of `jaxrl train`, `compile`, `sweep` and `tune`, read and judged before JAX is imported."""
 
 import dataclasses
 import shutil
@@ -69,64 +69,8 @@ _OFFLINE = ("bc", "cql", "crr", "iql", "td3bc")
 _RARE = ("host environments", "devices and machines")
 
 
-def train(argv: Sequence[str]) -> int:
-    """`jaxrl train ALGORITHM [FLAGS]`; the exit code."""
-    if asks_for_help(argv):
-        return print_help("train")
-    given = read("train", argv)
-    from jaxrl.cli import ended
-
-    if ended.answer(given):
-        return 0
-    if (code := multihost.start("train", argv, given.values["run"])) is not None:
-        return code
-    from jaxrl.cli import training
-    from jaxrl.parallel.multihost.distributed import report_errors
-
-    with report_errors():
-        return training.train(given)
-
-
-def compile_(argv: Sequence[str]) -> int:
-    """`jaxrl compile ALGORITHM [FLAGS]`; the exit code."""
-    if asks_for_help(argv):
-        return print_help("compile")
-    given = read("compile", argv)
-    if (code := multihost.start("compile", argv, given.values["run"])) is not None:
-        return code
-    from jaxrl.cli import ahead
-    from jaxrl.parallel.multihost.distributed import report_errors
-
-    with report_errors():
-        return ahead.compile_(given)
-
-
-def sweep(argv: Sequence[str]) -> int:
-    """`jaxrl sweep ALGORITHM [FLAGS]`; the exit code."""
-    if asks_for_help(argv):
-        return print_help("sweep")
-    given = read("sweep", argv)
-    if (code := multihost.start("sweep", argv, given.values["run"])) is not None:
-        return code
-    from jaxrl.cli import sweep
-    from jaxrl.parallel.multihost.distributed import report_errors
-
-    with report_errors():
-        return sweep.sweep(given)
-
-
-def tune(argv: Sequence[str]) -> int:
-    """`jaxrl tune ALGORITHM [FLAGS]`; the exit code."""
-    if asks_for_help(argv):
-        return print_help("tune")
-    given = read("tune", argv)
-    from jaxrl.cli import tune
-
-    return tune.tune(given, argv)
-
-
 @dataclasses.dataclass(frozen=True)
-class Given:
+class CommandLine:
     """A command line that nothing is wrong with, as far as can be told without JAX.
 
     Attributes:
@@ -142,7 +86,7 @@ class Given:
     values: dict[str, dict[str, Any]]
 
 
-def read(command: str, argv: Sequence[str]) -> Given:
+def read(command: str, argv: Sequence[str]) -> CommandLine:
     """Reads `ALGORITHM [FLAGS]`.
 
     Raises:
@@ -187,7 +131,7 @@ def read(command: str, argv: Sequence[str]) -> Given:
         problems += [] if env is None else table.environment_problems(env)
     if problems:
         raise ConfigError(problems)
-    return Given(name, None if preset is None else preset.name, groups, values)
+    return CommandLine(name, None if preset is None else preset.name, groups, values)
 
 
 def _shown_groups(run, fields, name):

@@ -10,7 +10,7 @@ from jaxrl import envs
 from jaxrl.algos.base import field_problems, make_algorithm
 from jaxrl.cli import ended, multihost
 from jaxrl.cli.flags import build_parts, with_flags
-from jaxrl.cli.runs import Given
+from jaxrl.cli.runs import CommandLine
 from jaxrl.cli.values import assignments, literal
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
@@ -36,7 +36,7 @@ _LAYOUT = tuple({f.name: None for kind in (Sebulba, Anakin) for f in dataclasses
 _SLOW_TO_TRACE = ("brax:",)
 
 
-def train(given: Given) -> int:
+def train(given: CommandLine) -> int:
     """Trains as the flags say; the exit code. The process of an evaluator ends within."""
     asked, arguments = call_of(given)
     project = given.values["run"]["wandb"]
@@ -53,7 +53,7 @@ def train(given: Given) -> int:
 # --- what was asked for ------------------------------------------------------------------------------------------
 
 
-def call_of(given: Given) -> tuple["Asked", dict[str, Any]]:
+def call_of(given: CommandLine) -> tuple["Asked", dict[str, Any]]:
     """The call of `jaxrl.train` that the flags ask for: what is trained, and the keyword arguments.
 
     Raises:
@@ -86,7 +86,7 @@ class Asked:
     arguments: dict[str, Any]  # the command's own flags
 
 
-def prepare(command: str, given: Given) -> Asked:
+def prepare(command: str, given: CommandLine) -> Asked:
     """The algorithm and the environment of `train`, `sweep` and `tune`.
 
     Raises:

@@ -19,7 +19,7 @@ from jaxrl.core.errors import ConfigError
 NOT_TO_FILES = {
     "core/files.py",
     "parallel/multihost/distributed.py",
-    "parallel/multihost/launch.py",
+    "parallel/multihost/local.py",
     "run/callbacks.py",
     "run/export.py",
     "run/manifest.py",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -111,9 +112,7 @@ class GymnasiumRecipe:
 
     def build_rendered(self, seed: int) -> SteppedEnvironment:
         """As of `RenderedRecipe`."""
-        from jaxrl.envs.host.passed import takes_render_mode
-
-        drawn = self.factory is None or takes_render_mode(self.factory)
+        drawn = self.factory is None or _takes_render_mode(self.factory)
         options = self.options | ({"render_mode": "rgb_array"} if drawn else {})
         return replaced(self, options=options, workers=0).build(1, seed)
 
@@ -187,3 +186,13 @@ def _find(name: str) -> Any:
         raise unknown_name("gymnasium", registered, names()) from None
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:  # the last two: "..", ""
         raise ConfigError(f"gymnasium:{name} cannot be found: {error}") from error
+
+
+def _takes_render_mode(factory: Any) -> bool:
+    """Whether what makes an environment has the parameter `render_mode`."""
+    if isinstance(factory, gymnasium.envs.registration.EnvSpec):
+        return True
+    try:
+        return "render_mode" in inspect.signature(getattr(factory, "function", factory)).parameters
+    except (TypeError, ValueError):
+        return False

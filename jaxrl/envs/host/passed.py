@@ -1,7 +1,6 @@
 """Gymnasium environments that a program passes itself: an instance, a class, or a function that makes one."""
 
 import copy
-import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -175,16 +174,6 @@ def _class_of(env):
 
 def _name(named):
     return f"{named.__module__}.{named.__qualname__}".replace("<locals>.", "")
-
-
-def takes_render_mode(factory: Any) -> bool:
-    """Whether what makes an environment has the parameter `render_mode`."""
-    if isinstance(factory, EnvSpec):
-        return True
-    try:
-        return "render_mode" in inspect.signature(getattr(factory, "function", factory)).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 def _spec(env):

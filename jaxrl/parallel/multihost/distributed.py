@@ -24,7 +24,7 @@ from jaxrl.core.config import flatten
 from jaxrl.core.errors import ConfigError, JaxrlError, PeerError
 from jaxrl.core.versions import installed_version
 from jaxrl.parallel.multihost import addresses
-from jaxrl.parallel.multihost.place import is_evaluator
+from jaxrl.parallel.multihost.place import Place, is_evaluator
 
 ANSWER_SECONDS = 600.0  # that a process waits for the others where all should arrive at about the same time
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -96,6 +96,17 @@ def initialize(
     if here.coordinator_address is not None and (address := addresses.own(here.coordinator_address, ask)):
         addresses.use(address)
     return here.num_processes
+
+
+def join(place: Place) -> int:
+    """Join the learners of a run, if the process at `place` is one of them.
+
+    Returns:
+      The number of learners.
+    """
+    if place.role == "evaluator":
+        return place.num_processes
+    return initialize(place.coordinator, place.num_processes, place.process_id)
 
 
 def problems(

@@ -7,26 +7,23 @@ signals on, and watches them to their end.
 
 import contextlib
 import dataclasses
-import glob
 import importlib.util
-import json
 import os
-import secrets
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
-from jaxrl.core import interrupts, settings
+from jaxrl.core import interrupts
 from jaxrl.core.errors import ConfigError, JaxrlError, unknown
-from jaxrl.parallel.multihost.place import VARIABLE, Place, own_place
+from jaxrl.parallel.multihost import local
+from jaxrl.parallel.multihost.local import Started
+from jaxrl.parallel.multihost.place import own_place
+from jaxrl.parallel.multihost.ways import Cluster, Here, Launch, Processes, RayProcesses, Several
 
-ON_PROCESSORS = {"JAX_PLATFORMS": "cpu"}  # the variables of a process that has no accelerator
 _LOOK = 0.05  # seconds between two looks at the processes
 _LAST_WORDS = 10.0  # seconds that the others have to end by themselves, once one has failed
 _LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0, "evaluators": 0}
@@ -37,63 +34,6 @@ _ASKED_TO_END = tuple(128 + number for number in interrupts.ENDING)
 _BAD_INPUT = 2  # the exit code of a command line whose settings do not fit
 
 
-@dataclasses.dataclass(frozen=True)
-class Here:
-    """This process alone, with its threads."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Cluster:
-    """Something else has started the processes: TPU pods, Slurm, Open MPI and Kubernetes are detected."""
-
-
-@settings.finish
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """Several processes of this machine, started, watched and ended together.
-
-    The processor cores that this process may use, and its GPUs, are divided among them in order; more processes than
-    cores share them all.
-
-    Args:
-      count: number of processes that train.
-      restarts: how often all are started again after one failed; they go on from the newest checkpoint of their
-        `run_dir`. Wrong settings and signals to this process are no such failures.
-      evaluators: 0, or 1: one process more, which evaluates every checkpoint of the run (`launch` says how). It has a
-        share of the cores, the last one, as each of the others, and computes on them: GPUs are for those that train.
-    """
-
-    count: int = 2
-    restarts: int = 0
-    evaluators: int = 0
-
-
-@settings.finish
-@dataclasses.dataclass(frozen=True)
-class RayProcesses:
-    """Several processes on the machines of a Ray cluster, started, watched and ended together.
-
-    The cluster is the one that RAY_ADDRESS names, else one of this machine alone. Ray places the processes, on as many
-    machines as it can. Each machine needs this program, its packages and the run's folder under the same paths. Of this
-    one's variables a process has those whose names begin with JAX, XLA, PYTHONPATH or OMP_NUM_THREADS.
-
-    Args:
-      count: number of processes that train.
-      restarts: as of `Processes`; where a machine was lost, others take its place.
-      cpus: CPUs that Ray keeps for each process.
-      gpus: GPUs that Ray gives each process that trains; with 0 it computes on processors.
-      evaluators: as of `Processes`; Ray keeps `cpus` for it, too.
-    """
-
-    count: int = 2
-    restarts: int = 0
-    cpus: int = 1
-    gpus: int = 0
-    evaluators: int = 0
-
-
-Several = Processes | RayProcesses
-Launch = Here | Cluster | Several
 _KINDS: dict[str, type[Launch]] = {"here": Here, "cluster": Cluster, "processes": Processes, "ray": RayProcesses}
 _USAGE = "here, cluster, processes:COUNT or ray:COUNT, such as processes:4:restarts=3:evaluators=1 or ray:4:gpus=1"
 
@@ -135,11 +75,9 @@ def launch(how: Launch | str = "here") -> int:
                 "Python reads from its input: put it into a file, and run that"
             )
         raise SystemExit(run_processes([sys.executable, *sys.orig_argv[1:]], how))
-    if place is not None:
-        return place.join()
     from jaxrl.parallel.multihost import distributed
 
-    return distributed.initialize()
+    return distributed.initialize() if place is None else distributed.join(place)
 
 
 def parse(text: str) -> Launch:
@@ -190,7 +128,7 @@ def problems(how: Launch) -> list[str]:
         if own_place() is None and how.gpus and os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
             found.append(f"ray: gpus={how.gpus} would be idle with JAX_PLATFORMS=cpu; unset that, or leave gpus out")
         return found
-    gpus = _gpus() if own_place() is None else []  # a process that was started has its share of them alone
+    gpus = local.gpus_here() if own_place() is None else []  # a process that was started has its share of them alone
     if gpus and len(gpus) % how.count:
         found.append(
             f"processes: count={how.count} does not divide the {len(gpus)} GPUs of this machine "
@@ -200,30 +138,6 @@ def problems(how: Launch) -> list[str]:
 
 
 # --- the process that starts and watches -------------------------------------------------------------------------
-
-
-class Started(Protocol):
-    """A process that was started, wherever it runs. None of these waits for long."""
-
-    def poll(self) -> int | None:
-        """Its exit code, 128 + n if signal n ended it; None while it runs."""
-        ...
-
-    def send_signal(self, number: int) -> None:
-        """Sends it a signal; nothing where it has ended. It may be called from within a signal's handler."""
-        ...
-
-    def kill(self) -> None:
-        """Ends it at once."""
-        ...
-
-    def last_words(self) -> str:
-        """What it said that was not shown."""
-        ...
-
-    def tell_learners_ended(self) -> None:
-        """Tells an evaluator that no checkpoint will come any more."""
-        ...
 
 
 def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = ()) -> int:
@@ -285,11 +199,11 @@ def _started(command, how, signals):
     with contextlib.ExitStack() as stack:
         if isinstance(how, Processes):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-launch-")))
-            coming = _start_here(command, how, folder, stack)
+            coming = local.start(command, how, folder, stack)
         else:
-            from jaxrl.parallel.ray.processes import start
+            from jaxrl.parallel.ray import processes
 
-            coming = start(command, how, stack, lambda: bool(signals.passed))
+            coming = processes.start(command, how, stack, lambda: bool(signals.passed))
         try:
             for process in coming:
                 signals.processes = (*signals.processes, process)
@@ -403,135 +317,3 @@ class _Together:
             if index not in known and process.poll() is None:
                 self._killed.add(index)
                 process.kill()
-
-
-# --- processes of this machine -----------------------------------------------------------------------------------
-
-
-class Local:
-    """A process of this machine, in a session of its own: Ctrl-C in the terminal is for who started it.
-
-    Args:
-      command: the program and its arguments.
-      place: of the process.
-      environment: its variables, without its place.
-      stdout, stderr: where its output goes; None: where that of this process goes.
-      directory: where it runs; None: here.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        place: Place,
-        environment: Mapping[str, str],
-        stdout: IO[bytes] | None = None,
-        stderr: IO[bytes] | None = None,
-        directory: str | None = None,
-    ):
-        watched, self._alive = os.pipe()  # closed by the kernel at the latest, where this process is killed
-        told = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
-        try:
-            with interrupts.blocked():  # until the process has found its place, or Python would show where it was
-                self._process = subprocess.Popen(
-                    command,
-                    env={**environment, VARIABLE: told},
-                    cwd=directory,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    pass_fds=(watched,),
-                    start_new_session=True,
-                )
-        except BaseException:
-            os.close(self._alive)
-            raise
-        finally:
-            os.close(watched)
-        self._output = stdout
-
-    def poll(self) -> int | None:
-        code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
-
-    def send_signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        if self._alive is not None:
-            os.close(self._alive)
-            self._alive = None
-
-    def last_words(self) -> str:
-        return "" if self._output is None else Path(self._output.name).read_text(errors="replace")
-
-    def tell_learners_ended(self) -> None:
-        if self._alive is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, too
-                os.write(self._alive, b".")
-
-
-def places(how: Several, coordinator: str = "") -> list[Place]:
-    """Those of the processes that are started now, by their index: learners, then evaluators."""
-    start = secrets.token_hex(8)
-    return [Place(coordinator, how.count, index, how.evaluators, start) for index in range(how.count + how.evaluators)]
-
-
-def _start_here(command: Sequence[str], how: Processes, folder: Path, stack: contextlib.ExitStack) -> Iterator[Started]:
-    all_places, gpus = places(how, f"127.0.0.1:{free_port('127.0.0.1')}"), _gpus()
-    for index, place in enumerate(all_places):
-        environment = dict(os.environ)
-        learns = place.role == "learner"
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(_share(gpus, index, how.count) if learns else [])
-        if not learns:
-            environment |= ON_PROCESSORS
-        output = stack.enter_context(open(folder / str(index), "wb")) if index else None
-        with _on_cores(_share(_cores(), index, len(all_places))):
-            process = Local(command, place, environment, output, output)
-        yield process
-
-
-def free_port(host: str) -> int:
-    """A port of an address of this machine ("": of all) that nobody has now."""
-    with socket.socket() as free:
-        free.bind((host, 0))
-        return free.getsockname()[1]
-
-
-def _share[T](things: Sequence[T], index: int, count: int) -> list[T]:
-    """Those of process `index` of `count`; all of them where there are too few for each to have its own."""
-    if len(things) < count:
-        return list(things)
-    return list(things[index * len(things) // count : (index + 1) * len(things) // count])
-
-
-def _cores() -> list[int]:
-    """Which processor cores this process may use, where the system says and divides them (Linux)."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-
-
-@contextlib.contextmanager
-def _on_cores(cores):
-    """A process that is started within may use these cores: it inherits those of the thread that starts it."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _gpus() -> list[str]:
-    """The GPUs that JAX would use in this process, as CUDA_VISIBLE_DEVICES names them; nothing is loaded."""
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-    if "cpu" in platforms.split(",")[:1] or not any(importlib.util.find_spec(name) for name in plugins):
-        return []
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
-    return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]

@@ -39,14 +39,6 @@ class Place:
     def role(self) -> Literal["learner", "evaluator"]:
         return "learner" if self.process_id < self.num_processes else "evaluator"
 
-    def join(self) -> int:
-        """Joins the learners of the run, if this is one of them; how many there are."""
-        if self.role == "evaluator":
-            return self.num_processes
-        from jaxrl.parallel.multihost import distributed
-
-        return distributed.initialize(self.coordinator, self.num_processes, self.process_id)
-
 
 _own: list[Place] = []  # once it was read
 _learners_ended: list[float] = []  # when this process heard of it

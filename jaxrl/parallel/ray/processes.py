@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxrl.core.errors import ConfigError, JaxrlError
-from jaxrl.parallel.multihost.launch import ON_PROCESSORS, Local, RayProcesses, Started, free_port, places
+from jaxrl.parallel.multihost.local import ON_PROCESSORS, Local, Started, free_port, places
 from jaxrl.parallel.multihost.place import Place
+from jaxrl.parallel.multihost.ways import RayProcesses
 from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
 
 # How the names of the variables begin that the processes have, too.

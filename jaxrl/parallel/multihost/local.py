@@ -1,0 +1,173 @@
+"""Processes of this machine: how each is started with its place, its cores and its GPUs."""
+
+import contextlib
+import dataclasses
+import glob
+import importlib.util
+import json
+import os
+import secrets
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+from jaxrl.core import interrupts
+from jaxrl.parallel.multihost.place import VARIABLE, Place
+from jaxrl.parallel.multihost.ways import Processes, Several
+
+ON_PROCESSORS = {"JAX_PLATFORMS": "cpu"}  # the variables of a process that has no accelerator
+
+
+class Started(Protocol):
+    """A process that was started, wherever it runs. None of these waits for long."""
+
+    def poll(self) -> int | None:
+        """Its exit code, 128 + n if signal n ended it; None while it runs."""
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal; nothing where it has ended. It may be called from within a signal's handler."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        ...
+
+    def last_words(self) -> str:
+        """What it said that was not shown."""
+        ...
+
+    def tell_learners_ended(self) -> None:
+        """Tells an evaluator that no checkpoint will come any more."""
+        ...
+
+
+class Local:
+    """A process of this machine, in a session of its own: Ctrl-C in the terminal is for who started it.
+
+    Args:
+      command: the program and its arguments.
+      place: of the process.
+      environment: its variables, without its place.
+      stdout, stderr: where its output goes; None: where that of this process goes.
+      directory: where it runs; None: here.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        place: Place,
+        environment: Mapping[str, str],
+        stdout: IO[bytes] | None = None,
+        stderr: IO[bytes] | None = None,
+        directory: str | None = None,
+    ):
+        watched, self._alive = os.pipe()  # closed by the kernel at the latest, where this process is killed
+        told = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
+        try:
+            with interrupts.blocked():  # until the process has found its place, or Python would show where it was
+                self._process = subprocess.Popen(
+                    command,
+                    env={**environment, VARIABLE: told},
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    pass_fds=(watched,),
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(self._alive)
+            raise
+        finally:
+            os.close(watched)
+        self._output = stdout
+
+    def poll(self) -> int | None:
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._alive is not None:
+            os.close(self._alive)
+            self._alive = None
+
+    def last_words(self) -> str:
+        return "" if self._output is None else Path(self._output.name).read_text(errors="replace")
+
+    def tell_learners_ended(self) -> None:
+        if self._alive is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended, too
+                os.write(self._alive, b".")
+
+
+def places(how: Several, coordinator: str = "") -> list[Place]:
+    """Those of the processes that are started now, by their index: learners, then evaluators."""
+    start = secrets.token_hex(8)
+    return [Place(coordinator, how.count, index, how.evaluators, start) for index in range(how.count + how.evaluators)]
+
+
+def start(command: Sequence[str], how: Processes, folder: Path, stack: contextlib.ExitStack) -> Iterator[Started]:
+    all_places, gpus = places(how, f"127.0.0.1:{free_port('127.0.0.1')}"), gpus_here()
+    for index, place in enumerate(all_places):
+        environment = dict(os.environ)
+        learns = place.role == "learner"
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(_share(gpus, index, how.count) if learns else [])
+        if not learns:
+            environment |= ON_PROCESSORS
+        output = stack.enter_context(open(folder / str(index), "wb")) if index else None
+        with _on_cores(_share(_cores(), index, len(all_places))):
+            process = Local(command, place, environment, output, output)
+        yield process
+
+
+def free_port(host: str) -> int:
+    """A port of an address of this machine ("": of all) that nobody has now."""
+    with socket.socket() as free:
+        free.bind((host, 0))
+        return free.getsockname()[1]
+
+
+def _share[T](things: Sequence[T], index: int, count: int) -> list[T]:
+    """Those of process `index` of `count`; all of them where there are too few for each to have its own."""
+    if len(things) < count:
+        return list(things)
+    return list(things[index * len(things) // count : (index + 1) * len(things) // count])
+
+
+def _cores() -> list[int]:
+    """Which processor cores this process may use, where the system says and divides them (Linux)."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
+
+
+@contextlib.contextmanager
+def _on_cores(cores):
+    """A process that is started within may use these cores: it inherits those of the thread that starts it."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def gpus_here() -> list[str]:
+    """The GPUs that JAX would use in this process, as CUDA_VISIBLE_DEVICES names them; nothing is loaded."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    plugins = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+    if "cpu" in platforms.split(",")[:1] or not any(importlib.util.find_spec(name) for name in plugins):
+        return []
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
+    return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
