@@ -18,7 +18,21 @@ STRANGERS = {("parallel", "algos"), ("algos", "envs"), ("algos", "buffers"), ("b
 MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
-BUDGET = {}
+BUDGET = {
+    "core": 2681,
+    "envs": 3944,
+    "networks": 1948,
+    "buffers": 1589,
+    "algos": 4806,
+    "parallel": 4143,
+    "data": 2991,
+    "plots": 488,
+    "run": 5856,
+    "sweeps": 1703,
+    "cli": 2248,
+    "__init__": 200,
+    "__main__": 8,
+}
 MOST_LINES = 350  # of a file
 LONG_FILES = {"run/loop.py": 597, "buffers/replay.py": 381, "run/training.py": 370}
 
