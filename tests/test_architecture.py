@@ -136,3 +136,8 @@ def test_packages_and_files_are_within_their_budgets():
     assert lines.keys() == BUDGET.keys()
     assert {name: n for name, n in lines.items() if not BUDGET[name] - 100 <= n <= BUDGET[name]} == {}, lines
     assert files == LONG_FILES
+
+
+def test_docstrings_say_what_they_are_of():
+    found = [str(path.relative_to(CODE)) for path in CODE.rglob("*.py") if '"""As of' in path.read_text()]
+    assert found == [], 'write what it does, not "As of ..."'

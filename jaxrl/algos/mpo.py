@@ -80,7 +80,7 @@ class SampledActions(struct.PyTreeNode):
     log_prior: jax.Array  # [batch, K] the share of each: sums to 1
 
     def fit(self, new: TanhGaussian, weights: jax.Array) -> jax.Array:
-        """As of `AllActions`; the mean and the deviation of a Gaussian are fitted each beside the old other.
+        """Fit the mean and the deviation of a Gaussian, each beside the old other.
 
         Both policies are squashed alike, so that likelihoods before the tanh differ from those after it by no more
         than a constant.
@@ -95,7 +95,7 @@ class SampledActions(struct.PyTreeNode):
         )
 
     def divergences(self, new: TanhGaussian) -> dict[str, jax.Array]:
-        """As of `AllActions`, of each dimension."""
+        """Return the divergences of mean and deviation, of each dimension."""
         mean, std = decoupled_kl(self.distribution.base, new.base)
         return {"mean": mean, "std": std}
 

@@ -77,7 +77,6 @@ class TableReplay:
         return Table(source.capacity // self.rules.shards, source.sampler, source.remover, source.max_times_sampled)
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
-        """As of `ReplayBuffer`."""
         rules, length, shards = self.rules, self.rules.rollout_length, self.rules.shards
         slots = -(-(rules.lookback + length + rules.lookahead) // length) * length
         # A ring that holds no more than what the next items are made of.
@@ -97,7 +96,6 @@ class TableReplay:
         return ReplayState(TableRows(recent, tables.items), empty)
 
     def partition(self, axis: str) -> ReplayState:
-        """As of `ReplayBuffer`."""
         shards: PyTree = PartitionSpec(axis)
         everywhere: PyTree = PartitionSpec()
         rows = TableRows(ring.partition(axis, self.rules.storage.episode_steps), shards)
@@ -201,7 +199,6 @@ class TableReplay:
         return state.replace(index=idx)
 
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
-        """As of `ReplayBuffer`."""
         idx, replicas = state.index, self.rules.replicas
         counts = {"items": idx.tables.size, "refused_priorities": idx.refused}
         return replay.drawn_statistics(idx, info, self.source, replicas) | {

@@ -494,7 +494,6 @@ class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
     @property
     def importance(self) -> jax.Array:
-        """As of `TransitionBatch`."""
         return jnp.ones(self.mask.shape[1:], jnp.float32) if self.sample_info is None else self.sample_info.importance
 
 

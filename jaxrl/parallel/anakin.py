@@ -87,7 +87,6 @@ class CompiledRollouts:
     layout: Layout
 
     def begin(self, algo: Algorithm, source: Environment, key: jax.Array) -> Acting:
-        """As of `Begins`."""
         spec, num_envs = self.layout.spec, self.layout.num_envs
         env_index = jnp.arange(num_envs, dtype=jnp.int32)
         return ro.begin(algo, source, keys.environment_keys(key, env_index), env_index, spec=spec, num_envs=num_envs)
@@ -95,23 +94,19 @@ class CompiledRollouts:
     def empty_buffers(
         self, algo: Algorithm, source: Environment, state: RunState, dataset: Rings | None
     ) -> dict[str, ReplayState]:
-        """As of `Begins`."""
         resolved = resolve_schedules(algo, jnp.float32(0.0))
         rows = jax.eval_shape(lambda: self.collect(resolved, source, state, 0)[1].rows)
         return self.layout.experience(algo).empty(rows, state.carry, dataset)
 
     def partition(self, algo: Algorithm) -> RunState:
-        """As of `Begins`."""
         return self.layout.partition(algo)
 
     def steps_per_env(self, algo: Algorithm) -> int:
-        """As of `Collects`."""
         return ro.rollout_length(algo)
 
     def collect(
         self, algo: Algorithm, env: Environment, state: RunState, first_env: jax.Array | int
     ) -> tuple[RunState, Rollout, EpisodeSums]:
-        """As of `Collects`."""
         spec, length = self.layout.spec, ro.rollout_length(algo)
         actor = algo.actor(state.learner)
         env_index = first_env + jnp.arange(state.timestep.first.shape[0], dtype=jnp.int32)

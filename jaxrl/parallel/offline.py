@@ -101,26 +101,23 @@ class NoRollouts:
     layout: Layout
 
     def begin(self, algo: Algorithm, source: None, key: jax.Array) -> Acting:
-        """As of `Begins`: nothing stands anywhere."""
+        """There is no environment to begin."""
         return nothing_acts()
 
     def empty_buffers(
         self, algo: Algorithm, source: None, state: RunState, dataset: Rings | None
     ) -> dict[str, ReplayState]:
-        """As of `Begins`."""
         return self.layout.experience(algo).dataset_indices(dataset or {})
 
     def partition(self, algo: Algorithm) -> RunState:
-        """As of `Begins`."""
         return self.layout.partition(algo)
 
     def steps_per_env(self, algo: Algorithm) -> int:
-        """As of `Collects`: a step is an update, since there are none that a replay ratio could count."""
+        """A step is an update, since there are none that a replay ratio could count."""
         return 1
 
     def collect(
         self, algo: Algorithm, env: None, state: RunState, first_env: jax.Array | int
     ) -> tuple[RunState, None, EpisodeSums]:
-        """As of `Collects`."""
         state = state.replace(steps_per_env=state.steps_per_env.add(self.steps_per_env(algo)))
         return state, None, EpisodeSums.zero()

@@ -65,11 +65,9 @@ class Layout:
         return Experience(algo, self.spec, self.num_envs, self.shards, self.dataset_fraction, self.replicas)
 
     def samples_per_update(self, algo: Algorithm) -> int:
-        """As of `RunLayout`."""
         return self.experience(algo).samples_per_update
 
     def place[T: PyTree](self, tree: T) -> T:
-        """As of `RunLayout`."""
         return meshes.everywhere(tree, self.mesh)
 
     def partition(self, algo: Algorithm) -> RunState:
@@ -110,7 +108,6 @@ class Layout:
         return learner.store_and_update(self.experience(algo), state, rollout, episodes, tick=tick, dataset=dataset)
 
     def recorded(self, algo: Algorithm, every: int) -> Recorded:
-        """As of `RecordingProgram`."""
         return Recorded.every(every, self.num_envs, ro.rollout_length(algo) * ro.row_bytes(self.spec))
 
 
@@ -246,7 +243,6 @@ class CompiledProgram[Env]:
     collects: Collects[Env]
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """As of `Program`."""
         return self.collects.steps_per_env(algo) * self.layout.num_envs
 
     # --- pure ----------------------------------------------------------------------------------------------------
@@ -358,21 +354,18 @@ class CompiledProgram[Env]:
     def start(
         self, algo: Algorithm, env: Env, seed: int, *, saved: bool = True, dataset: Rings | None = None
     ) -> RunState:
-        """As of `Program`."""
         return start(self.collects, algo, env, seed, saved=saved, dataset=dataset)
 
     def template(
         self, algo: Algorithm, env: Env, seed: int, *, saved: bool = True, dataset: Rings | None = None
     ) -> RunState:
-        """As of `Program`."""
         return template(self.collects, algo, env, seed, saved=saved, dataset=dataset)
 
     def not_in_checkpoints(self, algo: Algorithm) -> dict[str, PyTree]:
-        """As of `Program`: nothing, a run is all in its state."""
+        """All of a run is in its state."""
         return {}
 
     def emptied(self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None) -> RunState:
-        """As of `Program`."""
         return emptied(self.collects, algo, env, state, dataset)
 
     def chunk(
@@ -384,19 +377,16 @@ class CompiledProgram[Env]:
         total_steps_per_env: int,
         dataset: Rings | None = None,
     ) -> tuple[RunState, Report]:
-        """As of `Program`."""
         numbers = self.layout.place((np.int32(length), np.float32(total_steps_per_env)))
         return _chunk(self, algo, env, state.replace(buffers={}), state.buffers, *numbers, dataset)
 
     def compile_chunk(
         self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None
     ) -> jax.stages.Compiled:
-        """As of `CompilableProgram`."""
         numbers = self.layout.place((np.int32(1), np.float32(1)))
         return _chunk.lower(self, algo, env, state.replace(buffers={}), state.buffers, *numbers, dataset).compile()
 
     def recorded(self, algo: Algorithm, every: int) -> Recorded:
-        """As of `RecordingProgram`."""
         return self.layout.recorded(algo, every)
 
     def recorded_chunk(
@@ -410,7 +400,6 @@ class CompiledProgram[Env]:
         *,
         recorded: Recorded,
     ) -> tuple[RunState, Report, Fetch]:
-        """As of `RecordingProgram`."""
         steps_per_env, time = state.steps_per_env, ro.rollout_length(algo)
         numbers = self.layout.place((np.int32(length), np.float32(total_steps_per_env)))
         buffers, state = state.buffers, state.replace(buffers={})
@@ -424,7 +413,7 @@ class CompiledProgram[Env]:
         return state, report, fetch
 
     def close(self) -> None:
-        """As of `Program`: nothing is held."""
+        """There is nothing to close."""
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)

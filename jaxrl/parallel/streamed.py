@@ -48,17 +48,15 @@ class NoBuffers:
     layout: Layout
 
     def begin(self, algo: Algorithm, source: None, key: jax.Array) -> Acting:
-        """As of `Begins`: nothing acts."""
+        """Nothing acts."""
         return nothing_acts()
 
     def empty_buffers(
         self, algo: Algorithm, source: None, state: RunState, dataset: Rings | None
     ) -> dict[str, ReplayState]:
-        """As of `Begins`."""
         return {}
 
     def partition(self, algo: Algorithm) -> RunState:
-        """As of `Begins`."""
         return self.layout.partition(algo).replace(buffers={})
 
 
@@ -84,25 +82,23 @@ class StreamedProgram:
     def start(
         self, algo: Algorithm, env: None, seed: int, *, saved: bool = True, dataset: Stream | None = None
     ) -> RunState:
-        """As of `Program`."""
         return start(NoBuffers(self.layout), algo, None, seed, saved=saved, dataset=None)
 
     def template(
         self, algo: Algorithm, env: None, seed: int, *, saved: bool = True, dataset: Stream | None = None
     ) -> RunState:
-        """As of `Program`."""
         return template(NoBuffers(self.layout), algo, None, seed, saved=saved, dataset=None)
 
     def not_in_checkpoints(self, algo: Algorithm) -> dict[str, PyTree]:
-        """As of `Program`: nothing. The dataset is read again."""
+        """The dataset is read again."""
         return {}
 
     def emptied(self, algo: Algorithm, env: None, state: RunState, dataset: Stream | None = None) -> RunState:
-        """As of `Program`: `state`, it holds nothing of the data."""
+        """The state holds nothing of the data."""
         return state
 
     def close(self) -> None:
-        """As of `Program`: nothing is held; whoever opened the dataset closes it."""
+        """There is nothing to close: whoever opened the dataset closes it."""
 
     def chunk(
         self,
@@ -113,7 +109,7 @@ class StreamedProgram:
         total_steps_per_env: int,
         dataset: Stream | None = None,
     ) -> tuple[RunState, Report]:
-        """As of `Program`; while an iteration runs, the batches of the next are made."""
+        """While an iteration runs, the batches of the next are made."""
         if dataset is None:
             raise ValueError("there is nothing to learn from without a dataset")
         total, number_of_steps, first = (

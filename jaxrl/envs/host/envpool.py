@@ -112,7 +112,7 @@ class EnvPoolRecipe:
 
     @property
     def resumes(self) -> str | None:
-        """As of `ResumingRecipe`; EnvPool begins a game anew where it is over or out of time, and not before."""
+        """EnvPool begins a game anew where it is over or out of time, and not before."""
         if self.games:
             return "episodic_life=True ends episodes within a game; set episodic_life=False or whole_episodes=False"
         return "EnvPool has no restart of this task; set whole_episodes=False" if self.no_restart else None
@@ -166,7 +166,6 @@ class EnvPoolRecipe:
         return EnvPoolEnvironment(self, num_envs, seed, first_env, batch_size)
 
     def build_rendered(self, seed: int) -> "EnvPoolEnvironment":
-        """As of `RenderedRecipe`."""
         return dataclasses.replace(self, options=self.options | {"render_mode": "rgb_array"}).build(1, seed)
 
 
@@ -285,11 +284,10 @@ class EnvPoolEnvironment:
 
     @property
     def frames_per_second(self) -> float:
-        """As of `RenderedEnvironment`; twice as fast as Atari plays, of whose 60 frames every fourth is a step."""
+        """Return twice the speed at which Atari plays, of whose 60 frames a second every fourth is a step."""
         return 30.0
 
     def render(self) -> np.ndarray | None:
-        """As of `RenderedEnvironment`."""
         frames = self._open().render()
         return None if frames is None else np.asarray(frames)[0]
 

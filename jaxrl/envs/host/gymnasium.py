@@ -111,7 +111,6 @@ class GymnasiumRecipe:
         return SteppedEnvironment(self, made_from, converted, num_envs, seed, first_env)
 
     def build_rendered(self, seed: int) -> SteppedEnvironment:
-        """As of `RenderedRecipe`."""
         drawn = self.factory is None or _takes_render_mode(self.factory)
         options = self.options | ({"render_mode": "rgb_array"} if drawn else {})
         return replaced(self, options=options, workers=0).build(1, seed)

@@ -201,11 +201,10 @@ class SteppedEnvironment:
 
     @property
     def frames_per_second(self) -> float:
-        """As of `RenderedEnvironment`."""
         return self._stepper.frames_per_second if isinstance(self._stepper, InProcess) else 30.0
 
     def render(self) -> np.ndarray | None:
-        """As of `RenderedEnvironment`; workers draw nothing."""
+        """Workers draw nothing."""
         return self._stepper.render() if isinstance(self._stepper, InProcess) else None
 
     def reset(self) -> TimeStep[np.ndarray]:

@@ -196,7 +196,7 @@ class Supervised:
         self._watch = Watch(self._host, step_timeout)
 
     def reset(self) -> TimeStep[np.ndarray]:
-        """As of the environments.
+        """Call the environments within the limit of time.
 
         Raises:
           EnvironmentFailedError: it takes too long; or whatever they raise.
@@ -205,7 +205,7 @@ class Supervised:
         return self._stepper.wait(self._watch)
 
     def step(self, actions: PyTree) -> TimeStep[np.ndarray]:
-        """As of the environments.
+        """Call the environments within the limit of time.
 
         Raises:
           EnvironmentFailedError: it takes too long; or whatever they raise.

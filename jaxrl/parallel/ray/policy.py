@@ -117,7 +117,6 @@ class RemoteCollector:
         self.host = ActorPool(RolloutActor, arguments, recipe.name, remote, 1, steps.group, seed, first_env)
 
     def begin_at(self, steps_per_env: int) -> None:
-        """As of `Collector`."""
         self._steps_per_env = steps_per_env
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
@@ -127,7 +126,7 @@ class RemoteCollector:
         return self.host.finish(again="first_timestep")[0]
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
-        """As of `Collector`; `stepper` is not used, the actor steps its environments."""
+        """`stepper` is not used, the actor steps its environments."""
         self.host.begin("rollout", [(self._shelf.put(published), self._steps_per_env)])
         yield
         [(collected, self.stepping.seconds)] = self.host.finish(again="rollout", steps=self._steps.length)

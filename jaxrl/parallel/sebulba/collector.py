@@ -128,7 +128,6 @@ class Group:
         self._key, self._env_index = jax.device_put((key, env_index), jax.sharding.SingleDeviceSharding(device))
 
     def begin_at(self, steps_per_env: int) -> None:
-        """As of `Collector`."""
         self._begin_at = steps_per_env
         if self._acting is not None:
             self._acting.steps_per_env = steps_per_env
@@ -168,9 +167,7 @@ class GroupActor(Protocol):
     @property
     def steps(self) -> HostSteps: ...
 
-    def begin_at(self, steps_per_env: int) -> None:
-        """As of `Collector`."""
-        ...
+    def begin_at(self, steps_per_env: int) -> None: ...
 
     def rollout(
         self, published: Published, shown: TimeStep[np.ndarray]
@@ -195,15 +192,12 @@ class StepCollector:
             self._first = host.reset()
 
     def begin_at(self, steps_per_env: int) -> None:
-        """As of `Collector`."""
         self._group.begin_at(steps_per_env)
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
-        """As of `Collector`."""
         return self._first
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
-        """As of `Collector`."""
         algo, actor, version = published.algo, published.actor, published.version
         acting = self._group.acting(algo, self._first)
         step = self._step if stepper is None else partial(self._step_in, stepper)
@@ -215,7 +209,6 @@ class StepCollector:
         return with_episodes((yield from unroll(self._group.steps, algo, actor, acting, step, version, storage)))
 
     def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
-        """As of `Reusing`."""
         self._given_back.append((rollout, is_learned))
 
     def _storage(self, acting):

@@ -374,12 +374,10 @@ class GroupOfMany:
         self.steps, self._inference, self._first, self._steps_per_env = inference.steps, inference, first, 0
 
     def begin_at(self, steps_per_env: int) -> None:
-        """As of `Collector`."""
         self._steps_per_env = steps_per_env
 
     @contextlib.contextmanager
     def rollout(self, published: Published, shown: TimeStep[np.ndarray]) -> Generator["RolloutOfMany"]:
-        """As of `GroupActor`."""
         initial = self._inference.begin(published, shown, self._first)
         rollout = RolloutOfMany(self._inference, published, self._first, self._steps_per_env, initial)
         try:
@@ -398,7 +396,6 @@ class RolloutOfMany:
         self._inside = True
 
     def act(self, shown: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
-        """As of `RolloutInParts`."""
         ticks = np.uint32(self._steps_per_env % 2**32) + numbers.astype(np.uint32)
         action = self._inference.act(Request(self._published, shown, self._first + env_ids, ticks, numbers))
         self._left -= env_ids.size
@@ -413,7 +410,6 @@ class RolloutOfMany:
             self._inference.leave(int(self._published.version))
 
     def finish(self, shown: TimeStep[np.ndarray]) -> Rollout:
-        """As of `RolloutInParts`."""
         return self._inference.finish(self._published, shown, self._first, self._initial)
 
 
@@ -432,15 +428,13 @@ class InferenceCollector:
             self._first = self._shown = host.reset()
 
     def begin_at(self, steps_per_env: int) -> None:
-        """As of `Collector`."""
         self._acting.begin_at(steps_per_env)
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
-        """As of `Collector`."""
         return self._first
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
-        """As of `Collector`; `stepper` is not used, the thread has no other group."""
+        """`stepper` is not used, the thread has no other group."""
         steps = self._acting.steps
         if steps.whole_episodes:
             with self.stepping:

@@ -30,7 +30,7 @@ class HostRollouts:
     layout: Layout
 
     def begin(self, algo: Algorithm, source: TimeStep, key: jax.Array) -> Acting:
-        """As of `Begins`; the environments' own states are out of reach."""
+        """The environments' own states are out of reach."""
         spec, num_envs = self.layout.spec, self.layout.num_envs
         env_index = jnp.arange(num_envs, dtype=jnp.int32)
         carry = jax.vmap(lambda index: algo.initial_carry(spec, index, num_envs))(env_index)
@@ -39,12 +39,10 @@ class HostRollouts:
     def empty_buffers(
         self, algo: Algorithm, source: TimeStep, state: RunState, dataset: Rings | None
     ) -> dict[str, ReplayState]:
-        """As of `Begins`."""
         rows = jax.eval_shape(lambda: self._example(resolve_schedules(algo, jnp.float32(0.0)), state))
         return self.layout.experience(algo).empty(rows, state.carry, dataset)
 
     def partition(self, algo: Algorithm) -> RunState:
-        """As of `Begins`."""
         return self.layout.partition(algo)
 
     def _example(self, algo, state):

@@ -36,12 +36,10 @@ class ActingAlone:
         self.steps, self._group = group.steps, group
 
     def begin_at(self, steps_per_env: int) -> None:
-        """As of `Collector`."""
         self._group.begin_at(steps_per_env)
 
     @contextlib.contextmanager
     def rollout(self, published: Published, shown: TimeStep[np.ndarray]) -> Generator["RolloutAlone"]:
-        """As of `GroupActor`."""
         acting = self._group.acting(published.algo, shown)
         yield RolloutAlone(self.steps, published, acting, shown)
         acting.steps_per_env += self.steps.length
@@ -57,7 +55,6 @@ class RolloutAlone:
         )
 
     def act(self, shown: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
-        """As of `RolloutInParts`."""
         acting = self._acting
         self._storage, acting.previous_action, acting.carry, action = self._steps.act_some(
             self._published.algo,
@@ -74,7 +71,6 @@ class RolloutAlone:
         return jax.device_get(action)
 
     def finish(self, shown: TimeStep[np.ndarray]) -> Rollout:
-        """As of `RolloutInParts`."""
         of, acting = self._published, self._acting
         return self._steps.finish(
             of.algo, of.actor, self._storage, shown, acting.previous_action, self._initial, acting.carry, of.version
@@ -101,15 +97,13 @@ class ReadyCollector:
         self._shown = self._reset()
 
     def begin_at(self, steps_per_env: int) -> None:
-        """As of `Collector`."""
         self._acting.begin_at(steps_per_env)
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
-        """As of `Collector`."""
         return self._shown
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
-        """As of `Collector`; `stepper` is not used, environments are sent actions in parts."""
+        """`stepper` is not used, environments are sent actions in parts."""
         steps = self._acting.steps
         if steps.whole_episodes:
             self._shown = self._reset()

@@ -71,7 +71,6 @@ class EveryRound:
         dataset: Rings | None,
         keep: Keep,
     ) -> tuple[RunState, Report, dict[str, float]]:
-        """As of `Rounds`."""
         learning, threads, total, lags = self._learning, self._threads, Total(self._learning.layout), []
         # What crosses processes is begun in this thread alone: from two it could come in another order elsewhere.
         with jax.thread_guard(learning.processes > 1):
@@ -124,7 +123,6 @@ class RateLimited:
         dataset: Rings | None,
         keep: Keep,
     ) -> tuple[RunState, Report, dict[str, float]]:
-        """As of `Rounds`."""
         stored, updated, lags, under_way = Total(self._learning.layout), Total(self._learning.layout), [], None
         resolved = self._publish(algo, state, total_steps_per_env)
         while stored.count < length:

@@ -178,13 +178,12 @@ class SebulbaProgram:
         self._failures_told = 0  # of environments, in the reports so far
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """As of `Program`."""
         return ro.rollout_length(algo) * self.layout.num_envs
 
     def start(
         self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True, dataset: Rings | None = None
     ) -> RunState:
-        """As of `Program`: builds the environments and begins their first episodes."""
+        """Build the environments and begin their first episodes."""
         self._build(algo, env, seed)
         try:
             return start(self._begins, algo, self._first_timesteps(), seed, saved=saved, dataset=dataset)
@@ -195,7 +194,7 @@ class SebulbaProgram:
     def template(
         self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True, dataset: Rings | None = None
     ) -> RunState:
-        """As of `Program`: builds the environments and begins their first episodes."""
+        """Build the environments and begin their first episodes."""
         self._build(algo, env, seed)
         try:
             return template(self._begins, algo, self._first_timesteps(), seed, saved=saved, dataset=dataset)
@@ -204,7 +203,7 @@ class SebulbaProgram:
             raise
 
     def not_in_checkpoints(self, algo: Algorithm) -> dict[str, PyTree]:
-        """As of `Program`: host environments cannot be saved, and begin new episodes."""
+        """Host environments cannot be saved, and begin new episodes."""
         begin = jax.jit(self._begins.begin, out_shardings=self.layout.on_mesh(PartitionSpec("data")))
         resolved = resolve_schedules(algo, jnp.float32(0.0))
         acting = begin(
@@ -285,7 +284,6 @@ class SebulbaProgram:
         return [devices[number % len(devices)] for number in range(self.topology.threads)]
 
     def emptied(self, algo: Algorithm, env: HostRecipe, state: RunState, dataset: Rings | None = None) -> RunState:
-        """As of `Program`."""
         return emptied(self._begins, algo, state.timestep, state, dataset)
 
     def chunk(
@@ -297,7 +295,7 @@ class SebulbaProgram:
         total_steps_per_env: int,
         dataset: Rings | None = None,
     ) -> tuple[RunState, Report]:
-        """As of `Program`.
+        """Collect and learn from as many rollouts as the chunk has iterations.
 
         Raises:
           EnvironmentFailedError: environments hang, or failed too often.
@@ -306,7 +304,6 @@ class SebulbaProgram:
         return self._chunk(algo, state, length, total_steps_per_env, dataset, lambda rollouts, version: None)
 
     def recorded(self, algo: Algorithm, every: int) -> Recorded:
-        """As of `RecordingProgram`."""
         return self.layout.recorded(algo, every)
 
     def recorded_chunk(
@@ -320,7 +317,6 @@ class SebulbaProgram:
         *,
         recorded: Recorded,
     ) -> tuple[RunState, Report, Fetch]:
-        """As of `RecordingProgram`."""
         kept, versions, time = [], [], ro.rollout_length(algo)
         size = self.layout.num_envs // (self._processes * len(self._collectors))
         first = jax.process_index() * (self.layout.num_envs // self._processes)
