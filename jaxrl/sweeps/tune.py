@@ -356,7 +356,7 @@ class _Training:
     keep: Callable | None = None  # told of the program, the final states and the returns of every trial that finishes
 
     def __call__(self, settings: dict[str, Any]) -> Iterator[tuple[float, bool]]:
-        """Run the trials that are left."""
+        """Train a trial; yield the mean score of every evaluation, and whether it is the last one."""
         program = bound(replace(self.algo, **settings), self.env, self.total_steps, self.layout)
         many = VectorizedRuns(program[2], min(self.devices, len(self.seeds)), self.mapping, len(self.seeds))
         yield from _evaluations(program, many, self.seeds, self.every, self.episodes, self.explore, self.keep)
