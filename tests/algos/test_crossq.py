@@ -16,6 +16,7 @@ ENV = jaxrl.make("probe:ActionReward", continuous=True)
 KEY = jax.random.key(7)
 
 
+@pytest.mark.long
 def test_policy_and_temperature_move_with_every_second_update_and_critics_always():
     state, metrics = initial(CROSSQ), []
     for number in (1, 2, 3, 4):

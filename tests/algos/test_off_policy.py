@@ -133,6 +133,7 @@ def test_no_array_is_in_the_state_twice(name):
 # --- targets -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_target_is_of_the_smallest_critic_and_stops_only_at_terminations():
     algo, n = resolve_schedules(TD3.replace(n_step=3, gamma=0.9), jnp.float32(0)), 3
     critic = algo.init(jax.random.key(0), SPEC).critic

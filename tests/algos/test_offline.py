@@ -80,6 +80,7 @@ def test_every_field_changes_something(name):
     assert same == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_array_is_in_the_state_twice(name):
     places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(initial(ALGORITHMS[name]))]

@@ -124,6 +124,7 @@ def test_the_scale_of_rewards_makes_no_difference_to_the_policys_step():
     same(one, two, 1e-5)
 
 
+@pytest.mark.long
 def test_statistics_are_of_the_data_and_the_policy_acts_with_them():
     state, batch = initial(ALGO), wide(transitions())
     new = updated(ALGO, state, batch, KEY)[0]

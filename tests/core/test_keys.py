@@ -130,6 +130,7 @@ def trained():
     return lambda seed: jaxrl.train(PPO, "gymnax:CartPole-v1", seed=seed, **settings)
 
 
+@pytest.mark.long
 def test_runs_of_seeds_above_two_to_the_32_differ(trained):
     def learned(seed):
         return np.concatenate([np.ravel(x) for x in jax.tree.leaves(trained(seed).state.learner.network.params)])

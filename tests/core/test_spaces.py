@@ -114,6 +114,7 @@ def test_one_kind_of_space_is_expected():
         spaces.expect(Discrete(4), Box)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_clip_puts_elements_within_and_leaves_those_that_are(space):
     samples = samples_of(space)

@@ -266,6 +266,7 @@ def test_a_policy_plays_in_the_environment_as_it_is(policy):
     assert type(action[0]) is int and action[1]["lever"].shape == () and action[1]["lever"].dtype == np.int64
 
 
+@pytest.mark.long
 def test_a_batch_is_as_the_environment_has_it_and_in_jax_it_is_ours(policy):
     env = Strict()
     env.reset(seed=1)
@@ -336,6 +337,7 @@ def test_a_loaded_policy_counts_as_the_environment_does(run):
         loaded(0)
 
 
+@pytest.mark.long
 def test_runs_of_earlier_versions_have_no_native_spaces_and_go_on(run, tmp_path):
     _, path, train = run
     shutil.copytree(path, tmp_path / "run")

@@ -235,6 +235,7 @@ def test_training(run):
     assert again.metrics[-1]["step"] == 64, "it is the same run, which has ended"
 
 
+@pytest.mark.long
 def test_loading_and_evaluating(run, capsys):
     path, of_class, _ = run
     policy = jaxrl.load(path)  # needs no environment

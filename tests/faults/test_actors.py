@@ -195,6 +195,7 @@ def test_an_asynchronous_environment_that_hangs_is_named():
         free.set()
 
 
+@pytest.mark.long
 def test_a_learner_that_raises_while_actors_wait():
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2).bind(PPO, ServedFromHost(ENV))
     state = program.start(PPO, ServedFromHost(ENV), 0)

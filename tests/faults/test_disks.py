@@ -64,6 +64,7 @@ def test_a_run_whose_checkpoints_were_deleted_is_refused_and_keeps_its_metrics(t
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_for_a_while_costs_nothing_but_a_warning(tmp_path, monkeypatch):
     """Every write of metrics and checkpoints fails from the third iteration on, until the fifth."""
     full, write, open_events, save = [False], os.write, loggers_opened(), checkpoint.Checkpointer._write

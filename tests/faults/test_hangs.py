@@ -30,6 +30,12 @@ pytestmark = pytest.mark.faults
 HOST = ServedFromHost(ENV)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """What every run compiles: a limit of a second on steps would count it."""
+    train(HOST)
+
+
 @pytest.fixture
 def hang(monkeypatch):
     """Blocks, until the test is over; and no thread is left then."""
@@ -109,6 +115,7 @@ def test_of_two_groups_one_raises_while_the_other_hangs(hang):
     assert env.built[0].closed == 1 and env.built[1].closed == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("beside", "at"), [(False, 0), (True, 3)], ids=["its reset", "a step, beside the run"])
 def test_an_evaluation(hang, beside, at):
     env = Spoiled(ENV, at=at, then=hang)

@@ -158,6 +158,7 @@ def test_a_failure_in_the_first_chunk_leaves_the_first_state(tmp_path):
     assert_equal(result.state, anakin().bind(PPO, env).start(PPO, env, 0))
 
 
+@pytest.mark.long
 def test_in_a_long_chunk_the_iteration_is_named(monkeypatch):
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 1e6)
     with pytest.warns(RuntimeWarning, match=f"ended at step {7 * ROWS}: .*reward.*leaves at step"):

@@ -130,6 +130,7 @@ SPEC = EnvSpec("box", spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,)))
 INPUTS = NetworkInputs(observation=jnp.asarray(np.random.default_rng(2).normal(size=(1, 16, 3)), jnp.float32))
 
 
+@pytest.mark.long
 def test_inputs_of_layers_and_head_are_normalized_in_place_of_what_precedes_activations():
     network = Critic(widths=(4, 5), ensemble=1, normalization="batch_renorm", normalize_inputs=True)
     params, state = network.init(jax.random.key(0), SPEC)
@@ -148,6 +149,7 @@ def test_inputs_of_layers_and_head_are_normalized_in_place_of_what_precedes_acti
     assert "norm_features" not in plain["hidden"] and plain["hidden"]["norm_0"]["scale"].shape == (1, 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "network", [Actor(normalization="batch_renorm"), Actor(normalization="layer", normalize_inputs=True)], ids=str
 )

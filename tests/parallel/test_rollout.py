@@ -75,6 +75,7 @@ def test_unroll_is_a_plain_loop(name, explore):
     assert ended > 2, "no end of an episode was met"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "explore"), one_quick([("recurrent_ppo", True), ("dqn", False)], ("dqn", False)))
 def test_the_twin_on_the_host_gives_the_same_rollout_in_stretches(name, explore):
     algo, actor = prepared(name)
@@ -132,6 +133,7 @@ def test_environments_get_actions_within_their_box_and_the_algorithm_keeps_its_s
         np.testing.assert_array_equal(kept.action[..., 0], taken)
 
 
+@pytest.mark.long
 def test_host_environments_get_the_same_actions():
     actor, whole = wide_rollout()
     host, given = ServedFromHost(BOXED).build(B, 3, 2), []

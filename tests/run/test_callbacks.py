@@ -101,6 +101,7 @@ def test_a_callback_stops_the_run(tmp_path):
     assert train(path).stopped == "finished", "without the callback it does"
 
 
+@pytest.mark.long
 def test_target_return_is_a_callback(tmp_path):
     assert train(tmp_path / "run", target_return=1e9).stopped == "finished"
     stopped = train(tmp_path / "other", target_return=-1e9)

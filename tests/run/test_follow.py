@@ -92,6 +92,7 @@ def test_it_begins_before_the_run_and_ends_after_it(tmp_path):
     assert found == [EACH, 2 * EACH] == [row["step"] for row in read_metrics(path / "evaluations.jsonl")]
 
 
+@pytest.mark.long
 def test_it_waits_for_a_run_to_begin(tmp_path, run_dir, monkeypatch):
     class Waited(Exception):
         pass

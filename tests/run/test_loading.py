@@ -57,6 +57,7 @@ def test_policy_read_back_equals_the_one_trained(trained):
     np.testing.assert_array_equal(policy(observations)[0], result.policy(observations)[0])
 
 
+@pytest.mark.long
 def test_schedules_are_those_of_the_checkpoint(trained):
     _, path = trained
     assert load(path).actor.exploration["epsilon"] == pytest.approx(0.1)

@@ -225,6 +225,7 @@ def test_a_step_is_traced_once(monkeypatch):
     assert len(traced) <= 1  # none, where an earlier test has compiled it
 
 
+@pytest.mark.long
 def test_within_compiled_functions():
     policy = policy_of(RECURRENT_PPO)
 

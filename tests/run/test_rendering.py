@@ -73,6 +73,7 @@ def test_a_gif_shows_one_episode_from_first_to_last_moment(cart_pole, tmp_path):
     assert frames[0][0].shape[2] == 3
 
 
+@pytest.mark.long
 def test_a_policy_is_shown_where_it_was_trained(cart_pole, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     untrained, env = cart_pole

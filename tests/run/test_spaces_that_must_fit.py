@@ -83,6 +83,7 @@ def test_eval_env_with_other_bounds_parameters_and_time_limit():
     np.testing.assert_array_equal(found.returns, 4.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("other", "which"), OTHERS)
 def test_policies_in_other_environments(result, other, which, tmp_path):
     policy = result.policy

@@ -369,6 +369,7 @@ def test_quiet():
     assert all(math.isfinite(value) for row in result.metrics for value in row.values())
 
 
+@pytest.mark.long
 def test_a_run_that_ends_before_its_first_update_says_so():
     short = {"total_steps": ROWS, "topology": anakin(), "evaluate_every": 0, "progress": False}
     with pytest.warns(RuntimeWarning, match=f"nothing is learned in total_steps={ROWS}: DQN.min_size={16 * NUM_ENVS}"):

@@ -62,6 +62,7 @@ def test_a_sweep_leaves_its_curves_tables_picture_and_best_policy(swept):
     assert [cells[0], *cells[2:]] == [line.split() for line in result.table().splitlines()]
 
 
+@pytest.mark.long
 def test_the_best_policy_of_a_sweep_loads_and_is_evaluated(swept, capsys):
     result, path = swept
     number = int(np.nanargmax(result.interquartile_means))

@@ -446,6 +446,7 @@ def test_settings_that_fail_are_trials_that_failed():
     assert "failed" in result.table() and "best: none" in repr(result)
 
 
+@pytest.mark.long
 def test_table_and_plot(tmp_path):
     result = searched()
     header, first, *others = result.table().splitlines()

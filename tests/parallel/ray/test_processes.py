@@ -177,6 +177,7 @@ def test_what_the_cluster_has_not_or_cannot_start_is_told(program, monkeypatch, 
         launch.run_processes([sys.executable], RayProcesses(1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "how"),
     [
