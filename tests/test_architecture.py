@@ -20,21 +20,21 @@ MOST_PAIRS = 60
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
     "core": 2681,
-    "envs": 3944,
+    "envs": 3945,
     "networks": 1948,
     "buffers": 1589,
     "algos": 4806,
     "parallel": 4143,
     "data": 2991,
     "plots": 488,
-    "run": 5856,
-    "sweeps": 1703,
+    "run": 5862,
+    "sweeps": 1704,
     "cli": 2248,
     "__init__": 200,
     "__main__": 8,
 }
 MOST_LINES = 350  # of a file
-LONG_FILES = {"run/loop.py": 597, "buffers/replay.py": 381, "run/training.py": 370}
+LONG_FILES = {"run/loop.py": 597, "buffers/replay.py": 381}
 
 
 def imports():

@@ -62,7 +62,8 @@ class BraxEnvironment(SuiteEnv):
     @classmethod
     def default(cls, key: Key) -> "BraxEnvironment":
         env = foreign(key)
-        observation = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), np.uint32)).obs
+        with constructing():
+            observation = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), np.uint32)).obs
         box = spaces.Box(-1.0, 1.0, (env.action_size,))
         return cls(episode_length=1000, system={}, key=key, observation_space=_space(observation), action_space=box)
 

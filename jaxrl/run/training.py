@@ -21,9 +21,8 @@ from jaxrl.core.limits import checked_seed, number_problems, seed_problems, trai
 from jaxrl.core.matching import space_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
-from jaxrl.core.resources import problems as resource_problems
 from jaxrl.core.sources import Replay
-from jaxrl.core.types import Algorithm, Environment, EnvSpec, HostRecipe, env_spec, only_instance
+from jaxrl.core.types import Algorithm, EnvSpec, env_spec
 from jaxrl.data import rings
 from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.data.loading import Loader
@@ -32,7 +31,6 @@ from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.networks.summary import summary
 from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
-from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import dataset_problems, has_separate_dataset, of_dataset
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import evaluator_problems, is_evaluator
@@ -50,9 +48,9 @@ from jaxrl.run.loop import Loop, Pace
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Record, Recorder
 from jaxrl.run.result import Result, logging_settings, opened, run_config
+from jaxrl.run.topologies import Topology, default_topology, instance_problems, resource_problems, topology_problems
 from jaxrl.run.videos import Videos
 
-Topology = Anakin | Sebulba | Offline
 _pace: contextvars.ContextVar[Pace | None] = contextvars.ContextVar("pace", default=None)
 _DATASET_FRACTION = 0.5  # of every batch, unless told otherwise
 
@@ -192,12 +190,12 @@ def train(
     if isinstance(evaluation_episodes, int) and evaluation_episodes > 0:
         problems += episodes_problems("evaluation_episodes", evaluation_episodes, None)
     problems += _kind_problems(topology, target_return, callbacks, loggers)
-    problems += _topology_problems(topology, num_envs, offline, record)
+    problems += topology_problems(topology, num_envs, offline, record)
     env = envs.prepared(about)
     played = env if eval_env is None or offline else envs.prepared(eval_env)
     problems += [f"eval_env: {line}" for line in space_problems(played, env, f"{env.name}, which is trained on, has")]
     if not is_evaluator():  # which has other cores
-        problems += _resource_problems(resources, topology, None if offline else env, async_evaluation)
+        problems += resource_problems(resources, topology, None if offline else env, async_evaluation)
     problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
     if problems:
         raise ConfigError(problems)
@@ -207,7 +205,7 @@ def train(
     topology = topology or (Offline() if offline else default_topology(env, num_envs))
     given_topology, topology = topology, topology.resolve(algo)
     given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs or 0)
-    problems = _instance_problems(None if offline else env, played, topology, video_every)
+    problems = instance_problems(None if offline else env, played, topology, video_every)
     if problems:
         raise ConfigError(problems)
     notes = []
@@ -315,26 +313,6 @@ def _told_with(problems):
         raise ConfigError([*error.problems, *problems]) from error.__cause__
 
 
-def _instance_problems(env, played, topology, video_every):
-    """What is wrong with environments of which there is one instance and no more; one line each."""
-    trained, evaluated = (None if one is None else only_instance(one) for one in (env, played))
-    problems = []
-    if trained is not None:
-        fix = f"pass the class {type(trained.unwrapped).__name__}, or a function that makes one"
-        one = f"{env.name} is one environment, whose spec does not say how to make another"
-        if (num_envs := topology.num_envs or 0) > 1:
-            problems.append(f"num_envs={num_envs}: {one}; {fix}: lambda: {type(trained.unwrapped).__name__}(...)")
-        if getattr(topology, "remote", None) is not None:
-            problems.append(f"remote: {one} in another process; {fix}")
-        if evaluated is not None and evaluated.unwrapped is trained.unwrapped:
-            problems.append(f"{one}, and evaluation needs one of its own; pass eval_env=, or {fix.partition(' ')[2]}")
-    if evaluated is not None and video_every is not None:
-        problems.append(
-            f"video_every={video_every}: {played.name} is one environment, and videos need one of their own"
-        )
-    return problems
-
-
 def _kind_problems(topology, target_return, callbacks, loggers):
     """What is not of the kind that `train` takes there; one line each."""
     problems = []
@@ -375,42 +353,6 @@ def _resolved_fraction(given, algo, dataset, offline):
     if has_separate_dataset(algo):
         return 0.0  # the dataset's part has a source of its own
     return _DATASET_FRACTION if given is None else given
-
-
-def _topology_problems(topology, num_envs, offline, record):
-    """What does not go together with the topology, or without an environment; one line each."""
-    problems = []
-    if topology is not None and num_envs is not None:
-        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
-    if offline and (num_envs is not None or not isinstance(topology, Offline | None)):
-        problems.append("without an env nothing acts: num_envs has no meaning, and the topology is Offline()")
-    if not offline and isinstance(topology, Offline):
-        problems.append("topology=Offline() learns from a dataset alone; leave env out and pass eval_env")
-    if offline and record is not None:
-        problems.append("record= without an env: nothing acts, so there is nothing to record")
-    return problems
-
-
-def _resource_problems(resources, topology, env, async_evaluation):
-    """What is wrong with `resources` for this run; one line each."""
-    if resources is None:
-        return []
-    if not isinstance(resources, Resources):
-        return [f"resources={resources!r:.80} are none; pass jaxrl.Resources(...)"]
-    absent = {} if async_evaluation else {"evaluator": "evaluations are the learner's, without async_evaluation=True"}
-    on_host, workers = env is not None and not isinstance(env, Environment), getattr(env, "workers", None)
-    remote = topology.remote if isinstance(topology, Sebulba) else None
-    threads = topology.threads * topology.groups if isinstance(topology, Sebulba) else 1
-    if not on_host:
-        absent |= dict.fromkeys(("actors", "environments", "worker_memory"), "the run has none, in one program")
-    elif remote is not None:
-        absent |= dict.fromkeys(("environments", "worker_memory"), "Ray places its actors, by remote.cpus")
-    elif not workers:
-        absent["worker_memory"] = f"{env.name} has no worker processes; make it with workers=N"
-        if workers == 0:
-            absent["environments"] = "the actor threads step these; set actors, or make it with workers=N"
-    count = (workers or 0) * threads if on_host and remote is None else 0
-    return resource_problems(resources, absent, count)
 
 
 def _tell_if_nothing_is_learned(algo, total_steps):
@@ -472,9 +414,3 @@ def network_lines(algo: Algorithm, spec: EnvSpec) -> list[str]:
     """Return a line for every network of a resolved algorithm: its layers, and how many parameters it has."""
     networks = {field.name: getattr(algo, field.name) for field in dataclasses.fields(algo)}
     return [f"{name}: {summary(one, spec)}" for name, one in networks.items() if isinstance(one, Readable)]
-
-
-def default_topology(env: Environment | HostRecipe, num_envs: int | None = None) -> Topology:
-    """`Anakin` for JAX environments, `Sebulba` for those on the host."""
-    topology = Anakin() if isinstance(env, Environment) else Sebulba()
-    return topology if num_envs is None else dataclasses.replace(topology, num_envs=num_envs)

@@ -31,7 +31,8 @@ from jaxrl.run.evaluation import default_episodes
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
-from jaxrl.run.training import Topology, default_topology, train
+from jaxrl.run.topologies import Topology, default_topology
+from jaxrl.run.training import train
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
 
