@@ -26,7 +26,7 @@ class LeftOutError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class TrainRequest:
     """What a part is told.
 
     Attributes:
@@ -71,7 +71,7 @@ def clocked(run: Callable[[int], Any], count: int) -> float:
     return time.perf_counter() - start
 
 
-def rate(asked: Asked, run: Callable[[int], Any], steps: int, warm: int = 1) -> Row:
+def rate(asked: TrainRequest, run: Callable[[int], Any], steps: int, warm: int = 1) -> Row:
     """How fast `run(iterations)` makes iterations of `steps` steps, after `warm` of them."""
     run(warm)
     count = 1
@@ -147,7 +147,7 @@ def preset(name: str) -> Any:
     return PRESETS[name].algorithm
 
 
-def throughput(asked: Asked) -> list[Task]:
+def throughput(asked: TrainRequest) -> list[Task]:
     import jaxrl
 
     def speed(algo, env, num_envs, **parameters):
@@ -221,7 +221,7 @@ class Sweep:
 # --- replay --------------------------------------------------------------------------------------------------------
 
 
-def replay(asked: Asked) -> list[Task]:
+def replay(asked: TrainRequest) -> list[Task]:
     import jax
     import replay as benchmark
 
@@ -263,7 +263,7 @@ def temporary(memory: Any) -> Row:
 # --- environments on the host --------------------------------------------------------------------------------------
 
 
-def host(asked: Asked) -> list[Task]:
+def host(asked: TrainRequest) -> list[Task]:
     import atari
     import host as benchmark
 
@@ -315,7 +315,7 @@ def host(asked: Asked) -> list[Task]:
 # --- learning ------------------------------------------------------------------------------------------------------
 
 
-def learning(asked: Asked) -> list[Task]:
+def learning(asked: TrainRequest) -> list[Task]:
     import jaxrl
     from jaxrl.run.callbacks import Decision, FunctionCallback
 
@@ -363,7 +363,7 @@ _AGAINST = {
 }
 
 
-def equality(asked: Asked) -> list[Task]:
+def equality(asked: TrainRequest) -> list[Task]:
     import jax
     import numpy as np
 
@@ -427,7 +427,7 @@ def equality(asked: Asked) -> list[Task]:
 # --- precision -----------------------------------------------------------------------------------------------------
 
 
-def precision(asked: Asked) -> list[Task]:
+def precision(asked: TrainRequest) -> list[Task]:
     import jax
 
     import jaxrl
@@ -465,7 +465,7 @@ def precision(asked: Asked) -> list[Task]:
 # --- memory --------------------------------------------------------------------------------------------------------
 
 
-def memory(asked: Asked) -> list[Task]:
+def memory(asked: TrainRequest) -> list[Task]:
     import jax
 
     import jaxrl
@@ -512,7 +512,7 @@ def memory(asked: Asked) -> list[Task]:
 # --- peers ---------------------------------------------------------------------------------------------------------
 
 
-def peers(asked: Asked) -> list[Task]:
+def peers(asked: TrainRequest) -> list[Task]:
     here, folder = pathlib.Path(__file__), pathlib.Path(asked.rejax)
     python, path = sys.executable, asked.rejax
     made = record.ROOT / ".cache" / "peers" / "rejax" / "bin" / "python"  # by throughput.py
@@ -574,7 +574,7 @@ def main(part: str, process: str, folder: str, left: str, rejax: str, purejaxrl:
     until, device = time.monotonic() + float(left), jax.devices()[0]
     tiny = bool(small) or (device.platform == "cpu" and process != "on the CPU")
     share = os.environ.get("JAXRL_BENCHMARK_SHARE")
-    asked = Asked(process, pathlib.Path(folder), until, rejax, purejaxrl, tiny, only_compile=share is not None)
+    asked = TrainRequest(process, pathlib.Path(folder), until, rejax, purejaxrl, tiny, only_compile=share is not None)
     about = {"platform": device.client.platform_version.strip().splitlines(), "load": os.getloadavg()[0]}
     about |= {"memory bytes": (device.memory_stats() or {}).get("bytes_limit"), "small": tiny}
     if process != "on the CPU":

@@ -86,7 +86,7 @@ class A2C(OnPolicyFields):
             policy_loss = weighted_mean(-log_prob * advantages, weight, replicas)
             value_loss = weighted_mean(0.5 * jnp.square(targets - output.value), weight, replicas)
             entropy = weighted_mean(output.distribution.entropy(), weight, replicas)
-            total = on_policy.whole_loss(self, policy_loss, value_loss, entropy)
+            total = on_policy.total_loss(self, policy_loss, value_loss, entropy)
             return total, ({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}, model_state)
 
         gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.network.params)

@@ -147,12 +147,12 @@ def algorithm[T](cls: type[T]) -> type[T]:
     made: Any = _with_changes(cls)
     made.__post_init__ = _hold_functions
     algorithm_class = cast("type[T]", struct.dataclass(made, kw_only=True))
-    _tell_of_unknown_fields(algorithm_class)
+    _explain_unknown_fields(algorithm_class)
     registry.add("algorithm", algorithm_class)
     return algorithm_class
 
 
-def _tell_of_unknown_fields(cls: Any) -> None:
+def _explain_unknown_fields(cls: Any) -> None:
     """Makes the constructor say which fields there are: ConfigError in place of a bare TypeError."""
     original = cls.__init__
 

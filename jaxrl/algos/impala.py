@@ -113,7 +113,7 @@ class IMPALA(OnPolicyFields):
         policy_loss = mean(-log_prob * corrected.advantages)
         value_loss = mean(0.5 * jnp.square(corrected.values - output.value))
         entropy = mean(output.distribution.entropy())
-        loss = on_policy.whole_loss(self, policy_loss, value_loss, entropy)
+        loss = on_policy.total_loss(self, policy_loss, value_loss, entropy)
         if self.reduction == "sum":  # over all replicas, as the mean is
             loss = loss * replicas.sum(jnp.sum(weight, dtype=loss.dtype))
         metrics = {

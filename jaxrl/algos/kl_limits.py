@@ -10,7 +10,7 @@ from jaxrl.networks.distributions import DiagonalGaussian
 LEAST_DUAL = -18.0  # before the softplus, which makes 1.5e-8 of it
 
 
-def before_softplus(x: Scalar) -> jax.Array:
+def inverse_softplus(x: Scalar) -> jax.Array:
     """The number whose softplus, log(1 + exp), is x > 0; float32."""
     x = jnp.asarray(x, jnp.float32)
     return x + jnp.log(-jnp.expm1(-x))

@@ -23,7 +23,7 @@ from jaxrl.algos.fields import (
     SupportFields,
     TargetFields,
 )
-from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
+from jaxrl.algos.kl_limits import bounded, clip_duals, decoupled_kl, inverse_softplus
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -131,8 +131,8 @@ class MPO(StochasticActing, TargetFields, ReplayFields, NStepFields, CombinedRep
         if isinstance(spec.action_space, spaces.Box):
             multipliers["std"] = self.alpha_std
             each = spec.action_space.shape if self.per_dimension else each
-        duals = {name: jnp.full(each, before_softplus(value), jnp.float32) for name, value in multipliers.items()}
-        duals["temperature"] = before_softplus(self.temperature)
+        duals = {name: jnp.full(each, inverse_softplus(value), jnp.float32) for name, value in multipliers.items()}
+        duals["temperature"] = inverse_softplus(self.temperature)
         return MPOState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer, target=True),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),

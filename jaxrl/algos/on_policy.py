@@ -248,7 +248,7 @@ def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Arr
     return jnp.where(normalization.varies(mean, std, least=0.0), (x - mean) / (std + 1e-8), 0.0)
 
 
-def whole_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array) -> jax.Array:
+def total_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array) -> jax.Array:
     """The three losses of an actor-critic by their weights; all are scalars.
 
     Raises:

@@ -205,7 +205,7 @@ class PPO(OnPolicyFields):
         value_clip = self.clip if self.clip_value else None
         value_loss = mean(squared_value_error(output.value, old["value"], minibatch["target"], value_clip))
         entropy = mean(output.distribution.entropy())
-        loss = on_policy.whole_loss(self, policy_loss, value_loss, entropy)
+        loss = on_policy.total_loss(self, policy_loss, value_loss, entropy)
         metrics = {
             "policy_loss": policy_loss,
             "value_loss": value_loss,

@@ -12,7 +12,7 @@ from flax import struct
 from jaxrl.algos import on_policy, returns, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
 from jaxrl.algos.fields import KLFields, OnPolicyFields
-from jaxrl.algos.kl_limits import before_softplus, bounded, clip_duals, decoupled_kl
+from jaxrl.algos.kl_limits import bounded, clip_duals, decoupled_kl, inverse_softplus
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -100,7 +100,7 @@ class VMPO(KLFields, OnPolicyFields):
         duals = {"temperature": self.temperature, "mean": self.alpha_mean}
         if spaces.is_continuous(spec.action_space):
             duals["std"] = self.alpha_std
-        duals = {name: before_softplus(value) for name, value in duals.items()}
+        duals = {name: inverse_softplus(value) for name, value in duals.items()}
         learner = on_policy.init(self, key, spec, target=True)
         return VMPOState(
             network=learner.network,
@@ -192,7 +192,7 @@ class VMPO(KLFields, OnPolicyFields):
         bounds = sum(bounded(x, duals[name], limits[name]) for name, x in moved.items())
         value_loss = mean(0.5 * jnp.square(minibatch["target"] - output.value))
         entropy = mean(output.distribution.entropy())
-        loss = on_policy.whole_loss(self, policy_loss, value_loss, entropy) + bounds + temperature
+        loss = on_policy.total_loss(self, policy_loss, value_loss, entropy) + bounds + temperature
         metrics = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         metrics |= {"kl_weights": divergence, "temperature": fixed} | {f"kl_{name}": x for name, x in moved.items()}
         return loss, (metrics | {f"alpha_{name}": duals[name] for name in moved}, model_state)

@@ -3,7 +3,7 @@
 import jax
 
 from jaxrl.cli import training
-from jaxrl.cli.runs import CommandLine
+from jaxrl.cli.runs import ParsedCommand
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run.ahead import Compiled, compile_ahead
 from jaxrl.run.compile_cache import kept_in
@@ -12,9 +12,9 @@ _COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "te
 _UNITS = ("", "k", "M", "G", "T", "P")
 
 
-def compile_(given: CommandLine) -> int:
+def compile_(given: ParsedCommand) -> int:
     """Compiles what `jaxrl train` with these flags would compile, and prints what that was; the exit code."""
-    asked, arguments = training.call_of(given)
+    asked, arguments = training.train_arguments(given)
     compiled = compile_ahead(asked.algo, asked.env, **arguments)
     if distributed.is_leader():
         print("\n".join(_report(compiled)))

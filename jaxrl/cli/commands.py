@@ -10,9 +10,9 @@ def train(argv: Sequence[str]) -> int:
     if runs.asks_for_help(argv):
         return runs.print_help("train")
     given = runs.read("train", argv)
-    from jaxrl.cli import ended
+    from jaxrl.cli import finished_run
 
-    if ended.answer(given):
+    if finished_run.print_finished_run(given):
         return 0
     if (code := multihost.start("train", argv, given.values["run"])) is not None:
         return code

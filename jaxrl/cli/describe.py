@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl.algos import ALGORITHMS
 from jaxrl.cli.fields import algorithm_groups, documented, first_line, kind_of, typed
-from jaxrl.cli.flags import BOOL, FLOAT, INT, INTS, PATH, TEXT, Flag, Written, optional
+from jaxrl.cli.flags import BOOL, FLOAT, INT, INTS, PATH, TEXT, DefaultText, Flag, optional
 from jaxrl.core.sources import Dataset
 from jaxrl.core.spaces import Box, Dict, Discrete, Tuple
 from jaxrl.core.types import EnvSpec, Replay
@@ -146,7 +146,7 @@ def _flag_json(flag, parts):
 
 
 def _default_json(default):
-    if isinstance(default, Written):
+    if isinstance(default, DefaultText):
         return {"written": default.text}
     return str(default) if isinstance(default, Path) else default
 

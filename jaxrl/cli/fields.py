@@ -13,7 +13,7 @@ from jaxrl.algos.base import Readable
 from jaxrl.algos.optimizers import OPTIMIZERS, Optimizer
 from jaxrl.algos.ppo import PolicyLoss
 from jaxrl.cli import flags
-from jaxrl.cli.flags import Flag, Group, Written
+from jaxrl.cli.flags import DefaultText, Flag, Group
 from jaxrl.cli.values import Kind, Part, build, read
 from jaxrl.core import limits, registry, schedules
 from jaxrl.core.errors import unknown
@@ -119,7 +119,7 @@ def _network_flags(network):
 
 
 def _default(value):
-    return value if isinstance(value, bool) else Written(written(value))
+    return value if isinstance(value, bool) else DefaultText(written(value))
 
 
 def read_field(algo: Algorithm, name: str, text: str) -> Any:

@@ -30,7 +30,7 @@ def optional(kind: Kind) -> Kind:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class DefaultText:
     """The default of a flag whose value is made elsewhere, as the help shows it. What keeps it was not given."""
 
     text: str
@@ -95,14 +95,14 @@ class Flag:
         try:
             value = read(self.kind, text)
         except (ConfigError, ValueError) as error:
-            return Wrong(str(error), text)
+            return InvalidValue(str(error), text)
         if self.choices and value not in self.choices:
-            return Wrong(str(unknown("value", text, map(str, self.choices))), text)
+            return InvalidValue(str(unknown("value", text, map(str, self.choices))), text)
         return value
 
 
 @dataclasses.dataclass(frozen=True)
-class Wrong:
+class InvalidValue:
     """In place of a value that could not be read."""
 
     problem: str
@@ -135,7 +135,7 @@ class Group:
 
 def written(value: Any) -> str:
     """A default as text, which `read` would take for it."""
-    if isinstance(value, Written):
+    if isinstance(value, DefaultText):
         return value.text
     if isinstance(value, tuple):
         return ",".join(map(written, value))
@@ -182,7 +182,7 @@ def parse(
         values[group.title] = {}
         for flag in group.flags:
             value = getattr(parsed, flag.name)
-            wrong = [v for v in (value if flag.many else [value]) if isinstance(v, Wrong)]
+            wrong = [v for v in (value if flag.many else [value]) if isinstance(v, InvalidValue)]
             problems += [f"{group.option(flag)}: {known_elsewhere(group, flag, v.text) or v.problem}" for v in wrong]
             values[group.title][flag.name] = flag.default if wrong else value
     return values, problems
@@ -240,7 +240,7 @@ def with_flags[T: "DataclassInstance"](algo: T, values: Mapping[str, Mapping[str
     """`algo` with what was read for its flags, its parts made; what was not given stays as it is."""
 
     def given(group):
-        return {name: value for name, value in values[group].items() if not isinstance(value, Written)}
+        return {name: value for name, value in values[group].items() if not isinstance(value, DefaultText)}
 
     changes = given(type(algo).__name__)
     for field in dataclasses.fields(algo):

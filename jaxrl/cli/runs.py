@@ -70,7 +70,7 @@ _RARE = ("host environments", "devices and machines")
 
 
 @dataclasses.dataclass(frozen=True)
-class CommandLine:
+class ParsedCommand:
     """A command line that nothing is wrong with, as far as can be told without JAX.
 
     Attributes:
@@ -86,7 +86,7 @@ class CommandLine:
     values: dict[str, dict[str, Any]]
 
 
-def read(command: str, argv: Sequence[str]) -> CommandLine:
+def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     """Reads `ALGORITHM [FLAGS]`.
 
     Raises:
@@ -109,9 +109,9 @@ def read(command: str, argv: Sequence[str]) -> CommandLine:
     values, problems = parse(
         f"jaxrl {command} {name}",
         f"{_example(command, name.lower(), preset, groups[0])}\n\n{what}",
-        _shown_groups(groups[0], fields, name.lower()),
+        _help_groups(groups[0], fields, name.lower()),
         rest,
-        known_elsewhere=partial(_taken_elsewhere, fields[0].title),
+        known_elsewhere=partial(_flag_conflict, fields[0].title),
     )
     values["run"] = {flag.name: _value(values, fields, flag.name) for flag in groups[0].flags}
     run = values["run"]
@@ -131,10 +131,10 @@ def read(command: str, argv: Sequence[str]) -> CommandLine:
         problems += [] if env is None else table.environment_problems(env)
     if problems:
         raise ConfigError(problems)
-    return CommandLine(name, None if preset is None else preset.name, groups, values)
+    return ParsedCommand(name, None if preset is None else preset.name, groups, values)
 
 
-def _shown_groups(run, fields, name):
+def _help_groups(run, fields, name):
     """The flags as the help shows them: what a run cannot do without, the algorithm's `fields`, the run's, machines."""
     by_title: dict[str, list[Flag]] = {title: [] for title in ("required", "run", *_TITLES)}
     for flag in run.flags:
@@ -187,15 +187,15 @@ def _value(values, fields, name):
     return next(found[name] for title, found in values.items() if title not in own and name in found)
 
 
-def _taken_elsewhere(title, group, flag, text):
+def _flag_conflict(title, group, flag, text):
     """What is said of a part that a flag of this algorithm does not take, and those of others do."""
     name = text.partition(":")[0].lower()
     if flag.kind.name != "part" or any(part.name == name for part in flag.kind.parts):
         return None
-    if not (takers := table.takers(group.option(flag), name)):
+    if not (algorithms_accepting := table.algorithms_accepting(group.option(flag), name)):
         return None
     usage = " or ".join(part.usage() for part in flag.kind.parts)
-    return f"{title} does not take {name}, which is for {', '.join(takers)}; write {usage}"
+    return f"{title} does not take {name}, which is for {', '.join(algorithms_accepting)}; write {usage}"
 
 
 def _network_problems(fields, values):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.cli.fields import read_field
-from jaxrl.cli.runs import CommandLine
+from jaxrl.cli.runs import ParsedCommand
 from jaxrl.cli.training import prepare
 from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
@@ -23,7 +23,7 @@ _IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
 PICTURES = (".png", ".svg", ".pdf")  # what --out ends in for curves
 
 
-def sweep(given: CommandLine) -> int:
+def sweep(given: ParsedCommand) -> int:
     """Sweeps as the flags say; the exit code."""
     asked = prepare("sweep", given)
     arguments = {name: value for name, value in asked.arguments.items() if name not in ("out", "seeds", "grid")}

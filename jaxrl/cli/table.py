@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from jaxrl.cli.flags import Flag, Group, Written
+from jaxrl.cli.flags import DefaultText, Flag, Group
 from jaxrl.cli.values import Kind, Part
 from jaxrl.core import files, suite_modules, suites
 from jaxrl.core.errors import ConfigError, unknown
@@ -90,7 +90,7 @@ def algorithm_groups(name: str, preset: Preset | None = None) -> list[Group]:
     return groups if preset is None else [_with_defaults(group, preset.defaults) for group in groups]
 
 
-def takers(option: str, part: str) -> list[str]:
+def algorithms_accepting(option: str, part: str) -> list[str]:
     """The algorithms of jaxrl whose flag `option` takes the part of this name."""
     return [
         name
@@ -183,7 +183,7 @@ def _flag(written: Mapping[str, Any]) -> Flag:
 
 def _default(value: Any, kind: Kind) -> Any:
     if isinstance(value, dict):
-        return Written(value["written"])
+        return DefaultText(value["written"])
     if isinstance(value, list):
         return tuple(value)
     return files.expand(value) if kind.name == "path" and value is not None else value

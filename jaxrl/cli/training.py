@@ -8,9 +8,9 @@ import jax
 
 from jaxrl import envs
 from jaxrl.algos.base import field_problems, make_algorithm
-from jaxrl.cli import ended, multihost
+from jaxrl.cli import finished_run, multihost
 from jaxrl.cli.flags import build_parts, with_flags
-from jaxrl.cli.runs import CommandLine
+from jaxrl.cli.runs import ParsedCommand
 from jaxrl.cli.values import assignments, literal
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
@@ -36,9 +36,9 @@ _LAYOUT = tuple({f.name: None for kind in (Sebulba, Anakin) for f in dataclasses
 _SLOW_TO_TRACE = ("brax:",)
 
 
-def train(given: CommandLine) -> int:
+def train(given: ParsedCommand) -> int:
     """Trains as the flags say; the exit code. The process of an evaluator ends within."""
-    asked, arguments = call_of(given)
+    asked, arguments = train_arguments(given)
     project = given.values["run"]["wandb"]
     leader = distributed.is_leader()
     loggers = [_wandb(project, arguments, asked)] if project is not None and leader else []
@@ -46,14 +46,14 @@ def train(given: CommandLine) -> int:
     if leader:
         _report(result)
         if result.run_dir is not None:
-            ended.remember(given, result.run_dir)
+            finished_run.save_command(given, result.run_dir)
     return {"non_finite": 1, "unsaved": 1, "interrupted": 130}.get(result.stopped, 0)
 
 
 # --- what was asked for ------------------------------------------------------------------------------------------
 
 
-def call_of(given: CommandLine) -> tuple["Asked", dict[str, Any]]:
+def train_arguments(given: ParsedCommand) -> tuple["TrainRequest", dict[str, Any]]:
     """The call of `jaxrl.train` that the flags ask for: what is trained, and the keyword arguments.
 
     Raises:
@@ -77,7 +77,7 @@ def call_of(given: CommandLine) -> tuple["Asked", dict[str, Any]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class TrainRequest:
     """What a command line asks for, ready for `jaxrl.train`, `jaxrl.sweep` and `jaxrl.tune`."""
 
     algo: Algorithm
@@ -86,7 +86,7 @@ class Asked:
     arguments: dict[str, Any]  # the command's own flags
 
 
-def prepare(command: str, given: CommandLine) -> Asked:
+def prepare(command: str, given: ParsedCommand) -> TrainRequest:
     """The algorithm and the environment of `train`, `sweep` and `tune`.
 
     Raises:
@@ -117,7 +117,7 @@ def prepare(command: str, given: CommandLine) -> Asked:
     if run.get("dataset") is None and learns_from_dataset(algo):
         raise ConfigError(_no_dataset(command, given, algo))
     common = ("preset", "import_", "env", "env_params", "num_envs", *multihost.FLAGS)
-    return Asked(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
+    return TrainRequest(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
 
 
 def _no_dataset(command, given, algo):
@@ -160,7 +160,7 @@ def _with_threads(asked, run, topology):
         return asked
     if not threads.one_suffices(asked.algo, asked.env, topology):
         return asked
-    threads.start_again_with_one()
+    threads.restart_backend()
     keep_apart(threads=1)
     return dataclasses.replace(asked, env=make_environment(run["env"], run["env_params"]))
 
@@ -180,15 +180,15 @@ def _only_on_the_host(names, env):
 
 def score(evaluation: Evaluation) -> str:
     """An evaluation in a line."""
-    return ended.score(evaluation.metrics())
+    return finished_run.score(evaluation.metrics())
 
 
 def _report(result: training.Result) -> None:
     """Prints how a run ended."""
     record = result.record()
-    print("\n".join(ended.report(record, type(result.algo).__name__, result.env.name, result.run_dir)))
+    print("\n".join(finished_run.report(record, type(result.algo).__name__, result.env.name, result.run_dir)))
     if record["session_steps"] == 0 and result.stopped == "finished":
-        print(ended.BEFORE)
+        print(finished_run.ALREADY_FINISHED)
     if result.stopped == "interrupted":
         saved = "nothing was saved: no --run-dir given"
         if result.run_dir is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxrl.cli import multihost, table
 from jaxrl.cli.fields import written
-from jaxrl.cli.runs import CommandLine
+from jaxrl.cli.runs import ParsedCommand
 from jaxrl.cli.sweep import PICTURES, read_space
 from jaxrl.cli.training import prepare
 from jaxrl.core.errors import ConfigError
@@ -17,7 +17,7 @@ from jaxrl.sweeps.tune import tune as run_tune
 _NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
 
-def tune(given: CommandLine, argv: Sequence[str]) -> int:
+def tune(given: ParsedCommand, argv: Sequence[str]) -> int:
     """Searches as the flags say; the exit code.
 
     Args:

@@ -83,11 +83,11 @@ class Program[Env, Data](Protocol):
         """
         ...
 
-    def not_in_checkpoints(self, algo: Algorithm) -> dict[str, PyTree]:
+    def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
         """The parts of a run's state, by field, that a run which goes on cannot restore and has anew."""
         ...
 
-    def emptied(self, algo: Algorithm, env: Env, state: RunState, dataset: Data | None = None) -> RunState:
+    def reset_buffers(self, algo: Algorithm, env: Env, state: RunState, dataset: Data | None = None) -> RunState:
         """`state` with new buffers in place of what it has."""
         ...
 

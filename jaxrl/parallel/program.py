@@ -1,6 +1,6 @@
 """What all programs do: lay a run out over devices, begin it, run its iterations, and record them.
 
-Programs differ in how they collect, which is a strategy (`Begins`, `Collects`), and in nothing else.
+Programs differ in how they collect, which is a strategy (`RunInitializer`, `RolloutCollector`), and in nothing else.
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ class Layout:
 # --- beginnings --------------------------------------------------------------------------------------------------
 
 
-class Begins[Source](Protocol):
+class RunInitializer[Source](Protocol):
     """How a run begins: its first time step, from a source, and its buffers. Static: a key of the compilation cache."""
 
     def __hash__(self) -> int: ...
@@ -138,7 +138,7 @@ class Begins[Source](Protocol):
 
 
 def init[Source](
-    begins: Begins[Source], algo: Algorithm, source: Source, key: jax.Array, dataset: Rings | None = None
+    begins: RunInitializer[Source], algo: Algorithm, source: Source, key: jax.Array, dataset: Rings | None = None
 ) -> RunState:
     """The state of a run that has not begun; pure."""
     resolved = resolve_schedules(algo, jnp.float32(0.0))
@@ -165,7 +165,7 @@ def _with_empty_buffers(begins, algo, source, state, dataset):
 
 
 def start[Source](
-    begins: Begins[Source], algo: Algorithm, source: Source, seed: int, *, saved: bool, dataset: Rings | None
+    begins: RunInitializer[Source], algo: Algorithm, source: Source, seed: int, *, saved: bool, dataset: Rings | None
 ) -> RunState:
     """As `Program.start`: `init`, compiled."""
     template(begins, algo, source, seed, saved=saved, dataset=dataset)
@@ -174,7 +174,7 @@ def start[Source](
 
 
 def template[Source](
-    begins: Begins[Source], algo: Algorithm, source: Source, seed: int, *, saved: bool, dataset: Rings | None
+    begins: RunInitializer[Source], algo: Algorithm, source: Source, seed: int, *, saved: bool, dataset: Rings | None
 ) -> RunState:
     """As `Program.template`.
 
@@ -191,10 +191,10 @@ def template[Source](
     return jax.tree.map(on, layout.on_mesh(begins.partition(algo)), shapes)
 
 
-def emptied[Source](
-    begins: Begins[Source], algo: Algorithm, source: Source, state: RunState, dataset: Rings | None
+def reset_buffers[Source](
+    begins: RunInitializer[Source], algo: Algorithm, source: Source, state: RunState, dataset: Rings | None
 ) -> RunState:
-    """As `Program.emptied`."""
+    """As `Program.reset_buffers`."""
     _, compiled = _beginnings(begins, jax.tree.structure(algo))
     return compiled(algo, source, state.replace(buffers={}), dataset)
 
@@ -211,7 +211,7 @@ def _beginnings(begins, structure):
 # --- everything in one compiled program ----------------------------------------------------------------------------
 
 
-class Collects[Env](Begins[Env], Protocol):
+class RolloutCollector[Env](RunInitializer[Env], Protocol):
     """How an iteration collects within a compiled program."""
 
     def steps_per_env(self, algo: Algorithm) -> int:
@@ -240,7 +240,7 @@ class CompiledProgram[Env]:
     """A `Program` that runs whole chunks in one compiled call. Static: a key of the compilation cache."""
 
     layout: Layout
-    collects: Collects[Env]
+    collects: RolloutCollector[Env]
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         return self.collects.steps_per_env(algo) * self.layout.num_envs
@@ -361,12 +361,12 @@ class CompiledProgram[Env]:
     ) -> RunState:
         return template(self.collects, algo, env, seed, saved=saved, dataset=dataset)
 
-    def not_in_checkpoints(self, algo: Algorithm) -> dict[str, PyTree]:
+    def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
         """All of a run is in its state."""
         return {}
 
-    def emptied(self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None) -> RunState:
-        return emptied(self.collects, algo, env, state, dataset)
+    def reset_buffers(self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None) -> RunState:
+        return reset_buffers(self.collects, algo, env, state, dataset)
 
     def chunk(
         self,

@@ -89,11 +89,11 @@ class StreamedProgram:
     ) -> RunState:
         return template(NoBuffers(self.layout), algo, None, seed, saved=saved, dataset=None)
 
-    def not_in_checkpoints(self, algo: Algorithm) -> dict[str, PyTree]:
+    def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
         """The dataset is read again."""
         return {}
 
-    def emptied(self, algo: Algorithm, env: None, state: RunState, dataset: Stream | None = None) -> RunState:
+    def reset_buffers(self, algo: Algorithm, env: None, state: RunState, dataset: Stream | None = None) -> RunState:
         """The state holds nothing of the data."""
         return state
 

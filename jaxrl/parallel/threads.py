@@ -64,7 +64,7 @@ def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
     return largest_product(jax.make_jaxpr(program.iterate)(algo, env, state, 1.0).jaxpr) < _WORTH_TWO_THREADS
 
 
-def start_again_with_one() -> None:
+def restart_backend() -> None:
     """Starts JAX anew with one thread.
 
     Arrays that were made before stay readable, and JAX copies them where they go into a program; what is to lie on the

@@ -17,7 +17,7 @@ from typing import IO, Any
 from jaxrl.core import files
 from jaxrl.core.config import check_sizes, decode, encode, flatten
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
-from jaxrl.run.ending import read_result
+from jaxrl.run.run_status import read_result
 
 MAY_CHANGE = ("total_steps", "logging", "native")  # fields, or groups of them, that a resumed run may have otherwise
 

@@ -17,10 +17,10 @@ from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import have_learners_ended, own_place
 from jaxrl.run import checkpoint
 from jaxrl.run.directory import EVALUATIONS, read_config
-from jaxrl.run.ending import has_ended, is_of_launch
 from jaxrl.run.evaluation import Evaluation, evaluate
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import JSONLLogger, read_metrics
+from jaxrl.run.run_status import is_finished, is_of_launch
 
 _LATE = 60.0  # seconds after which what learners wrote last is seen here, also if NFS keeps what it knows of a folder
 
@@ -69,7 +69,7 @@ def follow(
     known = {row["step"] for row in read_metrics(out)}
     try:
         while True:
-            ended = has_ended(path) or have_learners_ended(_LATE)  # before the last look at what there is
+            ended = is_finished(path) or have_learners_ended(_LATE)  # before the last look at what there is
             for step in checkpoint.complete_steps(path / "checkpoints"):
                 if step in known:
                     continue

@@ -1,8 +1,8 @@
 """Beginning a run with what another one has learned: fine-tuning, other settings, offline first and then online.
 
-`take_over` compares the learner that a run would begin with and what is handed in, leaf by leaf and before anything is
-compiled. What fits is taken over, and the rest begins afresh; the parameters and statistics that the policy acts with
-must fit. Environments, replays, steps and schedules always begin anew.
+`load_initial` compares the learner that a run would begin with and what is handed in, leaf by leaf and before
+anything is compiled. What fits is taken over, and the rest begins afresh; the parameters and statistics that the
+policy acts with must fit. Environments, replays, steps and schedules always begin anew.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ def _are_names(value):
     return isinstance(value, list) and all(isinstance(name, str) and name.isprintable() for name in value)
 
 
-def take_over(
+def load_initial(
     source: InitFrom, algo: Algorithm, env: Environment | HostRecipe, spec: EnvSpec, *, step: int | None = None
 ) -> Initial:
     """What a run of `algo` in `env` begins with.

@@ -21,7 +21,7 @@ from jaxrl.core import files
 from jaxrl.core.config import flatten
 from jaxrl.core.errors import MissingExtraError, RunDirectoryError
 from jaxrl.data.tfrecord import TfRecordWriter
-from jaxrl.run.ending import is_number
+from jaxrl.run.run_status import is_number
 
 _MOST_WAITING = 10_000  # rows for a logger that fails
 _LONGEST_PAUSE = 64  # rows between two attempts

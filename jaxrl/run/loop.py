@@ -347,7 +347,7 @@ class Loop:
         step = done * self.rows
         if int(report.failed_at) >= 0:
             # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
-            self.state = self.program.emptied(self.algo_there, self.env_there, chunk.before, self.dataset)
+            self.state = self.program.reset_buffers(self.algo_there, self.env_there, chunk.before, self.dataset)
             self.done = chunk.first
             failed_step = (chunk.first + int(report.failed_at) + 1) * self.rows
             raise _Stop("non_finite", *_problem(report, chunk, step, failed_step))
@@ -417,13 +417,13 @@ class Loop:
         except CheckpointError as error:
             if chunk is not None:
                 # The replays are in the hands of the next chunk.
-                self.state = self.program.emptied(self.algo_there, self.env_there, chunk.after, self.dataset)
+                self.state = self.program.reset_buffers(self.algo_there, self.env_there, chunk.after, self.dataset)
                 self.done = chunk.first + chunk.length
             self.directory = None
             self.loggers.drop(self.files)
-            self._end_unsaved(error)
+            self._abort_without_saving(error)
 
-    def _end_unsaved(self, error):
+    def _abort_without_saving(self, error):
         """Ends a run that can no longer be saved: alone, with its result; among several processes, with the error."""
         if distributed.is_several():
             raise error
@@ -492,7 +492,7 @@ class Loop:
         """Whether `callback_every` calls the callbacks here."""
         return self.callback_each is not None and done % self.callback_each == 0
 
-    def _stopped_before(self, state, done, kept):
+    def _already_done(self, state, done, kept):
         """Return why a run that is resumed here does not go on; None if it does."""
         due = done >= self.iterations or done % self.evaluate_each == 0 or self._calls_back(done)
         stop = self.callbacks.asked_to_stop(self._moment(state, done), kept, due)
@@ -508,7 +508,7 @@ class Loop:
         if unevaluated and not self.evaluator.in_thread:
             self._at_border(self.state, done)
             return
-        if (stop_again := self._stopped_before(self.state, done, kept)) is not None:
+        if (stop_again := self._already_done(self.state, done, kept)) is not None:
             raise _Stop(stop_again)
         if unevaluated and done < self.iterations:
             self._evaluate(self.state, done)
@@ -519,7 +519,7 @@ class Loop:
         try:
             self.checkpointer.save(done * self.rows, kept, score=score, callbacks=self.callbacks.keep())
         except CheckpointError as error:  # of those before
-            self._end_unsaved(error)
+            self._abort_without_saving(error)
 
     def _close_part(self, done, ending):
         """Before the checkpoint: a run that goes on from it has no second look at what led there."""
@@ -602,12 +602,12 @@ class Loop:
         steps = distributed.exchange("restored", step)
         if len(set(steps)) > 1:
             raise CheckpointError(f"the processes found different checkpoints: {steps}; all must see the same files")
-        anew, how = self.program.not_in_checkpoints(self.algo_there), []
+        anew, how = self.program.unsaved_state(self.algo_there), []
         state = state.replace(**anew)
         if anew:
             how.append(f"{self.program.layout.num_envs} host environments start new episodes")
         if replays_lost:
-            state = self.program.emptied(self.algo_there, self.env_there, state, self.dataset)
+            state = self.program.reset_buffers(self.algo_there, self.env_there, state, self.dataset)
             how.append("the replay buffers are empty and refill before learning continues")
         if how and distributed.is_leader():
             text = f"resumed at step {step}; {'; '.join(how)}; everything else is restored"
@@ -651,7 +651,7 @@ class Loop:
             if distributed.from_leader("not saved yet", done * self.rows not in self.checkpointer.steps()):
                 self._save(done, state, None)
         if self.checkpointer is not None:
-            stop = self._saved_at_last(state, done, stop)
+            stop = self._final_checkpoint(state, done, stop)
         if stop.reason == "unsaved":
             told = self.directory is not None and self.checkpointer is not None and self.checkpointer.told
             problem = "saving failed to the end" if told else stop.problem  # each failure is told once
@@ -694,7 +694,7 @@ class Loop:
             write_result(result, self.directory)
         return result
 
-    def _saved_at_last(self, state, done, stop):
+    def _final_checkpoint(self, state, done, stop):
         """How the run ends: as it would, once its last state is saved, which is tried twice."""
         assert self.checkpointer is not None  # else nothing is saved
         try:

@@ -16,8 +16,8 @@ from typing import Any
 from jaxrl.core import files
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.run.directory import SWEEP, read_config, with_new_fields
-from jaxrl.run.ending import is_number
 from jaxrl.run.loggers import read_metrics, write_csv
+from jaxrl.run.run_status import is_number
 
 METRICS, BEST, JOURNAL = "metrics.jsonl", "best", "study.journal"
 _FORMAT = 1

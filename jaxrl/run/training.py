@@ -42,7 +42,7 @@ from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.evaluation import EPISODES, default_episodes, episodes_problems
 from jaxrl.run.follow import follow_launched
-from jaxrl.run.init_from import InitFrom, recorded_parent, said, take_over
+from jaxrl.run.init_from import InitFrom, load_initial, recorded_parent, said
 from jaxrl.run.loggers import Logger
 from jaxrl.run.loop import Loop, Pace
 from jaxrl.run.progress import ProgressBar
@@ -172,7 +172,7 @@ def train(
         num_envs=num_envs,
     )
     run_dir = None if run_dir is None else files.expand(run_dir)
-    with _told_with(problems):
+    with _merged_problems(problems):
         if isinstance(dataset, str):
             dataset = load_dataset(dataset)
         env, eval_env = (None if one is None else envs.as_environment(one) for one in (env, eval_env))
@@ -228,7 +228,7 @@ def train(
     program = topology.bind(algo, env, fraction)
     notes += network_lines(algo, program.layout.spec)
     if fraction < 1.0 and distributed.is_leader():
-        _tell_if_nothing_is_learned(algo, total_steps)
+        _warn_if_no_updates(algo, total_steps)
     initial, parent = None, None
     if init_from is not None:
         with distributed.collective_errors("reading what the run begins with"):
@@ -303,7 +303,7 @@ def train(
 
 
 @contextlib.contextmanager
-def _told_with(problems):
+def _merged_problems(problems):
     """What is wrong with a name is told with these."""
     try:
         yield
@@ -355,7 +355,7 @@ def _resolved_fraction(given, algo, dataset, offline):
     return _DATASET_FRACTION if given is None else given
 
 
-def _tell_if_nothing_is_learned(algo, total_steps):
+def _warn_if_no_updates(algo, total_steps):
     waits = max((source.min_size for source in algo.experience.values() if isinstance(source, Replay)), default=0)
     if total_steps < waits:
         warnings.warn(
@@ -371,7 +371,7 @@ def _begins_with(source, algo, env, spec, run_dir):
     recorded = recorded_parent(run_dir, source)
     if recorded is not None and run_dir is not None and complete_steps(run_dir / "checkpoints"):
         return None, recorded
-    initial = take_over(source, algo, env, spec, step=None if recorded is None else recorded.get("step"))
+    initial = load_initial(source, algo, env, spec, step=None if recorded is None else recorded.get("step"))
     return initial, initial.parent
 
 

@@ -26,11 +26,11 @@ from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.remote import connect
 from jaxrl.run import sweep_directory
 from jaxrl.run.directory import check_below, check_no_pattern, difference, read_config, with_new_fields
-from jaxrl.run.ending import read_result
 from jaxrl.run.evaluation import default_episodes
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
+from jaxrl.run.run_status import read_result
 from jaxrl.run.topologies import Topology, default_topology
 from jaxrl.run.training import train
 from jaxrl.sweeps.results import SweepResult, leave

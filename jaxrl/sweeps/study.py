@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError, JaxrlError, NonFiniteError, RunDirectoryError
-from jaxrl.run.ending import is_number
+from jaxrl.run.run_status import is_number
 from jaxrl.sweeps.search import LogUniform, Uniform
 from jaxrl.sweeps.spaces import Range
 

@@ -30,10 +30,10 @@ from jaxrl.run.evaluation import EPISODES
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
 from jaxrl.run.signals import Signals
-from jaxrl.sweeps.kept import Progress, interrupted, opened_all
 from jaxrl.sweeps.make_train import bound
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
+from jaxrl.sweeps.sweep_checkpoints import Progress, interrupted, open_checkpointers
 from jaxrl.sweeps.vectorized import VectorizedRuns, devices_and_mapping
 
 
@@ -139,7 +139,7 @@ def sweep(
     parts: dict[int, dict[str, Any]] = {}
     done, timed = 0, []
     with contextlib.ExitStack() as stack:
-        checkpointers = stack.enter_context(opened_all(run_dir, configs, overwrite=overwrite))
+        checkpointers = stack.enter_context(open_checkpointers(run_dir, configs, overwrite=overwrite))
         if run_dir is not None and overwrite:
             sweep_directory.clear(files.expand(run_dir))
         if display is not None:

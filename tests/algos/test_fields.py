@@ -249,7 +249,7 @@ def test_only_fields_of_groups_are_restated():
     with pytest.raises(TypeError, match="capcity"):
 
         @field_group
-        class Wrong(ReplayFields):
+        class InvalidValue(ReplayFields):
             capcity: int = changed(3)
 
 
@@ -257,7 +257,7 @@ def test_no_restated_default_is_lost_by_the_order_of_groups():
     with pytest.raises(TypeError, match="list SequenceFields"):
 
         @field_group
-        class Wrong(CombinedReplayFields, SequenceFields):
+        class InvalidValue(CombinedReplayFields, SequenceFields):
             pass
 
 

@@ -105,7 +105,7 @@ def test_a_multiplier_rises_where_its_limit_is_passed():
 
 @pytest.mark.parametrize("x", [1e-6, 1e-2, 1.0, 30.0, 1e4])
 def test_the_softplus_is_undone(x):
-    assert float(jax.nn.softplus(kl_limits.before_softplus(x))) == pytest.approx(x, rel=1e-5)
+    assert float(jax.nn.softplus(kl_limits.inverse_softplus(x))) == pytest.approx(x, rel=1e-5)
 
 
 # --- the update ------------------------------------------------------------------------------------------------------

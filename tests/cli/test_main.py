@@ -23,7 +23,7 @@ from PIL import Image
 
 import jaxrl
 from jaxrl.algos import ALGORITHMS
-from jaxrl.cli import ended, fields, flags, main, runs, training, values
+from jaxrl.cli import fields, finished_run, flags, main, runs, training, values
 from jaxrl.cli.doctor import OK, PROBLEM, packages
 from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
@@ -32,9 +32,9 @@ from jaxrl.core.sources import Dataset
 from jaxrl.core.types import EnvSpec
 from jaxrl.networks import GRU, MLP
 from jaxrl.run import rendering
-from jaxrl.run.ending import has_ended
 from jaxrl.run.loading import load_run
 from jaxrl.run.presets import PRESETS
+from jaxrl.run.run_status import is_finished
 
 SMALL = ["--num-envs", "2", "--rollout-length", "8", "--minibatches", "2", "--network.torso", "mlp:8", "--no-progress"]
 SMALL += ["--epochs", "1", "--evaluation-episodes", "2"]
@@ -147,9 +147,9 @@ def test_a_result_of_another_process_is_not_made_newer(said, run_dir, tmp_path):
     shutil.copytree(run_dir, run)
     (run / ".lock").write_text(STARTED_AGAIN)
     given = runs.read("train", [*TRAIN[1:], "--total-steps", "128", "--gamma", "0.9"])
-    ended.remember(given, run)
+    finished_run.save_command(given, run)
     assert json.loads((run / "result.json").read_text())["command"]["flags"]["PPO.gamma"] == 0.9
-    assert not has_ended(run)
+    assert not is_finished(run)
 
 
 def test_eval(said, run_dir):
@@ -450,7 +450,7 @@ def test_every_default_is_read_back_from_its_text(name):
                 continue
             value = getattr(getattr(algo, group.title) if group.prefix else algo, flag.name)
             assert values.build(values.read(flag.kind, fields.written(value))) == value
-            assert flag.default is value or flag.default == flags.Written(fields.written(value))
+            assert flag.default is value or flag.default == flags.DefaultText(fields.written(value))
 
 
 def test_every_field_of_an_algorithm_can_be_set():
@@ -613,4 +613,4 @@ def test_the_topology_has_flags(said, tmp_path):
 )
 def test_returns_of_any_size_are_shown_with_digits_that_say_something(mean, deviation, text):
     metrics = {"return_mean": mean, "return_std": deviation, "episodes": 16, "unfinished": 0}
-    assert ended.score(metrics) == f"{text} over 16 episodes"
+    assert finished_run.score(metrics) == f"{text} over 16 episodes"

@@ -209,7 +209,7 @@ def test_in_an_evaluation_that_takes_minutes_it_saves_and_leaves(tmp_path):
         pytest.param('instead("jaxrl.run.loop", "write_result", press, True)', id="the result is written"),
         pytest.param('instead("jaxrl.run.result", "plot_runs", press, True)', id="its curve is drawn"),
         pytest.param('instead("jaxrl.run.signals", "Signals.__exit__", press, True)', id="the run gives signals back"),
-        pytest.param('instead("jaxrl.cli.ended", "remember", press)', id="all is done"),
+        pytest.param('instead("jaxrl.cli.finished_run", "save_command", press)', id="all is done"),
     ],
 )
 def test_at_its_end_a_run_is_finished_and_the_exit_code_that_of_the_signal(place, tmp_path):
@@ -222,7 +222,7 @@ def test_at_its_end_a_run_is_finished_and_the_exit_code_that_of_the_signal(place
 @pytest.mark.long
 def test_a_sweep_that_is_interrupted_after_its_last_point_has_saved_it(tmp_path):
     words = command("sweep", tmp_path / "run")
-    code, said = pressed('instead("jaxrl.sweeps.kept", "Progress.add", press_once)', *words)
+    code, said = pressed('instead("jaxrl.sweeps.sweep_checkpoints", "Progress.add", press_once)', *words)
     assert code == 130, said
     assert checkpoint.read_manifest(tmp_path / "run" / "program-0" / "checkpoints").step > 0
     again = [sys.executable, "-m", "jaxrl", *words]

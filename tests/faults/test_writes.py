@@ -24,8 +24,8 @@ import jaxrl
 from jaxrl.core.errors import CheckpointError, DatasetError, JaxrlError, RecordingError, RunDirectoryError
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.checkpoint import Checkpointer
-from jaxrl.run.ending import has_ended
 from jaxrl.run.loggers import read_metrics
+from jaxrl.run.run_status import is_finished
 
 pytestmark = pytest.mark.faults
 
@@ -230,14 +230,14 @@ def test_a_clock_that_is_set_back_changes_nothing(reference, tmp_path, monkeypat
         ended, lines = told_of(tmp_path / "run", Ends(3 * ROWS, set_back))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert ended.stopped == "interrupted" and lines == [] and has_ended(tmp_path / "run")
+    assert ended.stopped == "interrupted" and lines == [] and is_finished(tmp_path / "run")
     set_back()
     assert_it_goes_on(tmp_path / "run", reference)
-    assert has_ended(tmp_path / "run")
+    assert is_finished(tmp_path / "run")
     steps, _ = read_events(tmp_path / "run" / "tensorboard")
     assert sorted(set(steps)) == [number * ROWS for number in range(1, ITERATIONS + 1)]
     set_back()
-    assert has_ended(tmp_path / "run"), "whatever the files' times say"
+    assert is_finished(tmp_path / "run"), "whatever the files' times say"
 
 
 # --- beside runs -----------------------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ import jaxrl
 from helpers import hostile
 from helpers.programs import DQN, ENV, PPO, ROWS, anakin
 from helpers.recorded import episode, spaces_of
-from jaxrl.cli import ended, runs
+from jaxrl.cli import finished_run, runs
 from jaxrl.core.errors import JaxrlError
 from jaxrl.core.types import env_spec
 from jaxrl.data import MinariWriter, RldsWriter, load_dataset
 from jaxrl.plots.curves import TRAINING
-from jaxrl.run import checkpoint, ending, loop
+from jaxrl.run import checkpoint, loop, run_status
 from jaxrl.run.directory import read_config, with_new_fields
 from jaxrl.run.evaluation import evaluate
 from jaxrl.run.export import export_rlds
@@ -140,7 +140,7 @@ READERS = {
         lambda path: read_run(path).curve(TRAINING),
         lambda path: read_metrics(path / "metrics.jsonl"),
     ],
-    "result": [ending.read_result, lambda path: ended.answer(given(path))],
+    "result": [run_status.read_result, lambda path: finished_run.print_finished_run(given(path))],
     "manifest": [list_checkpoints, load_run],
     "rlds": [lambda path: report(f"rlds:{path}")],
     "minari": [lambda path: report(f"minari:{path}")],

@@ -99,7 +99,7 @@ def starts(two_cores, monkeypatch):
     """How often JAX was started anew, where the command line's process is this one."""
     started = []
     monkeypatch.setattr(training, "is_for_a_command", lambda: True)
-    monkeypatch.setattr(training.threads, "start_again_with_one", lambda: started.append(1))
+    monkeypatch.setattr(training.threads, "restart_backend", lambda: started.append(1))
     monkeypatch.setattr(training, "keep_apart", lambda threads: started.append(threads))
     monkeypatch.setattr(training, "keep_compiled_programs", lambda: None)
     return started
@@ -107,7 +107,7 @@ def starts(two_cores, monkeypatch):
 
 def line(*words, env="gymnax:CartPole-v1"):
     command = ["ppo", "--env", env, "--num-envs", "8", "--minibatches", "8", "--total-steps", "64", *words]
-    return training.call_of(runs.read("train", command))
+    return training.train_arguments(runs.read("train", command))
 
 
 def test_a_command_with_small_products_starts_again_and_makes_its_environment_anew(starts):

@@ -13,7 +13,7 @@ from jaxrl import networks
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.schedules import Linear
 from jaxrl.core.types import env_spec
-from jaxrl.run.init_from import recorded_parent, take_over
+from jaxrl.run.init_from import load_initial, recorded_parent
 from jaxrl.run.loading import load_run
 
 # Schedules as PPO's own is, and so all train with the program of many other tests.
@@ -49,7 +49,7 @@ def test_parameters_are_taken_over(parent, kind):
 
 def test_learning_goes_on_with_the_optimizer_it_had(parent):
     before, path = parent
-    initial = take_over(path, PPO, ENV, env_spec(ENV))
+    initial = load_initial(path, PPO, ENV, env_spec(ENV))
     assert initial.parent["taken"] == ["network", "updates"] and initial.parent["fresh"] == []
     fresh = jax.tree.map(jnp.zeros_like, before.state.learner)
     assert_equal(initial.into(fresh, lambda tree: tree), before.state.learner)
@@ -58,7 +58,7 @@ def test_learning_goes_on_with_the_optimizer_it_had(parent):
 def test_another_optimizer_begins_afresh(parent):
     _, path = parent
     other = PPO.replace(optimizer=jaxrl.algos.optimizers.RMSProp())
-    said = take_over(path, other, ENV, env_spec(ENV)).parent
+    said = load_initial(path, other, ENV, env_spec(ENV)).parent
     assert said["taken"] == ["network.params", "updates"] and said["fresh"] == ["network.optimizer_state"]
 
 
@@ -80,7 +80,7 @@ def test_offline_first_and_then_online():
     ):
         _, before = learner(offline)
         algo, after = learner(online)
-        initial = take_over(before, algo, env, PENDULUM)
+        initial = load_initial(before, algo, env, PENDULUM)
         assert initial.parent["fresh"] == fresh, type(offline).__name__
         made = initial.into(after, lambda tree: tree)
         for part in ("policy", "critic"):
@@ -93,7 +93,7 @@ def test_targets_follow_a_policy():
     settings = {"policy": networks.Actor(**SMALL), "critic": networks.Critic(**SMALL)}
     algo, before = learner(jaxrl.TD3(**settings))
     policy = jaxrl.Policy(algo, algo.actor(jax.tree.map(lambda x: x + jnp.ones_like(x), before)), PENDULUM)
-    initial = take_over(policy, algo, jaxrl.make("gymnax:Pendulum-v1"), PENDULUM)
+    initial = load_initial(policy, algo, jaxrl.make("gymnax:Pendulum-v1"), PENDULUM)
     made = initial.into(before, lambda tree: tree)
     assert_equal(made.policy.params, policy.actor.params)
     assert_equal(made.policy.target_params, policy.actor.params)

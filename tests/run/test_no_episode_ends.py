@@ -11,11 +11,11 @@ from helpers.strict_json import check_folder
 import jaxrl
 from jaxrl.cli import ended
 from jaxrl.run.callbacks import Decision, FunctionCallback
-from jaxrl.run.ending import read_result
 from jaxrl.run.follow import follow
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.loop import Pace
 from jaxrl.run.plotting import plot_runs
+from jaxrl.run.run_status import read_result
 from jaxrl.run.training import at_pace
 
 EACH = 2 * ROWS

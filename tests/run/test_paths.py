@@ -25,8 +25,8 @@ from jaxrl.run.follow import follow
 from jaxrl.run.init_from import recorded_parent
 from jaxrl.run.loggers import CSVLogger, JSONLLogger, read_metrics, write_csv
 from jaxrl.run.plotting import plot_runs, read_run
-from jaxrl.sweeps.kept import opened_all
 from jaxrl.sweeps.study import Trial
+from jaxrl.sweeps.sweep_checkpoints import open_checkpointers
 
 pytest.importorskip("tensorflow_datasets")
 SOURCES = Path(jaxrl.__file__).parent
@@ -109,7 +109,7 @@ def test_directories_and_logs(at_home, tmp_path):
     with RunDirectory(at_home("run"), {}) as directory:
         assert directory.path == home / "run"
     assert read_config(at_home("run")) == {}
-    with opened_all(at_home("sweep"), [{}, {}], overwrite=False) as found:
+    with open_checkpointers(at_home("sweep"), [{}, {}], overwrite=False) as found:
         assert [one.directory.parent for one in found] == [home / "sweep" / f"program-{n}" for n in (0, 1)]
     log = JSONLLogger(at_home("logs/metrics.jsonl"))
     log.write(1, {"a": 1.0})

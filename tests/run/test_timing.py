@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxrl.cli.ended import report
+from jaxrl.cli.finished_run import report
 from jaxrl.run import timing
 from jaxrl.run.timing import Completions, Laps, described
 

@@ -19,7 +19,7 @@ from jaxrl.envs.host import worker_program
 from jaxrl.envs.host.conversion import Actions, Observations
 from jaxrl.envs.host.episodes import Episodes
 from jaxrl.envs.host.options import check_recorded
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, told_if_slow
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, warn_if_slow
 from jaxrl.envs.host.workers import InProcess, Workers
 
 START_TIMEOUT = 120.0  # seconds
@@ -127,7 +127,7 @@ def _spaces(where, spec, options, workers, start_timeout):
             raise RuntimeError(str(error).strip().splitlines()[-1]) from error
         made.close()
         return made.spaces
-    with told_if_slow(where, "making an environment"):
+    with warn_if_slow(where, "making an environment"):
         environment = worker_program.made(spec, options)
         found = worker_program.spaces(environment)
     close_all([environment], where)

@@ -91,7 +91,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def told_if_slow(name: str, what: str) -> Generator[None]:
+def warn_if_slow(name: str, what: str) -> Generator[None]:
     """A warning names what the caller's thread waits for, once it has taken `TOLD` seconds; it goes on.
 
     Args:

@@ -22,12 +22,12 @@ from jaxrl.core import resources
 from jaxrl.core.errors import ConfigError, EnvironmentFailedError
 from jaxrl.envs.host import worker_program
 from jaxrl.envs.host.episodes import environment_seeds
-from jaxrl.envs.host.watchdog import told_if_slow
+from jaxrl.envs.host.watchdog import warn_if_slow
 
 Command = tuple[str, Any]  # ("reset", seed or None) or ("step", action)
 Outcome = tuple[Any, float, bool, bool, tuple[float, ...]]  # observation, reward, terminated, truncated, info
 
-_GLANCE = 0.005  # seconds between two looks at a process that is ending
+_POLL_INTERVAL = 0.005  # seconds between two looks at a process that is ending
 _LOOK = 1.0  # and at those that do not answer
 CLOSE_TIMEOUT = 2.0  # seconds for all workers together to close their environments
 
@@ -256,7 +256,7 @@ class Workers:
     def _started(self, worker: "_Worker") -> Any:
         """Waits until its environments are made, and gives their spaces."""
         try:
-            with told_if_slow(self._name, f"making environments in a worker (start_timeout={self._start_timeout:g})"):
+            with warn_if_slow(self._name, f"making environments in a worker (start_timeout={self._start_timeout:g})"):
                 ready = worker.connection.poll(self._start_timeout)
             if ready:
                 failure, spaces = worker.connection.recv()
@@ -336,7 +336,7 @@ class _Worker:
             while self._process.returncode is None and os.waitid(os.P_PID, self._process.pid, how) is None:
                 if time.monotonic() > deadline:
                     return False
-                time.sleep(_GLANCE)
+                time.sleep(_POLL_INTERVAL)
         return True
 
     def kill(self) -> int:

@@ -25,7 +25,7 @@ from jaxrl.parallel.multihost.place import own_place
 from jaxrl.parallel.multihost.ways import Cluster, Here, Launch, Processes, RayProcesses, Several
 
 _LOOK = 0.05  # seconds between two looks at the processes
-_LAST_WORDS = 10.0  # seconds that the others have to end by themselves, once one has failed
+_GRACE_PERIOD = 10.0  # seconds that the others have to end by themselves, once one has failed
 _LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0, "evaluators": 0}
 _MOST_EVALUATORS = 1
 _DIGITS = 9  # of a number of processes or restarts, at most
@@ -168,7 +168,7 @@ def run_processes(command: Sequence[str], how: Several, again: Sequence[str] = (
             last = attempt == how.restarts
             try:
                 with _started([*command, *again] if attempt else command, how, signals) as processes:
-                    watched = _Together(processes, how, signals)
+                    watched = _ProcessGroup(processes, how, signals)
                     code = watched.wait()
                     last = last or code in (0, _BAD_INPUT)
                     if code:
@@ -237,7 +237,7 @@ class _Signals:
         return self._receiving.__exit__(*raised)
 
 
-class _Together:
+class _ProcessGroup:
     """The processes of one attempt."""
 
     def __init__(self, processes: Sequence[Started], how: Several, signals: _Signals):
@@ -257,14 +257,14 @@ class _Together:
         while len(self._ended) < len(self._processes):
             self._look()
             if until is None and any(code for _, code in self._ended):
-                until = time.monotonic() + _LAST_WORDS
+                until = time.monotonic() + _GRACE_PERIOD
                 self._ask_others()
             if until is not None and time.monotonic() > until:
                 self._kill()
             if not told and sum(index < self._learners for index, _ in self._ended) == self._learners:
                 told = True
                 for process in self._processes[self._learners :]:
-                    process.tell_learners_ended()
+                    process.notify_training_finished()
             time.sleep(_LOOK)
         if self._signals.passed and len(self._processes) < self._count:
             return 128 + self._signals.passed[0]
@@ -280,11 +280,11 @@ class _Together:
                 name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
                 print(f"error: {self._name(index)} was ended by {name}", file=sys.stderr)
             if index and not code == codes.get(0) == _BAD_INPUT:  # else the first has told the same
-                for line in self._processes[index].last_words().splitlines()[-_LINES:]:
+                for line in self._processes[index].stderr_tail().splitlines()[-_LINES:]:
                     print(f"{self._name(index)}: {line}", file=sys.stderr)
         if self._killed:
             which = ", ".join(map(self._name, sorted(self._killed)))
-            print(f"{which}: ended, {_LAST_WORDS:g} s after the other had failed", file=sys.stderr)
+            print(f"{which}: ended, {_GRACE_PERIOD:g} s after the other had failed", file=sys.stderr)
         sys.stderr.flush()
 
     def _name(self, index):

@@ -35,11 +35,11 @@ class Started(Protocol):
         """Ends it at once."""
         ...
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """What it said that was not shown."""
         ...
 
-    def tell_learners_ended(self) -> None:
+    def notify_training_finished(self) -> None:
         """Tells an evaluator that no checkpoint will come any more."""
         ...
 
@@ -99,10 +99,10 @@ class Local:
             os.close(self._alive)
             self._alive = None
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         return "" if self._output is None else Path(self._output.name).read_text(errors="replace")
 
-    def tell_learners_ended(self) -> None:
+    def notify_training_finished(self) -> None:
         if self._alive is not None:
             with contextlib.suppress(BrokenPipeError):  # it has ended, too
                 os.write(self._alive, b".")

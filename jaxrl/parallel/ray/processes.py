@@ -65,9 +65,9 @@ class Holder:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def tell_learners_ended(self) -> None:
+    def notify_training_finished(self) -> None:
         assert self._process is not None
-        self._process.tell_learners_ended()
+        self._process.notify_training_finished()
 
     def kill(self, since: tuple[int, int]) -> tuple[int | None, tuple[bytes, bytes]]:
         """Ends the process at once; as `look`."""
@@ -136,11 +136,11 @@ class _Held:
         with contextlib.suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
 
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         return self._said.decode(errors="replace")
 
-    def tell_learners_ended(self) -> None:
-        self._actor.tell_learners_ended.remote()
+    def notify_training_finished(self) -> None:
+        self._actor.notify_training_finished.remote()
 
 
 def start(

@@ -14,10 +14,10 @@ import jax
 
 from jaxrl.core import resources
 from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
-from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt, Reusing
+from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt, RecyclingCollector
 from jaxrl.parallel.sebulba.inference import ClosedError, Inference
 
-_GLANCE = 2e-3  # seconds between two looks at the learner, while it learns
+_POLL_INTERVAL = 2e-3  # seconds between two looks at the learner, while it learns
 _COMPILING = 60.0  # seconds that a program may take to compile when all is to end
 
 
@@ -158,7 +158,7 @@ class ActorThreads:
           is_learned: whether the programs that read them are done.
         """
         for collector, collected in zip(self._collectors, rollouts, strict=True):
-            if isinstance(collector, Reusing):
+            if isinstance(collector, RecyclingCollector):
                 collector.give_back(collected.rollout, is_learned)
 
     def is_round_ready(self) -> bool:
@@ -174,7 +174,7 @@ class ActorThreads:
         while True:
             busy, began = learning(), time.monotonic()
             try:
-                return self._rollouts[collector].get(timeout=_GLANCE if busy else TURN)
+                return self._rollouts[collector].get(timeout=_POLL_INTERVAL if busy else TURN)
             except queue.Empty:
                 self._look()
             finally:

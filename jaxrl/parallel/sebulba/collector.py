@@ -97,7 +97,7 @@ class Collector(Protocol):
 
 
 @runtime_checkable
-class Reusing(Protocol):
+class RecyclingCollector(Protocol):
     """A `Collector` that writes rollouts over earlier ones, as fresh memory costs more than what is written to it."""
 
     def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
@@ -162,7 +162,7 @@ class RolloutInParts(Protocol):
 
 
 class GroupActor(Protocol):
-    """Who acts for a group: for it alone (`ActingAlone`), or together with other groups (`GroupOfMany`)."""
+    """Who acts for a group: for it alone (`LocalPolicy`), or together with other groups (`BatchedGroup`)."""
 
     @property
     def steps(self) -> HostSteps: ...

@@ -205,7 +205,7 @@ class Inference:
         self._sizes = batching.sizes(self._all.group, at_once)
         env_index = np.concatenate([first + np.arange(steps.group, dtype=np.int32) for first in first_envs])
         self._key, self._env_index = jax.device_put((key, env_index), jax.sharding.SingleDeviceSharding(device))
-        self.groups = [GroupOfMany(self, number * steps.group) for number in range(len(first_envs))]
+        self.groups = [BatchedGroup(self, number * steps.group) for number in range(len(first_envs))]
         # Who waits for what:
         self._lock, self._batches = threading.Lock(), Batches[Request](batching, self._all.group, at_once)
         self._busy = self._closed = False
@@ -362,7 +362,7 @@ class Inference:
             self._act_on_device(published, of_size(size), zeros.astype(np.uint32), zeros, self._nobody(size))
 
 
-class GroupOfMany:
+class BatchedGroup:
     """Who acts for one group of an `Inference`: a `GroupActor`.
 
     Args:
@@ -377,9 +377,9 @@ class GroupOfMany:
         self._steps_per_env = steps_per_env
 
     @contextlib.contextmanager
-    def rollout(self, published: Published, shown: TimeStep[np.ndarray]) -> Generator["RolloutOfMany"]:
+    def rollout(self, published: Published, shown: TimeStep[np.ndarray]) -> Generator["BatchedRollout"]:
         initial = self._inference.begin(published, shown, self._first)
-        rollout = RolloutOfMany(self._inference, published, self._first, self._steps_per_env, initial)
+        rollout = BatchedRollout(self._inference, published, self._first, self._steps_per_env, initial)
         try:
             yield rollout
         finally:
@@ -387,7 +387,7 @@ class GroupOfMany:
         self._steps_per_env += self.steps.length
 
 
-class RolloutOfMany:
+class BatchedRollout:
     """A rollout of one group of an `Inference`."""
 
     def __init__(self, inference: Inference, published: Published, first: int, steps_per_env: int, initial: PyTree):

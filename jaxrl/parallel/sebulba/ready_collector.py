@@ -29,7 +29,7 @@ def problems(ready: int, group: int, env: HostRecipe) -> list[str]:
     return found
 
 
-class ActingAlone:
+class LocalPolicy:
     """A `GroupActor` of a group by itself."""
 
     def __init__(self, group: Group):
@@ -107,7 +107,7 @@ class ReadyCollector:
         steps = self._acting.steps
         if steps.whole_episodes:
             self._shown = self._reset()
-        turns = Turns(steps.group, self.host.batch_size, steps.length)
+        turns = ReadyScheduler(steps.group, self.host.batch_size, steps.length)
         with self._acting.rollout(published, self._shown) as rollout:
             while not turns.over:
                 turn = turns.take()
@@ -136,7 +136,7 @@ class ReadyCollector:
         turns.came(env_ids)
 
 
-class Turns:
+class ReadyScheduler:
     """Whose turn it is, until every environment of a group has acted `length` times, in batches of `ready`.
 
     A batch is of `ready` different environments, no fewer: what acts is compiled for so many, and so many are what

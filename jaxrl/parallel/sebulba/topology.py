@@ -25,12 +25,12 @@ from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, Rollouts, env_spec
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, told_if_slow
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, warn_if_slow
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.program import Layout, emptied, start, template
+from jaxrl.parallel.program import Layout, reset_buffers, start, template
 from jaxrl.parallel.ray.environments import RemoteRecipe
 from jaxrl.parallel.ray.policy import ParameterStore, RemoteCollector
 from jaxrl.parallel.ray.remote import Remote
@@ -38,9 +38,9 @@ from jaxrl.parallel.recorded import from_rollouts
 from jaxrl.parallel.sebulba import checks, rate_limit
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Collector, Group, StepCollector
-from jaxrl.parallel.sebulba.inference import DynamicBatching, GroupOfMany, Inference, InferenceCollector
+from jaxrl.parallel.sebulba.inference import BatchedGroup, DynamicBatching, Inference, InferenceCollector
 from jaxrl.parallel.sebulba.learning import HostLearning, HostRollouts
-from jaxrl.parallel.sebulba.ready_collector import ActingAlone, ReadyCollector
+from jaxrl.parallel.sebulba.ready_collector import LocalPolicy, ReadyCollector
 from jaxrl.parallel.sebulba.rounds import EveryRound, RateLimited, Rounds
 
 
@@ -202,7 +202,7 @@ class SebulbaProgram:
             self.close()
             raise
 
-    def not_in_checkpoints(self, algo: Algorithm) -> dict[str, PyTree]:
+    def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
         """Host environments cannot be saved, and begin new episodes."""
         begin = jax.jit(self._begins.begin, out_shardings=self.layout.on_mesh(PartitionSpec("data")))
         resolved = resolve_schedules(algo, jnp.float32(0.0))
@@ -251,7 +251,7 @@ class SebulbaProgram:
         self._inferences = []
         if batching is None:
             return [Group(steps, key, first, device) for first, device in zip(first_envs, devices, strict=True)]
-        acting: dict[int, GroupOfMany] = {}
+        acting: dict[int, BatchedGroup] = {}
         for device in dict.fromkeys(devices):
             here = [number for number, where in enumerate(devices) if where == device]
             first, at_once = [first_envs[number] for number in here], self.topology.ready or steps.group
@@ -263,13 +263,13 @@ class SebulbaProgram:
     def _collector(self, env, seed, env_offset, acting):
         ready, size, timeout = self.topology.ready, acting.steps.group, self.topology.step_timeout
         alone = isinstance(acting, Group)
-        with told_if_slow(env.name, "building the environments"):
+        with warn_if_slow(env.name, "building the environments"):
             if ready is not None:
                 host = env.build_async(size, ready, seed, env_offset)
             else:
                 host = env.build(size, seed, env_offset)
         if ready is not None:
-            acting = ActingAlone(acting) if alone else acting
+            acting = LocalPolicy(acting) if alone else acting
             return first_call(lambda: ReadyCollector(acting, host), host, timeout)
         if alone:
             return first_call(lambda: StepCollector(acting, host), host, timeout)
@@ -283,8 +283,10 @@ class SebulbaProgram:
         devices = apart if len(apart) == wanted else here[:wanted]
         return [devices[number % len(devices)] for number in range(self.topology.threads)]
 
-    def emptied(self, algo: Algorithm, env: HostRecipe, state: RunState, dataset: Rings | None = None) -> RunState:
-        return emptied(self._begins, algo, state.timestep, state, dataset)
+    def reset_buffers(
+        self, algo: Algorithm, env: HostRecipe, state: RunState, dataset: Rings | None = None
+    ) -> RunState:
+        return reset_buffers(self._begins, algo, state.timestep, state, dataset)
 
     def chunk(
         self,

@@ -117,7 +117,7 @@ def test_an_evaluator_has_its_share_of_the_cores(program, tmp_path):
 
 
 def test_where_one_fails_all_end_and_its_last_words_are_shown(program, capfd, monkeypatch):
-    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(launch, "_GRACE_PERIOD", 0.1)
     text = "if place.process_id == 0: time.sleep(600)\nprint('cannot go on', file=sys.stderr)\nsys.exit(3)"
     assert launch.run_processes(program(text), Processes(2)) == 3
     said = capfd.readouterr().err
@@ -125,7 +125,7 @@ def test_where_one_fails_all_end_and_its_last_words_are_shown(program, capfd, mo
 
 
 def test_a_killed_process_is_named(program, capfd, monkeypatch):
-    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(launch, "_GRACE_PERIOD", 0.1)
     text = "if place.process_id == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
     assert launch.run_processes(program(text), Processes(2)) == 128 + signal.SIGKILL
     assert "error: process 1 was ended by SIGKILL" in capfd.readouterr().err
@@ -145,7 +145,7 @@ if place.role == "evaluator":
 
 
 def test_where_a_learner_fails_the_evaluator_ends_at_once(program, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(launch, "_LAST_WORDS", PATIENCE)
+    monkeypatch.setattr(launch, "_GRACE_PERIOD", PATIENCE)
     text = f"""
 if place.role == "learner":
     while not os.path.exists("1.ready"):
@@ -177,7 +177,7 @@ open("evaluator.ended", "w").close()
 
 
 def test_learners_have_their_time_to_save_when_a_signal_has_ended_the_evaluator(program, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(launch, "_GRACE_PERIOD", 0.1)
     text = """
 def save(number, frame):
     while evaluator_runs():

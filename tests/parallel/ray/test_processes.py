@@ -75,7 +75,7 @@ open(f"{place.role}.ended", "w").close()
 
 
 def test_where_one_fails_all_end_and_are_started_again(program, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(launch, "_GRACE_PERIOD", 0.1)
     text = """
 with open(f"{place.process_id}.tries", "a") as file:
     file.write(" ".join(sys.argv[1:]) + ";")
@@ -132,7 +132,7 @@ def test_a_restart_that_finds_no_place_ends_with_the_first_code(program, monkeyp
 
 def test_a_process_ends_with_its_actor(program, started, tmp_path, capfd, monkeypatch):
     """As where a machine is lost: the run fails."""
-    monkeypatch.setattr(launch, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(launch, "_GRACE_PERIOD", 0.1)
     text = """
 open(f"{place.process_id}.pid", "w").write(str(os.getpid()))
 os.rename(f"{place.process_id}.pid", f"{place.process_id}.ready")

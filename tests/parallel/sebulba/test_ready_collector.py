@@ -17,7 +17,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps, complete
 from jaxrl.parallel.sebulba.collector import Group, Published, StepCollector
-from jaxrl.parallel.sebulba.ready_collector import ActingAlone, ReadyCollector, Turns
+from jaxrl.parallel.sebulba.ready_collector import LocalPolicy, ReadyCollector, ReadyScheduler
 
 # --- turns -------------------------------------------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ def test_turns_end_whoever_is_ready_first(ready, batches, length, data):
     group = ready * batches
     slowness = data.draw(st.lists(st.integers(0, 3), min_size=group, max_size=group))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    turns, at_work, places = Turns(group, ready, length), {}, [[] for _ in range(group)]
+    turns, at_work, places = ReadyScheduler(group, ready, length), {}, [[] for _ in range(group)]
     while not turns.over:
         turn = turns.take()
         if turn is None:
@@ -51,7 +51,7 @@ def test_turns_end_whoever_is_ready_first(ready, batches, length, data):
 
 
 def test_a_slow_environment_stops_the_others_only_where_a_batch_would_lack_it():
-    turns, at_work = Turns(8, 4, 10), set()
+    turns, at_work = ReadyScheduler(8, 4, 10), set()
     acted = np.zeros(8, int)
     while (turn := turns.take()) is not None or len(at_work - {7}) >= 4:  # environment 7 never comes
         if turn is not None:
@@ -142,7 +142,7 @@ WHOLE = dataclasses.replace(STEPS, whole_episodes=True)
 
 def collector(cls, host, steps=STEPS):
     group = Group(steps, jax.random.key(3), NUM_ENVS, jax.devices()[0])
-    made = cls(ActingAlone(group) if cls is ReadyCollector else group, host)
+    made = cls(LocalPolicy(group) if cls is ReadyCollector else group, host)
     made.begin_at(2**32 - 10)  # ticks wrap
     return made
 

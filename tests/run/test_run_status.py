@@ -5,14 +5,14 @@ import pytest
 from jaxrl.core.errors import RunDirectoryError
 from jaxrl.run import directory
 from jaxrl.run.directory import RunDirectory
-from jaxrl.run.ending import has_ended, is_of_launch
+from jaxrl.run.run_status import is_finished, is_of_launch
 
 
 @pytest.mark.parametrize("name", ["missing", "file", "loop", "n" * 300], ids=lambda name: name[:8])
 def test_what_cannot_be_looked_at_has_not_ended(tmp_path, name):
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
-    assert not has_ended(tmp_path / name)
+    assert not is_finished(tmp_path / name)
 
 
 def test_a_run_is_of_a_launch_once_the_directory_is_its_own(tmp_path, monkeypatch):

@@ -14,13 +14,13 @@ _LAUNCH = re.compile(r"^launch ([0-9a-f]{16})$", re.MULTILINE)
 _NUMBERS = ("total_steps", "steps_per_second", "wall_seconds", "session_steps", "run_steps_per_second", "total_seconds")
 
 
-def has_ended(path: str | os.PathLike) -> bool:
+def is_finished(path: str | os.PathLike) -> bool:
     """Whether a run has written its result, and was not started again since; also from another machine."""
     path = files.expand(path)
     result, lock = path / "result.json", path / ".lock"
     try:
         # The lock's file is written whenever a run starts. Its time and that of the result say less: clocks are set.
-        start = _START.search(_said_by(lock))
+        start = _START.search(_read_lock(lock))
         if start is not None:
             return read_result(path).get("start") == start[1]
         return result.stat().st_mtime_ns >= lock.stat().st_mtime_ns
@@ -36,13 +36,13 @@ def is_of_launch(path: str | os.PathLike, launch: str) -> bool:
       launch: the `start` of its `Place`.
     """
     try:
-        found = _LAUNCH.search(_said_by(files.expand(path) / ".lock"))
+        found = _LAUNCH.search(_read_lock(files.expand(path) / ".lock"))
     except OSError:
         return False
     return found is not None and found[1] == launch
 
 
-def _said_by(lock):
+def _read_lock(lock):
     with files.open_to_read(lock) as file:
         return file.read(400).decode(errors="replace")
 

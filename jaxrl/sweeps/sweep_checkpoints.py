@@ -22,7 +22,7 @@ from jaxrl.run.result import opened
 
 
 @contextlib.contextmanager
-def opened_all(
+def open_checkpointers(
     run_dir: str | Path | None, configs: Sequence[Mapping[str, Any]], *, overwrite: bool
 ) -> Generator[list[Checkpointer] | list[None]]:
     """The checkpoints of every program of a sweep, each in a directory of its own; None for each without `run_dir`.

@@ -15,25 +15,25 @@ from typing import Any
 
 from jaxrl.cli import multihost, table
 from jaxrl.cli.flags import written
-from jaxrl.cli.runs import CommandLine
+from jaxrl.cli.runs import ParsedCommand
 from jaxrl.cli.values import ReadPart, ReadRegistered, ReadSchedule
 from jaxrl.core import files
-from jaxrl.run.ending import has_ended, read_result
+from jaxrl.run.run_status import is_finished, read_result
 from jaxrl.run.timing import described
 
 # Flags that make no other run.
 _NO_OTHER_RUN = ("run_dir", "overwrite", "progress", "wandb", "resources", "launch")
-BEFORE = "it had ended before; more --total-steps continue it, --overwrite starts again"
+ALREADY_FINISHED = "it had ended before; more --total-steps continue it, --overwrite starts again"
 _AT_ITS_END = ("finished", "target_return")
 
 
-def answer(given: CommandLine) -> bool:
+def print_finished_run(given: ParsedCommand) -> bool:
     """Prints the result of a run that this command has brought to its end before; whether there is one."""
     run = given.values["run"]
     path = run["run_dir"]
     if run["import_"] is not None or multihost.has_evaluator(run):
         return False  # the user's own code may be another by now; what an evaluator has left may not be all
-    if path is None or run["overwrite"] or multihost.is_one_of_several(run) or not has_ended(path):
+    if path is None or run["overwrite"] or multihost.is_one_of_several(run) or not is_finished(path):
         return False
     try:
         record, environment = read_result(path), files.read_json(path / "config.json")["environment"]
@@ -43,11 +43,11 @@ def answer(given: CommandLine) -> bool:
         lines = report(record, given.groups[1].title, name, path.absolute())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # the ordinary way says what is wrong with them
-    print(files.shown("\n".join([*lines, BEFORE])))
+    print(files.shown("\n".join([*lines, ALREADY_FINISHED])))
     return True
 
 
-def remember(given: CommandLine, path: Path) -> None:
+def save_command(given: ParsedCommand, path: Path) -> None:
     """Writes into the result of a run by which flags it came about."""
     file = path / "result.json"
     try:
@@ -106,7 +106,7 @@ def score(metrics: Mapping[str, float]) -> str:
     return shown + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")
 
 
-def _command(given: CommandLine) -> dict[str, Any]:
+def _command(given: ParsedCommand) -> dict[str, Any]:
     """What the result of a run depends on, as JSON values: the flags, and the defaults that they were not given."""
     flags = {
         f"{group.title}.{name}": _text(value)
