@@ -231,7 +231,7 @@ def as_users_have_it(tmp_path, monkeypatch):
     monkeypatch.setattr(jaxrl, "make_train", make_train)
     monkeypatch.setattr(jaxrl, "sweep", sweep)
     monkeypatch.setattr(jaxrl, "tune", tune)
-    monkeypatch.setattr(jaxrl, "render", lambda policy, env, path: path)  # tests/test_rendering.py
+    monkeypatch.setattr(jaxrl, "render", lambda policy, env=None, path=None: path)  # tests/test_rendering.py
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.chdir(tmp_path)
     jax.devices()  # JAX begins with four: a command would choose as many as it needs, which are too few for the next
