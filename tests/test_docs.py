@@ -246,6 +246,7 @@ NOT_RUN = {
     "--distributed": "it waits for other processes: tests/parallel/multihost, tests/cli/test_multihost.py",
     "--launch": "it starts processes, or waits for them: tests/parallel/multihost/test_launch.py",
     "--backend ray": "it starts a cluster: tests/parallel/ray",
+    "render runs/cartpole --env gymnasium": "that draws by pygame, which no extra brings: tests/run/test_rendering.py",
     "brax:ant": "its physics compiles for minutes: tests/envs/test_brax.py, tests/learning/test_brax.py",
     "purejaxrl-brax": "the same of hopper",
     "envpool:Pong": "whole games through convolutions take minutes: tests/learning/test_host_scores.py",
@@ -306,7 +307,11 @@ def page(path):
     return pytest.param(path, marks=pytest.mark.long) if runs else path
 
 
-@pytest.mark.parametrize("path", [page(path) for path in PAGES if list(steps(path))], ids=identity)
+# Its package is installed first, in a process of its own: tests/envs/test_suites.py.
+ELSEWHERE = ROOT / "docs" / "new_suite.md"
+
+
+@pytest.mark.parametrize("path", [page(p) for p in PAGES if p != ELSEWHERE and list(steps(p))], ids=identity)
 def test_a_page_works_as_printed_from_top_to_bottom(path, as_users_have_it, monkeypatch):
     namespace = {"__name__": "__main__"}
     for language, code, file in steps(path):
