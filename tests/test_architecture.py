@@ -24,7 +24,7 @@ BUDGET = {
     "networks": 1948,
     "buffers": 1589,
     "algos": 4806,
-    "parallel": 4143,
+    "parallel": 4150,
     "data": 2991,
     "plots": 488,
     "run": 5862,
