@@ -35,6 +35,7 @@ def test_policy_and_temperature_move_with_every_second_update_and_critics_always
     np.testing.assert_array_equal(state.critic.model_state["hidden"]["norm_0"]["batches"], [4, 4])
 
 
+@pytest.mark.long
 def test_values_of_the_next_actions_do_not_leak_over_terminations():
     """Rewards of what terminated are all that the critics see there."""
     state, batch = initial(CROSSQ), transitions().replace(bootstrap=jnp.zeros(BATCH, bool))

@@ -157,6 +157,7 @@ def test_it_is_nearer_to_the_best_of_bad_data_than_cloning_or_believing_the_crit
     assert from_best(ALGO.replace(**QUICK)) < 0.8
 
 
+@pytest.mark.long
 def test_rows_of_no_weight_teach_nothing():
     assert_weights_count(ALGO)
 

@@ -76,6 +76,7 @@ def test_a_time_limit_truncates_and_an_arrival_terminates(walks):
     envs.check_env(env, steps=0)
 
 
+@pytest.mark.long
 def test_it_is_trained_saved_loaded_and_evaluated(walks):
     algo = jaxrl.PPO(rollout_length=4, epochs=1, minibatches=1)
     run_dir = walks / "run"

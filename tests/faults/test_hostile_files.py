@@ -206,6 +206,7 @@ EVERY |= {
 READ_ANYWAY = ("a result", "metrics", "a manifest")  # there is an older checkpoint, and a run can be loaded without
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EVERY)
 def test_what_was_found_by_trying(valid, tmp_path, name):
     where, spoil = EVERY[name]

@@ -198,6 +198,7 @@ def test_the_state_has_its_own_word():
     np.testing.assert_array_equal(reports.failed_at, [-1, 1, -1])
 
 
+@pytest.mark.long
 def test_a_fine_run_is_left_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)

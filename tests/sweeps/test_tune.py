@@ -467,6 +467,7 @@ def chunks(monkeypatch):
     return made
 
 
+@pytest.mark.long
 def test_a_search_goes_on_with_more_trials_and_refuses_another(tmp_path, monkeypatch):
     made = chunks(monkeypatch)
     tunes.search(tmp_path, trials=3)
