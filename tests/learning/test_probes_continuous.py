@@ -37,7 +37,10 @@ ALGORITHMS = {
         critic=networks.Critic(widths=(32,)),
         **SMALL,
     ),
+    # With a third of the policy's steps the best action is 0.60 after four times as many: larger ones, at every update.
     "crossq": jaxrl.CrossQ(
+        policy_delay=1,
+        policy_learning_rate=3e-3,
         learn_temperature=False,
         temperature=1e-3,
         policy=networks.Actor(widths=(32,), normalization="batch_renorm", normalize_inputs=True),
