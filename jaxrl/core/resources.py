@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Generator, Mapping, Set
+from collections.abc import Collection, Generator, Mapping, Set
 
 from jaxrl.core import registry
 
@@ -124,8 +124,14 @@ def on(part: str) -> Generator[None]:
     Args:
       part: one of `PARTS`.
     """
-    cores = _applied.cores.get(part)
-    if cores is None:
+    with on_cores(_applied.cores.get(part)):
+        yield
+
+
+@contextlib.contextmanager
+def on_cores(cores: Collection[int] | None) -> Generator[None]:
+    """Give threads and processes that the caller's thread starts within these cores; none: those it has."""
+    if not cores:
         yield
         return
     before = os.sched_getaffinity(0)

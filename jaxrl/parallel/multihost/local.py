@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from jaxrl.core import interrupts
+from jaxrl.core.resources import on_cores
 from jaxrl.parallel.multihost.place import VARIABLE, Place
 from jaxrl.parallel.multihost.ways import Processes, Several
 
@@ -124,7 +125,7 @@ def start(command: Sequence[str], how: Processes, folder: Path, stack: contextli
         if not learns:
             environment |= ON_PROCESSORS
         output = stack.enter_context(open(folder / str(index), "wb")) if index else None
-        with _on_cores(_share(_cores(), index, len(all_places))):
+        with on_cores(_share(_cores(), index, len(all_places))):
             process = Local(command, place, environment, output, output)
         yield process
 
@@ -146,20 +147,6 @@ def _share[T](things: Sequence[T], index: int, count: int) -> list[T]:
 def _cores() -> list[int]:
     """Which processor cores this process may use, where the system says and divides them (Linux)."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-
-
-@contextlib.contextmanager
-def _on_cores(cores):
-    """A process that is started within may use these cores: it inherits those of the thread that starts it."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def gpus_here() -> list[str]:
