@@ -302,37 +302,18 @@ def critic_loss(
     target: Returns,
     spec: EnvSpec,
     replicas: Replicas,
-    *,
-    importance: jax.Array | None = None,
-    v_min: Number = 0.0,
-    v_max: Number = 0.0,
-    quantile_huber: Number = 1.0,
+    **options: Any,
 ) -> tuple[jax.Array, CriticLoss]:
-    """How far the critics are from the targets: this device's share, summed over the members.
+    """Return how far the critics are from the targets: this device's share, summed over the members.
 
     Args:
       network, critic: the ensemble and its variables.
-      batch: transitions.
-      target: what the critics should say of each.
-      spec, replicas: as handed to `update`.
-      importance: weights [batch] of a prioritized sample, or None.
-      v_min, v_max: the ends of the support of a categorical head.
-      quantile_huber: of a quantile head, the error from which the loss is linear.
+      batch, target, spec, replicas: as for `output_loss`.
+      options: the keyword arguments of `output_loss`.
     """
     boxed = None if isinstance(spec.action_space, spaces.Discrete) else batch.action
     output, model_state = train_critic(network, critic, batch.observation, boxed, spec, batch.action_mask)
-    return output_loss(
-        output,
-        model_state,
-        batch,
-        target,
-        spec,
-        replicas,
-        importance=importance,
-        v_min=v_min,
-        v_max=v_max,
-        quantile_huber=quantile_huber,
-    )
+    return output_loss(output, model_state, batch, target, spec, replicas, **options)
 
 
 def output_loss(
@@ -348,12 +329,17 @@ def output_loss(
     v_max: Number = 0.0,
     quantile_huber: Number = 1.0,
 ) -> tuple[jax.Array, CriticLoss]:
-    """Return `critic_loss` of what the critics gave for the batch.
+    """Return how far the outputs of the critics are from the targets: this device's share, summed over the members.
 
     Args:
       output: of `train_critic`, leaves [ensemble, batch, actions, ...].
       model_state: of the ensemble after it.
-      batch, target, spec, replicas, importance, v_min, v_max, quantile_huber: as for `critic_loss`.
+      batch: transitions.
+      target: of each.
+      spec, replicas: as handed to `update`.
+      importance: weights [batch] of a prioritized sample, or None.
+      v_min, v_max: the ends of the support of a categorical head.
+      quantile_huber: of a quantile head, the error from which the loss is linear.
     """
     discrete = isinstance(spec.action_space, spaces.Discrete)
     action = batch.action if discrete else jnp.zeros(batch.weight.shape, jnp.int32)
