@@ -19,12 +19,12 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2681,
+    "core": 2690,
     "envs": 3945,
     "networks": 1948,
     "buffers": 1589,
-    "algos": 4806,
-    "parallel": 4150,
+    "algos": 4800,
+    "parallel": 4140,
     "data": 2991,
     "plots": 488,
     "run": 5862,

@@ -1,61 +1,67 @@
 """The commands that begin runs: each reads its command line, and imports what computes only where all of it fits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxrl.cli import multihost, runs
+from jaxrl.cli.runs import ParsedCommand
 
 
 def train(argv: Sequence[str]) -> int:
-    """`jaxrl train ALGORITHM [FLAGS]`; the exit code."""
-    if runs.asks_for_help(argv):
-        return runs.print_help("train")
-    given = runs.read("train", argv)
-    from jaxrl.cli import finished_run
+    """Run `jaxrl train ALGORITHM [FLAGS]`; return the exit code."""
 
-    if finished_run.print_finished_run(given):
-        return 0
-    if (code := multihost.start("train", argv, given.values["run"])) is not None:
-        return code
-    from jaxrl.cli import training
-    from jaxrl.parallel.multihost.distributed import report_errors
+    def work(parsed):
+        from jaxrl.cli import training
 
-    with report_errors():
-        return training.train(given)
+        return training.train(parsed)
+
+    return _begin("train", argv, work)
 
 
 def compile_(argv: Sequence[str]) -> int:
-    """`jaxrl compile ALGORITHM [FLAGS]`; the exit code."""
-    if runs.asks_for_help(argv):
-        return runs.print_help("compile")
-    given = runs.read("compile", argv)
-    if (code := multihost.start("compile", argv, given.values["run"])) is not None:
-        return code
-    from jaxrl.cli import ahead
-    from jaxrl.parallel.multihost.distributed import report_errors
+    """Run `jaxrl compile ALGORITHM [FLAGS]`; return the exit code."""
 
-    with report_errors():
-        return ahead.compile_(given)
+    def work(parsed):
+        from jaxrl.cli import ahead
+
+        return ahead.compile_(parsed)
+
+    return _begin("compile", argv, work)
 
 
 def sweep(argv: Sequence[str]) -> int:
-    """`jaxrl sweep ALGORITHM [FLAGS]`; the exit code."""
-    if runs.asks_for_help(argv):
-        return runs.print_help("sweep")
-    given = runs.read("sweep", argv)
-    if (code := multihost.start("sweep", argv, given.values["run"])) is not None:
-        return code
-    from jaxrl.cli import sweep
-    from jaxrl.parallel.multihost.distributed import report_errors
+    """Run `jaxrl sweep ALGORITHM [FLAGS]`; return the exit code."""
 
-    with report_errors():
-        return sweep.sweep(given)
+    def work(parsed):
+        from jaxrl.cli import sweep
+
+        return sweep.sweep(parsed)
+
+    return _begin("sweep", argv, work)
 
 
 def tune(argv: Sequence[str]) -> int:
-    """`jaxrl tune ALGORITHM [FLAGS]`; the exit code."""
+    """Run `jaxrl tune ALGORITHM [FLAGS]`; return the exit code."""
     if runs.asks_for_help(argv):
         return runs.print_help("tune")
-    given = runs.read("tune", argv)
+    parsed = runs.read("tune", argv)
     from jaxrl.cli import tune
 
-    return tune.tune(given, argv)
+    return tune.tune(parsed, argv)
+
+
+def _begin(command: str, argv: Sequence[str], work: Callable[[ParsedCommand], int]) -> int:
+    """Answer from files, start the processes of the run, or do its work; return the exit code."""
+    if runs.asks_for_help(argv):
+        return runs.print_help(command)
+    parsed = runs.read(command, argv)
+    if command == "train":
+        from jaxrl.cli import finished_run
+
+        if finished_run.print_finished_run(parsed):
+            return 0
+    if (code := multihost.start(command, argv, parsed.values["run"])) is not None:
+        return code
+    from jaxrl.parallel.multihost.distributed import report_errors
+
+    with report_errors():
+        return work(parsed)
