@@ -20,8 +20,8 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import asked_for_dataset, learns_from_dataset
 from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.offline import Offline
 from jaxrl.parallel.sebulba.topology import Sebulba
+from jaxrl.parallel.topology import default_topology
 from jaxrl.run import training
 from jaxrl.run.compile_cache import keep_apart, keep_compiled_programs
 from jaxrl.run.evaluation import Evaluation
@@ -142,7 +142,7 @@ def make_environment(name: str, words: Sequence[str] = ()) -> Environment | Host
 def _topology(env, num_envs, layout):
     if env is None and num_envs is not None:
         raise ConfigError(f"--num-envs {num_envs} needs --env")
-    topology = Offline() if env is None else training.default_topology(env, num_envs)
+    topology = default_topology(env, num_envs)
     known = {field.name for field in dataclasses.fields(topology)}
     if strange := [name for name in layout if name not in known]:
         raise ConfigError(_only_on_the_host(strange, env))

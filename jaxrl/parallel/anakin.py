@@ -18,10 +18,11 @@ from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.program import CompiledProgram, Layout
 from jaxrl.parallel.rollout import Acting
+from jaxrl.parallel.topology import Topology, needs_environment
 
 
 @dataclasses.dataclass(frozen=True)
-class Anakin:
+class Anakin(Topology):
     """Everything compiled on the accelerator: `num_envs` environments, sharded over `devices`.
 
     Args:
@@ -36,6 +37,11 @@ class Anakin:
     num_envs: int | None = None
     devices: int | None = None
     shards: int | None = None
+
+    def problems(self, env: Environment | HostRecipe | None) -> list[str]:
+        if env is None or isinstance(env, Environment):
+            return needs_environment(env)
+        return [f"Anakin compiles environments in JAX, and {env.name} is on the host; use Sebulba"]
 
     def resolve(self, algo: Algorithm) -> "Anakin":
         """With the number of environments."""
@@ -68,8 +74,8 @@ class Anakin:
         Raises:
           ConfigError: with every problem found.
         """
-        if not isinstance(env, Environment):
-            raise ConfigError(f"Anakin compiles environments in JAX, and {env.name} is on the host; use Sebulba")
+        if problems := self.problems(env):
+            raise ConfigError(problems)
         spec, num_envs = env_spec(env), self._num_envs(algo)
         devices = meshes.default_device_count() if self.devices is None else self.devices
         shards = meshes.checked_layout(algo, spec, num_envs, devices, self.shards, dataset_fraction, processes)

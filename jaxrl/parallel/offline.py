@@ -17,12 +17,13 @@ from jaxrl.parallel import streamed
 from jaxrl.parallel.program import CompiledProgram, Layout
 from jaxrl.parallel.rollout import Acting, nothing_acts
 from jaxrl.parallel.streamed import StreamedProgram
+from jaxrl.parallel.topology import Topology
 
 _EVERYTHING = 1.0  # the dataset's share of every batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Offline:
+class Offline(Topology):
     """Learning from a dataset alone, on the accelerator; a step is one gradient update.
 
     Args:
@@ -37,14 +38,10 @@ class Offline:
     shards: int | None = None
     stream: bool | None = None
 
-    @property
-    def num_envs(self) -> int:
-        """None act."""
-        return 0
-
-    def resolve(self, algo: Algorithm) -> "Offline":
-        """Nothing here depends on the algorithm."""
-        return self
+    def problems(self, env: Environment | HostRecipe | None) -> list[str]:
+        if env is None:
+            return []
+        return ["topology=Offline() learns from a dataset alone; leave env out and pass eval_env"]
 
     def steps_per_iteration(self, algo: Algorithm) -> int:
         """Updates of an iteration: there are no environment steps that a replay ratio could count."""
@@ -52,32 +49,15 @@ class Offline:
 
     def bind(
         self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = _EVERYTHING
-    ) -> CompiledProgram[None]:
-        """Checks everything that can be checked before compiling, and fixes the program.
-
-        Args:
-          algo: what learns.
-          env: what the data is about.
-          dataset_fraction: the part of every batch that comes from the dataset: all.
-
-        Raises:
-          ConfigError: with every problem found.
-        """
+    ) -> CompiledProgram[None] | StreamedProgram:
         devices = meshes.default_device_count() if self.devices is None else self.devices
         spec = env_spec(env)
         # There are as many columns of rows as shards.
         columns = self.shards or max(8, devices)
         shards = meshes.checked_layout(algo, spec, columns, devices, self.shards, _EVERYTHING)
         layout = Layout(spec, 1, devices, shards, _EVERYTHING)
-        return CompiledProgram(layout, NoRollouts(layout))
-
-    def bind_stream(self, algo: Algorithm, env: Environment | HostRecipe) -> StreamedProgram:
-        """`bind`, for a dataset that is streamed.
-
-        Raises:
-          ConfigError: the algorithm asks for more than a stream gives.
-        """
-        layout = self.bind(algo, env).layout
+        if not self.stream:
+            return CompiledProgram(layout, NoRollouts(layout))
         (name, source), *others = algo.experience.items()
         problems = []
         if others:

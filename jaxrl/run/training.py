@@ -26,7 +26,6 @@ from jaxrl.core.types import Algorithm, EnvSpec, env_spec
 from jaxrl.data import rings
 from jaxrl.data.dataset import Dataset, load_dataset
 from jaxrl.data.loading import Loader
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.networks.summary import summary
 from jaxrl.parallel import memory
@@ -34,9 +33,7 @@ from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import dataset_problems, has_separate_dataset, of_dataset
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import evaluator_problems, is_evaluator
-from jaxrl.parallel.offline import Offline
-from jaxrl.parallel.sebulba.topology import Sebulba
-from jaxrl.parallel.streamed import StreamedProgram
+from jaxrl.parallel.topology import Topology, choose
 from jaxrl.run.callbacks import Callback, Callbacks, Decision, Moment, StopAtReturn, as_callbacks
 from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.compile_cache import keep_compiled_programs
@@ -48,7 +45,7 @@ from jaxrl.run.loop import Loop, Pace
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Record, Recorder
 from jaxrl.run.result import Result, logging_settings, opened, run_config
-from jaxrl.run.topologies import Topology, default_topology, instance_problems, resource_problems, topology_problems
+from jaxrl.run.topologies import instance_problems, resource_problems
 from jaxrl.run.videos import Videos
 
 _pace: contextvars.ContextVar[Pace | None] = contextvars.ContextVar("pace", default=None)
@@ -189,9 +186,12 @@ def train(
     problems += seed_problems("seed", seed)
     if isinstance(evaluation_episodes, int) and evaluation_episodes > 0:
         problems += episodes_problems("evaluation_episodes", evaluation_episodes, None)
-    problems += _kind_problems(topology, target_return, callbacks, loggers)
-    problems += topology_problems(topology, num_envs, offline, record)
+    problems += _kind_problems(target_return, callbacks, loggers)
     env = envs.prepared(about)
+    topology, found = choose(topology, None if offline else env, num_envs)
+    problems += found
+    if offline and record is not None:
+        problems.append("record= without an env: nothing acts, so there is nothing to record")
     played = env if eval_env is None or offline else envs.prepared(eval_env)
     problems += [f"eval_env: {line}" for line in space_problems(played, env, f"{env.name}, which is trained on, has")]
     if not is_evaluator():  # which has other cores
@@ -202,7 +202,6 @@ def train(
     seed = checked_seed("seed", seed)
     if isinstance(record, str | os.PathLike):
         record = Record(record)
-    topology = topology or (Offline() if offline else default_topology(env, num_envs))
     given_topology, topology = topology, topology.resolve(algo)
     given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs or 0)
     problems = instance_problems(None if offline else env, played, topology, video_every)
@@ -213,11 +212,10 @@ def train(
         evaluation_episodes = default_episodes(played)
         if evaluation_episodes != EPISODES:
             notes.append(f"evaluation_episodes: {evaluation_episodes}")
-    step_timeout = topology.step_timeout if isinstance(topology, Sebulba) else STEP_TIMEOUT
     if is_evaluator():
         assert run_dir is not None  # else there was a problem
-        evaluations = {"episodes": evaluation_episodes, "explore": explore_in_evaluation, "step_timeout": step_timeout}
-        follow_launched(run_dir, algo, played, **evaluations)
+        evaluations = {"episodes": evaluation_episodes, "explore": explore_in_evaluation}
+        follow_launched(run_dir, algo, played, step_timeout=topology.step_timeout, **evaluations)
     notes += resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
     settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
     others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
@@ -237,13 +235,11 @@ def train(
         notes += said(parent)
     described, given = None, None
     if dataset is not None:
-        if isinstance(topology, Offline):
-            if topology.stream is None:
-                stream = not rings.fit(dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
-                topology = dataclasses.replace(topology, stream=stream)
-            if topology.stream:
-                program = topology.bind_stream(algo, env)
-        learned = _streamed if isinstance(program, StreamedProgram) else _held
+        if topology.stream is None:
+            stream = not rings.fit(dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
+            topology = dataclasses.replace(topology, stream=stream)
+            program = topology.bind(algo, env, fraction)
+        learned = _streamed if topology.stream else _held
         described, given = learned(algo, dataset, program, seed)
     recorder = None
     if record is not None:
@@ -276,7 +272,7 @@ def train(
         save_replay=save_replay,
         dataset=given,
         recorder=recorder,
-        step_timeout=step_timeout,
+        step_timeout=topology.step_timeout,
         initial=initial,
         videos=videos,
         pace=_pace.get() or Pace(),
@@ -313,11 +309,9 @@ def _merged_problems(problems):
         raise ConfigError([*error.problems, *problems]) from error.__cause__
 
 
-def _kind_problems(topology, target_return, callbacks, loggers):
+def _kind_problems(target_return, callbacks, loggers):
     """What is not of the kind that `train` takes there; one line each."""
     problems = []
-    if not isinstance(topology, Topology | None):
-        problems.append(f"topology={topology!r:.80} is none; pass one, such as jaxrl.Anakin(num_envs=8)")
     if target_return is not None:
         problems += number_problems("target_return", target_return)
     try:

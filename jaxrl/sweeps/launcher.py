@@ -24,6 +24,7 @@ from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec, only_
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.remote import connect
+from jaxrl.parallel.topology import Topology, choose
 from jaxrl.run import sweep_directory
 from jaxrl.run.directory import check_below, check_no_pattern, difference, read_config, with_new_fields
 from jaxrl.run.evaluation import default_episodes
@@ -31,7 +32,6 @@ from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.result import logging_settings, run_config
 from jaxrl.run.run_status import read_result
-from jaxrl.run.topologies import Topology, default_topology
 from jaxrl.run.training import train
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
@@ -124,12 +124,11 @@ def launch(
     if only_instance(env) is not None:
         problems.append(f"{env.name} is one environment, and every run needs its own; pass its class or a function")
     problems += amount_problems(cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run)
-    if topology is not None and num_envs is not None:
-        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
+    topology, found = choose(topology, env, num_envs)
+    problems += found
     if problems:
         raise ConfigError(problems)
     settings = configurations(num_samples, space, search_seed)
-    topology = topology or default_topology(env, num_envs)
     topology = topology.resolve(algo)
     variants = [replace(algo, **setting).resolve(env_spec(env), topology.num_envs or 0) for setting in settings]
     shards = [topology.bind(variant, env).layout.shards for variant in variants]

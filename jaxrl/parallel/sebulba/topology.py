@@ -42,10 +42,11 @@ from jaxrl.parallel.sebulba.inference import BatchedGroup, DynamicBatching, Infe
 from jaxrl.parallel.sebulba.learning import HostLearning, HostRollouts
 from jaxrl.parallel.sebulba.ready_collector import LocalPolicy, ReadyCollector
 from jaxrl.parallel.sebulba.rounds import EveryRound, RateLimited, Rounds
+from jaxrl.parallel.topology import Topology, needs_environment
 
 
 @dataclasses.dataclass(frozen=True)
-class Sebulba:
+class Sebulba(Topology):
     """Host environments in actor threads, and a learner.
 
     Args:
@@ -93,8 +94,30 @@ class Sebulba:
     step_timeout: float = STEP_TIMEOUT
     remote: Remote | None = None
 
+    @property
+    def in_process(self) -> bool:
+        return self.remote is None
+
+    def problems(self, env: Environment | HostRecipe | None) -> list[str]:
+        if not isinstance(env, Environment):
+            return needs_environment(env)
+        return [f"Sebulba acts in environments on the host, and {env.name} is in JAX; use Anakin"]
+
+    def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
+        workers = getattr(env, "workers", None)
+        if not self.in_process:
+            return dict.fromkeys(("environments", "worker_memory"), "Ray places its actors, by remote.cpus")
+        if env is None or workers:
+            return {}
+        absent = {"worker_memory": f"{env.name} has no worker processes; make it with workers=N"}
+        if workers == 0:
+            absent["environments"] = "the actor threads step these; set actors, or make it with workers=N"
+        return absent
+
+    def worker_processes(self, env: Environment | HostRecipe | None) -> int:
+        return (getattr(env, "workers", None) or 0) * self.threads * self.groups if self.in_process else 0
+
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Environment steps of an iteration, over all environments."""
         return ro.rollout_length(algo) * self._num_envs(algo)
 
     def _num_envs(self, algo: Algorithm) -> int:
@@ -140,7 +163,7 @@ class Sebulba:
           ConfigError: with every problem found.
         """
         if isinstance(env, Environment):
-            raise ConfigError(f"Sebulba acts in environments on the host, and {env.name} is in JAX; use Anakin")
+            raise ConfigError(self.problems(env))
         if self.num_envs is None or self.lockstep is None or self.lag is None:
             return self.resolve(algo).bind(algo, env, dataset_fraction)
         if problems := checks.problems(self, self.num_envs, algo, env):

@@ -1,0 +1,107 @@
+"""Topologies: where a run runs. Each answers for itself what the training loop needs to know about it."""
+
+import dataclasses
+from typing import Any
+
+from jaxrl.core import registry
+from jaxrl.core.program import Program
+from jaxrl.core.types import Algorithm, Environment, HostRecipe
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+
+_WITHOUT_ENV = "without an env nothing acts: num_envs has no meaning, and the topology is Offline()"
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Where a run runs; the answers here are those of a run in one compiled program.
+
+    A topology is a frozen dataclass that is registered as one (`registry.add("topology", ...)`). It implements
+    `problems`, `steps_per_iteration` and `bind`, and restates what differs.
+    """
+
+    @property
+    def num_envs(self) -> int | None:
+        """Environments over all devices; None before `resolve` says how many."""
+        return 0
+
+    @property
+    def step_timeout(self) -> float:
+        """Seconds that an environment on the host has for one step or reset."""
+        return STEP_TIMEOUT
+
+    @property
+    def in_process(self) -> bool:
+        """Whether this process holds the environments."""
+        return True
+
+    @property
+    def stream(self) -> bool | None:
+        """Whether a dataset is read from disk batch by batch; None: if it does not fit in memory."""
+        return False
+
+    def problems(self, env: Environment | HostRecipe | None) -> list[str]:
+        """Return why a run in `env` (None: in no environment) cannot run here; one line each."""
+        raise NotImplementedError
+
+    def absent_resources(self, env: Environment | HostRecipe | None) -> dict[str, str]:
+        """Return the parts of `Resources` that a run in `env` does not have, and why."""
+        return dict.fromkeys(("actors", "environments", "worker_memory"), "the run has none, in one program")
+
+    def worker_processes(self, env: Environment | HostRecipe | None) -> int:
+        """Return how many worker processes on this machine step `env`."""
+        return 0
+
+    def resolve(self, algo: Algorithm) -> "Topology":
+        """Return the topology with what depends on the algorithm filled in."""
+        return self
+
+    def steps_per_iteration(self, algo: Algorithm) -> int:
+        """Return the environment steps of an iteration, over all environments; updates, where nothing acts."""
+        raise NotImplementedError
+
+    def bind(self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0) -> Program[Any, Any]:
+        """Check everything that can be checked before compiling, and return the program.
+
+        Args:
+          algo, env: what runs; without an environment, the one that the dataset is about.
+          dataset_fraction: the part of every batch that comes from a dataset.
+
+        Raises:
+          ConfigError: with every problem found.
+        """
+        raise NotImplementedError
+
+
+def default_topology(env: Environment | HostRecipe | None, num_envs: int | None = None) -> Topology:
+    """Return the first of the registered topologies that runs `env`; None is no environment, only a dataset."""
+    kinds = registry.registered("topology").values()  # their parts are registered too
+    choices = (kind() for kind in kinds if issubclass(kind, Topology))
+    topology = next(choice for choice in choices if not choice.problems(env))
+    return topology if num_envs is None else dataclasses.replace(topology, num_envs=num_envs)
+
+
+def choose(
+    topology: Topology | None, env: Environment | HostRecipe | None, num_envs: int | None
+) -> tuple[Topology, list[str]]:
+    """Return the topology of a run, and a line for each setting that does not go with it.
+
+    Args:
+      topology: as the caller set it; None: the default for `env`.
+      env: None: the run learns from a dataset alone.
+      num_envs: as the caller set it, for the default topology.
+    """
+    if topology is None:
+        found = needs_environment(env) if num_envs is not None else []
+        return default_topology(env, None if found else num_envs), found
+    if not isinstance(topology, Topology):
+        found = [f"topology={topology!r:.80} is none; pass one, such as jaxrl.Anakin(num_envs=8)"]
+        return default_topology(env), found
+    found = topology.problems(env)
+    if num_envs is not None:
+        found.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
+    return topology, found
+
+
+def needs_environment(env: Environment | HostRecipe | None) -> list[str]:
+    """Return the problem of a topology that acts, where there is no environment."""
+    return [_WITHOUT_ENV] if env is None else []
