@@ -4,6 +4,7 @@ import ast
 import collections
 from pathlib import Path
 
+import pytest
 from helpers.lines_of_code import lines_of_code
 
 import jaxrl
@@ -29,14 +30,15 @@ BUDGET = {
     "parallel": 4215,
     "data": 2991,
     "plots": 488,
-    "run": 5830,
-    "sweeps": 1704,
-    "cli": 2248,
+    "run": 5817,
+    "sweeps": 1705,
+    "cli": 2241,
     "__init__": 200,
     "__main__": 8,
 }
+MOST_PASSED_ON = 12  # parameters of train, and of sweep, that reach another function one by one
 MOST_LINES = 350  # of a file
-LONG_FILES = {"run/loop.py": 597, "buffers/replay.py": 381}
+LONG_FILES = {"run/loop.py": 584, "buffers/replay.py": 381}
 
 
 def imports():
@@ -160,3 +162,26 @@ def test_packages_and_files_are_within_their_budgets():
 def test_docstrings_say_what_they_are_of():
     found = [str(path.relative_to(CODE)) for path in CODE.rglob("*.py") if '"""As of' in path.read_text()]
     assert found == [], 'write what it does, not "As of ..."'
+
+
+def passed_on(function):
+    """Return the parameters of a function that an argument of a call in it names, but for calls of RunSettings."""
+    parameters = {one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+    parameters |= {one.arg for one in (function.args.vararg, function.args.kwarg) if one is not None}
+    found = set()
+    for call in ast.walk(function):
+        if isinstance(call, ast.Call) and not ast.unparse(call.func).startswith("RunSettings"):
+            arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+            found |= {n.id for one in arguments for n in ast.walk(one) if isinstance(n, ast.Name)} & parameters
+    return found
+
+
+@pytest.mark.parametrize("place", ["run/training.py:train", "sweeps/sweep.py:sweep"])
+def test_the_settings_of_a_run_go_on_as_one_object(place):
+    file, _, name = place.partition(":")
+    [function] = [
+        node
+        for node in ast.parse((CODE / file).read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    assert len(passed_on(function)) <= MOST_PASSED_ON, sorted(passed_on(function))

@@ -14,8 +14,7 @@ _UNITS = ("", "k", "M", "G", "T", "P")
 
 def compile_(given: ParsedCommand) -> int:
     """Compiles what `jaxrl train` with these flags would compile, and prints what that was; the exit code."""
-    asked, arguments = training.train_arguments(given)
-    compiled = compile_ahead(asked.algo, asked.env, **arguments)
+    compiled = compile_ahead(training.train_settings(given))
     if distributed.is_leader():
         print("\n".join(_report(compiled)))
     return 0

@@ -28,6 +28,7 @@ from jaxrl.run.evaluation import Evaluation
 from jaxrl.run.loggers import WandbLogger
 from jaxrl.run.presets import preset
 from jaxrl.run.recorder import Record
+from jaxrl.run.settings import RunSettings
 from jaxrl.run.timing import is_for_a_command
 
 # Flags that are fields of a topology, of either kind.
@@ -38,11 +39,11 @@ _SLOW_TO_TRACE = ("brax:",)
 
 def train(given: ParsedCommand) -> int:
     """Trains as the flags say; the exit code. The process of an evaluator ends within."""
-    asked, arguments = train_arguments(given)
+    settings = train_settings(given)
     project = given.values["run"]["wandb"]
     leader = distributed.is_leader()
-    loggers = [_wandb(project, arguments, asked)] if project is not None and leader else []
-    result = training.train(asked.algo, asked.env, loggers=loggers, **arguments)
+    loggers = [_wandb(project, settings)] if project is not None and leader else []
+    result = training.run_training(settings.replace(loggers=loggers))
     if leader:
         _report(result)
         if result.run_dir is not None:
@@ -50,30 +51,27 @@ def train(given: ParsedCommand) -> int:
     return {"non_finite": 1, "unsaved": 1, "interrupted": 130}.get(result.stopped, 0)
 
 
-# --- what was asked for ------------------------------------------------------------------------------------------
+# --- what the flags say --------------------------------------------------------------------------------------------
 
 
-def train_arguments(given: ParsedCommand) -> tuple["TrainRequest", dict[str, Any]]:
-    """The call of `jaxrl.train` that the flags ask for: what is trained, and the keyword arguments.
+def train_settings(given: ParsedCommand) -> RunSettings:
+    """Return the settings of the run that the flags describe.
 
     Raises:
       ConfigError: every value that is wrong, whichever part it belongs to.
     """
-    asked = prepare("train", given)
-    arguments = dict(asked.arguments)
-    layout = {name: arguments.pop(name) for name in _LAYOUT}
-    asked_layout = {name: value for name, value in layout.items() if value is not None}
-    arguments["topology"] = _topology(asked.env, asked.num_envs, asked_layout)
-    every = arguments.pop("record_every")
+    request = prepare("train", given)
+    arguments = dict(request.arguments)
+    layout = {name: value for name in _LAYOUT if (value := arguments[name]) is not None}
+    topology = _topology(request.env, request.num_envs, layout)
     if arguments["record"] is not None:
-        arguments["record"] = Record(arguments["record"], every)
-    elif every != 1:
+        arguments["record"] = Record(arguments["record"], arguments["record_every"])
+    elif arguments["record_every"] != 1:
         raise ConfigError("--record-every needs --record")
-    del arguments["wandb"]
-    asked = _with_threads(asked, given.values["run"], arguments["topology"])
+    env = _with_threads(request, given.values["run"], topology)
     if arguments["eval_env"] is not None:
         arguments["eval_env"] = make_environment(arguments["eval_env"])
-    return asked, arguments
+    return RunSettings.of(arguments | {"algo": request.algo, "env": env, "topology": topology})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,20 +147,20 @@ def _topology(env, num_envs, layout):
     return dataclasses.replace(topology, **layout)
 
 
-def _with_threads(asked, run, topology):
-    """What was asked for, after JAX has started anew with one thread where the run is faster with it."""
+def _with_threads(request, run, topology):
+    """Return the environment; made after JAX was restarted with one thread where the run is faster with it."""
     if not is_for_a_command() or run["import_"] is not None:  # the process, or what was imported, may hold arrays
-        return asked
+        return request.env
     if run["async_evaluation"]:  # an evaluation beside training is what a second thread is for
-        return asked
-    compiled = isinstance(asked.env, Environment) and run["dataset"] is None
-    if not compiled or asked.env.name.startswith(_SLOW_TO_TRACE):
-        return asked
-    if not threads.one_suffices(asked.algo, asked.env, topology):
-        return asked
+        return request.env
+    compiled = isinstance(request.env, Environment) and run["dataset"] is None
+    if not compiled or request.env.name.startswith(_SLOW_TO_TRACE):
+        return request.env
+    if not threads.one_suffices(request.algo, request.env, topology):
+        return request.env
     threads.restart_backend()
     keep_apart(threads=1)
-    return dataclasses.replace(asked, env=make_environment(run["env"], run["env_params"]))
+    return make_environment(run["env"], run["env_params"])
 
 
 def _only_on_the_host(names, env):
@@ -196,7 +194,7 @@ def _report(result: training.Result) -> None:
         print(f"interrupted; {saved}")
 
 
-def _wandb(project, arguments, asked):
-    config, run_dir = {"algorithm": encode(asked.algo), "environment": asked.env.name}, arguments["run_dir"]
+def _wandb(project, settings):
+    config, run_dir = {"algorithm": encode(settings.algo), "environment": settings.env.name}, settings.run_dir
     name = None if run_dir is None else run_dir.name
-    return WandbLogger(project, config=config, directory=run_dir, name=name, resume=not arguments["overwrite"])
+    return WandbLogger(project, config=config, directory=run_dir, name=name, resume=not settings.overwrite)

@@ -1,6 +1,6 @@
 """Compiling ahead of time: a short run goes every way that the real one will, and leaves the persistent cache warm.
 
-There is no list of what a run compiles that could be forgotten: `train` itself runs, at another pace.
+There is no list of what a run compiles that could be forgotten: `train` itself runs, within other limits.
 """
 
 import contextlib
@@ -22,21 +22,20 @@ from jax.extend.backend import get_backend
 from jaxrl.core import files, interrupts
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.run.compile_cache import VARIABLE, keep_compiled_programs, kept_in
 from jaxrl.run.directory import check_no_pattern
-from jaxrl.run.loop import Pace
-from jaxrl.run.recorder import Record
+from jaxrl.run.loop import LoopLimits
 from jaxrl.run.result import Result
-from jaxrl.run.training import at_pace, train
+from jaxrl.run.settings import RunSettings
+from jaxrl.run.training import run_training
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _HIT = "/jax/compilation_cache/cache_hits"
 # More than one iteration, because reports of a chunk are added up; few steps, because a policy of no training may play
 # on for long. Host environments play eight steps at once, and what follows those is compiled for arrays of its own.
-_PACE = Pace(iterations=2, evaluation_steps=24)
+_LIMITS = LoopLimits(iterations=2, evaluation_steps=24)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,22 +67,14 @@ class Compiled:
 
 
 @interruptible
-def compile_ahead(
-    algo: Algorithm,
-    env: Environment | HostRecipe | None,
-    *,
-    run_dir: str | Path | None = None,
-    record: Record | None = None,
-    target_return: float | None = None,
-    **settings: Any,
-) -> list[Compiled]:
+def compile_ahead(settings: RunSettings) -> list[Compiled]:
     """Compiles all that `jaxrl.train` would compile for the same call, and keeps it in the persistent cache.
 
     A few iterations are trained and evaluated for it, with a checkpoint and a resume if there is a `run_dir`. What they
     write lies in a temporary directory: nothing is written to `run_dir` or to the recording's path.
 
     Args:
-      algo, env, run_dir, record, target_return, settings: as of `jaxrl.train`.
+      settings: of the run, as they were passed.
 
     Returns:
       What a run needs, slowest first; also what was in the cache already.
@@ -99,21 +90,22 @@ def compile_ahead(
             f"no cache is in use, so nothing would be kept; unset {VARIABLE}=off, or set {VARIABLE} or "
             "JAX_COMPILATION_CACHE_DIR to a folder"
         )
-    fixed = {"evaluate_every": 0, "checkpoint_every": 0, "progress": False, "loggers": (), "overwrite": False}
-    fixed["video_every"] = None
-    fixed["target_return"] = None if target_return is None else math.inf
+    run_dir, record = settings.run_dir, settings.record
+    fixed: dict[str, Any] = {"evaluate_every": 0, "checkpoint_every": 0, "progress": False, "loggers": ()}
+    fixed |= {"overwrite": False, "video_every": None}
+    fixed["target_return"] = None if settings.target_return is None else math.inf
     if run_dir is not None:
         check_no_pattern(run_dir)
-    with _events() as events, _folder(run_dir) as folder, at_pace(_PACE), warnings.catch_warnings():
+    with _events() as events, _folder(run_dir) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a run that has learned nothing, or was resumed
 
         def run(total_steps: int, name: str) -> Result:
-            arguments: dict[str, Any] = settings | fixed | {"total_steps": total_steps}
+            changes: dict[str, Any] = fixed | {"total_steps": total_steps}
             if run_dir is not None:
-                arguments["run_dir"], name = folder / "run", "of_a_run"  # with which the recording goes on too
+                changes["run_dir"], name = folder / "run", "of_a_run"  # with which the recording goes on too
             if record is not None:
-                arguments["record"] = dataclasses.replace(record, path=folder / f"recording_{name}")
-            return train(algo, env, **arguments)
+                changes["record"] = dataclasses.replace(record, path=folder / f"recording_{name}")
+            return run_training(settings.replace(**changes), _LIMITS)
 
         one = run(1, "first").total_steps
         # Chunks of several iterations, and one after another; with a directory this resumes.

@@ -5,13 +5,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from jaxrl.core import files, interrupts
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.limits import checked_seed
-from jaxrl.core.types import Algorithm, Environment, HostRecipe
+from jaxrl.core.types import Algorithm
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import have_learners_ended, own_place
@@ -21,6 +21,7 @@ from jaxrl.run.evaluation import Evaluation, evaluate
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import JSONLLogger, read_metrics
 from jaxrl.run.run_status import is_finished, is_of_launch
+from jaxrl.run.settings import RunSettings
 
 _LATE = 60.0  # seconds after which what learners wrote last is seen here, also if NFS keeps what it knows of a folder
 
@@ -100,25 +101,21 @@ def follow(
         log.close()
 
 
-def follow_launched(
-    path: str | Path, algo: Algorithm, env: Environment | HostRecipe, *, poll: float = 1.0, **settings: Any
-) -> NoReturn:
+def follow_launched(settings: RunSettings, *, poll: float = 1.0) -> NoReturn:
     """What a training is in the process of an evaluator that `jaxrl.launch` started: follows the learners' run.
 
     An earlier run that is in the directory, or has ended there, is none of theirs until they have gone on with it.
 
     Args:
-      path: the run directory.
-      algo, env: what is trained, and where it is evaluated.
+      settings: of the training, resolved.
       poll: seconds between two looks.
-      **settings: of the evaluations, as `follow` takes them.
 
     Raises:
       SystemExit: with code 0, once the run has ended and its last checkpoint is evaluated.
       CheckpointError, ConfigError: as of `follow`.
     """
-    place = own_place()
-    assert place is not None
+    place, path = own_place(), settings.run_dir
+    assert place is not None and path is not None  # else there was a problem
     if threading.current_thread() is threading.main_thread() and not interrupts.owned():
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, as by SIGTERM: XLA would be waited for
     ended = False
@@ -127,7 +124,15 @@ def follow_launched(
             raise SystemExit(0)
         time.sleep(poll)
         ended = have_learners_ended(_LATE)  # before the last look
-    for _ in follow(path, algo=None if _can_be_read_back(algo) else algo, env=env, poll=poll, **settings):
+    for _ in follow(
+        path,
+        episodes=settings.evaluation_episodes,
+        explore=settings.explore_in_evaluation,
+        step_timeout=settings.topology.step_timeout,
+        algo=None if _can_be_read_back(settings.algo) else settings.algo,
+        env=settings.eval_env,
+        poll=poll,
+    ):
         pass
     raise SystemExit(0)
 

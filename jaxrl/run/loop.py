@@ -26,14 +26,13 @@ from jaxrl.core.report import Report, lasting
 from jaxrl.core.run_state import RunState
 from jaxrl.core.sources import Episodes, Rollouts
 from jaxrl.core.spaces import Box, leaves
-from jaxrl.core.types import Algorithm, Environment, HostRecipe
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.core.types import Environment
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run import advice, compile_cache
 from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.background import BackgroundTask, import_later_modules
-from jaxrl.run.callbacks import TARGET_RETURN, Callbacks, Decision, Moment
+from jaxrl.run.callbacks import TARGET_RETURN, Callbacks, Decision, Moment, StopAtReturn, as_callbacks
 from jaxrl.run.checkpoint import Checkpointer, read_manifest
 from jaxrl.run.directory import RunDirectory
 from jaxrl.run.evaluation import MAX_STEPS, compile_evaluation, evaluate
@@ -44,6 +43,7 @@ from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
 from jaxrl.run.result import Result, metrics_files, policy_at, write_result
 from jaxrl.run.rows import TrainingRows, row_period
+from jaxrl.run.settings import RunSettings
 from jaxrl.run.signals import Signals
 from jaxrl.run.timing import Completions, Laps
 from jaxrl.run.videos import Videos
@@ -61,8 +61,8 @@ class _Stop(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
-    """How far a run goes at once; nothing that is compiled depends on it.
+class LoopLimits:
+    """Limits on how far a run goes at once; nothing that is compiled depends on it.
 
     Attributes:
       iterations: of a chunk; None: as many as take about a second.
@@ -71,6 +71,9 @@ class Pace:
 
     iterations: int | None = None
     evaluation_steps: int = MAX_STEPS
+
+
+NO_LIMITS = LoopLimits()
 
 
 @dataclasses.dataclass
@@ -91,50 +94,35 @@ class Loop:
 
     def __init__(
         self,
-        *,
-        algo: Algorithm,
-        env: Environment | HostRecipe,
+        settings: RunSettings,
         program: Program,
-        total_steps: int,
-        seed: int,
-        eval_env: Environment | HostRecipe,
-        evaluation_episodes: int,
-        explore: bool,
-        async_evaluation: bool,
-        callbacks: Callbacks,
-        callback_every: int | None,
-        evaluate_every: int,
-        log_every: int | None,
-        checkpoint_every: int,
-        save_replay: bool,
+        *,
+        config: Mapping[str, Any],
+        limits: LoopLimits = NO_LIMITS,
         dataset: Rings | None = None,
         recorder: Recorder | None = None,
-        step_timeout: float = STEP_TIMEOUT,
         initial: Initial | None = None,
         videos: Videos | None = None,
-        pace: Pace,
-        config: Mapping[str, Any],
     ):
-        self.config = config
-        self.recorder, self.step_timeout, self.pace, self.initial = recorder, step_timeout, pace, initial
-        self.algo, self.env, self.program, self.seed = algo, env, program, seed
-        self.eval_env, self.evaluation_episodes, self.explore = eval_env, evaluation_episodes, explore
-        self.evaluator = Evaluator(self._play, self._evaluated, in_thread=async_evaluation)
-        self.rows = program.steps_per_iteration(algo)
+        self.settings, self.config, self.limits = settings, config, limits
+        self.recorder, self.initial, self.videos, self.dataset = recorder, initial, videos, dataset
+        self.algo, self.env, self.program, self.eval_env = settings.algo, settings.env, program, settings.eval_env
+        self.evaluator = Evaluator(self._play, self._evaluated, in_thread=settings.async_evaluation)
+        self.rows, total_steps = program.steps_per_iteration(self.algo), settings.total_steps
         self.iterations = -(-total_steps // self.rows)
         self.total_steps_per_env = self.iterations * self.rows // program.layout.num_envs
-        self.evaluate_each = self._iterations(evaluate_every)
-        self.save_each = self._iterations(checkpoint_every)
-        self.log_each = row_period(
-            self.iterations, self.evaluate_each, None if log_every is None else self._iterations(log_every)
-        )
-        self.training_rows = TrainingRows(self.rows, program.layout.samples_per_update(algo))
-        self.callbacks = callbacks
-        self.callback_each = None if callback_every is None or not callbacks else self._iterations(callback_every)
-        self.videos = videos
+        a_tenth = total_steps // 10
+        self.evaluate_each = self._iterations(a_tenth if settings.evaluate_every is None else settings.evaluate_every)
+        self.save_each = self._iterations(a_tenth if settings.checkpoint_every is None else settings.checkpoint_every)
+        log_each = None if settings.log_every is None else self._iterations(settings.log_every)
+        self.log_each = row_period(self.iterations, self.evaluate_each, log_each)
+        self.training_rows = TrainingRows(self.rows, program.layout.samples_per_update(self.algo))
+        stops = [] if settings.target_return is None else [StopAtReturn(settings.target_return)]
+        self.callbacks = Callbacks([*stops, *as_callbacks(settings.callbacks)])
+        each = settings.callback_every if self.callbacks else None
+        self.callback_each = None if each is None else self._iterations(each)
         self.video_each = None if videos is None else self._iterations(videos.every)
         self.newest: dict[str, float] = {}  # the last value of every metric
-        self.save_replay, self.dataset = save_replay, dataset
         self.history: list[dict[str, float]] = []
         self.advised: set[str] = set()
         self.seconds_per_iteration = 0.0
@@ -185,8 +173,8 @@ class Loop:
         self._place()
         if directory is not None:
             self.background["imports"] = BackgroundTask(import_later_modules)
-        saved = checkpointer is not None and self.save_replay
-        beginning = self.algo_there, self.env_there, self.seed
+        saved = checkpointer is not None and self.settings.save_replay
+        beginning = self.algo_there, self.env_there, self.settings.seed
         if checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty()):
             # Of a run that goes on only the shapes are made: its replays and those restored might not both fit.
             state, done, kept = self._resume(
@@ -258,8 +246,9 @@ class Loop:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             policy_at.eval_shape(self.algo_there, learner, progress),
         )
-        spec, seed, episodes = self.program.layout.spec, self.seed, self.evaluation_episodes
-        compile_evaluation(algo, actor, env, spec, seed=seed, episodes=episodes, explore=self.explore)
+        settings = {"seed": self.settings.seed, "episodes": self.settings.evaluation_episodes}
+        explore = self.settings.explore_in_evaluation
+        compile_evaluation(algo, actor, env, self.program.layout.spec, **settings, explore=explore)
 
     def _wait_for(self, what):
         """Waits for a background task, if there is one."""
@@ -282,7 +271,7 @@ class Loop:
                 length = min(length, self.log_each - done % self.log_each)
             before = state.replace(buffers={})
             state, report, fetch = self._dispatch(state, length)
-            if self.pace.iterations is None:  # else nothing of the run is for keeps
+            if self.limits.iterations is None:  # else nothing of the run is for keeps
                 signals.hold()  # compiled, and so much is learned
             ended = self.completions.of(functools.partial(jax.block_until_ready, report))
             chunk = _Chunk(before, state.replace(buffers={}), report, done, length, ended, fetch)
@@ -312,8 +301,8 @@ class Loop:
         return min([*following, self.iterations])
 
     def _chunk_length(self, last):
-        if self.pace.iterations is not None:
-            most = self.pace.iterations
+        if self.limits.iterations is not None:
+            most = self.limits.iterations
             return most if self.recorder is None else min(most, self.recorder.recorded.iterations)
         if not self.seconds_per_iteration:
             return 1
@@ -515,7 +504,7 @@ class Loop:
 
     def _save(self, done, state, score):
         assert self.checkpointer is not None  # else nothing is due
-        kept = state if self.save_replay else state.replace(buffers={})
+        kept = state if self.settings.save_replay else state.replace(buffers={})
         try:
             self.checkpointer.save(done * self.rows, kept, score=score, callbacks=self.callbacks.keep())
         except CheckpointError as error:  # of those before
@@ -577,11 +566,11 @@ class Loop:
                 actor,
                 self.eval_env,
                 self.program.layout.spec,
-                seed=self.seed,
-                episodes=self.evaluation_episodes,
-                max_steps=self.pace.evaluation_steps,
-                explore=self.explore,
-                step_timeout=self.step_timeout,
+                seed=self.settings.seed,
+                episodes=self.settings.evaluation_episodes,
+                max_steps=self.limits.evaluation_steps,
+                explore=self.settings.explore_in_evaluation,
+                step_timeout=self.settings.topology.step_timeout,
             )
 
     def _evaluated(self, step, evaluation):
@@ -685,7 +674,7 @@ class Loop:
             spec=self.program.layout.spec,
             progress=min(done / self.iterations, 1.0),
             run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,
-            seed=self.seed,
+            seed=self.settings.seed,
             config={**self.config, "total_steps": self.iterations * self.rows},
             callbacks=self.callbacks.keep(),
         )

@@ -19,7 +19,7 @@ from jaxrl.core.keys import held_out_seed
 from jaxrl.core.pickled import dumped, loaded
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, HostRecipe, NativeRecipe
+from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.configs import to_config
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.mesh import local
@@ -224,41 +224,6 @@ def opened(
             checkpointer = Checkpointer(path / "checkpoints", config=config, **settings)
             stack.enter_context(checkpointer)
         yield directory, checkpointer
-
-
-def run_config(
-    algo,
-    env,
-    topology,
-    total_steps,
-    seed,
-    settings: Mapping[str, Any],
-    dataset: Mapping[str, Any] | None = None,
-    parent: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What `config.json` says of a run: what must be the same when it is resumed."""
-    native = {"native": encode(env.native)} if isinstance(env, NativeRecipe) and env.native is not None else {}
-    return (
-        {
-            "algorithm": encode(algo),
-            "environment": to_config(env),
-            "topology": encode(topology),
-            "total_steps": total_steps,
-            "seed": seed,
-            "logging": dict(settings),
-        }
-        | native
-        | {name: dict(told) for name, told in (("dataset", dataset), ("parent", parent)) if told is not None}
-    )
-
-
-def logging_settings(
-    evaluate_every: int | None, evaluation_episodes: int, explore_in_evaluation: bool, save_replay: bool = True
-) -> dict[str, Any]:
-    """What `config.json` says under "logging": settings that may be others when the run is resumed."""
-    settings: dict[str, Any] = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
-    unusual = {"explore_in_evaluation": True} if explore_in_evaluation else {}
-    return settings | unusual | ({} if save_replay else {"save_replay": False})
 
 
 @jax.jit

@@ -1,68 +1,43 @@
 """Training: settings are checked, the program is bound, and the loop runs it."""
 
-import contextlib
-import contextvars
 import dataclasses
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from jaxrl import envs
-from jaxrl.algos.base import Readable, as_algorithm, field_problems
 from jaxrl.buffers import fixed
-from jaxrl.core import files
 from jaxrl.core.arguments import whole_arguments
-from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, number_problems, seed_problems, training_problems
-from jaxrl.core.matching import space_problems
 from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
 from jaxrl.core.sources import Replay
-from jaxrl.core.types import Algorithm, EnvSpec, env_spec
+from jaxrl.core.types import Algorithm
 from jaxrl.data import rings
-from jaxrl.data.dataset import Dataset, load_dataset
+from jaxrl.data.dataset import Dataset
 from jaxrl.data.loading import Loader
 from jaxrl.envs.registry import EnvironmentLike
-from jaxrl.networks.summary import summary
 from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
-from jaxrl.parallel.experience import dataset_problems, has_separate_dataset, of_dataset
+from jaxrl.parallel.experience import of_dataset
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.multihost.place import evaluator_problems, is_evaluator
-from jaxrl.parallel.topology import Topology, choose
-from jaxrl.run.callbacks import Callback, Callbacks, Decision, Moment, StopAtReturn, as_callbacks
+from jaxrl.parallel.multihost.place import is_evaluator
+from jaxrl.parallel.topology import Topology
+from jaxrl.run.callbacks import Callback, Decision, Moment
 from jaxrl.run.checkpoint import complete_steps
 from jaxrl.run.compile_cache import keep_compiled_programs
-from jaxrl.run.evaluation import EPISODES, default_episodes, episodes_problems
 from jaxrl.run.follow import follow_launched
 from jaxrl.run.init_from import InitFrom, load_initial, recorded_parent, said
 from jaxrl.run.loggers import Logger
-from jaxrl.run.loop import Loop, Pace
+from jaxrl.run.loop import NO_LIMITS, Loop, LoopLimits
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Record, Recorder
-from jaxrl.run.result import Result, logging_settings, opened, run_config
-from jaxrl.run.topologies import instance_problems, resource_problems
+from jaxrl.run.result import Result, opened
+from jaxrl.run.settings import RunSettings, default_notes, network_lines
 from jaxrl.run.videos import Videos
 
-_pace: contextvars.ContextVar[Pace | None] = contextvars.ContextVar("pace", default=None)
-_DATASET_FRACTION = 0.5  # of every batch, unless told otherwise
 
-
-@contextlib.contextmanager
-def at_pace(pace: Pace) -> Generator[None]:
-    """Within it, `train` goes at this pace."""
-    before = _pace.set(pace)
-    try:
-        yield
-    finally:
-        _pace.reset(before)
-
-
-@interruptible
 @whole_arguments
 def train(
     algo: Algorithm | str,
@@ -155,198 +130,76 @@ def train(
       ConfigError: settings that do not fit, all of them, before anything is compiled.
       RunDirectoryError: the directory is in use, or holds another configuration.
     """
+    return run_training(RunSettings.of(locals()))
+
+
+@interruptible
+def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Result:
+    """Train as `train` does.
+
+    Args:
+      settings: as they were passed.
+      limits: on how far the run goes at once.
+    """
     keep_compiled_programs()
-    algo = as_algorithm(algo)
-    problems = field_problems(algo) + training_problems(
-        total_steps=total_steps,
-        evaluation_episodes=evaluation_episodes,
-        log_every=log_every,
-        evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
-        callback_every=callback_every,
-        keep=keep,
-        video_every=video_every,
-        num_envs=num_envs,
-    )
-    run_dir = None if run_dir is None else files.expand(run_dir)
-    with _merged_problems(problems):
-        if isinstance(dataset, str):
-            dataset = load_dataset(dataset)
-        env, eval_env = (None if one is None else envs.as_environment(one) for one in (env, eval_env))
-    offline = env is None
-    problems += _fraction_problems(dataset_fraction, algo, dataset is not None, offline)
-    fraction = _resolved_fraction(dataset_fraction, algo, dataset is not None, offline)
-    about = eval_env if env is None else env
-    if about is None or (offline and dataset is None):
-        missing = "no env; pass one, or" if dataset is None else "a dataset and no env; pass"
-        raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data comes from")
-    if video_every is not None and run_dir is None:
-        problems.append(f"video_every={video_every} needs run_dir=, where the videos are written")
-    problems += evaluator_problems(run_dir)
-    problems += seed_problems("seed", seed)
-    if isinstance(evaluation_episodes, int) and evaluation_episodes > 0:
-        problems += episodes_problems("evaluation_episodes", evaluation_episodes, None)
-    problems += _kind_problems(target_return, callbacks, loggers)
-    env = envs.prepared(about)
-    topology, found = choose(topology, None if offline else env, num_envs)
-    problems += found
-    if offline and record is not None:
-        problems.append("record= without an env: nothing acts, so there is nothing to record")
-    played = env if eval_env is None or offline else envs.prepared(eval_env)
-    problems += [f"eval_env: {line}" for line in space_problems(played, env, f"{env.name}, which is trained on, has")]
-    if not is_evaluator():  # which has other cores
-        problems += resource_problems(resources, topology, None if offline else env, async_evaluation)
-    problems += dataset_problems(algo, env_spec(env), fraction, dataset=dataset is not None)
-    if problems:
-        raise ConfigError(problems)
-    seed = checked_seed("seed", seed)
-    if isinstance(record, str | os.PathLike):
-        record = Record(record)
-    given_topology, topology = topology, topology.resolve(algo)
-    given_algo, algo = algo, algo.resolve(env_spec(env), topology.num_envs or 0)
-    problems = instance_problems(None if offline else env, played, topology, video_every)
-    if problems:
-        raise ConfigError(problems)
-    notes = []
-    if evaluation_episodes is None:
-        evaluation_episodes = default_episodes(played)
-        if evaluation_episodes != EPISODES:
-            notes.append(f"evaluation_episodes: {evaluation_episodes}")
+    prepared = settings.prepared()
+    settings = prepared.resolved()
+    algo, env, run_dir = settings.algo, settings.env, settings.run_dir
     if is_evaluator():
-        assert run_dir is not None  # else there was a problem
-        evaluations = {"episodes": evaluation_episodes, "explore": explore_in_evaluation}
-        follow_launched(run_dir, algo, played, step_timeout=topology.step_timeout, **evaluations)
-    notes += resolved_defaults(given_algo, algo) + resolved_defaults(given_topology, topology, "topology.")
-    settings = logging_settings(evaluate_every, evaluation_episodes, explore_in_evaluation, save_replay)
-    others = {"checkpoint_every": checkpoint_every, "target_return": target_return, "run_dir": run_dir is not None}
-    others |= {"dataset_fraction": fraction, "async_evaluation": async_evaluation}
-    others |= {"video_every": video_every, "log_every": log_every}
-    others |= {"record": None if record is None else record.every}
-    distributed.check_same(run_config(algo, env, topology, total_steps, seed, settings) | others)
-    program = topology.bind(algo, env, fraction)
-    notes += network_lines(algo, program.layout.spec)
-    if fraction < 1.0 and distributed.is_leader():
-        _warn_if_no_updates(algo, total_steps)
+        follow_launched(settings)
+    _check_same(settings)
+    program = settings.topology.bind(algo, env, settings.dataset_fraction)
+    notes = default_notes(prepared, settings) + network_lines(algo, program.layout.spec)
+    leader = distributed.is_leader()
+    if leader and settings.dataset_fraction < 1.0:
+        _warn_if_no_updates(algo, settings.total_steps)
     initial, parent = None, None
-    if init_from is not None:
+    if settings.init_from is not None:
         with distributed.collective_errors("reading what the run begins with"):
-            initial, parent = _begins_with(init_from, algo, env, program.layout.spec, None if overwrite else run_dir)
+            initial, parent = _initial(settings, program.layout.spec)
         distributed.check_same({"parent": parent})
         notes += said(parent)
-    described, given = None, None
-    if dataset is not None:
-        if topology.stream is None:
-            stream = not rings.fit(dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
-            topology = dataclasses.replace(topology, stream=stream)
-            program = topology.bind(algo, env, fraction)
-        learned = _streamed if topology.stream else _held
-        described, given = learned(algo, dataset, program, seed)
-    recorder = None
-    if record is not None:
-        with distributed.collective_errors("looking where to record"):
-            record.check(program.layout.spec, run_dir, overwrite)
-        assert isinstance(program, RecordingProgram)  # the others have no environment
-        recorder = Recorder(record, program.recorded(algo, record.every), algo, env, seed, run_dir)
-    videos = None if video_every is None else Videos(played, video_every, seed, explore_in_evaluation)
-    if videos is not None:
-        with distributed.collective_errors("looking at what videos would show"):
-            videos.check(program.layout.spec)
-    stops = [] if target_return is None else [StopAtReturn(target_return)]
-    resolved = dataclasses.replace(topology, shards=program.layout.shards)
-    config = run_config(algo, env, resolved, total_steps, seed, settings, described, parent)
-    run = Loop(
-        algo=algo,
-        env=env,
-        program=program,
-        total_steps=total_steps,
-        eval_env=played,
-        evaluation_episodes=evaluation_episodes,
-        explore=explore_in_evaluation,
-        async_evaluation=async_evaluation,
-        seed=seed,
-        callbacks=Callbacks([*stops, *as_callbacks(callbacks)]),
-        callback_every=callback_every,
-        log_every=log_every,
-        evaluate_every=total_steps // 10 if evaluate_every is None else evaluate_every,
-        checkpoint_every=total_steps // 10 if checkpoint_every is None else checkpoint_every,
-        save_replay=save_replay,
-        dataset=given,
-        recorder=recorder,
-        step_timeout=topology.step_timeout,
-        initial=initial,
-        videos=videos,
-        pace=_pace.get() or Pace(),
-        config=config,
-    )
-    leader = distributed.is_leader()
-    display = ProgressBar() if progress and leader else None
+    described, dataset = None, None
+    if settings.dataset is not None:
+        settings, program = _with_stream(settings, program)
+        learned = _streamed if settings.topology.stream else _held
+        described, dataset = learned(settings, program)
+    recorder = _recorder(settings, program)
+    videos = _videos(settings, program.layout.spec)
+    settings = settings.replace(topology=dataclasses.replace(settings.topology, shards=program.layout.shards))
+    config = settings.config(dataset=described, parent=parent)
+    parts = {"dataset": dataset, "recorder": recorder, "initial": initial, "videos": videos}
+    run = Loop(settings, program, config=config, limits=limits, **parts)
+    display = ProgressBar() if settings.progress and leader else None
     if display is not None:
         for line in notes:
             display.note(line)
-    loggers = loggers if leader else ()
+    loggers = settings.loggers if leader else ()
     try:
-        with applied(resources):
+        with applied(settings.resources):
             if run_dir is None:
                 return run.train(loggers, display, None, None)
-            with opened(run_dir, config, overwrite=overwrite, keep=keep) as (directory, checkpointer):
+            with opened(run_dir, config, overwrite=settings.overwrite, keep=settings.keep) as (directory, checkpointer):
                 return run.train(loggers, display, directory, checkpointer)
     finally:
         if recorder is not None:
             recorder.close()
         program.close()
-        if isinstance(given, Loader):
-            given.close()
+        if isinstance(dataset, Loader):
+            dataset.close()
 
 
-@contextlib.contextmanager
-def _merged_problems(problems):
-    """What is wrong with a name is told with these."""
-    try:
-        yield
-    except ConfigError as error:
-        if not problems:
-            raise
-        raise ConfigError([*error.problems, *problems]) from error.__cause__
+def _check_same(settings):
+    """Check that all processes have the same settings.
 
-
-def _kind_problems(target_return, callbacks, loggers):
-    """What is not of the kind that `train` takes there; one line each."""
-    problems = []
-    if target_return is not None:
-        problems += number_problems("target_return", target_return)
-    try:
-        as_callbacks(callbacks)
-    except ConfigError as error:
-        problems += error.problems
-    if not isinstance(loggers, Sequence) or not all(isinstance(one, Logger) for one in loggers):
-        problems.append(f"loggers={loggers!r:.80} must be a list of loggers, which have `write` and `close`")
-    return problems
-
-
-def _fraction_problems(given, algo, dataset, offline):
-    """What is wrong with a `dataset_fraction` that is given where there is nothing to mix."""
-    if given is None:
-        return []
-    told = f"dataset_fraction={given} is for a dataset beside an environment"
-    if not dataset:
-        return [f"{told}, and there is no dataset; pass one, or leave the fraction out"]
-    if offline:
-        return [f"{told}, and there is no environment; pass one, or leave the fraction out"]
-    if has_separate_dataset(algo):
-        name = type(algo).__name__
-        return [f"dataset_fraction={given}: how much of the dataset {name} learns from is fixed; leave it out"]
-    return []
-
-
-def _resolved_fraction(given, algo, dataset, offline):
-    """Of every batch of the replay."""
-    if not dataset:
-        return 0.0
-    if offline:
-        return 1.0
-    if has_separate_dataset(algo):
-        return 0.0  # the dataset's part has a source of its own
-    return _DATASET_FRACTION if given is None else given
+    Raises:
+      ConfigError: they differ.
+    """
+    names = ("checkpoint_every", "target_return", "dataset_fraction", "async_evaluation", "video_every", "log_every")
+    others = {name: getattr(settings, name) for name in names}
+    others |= {"run_dir": settings.run_dir is not None}
+    others |= {"record": None if settings.record is None else settings.record.every}
+    distributed.check_same(settings.config() | others)
 
 
 def _warn_if_no_updates(algo, total_steps):
@@ -360,51 +213,63 @@ def _warn_if_no_updates(algo, total_steps):
         )
 
 
-def _begins_with(source, algo, env, spec, run_dir):
-    """What the run begins with, and what config.json says of it; a run that goes on does not read its parent again."""
-    recorded = recorded_parent(run_dir, source)
+def _initial(settings, spec):
+    """Return what the run begins with, and what config.json says of it; a resumed run reads its parent only once."""
+    run_dir = None if settings.overwrite else settings.run_dir
+    recorded = recorded_parent(run_dir, settings.init_from)
     if recorded is not None and run_dir is not None and complete_steps(run_dir / "checkpoints"):
         return None, recorded
-    initial = load_initial(source, algo, env, spec, step=None if recorded is None else recorded.get("step"))
+    step = None if recorded is None else recorded.get("step")
+    initial = load_initial(settings.init_from, settings.algo, settings.env, spec, step=step)
     return initial, initial.parent
 
 
-def _streamed(algo, dataset, program, seed):
-    """What config.json says of a dataset, and its batches from disk."""
-    (source,) = program.layout.experience(algo).dataset_sources.values()
-    described = {
-        "path": str(dataset.path),
-        "checksum": zlib.crc32(dataset.lengths.tobytes()),
-        "dataset_fraction": program.layout.dataset_fraction,
-    }
-    return described, rings.stream(dataset, source, program.layout.spec, seed=seed)
+def _with_stream(settings, program):
+    """Return settings and program; offline, those of a stream where the dataset does not fit the devices."""
+    if settings.topology.stream is None:
+        stream = not rings.fit(settings.dataset, program.layout.spec, list(program.layout.mesh.devices.flat))
+        settings = settings.replace(topology=dataclasses.replace(settings.topology, stream=stream))
+        program = settings.topology.bind(settings.algo, settings.env, settings.dataset_fraction)
+    return settings, program
 
 
-def _held(algo, dataset, program, seed):
-    """What config.json says of a dataset, and its transitions on the program's devices."""
-    sources = program.layout.experience(algo).dataset_sources
+def _streamed(settings, program):
+    """Return what config.json says of a dataset, and its batches from disk."""
+    dataset, (source,) = settings.dataset, program.layout.experience(settings.algo).dataset_sources.values()
+    checksum = zlib.crc32(dataset.lengths.tobytes())
+    batches = rings.stream(dataset, source, program.layout.spec, seed=settings.seed)
+    return _dataset_config(dataset, checksum, program), batches
+
+
+def _held(settings, program):
+    """Return what config.json says of a dataset, and its transitions on the program's devices."""
+    dataset, sources = settings.dataset, program.layout.experience(settings.algo).dataset_sources
     made, checksum = rings.rings(dataset, sources, program.layout.spec, columns=program.layout.shards)
     made = {of_dataset(name): ring for name, ring in made.items()}
     memory.check_rings(made, list(program.layout.mesh.devices.flat))
-    described = {"path": str(dataset.path), "checksum": checksum, "dataset_fraction": program.layout.dataset_fraction}
-    return described, meshes.sharded(made, program.layout.mesh, fixed.partition(made, "data"))
+    on_devices = meshes.sharded(made, program.layout.mesh, fixed.partition(made, "data"))
+    return _dataset_config(dataset, checksum, program), on_devices
 
 
-def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[str]:
-    """Return a line for every field that was None and depends on the environment: "epochs: 4"; networks aside."""
-    lines = []
-    for field in dataclasses.fields(resolved):
-        before, after = getattr(unresolved, field.name), getattr(resolved, field.name)
-        if before is None and after is not None:
-            lines.append(f"{prefix}{field.name}: {after!r}")
-        elif isinstance(after, Readable):
-            continue  # `network_lines` says what it is
-        elif dataclasses.is_dataclass(after) and type(before) is type(after):
-            lines += resolved_defaults(before, after, f"{prefix}{field.name}.")
-    return lines
+def _dataset_config(dataset, checksum, program):
+    return {"path": str(dataset.path), "checksum": checksum, "dataset_fraction": program.layout.dataset_fraction}
 
 
-def network_lines(algo: Algorithm, spec: EnvSpec) -> list[str]:
-    """Return a line for every network of a resolved algorithm: its layers, and how many parameters it has."""
-    networks = {field.name: getattr(algo, field.name) for field in dataclasses.fields(algo)}
-    return [f"{name}: {summary(one, spec)}" for name, one in networks.items() if isinstance(one, Readable)]
+def _recorder(settings, program):
+    record = settings.record
+    if record is None:
+        return None
+    with distributed.collective_errors("looking where to record"):
+        record.check(program.layout.spec, settings.run_dir, settings.overwrite)
+    assert isinstance(program, RecordingProgram)  # the others have no environment
+    recorded = program.recorded(settings.algo, record.every)
+    return Recorder(record, recorded, settings.algo, settings.env, settings.seed, settings.run_dir)
+
+
+def _videos(settings, spec):
+    if settings.video_every is None:
+        return None
+    videos = Videos(settings.eval_env, settings.video_every, settings.seed, settings.explore_in_evaluation)
+    with distributed.collective_errors("looking at what videos would show"):
+        videos.check(spec)
+    return videos

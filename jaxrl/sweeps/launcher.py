@@ -20,7 +20,7 @@ from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError, RunDirectoryError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import amount_problems, count_problems
-from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec, only_instance
+from jaxrl.core.types import Algorithm, env_spec, only_instance
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.parallel.ray.remote import connect
@@ -30,9 +30,9 @@ from jaxrl.run.directory import check_below, check_no_pattern, difference, read_
 from jaxrl.run.evaluation import default_episodes
 from jaxrl.run.loggers import read_metrics
 from jaxrl.run.progress import ProgressBar
-from jaxrl.run.result import logging_settings, run_config
 from jaxrl.run.run_status import read_result
-from jaxrl.run.training import train
+from jaxrl.run.settings import RunSettings
+from jaxrl.run.training import run_training
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
 
@@ -117,49 +117,51 @@ def launch(
       RunDirectoryError: the directory of a run is a link.
     """
     check_no_evaluator("a sweep of experiments")
-    algo = as_algorithm(algo)
-    env = envs.prepared(env)
+    run = RunSettings.of(locals())
+    algo = as_algorithm(run.algo)
+    env = envs.prepared(run.env)
     seeds = checked_seeds(seeds)
-    problems = count_problems(total_steps=(total_steps, 1), points=(points, 1), restarts=(restarts, 0))
+    problems = count_problems(total_steps=(run.total_steps, 1), points=(points, 1), restarts=(restarts, 0))
     if only_instance(env) is not None:
         problems.append(f"{env.name} is one environment, and every run needs its own; pass its class or a function")
     problems += amount_problems(cpus_per_run=cpus_per_run, gpus_per_run=gpus_per_run)
-    topology, found = choose(topology, env, num_envs)
-    problems += found
+    topology, topology_problems = choose(run.topology, env, run.num_envs)
+    problems += topology_problems
     if problems:
         raise ConfigError(problems)
     settings = configurations(num_samples, space, search_seed)
     topology = topology.resolve(algo)
-    variants = [replace(algo, **setting).resolve(env_spec(env), topology.num_envs or 0) for setting in settings]
-    shards = [topology.bind(variant, env).layout.shards for variant in variants]
-    root = files.expand(run_dir).absolute()
+    episodes = default_episodes(env) if run.evaluation_episodes is None else run.evaluation_episodes
+    run = run.replace(env=env, topology=topology, num_envs=None, evaluation_episodes=episodes, progress=False)
+    runs = [
+        run.replace(algo=replace(algo, **setting).resolve(env_spec(env), topology.num_envs or 0))
+        for setting in settings
+    ]
+    shards = [topology.bind(one.algo, env).layout.shards for one in runs]
+    root = files.expand(run.run_dir).absolute()
     check_no_pattern(root)
     run_dirs = [[root / _name(setting) / f"seed={seed}" for seed in seeds] for setting in settings]
     for paths in run_dirs:
         for path in paths:
             check_below(root, path)
-    evaluation_episodes = default_episodes(env) if evaluation_episodes is None else evaluation_episodes
-    shared = {"total_steps": total_steps, "topology": topology, "evaluation_episodes": evaluation_episodes}
-    shared |= {"explore_in_evaluation": explore_in_evaluation, "progress": False}
-    looks = logging_settings(None, evaluation_episodes, explore_in_evaluation)
 
     def config(place, seed):
         """As `train` will write it."""
-        resolved = dataclasses.replace(topology.resolve(variants[place]), shards=shards[place])
-        return run_config(variants[place], env, resolved, total_steps, seed, looks)
+        resolved = dataclasses.replace(topology.resolve(runs[place].algo), shards=shards[place])
+        return runs[place].replace(topology=resolved).config() | {"seed": seed}
 
     began = time.monotonic()
-    asked = {
-        (place, index): (variant, env, {**shared, "seed": seed, "run_dir": run_dirs[place][index]})
-        for place, variant in enumerate(variants)
+    unfinished = {
+        (place, index): runs[place].replace(seed=seed, run_dir=run_dirs[place][index])
+        for place in range(len(runs))
         for index, seed in enumerate(seeds)
         if not _ended(run_dirs[place][index], config(place, seed))
     }
-    errors = _run(asked, cpus_per_run, gpus_per_run, restarts, address, len(settings) * len(seeds), progress)
+    errors = _run(unfinished, cpus_per_run, gpus_per_run, restarts, address, len(settings) * len(seeds), progress)
     wall = time.monotonic() - began
-    rate = sum(read_result(run_dirs[place][index]).get("total_steps", 0) for place, index in asked) / max(wall, 1e-9)
+    rate = sum(read_result(one.run_dir).get("total_steps", 0) for one in unfinished.values()) / max(wall, 1e-9)
     configs = [config(place, None) for place in range(len(settings))]
-    result = _gathered(settings, seeds, run_dirs, errors, total_steps, points, rate, wall, configs)
+    result = _gathered(settings, seeds, run_dirs, errors, run.total_steps, points, rate, wall, configs)
     leave(result, root)
     return result
 
@@ -167,19 +169,19 @@ def launch(
 # --- the runs ----------------------------------------------------------------------------------------------------
 
 
-def _run(asked, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
-    """Runs what is asked for; what was raised, by run."""
+def _run(unfinished, cpus, gpus, restarts, address, count, progress) -> dict[tuple[int, int], str]:
+    """Run what is unfinished; return what was raised, by run."""
     errors: dict[tuple[int, int], str] = {}
     display = ProgressBar(unit="runs") if progress else None
     if display is not None:
-        display.start(count, count - len(asked))
+        display.start(count, count - len(unfinished))
     try:
-        if asked:
+        if unfinished:
             ray = connect(address)
             # A process a run: what one leaves in its process or on the accelerator is gone when the next begins.
             options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": restarts, "max_calls": 1}
             task = ray.remote(**options)(_experiment)
-            pending = {task.remote(*arguments, gpus > 0): run for run, arguments in asked.items()}
+            pending = {task.remote(settings, gpus > 0): run for run, settings in unfinished.items()}
             try:
                 while pending:
                     [reference], _ = ray.wait(list(pending), num_returns=1)
@@ -191,7 +193,7 @@ def _run(asked, cpus, gpus, restarts, address, count, progress) -> dict[tuple[in
                     if error is not None:
                         errors[run] = error
                         if display is not None:
-                            display.note(f"{asked[run][2]['run_dir']} failed: {error.strip().splitlines()[-1]}")
+                            display.note(f"{unfinished[run].run_dir} failed: {error.strip().splitlines()[-1]}")
                     if display is not None:
                         display.update(count - len(pending), {})
             except BaseException:
@@ -204,12 +206,12 @@ def _run(asked, cpus, gpus, restarts, address, count, progress) -> dict[tuple[in
     return errors
 
 
-def _experiment(algo: Algorithm, env: Environment | HostRecipe, options: dict[str, Any], gpu: bool) -> str | None:
+def _experiment(settings: RunSettings, gpu: bool) -> str | None:
     """One run, in a process of its own; the traceback if it raised."""
     if not gpu:
         jax.config.update("jax_platforms", "cpu")
     try:
-        result = train(algo, env, **options)
+        result = run_training(settings)
     except Exception:
         return traceback.format_exc()
     return None if result.stopped in _ENDED else result.problem or f"stopped: {result.stopped}"

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import dataset_problems
 from jaxrl.parallel.program import CompiledProgram
 from jaxrl.parallel.rollout import rollout_length
+from jaxrl.run.settings import RunSettings
 
 
 @whole_arguments
@@ -49,42 +51,69 @@ def make_train(
     Raises:
       ConfigError: all invalid settings.
     """
-    algo, env, program, iterations = bound(algo, env, total_steps, topology or Anakin(num_envs, devices=1))
-    return partial(_run, program, algo, env, iterations)
+    return partial(_run, bind_run(RunSettings.of(locals())))
 
 
-def _run(program, algo, env, iterations, key):
+def _run(run, key):
     # Numbers that the compiler knows it folds into others, which rounds differently: hidden, this is the same run,
     # bit for bit, as that of `train` and `sweep`.
     algo, env, total_steps_per_env = jax.lax.optimization_barrier(
         (
-            jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), algo),
-            jax.tree.map(jnp.asarray, env),
-            jnp.float32(iterations * rollout_length(algo)),
+            jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), run.algo),
+            jax.tree.map(jnp.asarray, run.env),
+            jnp.float32(run.total_steps_per_env),
         )
     )
-    return program.run(algo, env, keys.unrolled(key), iterations, total_steps_per_env)
+    return run.program.run(algo, env, keys.unrolled(key), run.iterations, total_steps_per_env)
 
 
-def bound(
-    algo: Algorithm | str, env: Environment | str, total_steps: int, topology: Anakin
-) -> tuple[Algorithm, Environment, CompiledProgram[Environment], int]:
-    """The algorithm, the environment as it is stepped, the program of one run, and how many iterations that has.
+@dataclasses.dataclass(frozen=True, eq=False)
+class CompiledRun:
+    """A run that is one compiled program: what is trained where, and for how long.
+
+    Attributes:
+      settings: resolved, for one device.
+      algo, env: the same as in the settings.
+      program: of the run.
+      rows: environment steps of an iteration, over all environments.
+      iterations: of the run.
+    """
+
+    settings: RunSettings
+    algo: Algorithm
+    env: Environment
+    program: CompiledProgram[Environment]
+    rows: int
+    iterations: int
+
+    @property
+    def total_steps_per_env(self) -> int:
+        return self.iterations * rollout_length(self.algo)
+
+    def config(self, seed: int | None) -> dict[str, Any]:
+        """Return what `config.json` says of the run with this seed, of any if None."""
+        topology = dataclasses.replace(self.settings.topology, shards=self.program.layout.shards)
+        return self.settings.replace(topology=topology).config() | {"seed": seed}
+
+
+def bind_run(settings: RunSettings) -> CompiledRun:
+    """Return the run as one compiled program.
 
     Raises:
       ConfigError: settings that do not fit, all of them.
     """
-    algo = as_algorithm(algo)
-    made = envs.prepared(env)
-    if not isinstance(made, Environment):
-        raise ConfigError(f"{made.name} is stepped on the host and cannot be part of a compiled run; use jaxrl.train")
+    algo, env = as_algorithm(settings.algo), envs.prepared(settings.env)
+    topology = settings.topology or Anakin(settings.num_envs, devices=1)
+    if not isinstance(env, Environment):
+        raise ConfigError(f"{env.name} is stepped on the host and cannot be part of a compiled run; use jaxrl.train")
     if topology.devices not in (None, 1):
         raise ConfigError(f"devices={topology.devices}: here every run is on one device; use devices=1")
-    if problems := training_problems(total_steps=total_steps, num_envs=topology.num_envs):
+    if problems := training_problems(total_steps=settings.total_steps, num_envs=topology.num_envs):
         raise ConfigError(problems)
     topology = dataclasses.replace(topology, devices=1).resolve(algo)
-    algo = algo.resolve(env_spec(made), topology.num_envs or 0)
-    if problems := dataset_problems(algo, env_spec(made), 0.0, dataset=False):
+    algo = algo.resolve(env_spec(env), topology.num_envs or 0)
+    if problems := dataset_problems(algo, env_spec(env), 0.0, dataset=False):
         raise ConfigError(problems)
-    program = topology.bind(algo, made, processes=1)
-    return algo, made, program, -(-total_steps // program.steps_per_iteration(algo))
+    program = topology.bind(algo, env, processes=1)
+    rows, settings = program.steps_per_iteration(algo), settings.replace(algo=algo, env=env, topology=topology)
+    return CompiledRun(settings, algo, env, program, rows, -(-settings.total_steps // rows))

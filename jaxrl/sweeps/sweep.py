@@ -1,7 +1,6 @@
 """Sweeps: seeds times settings, trained in one program."""
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import count_problems, training_problems, whole
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
-from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import check_no_evaluator
@@ -28,9 +26,9 @@ from jaxrl.run import sweep_directory
 from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.evaluation import EPISODES
 from jaxrl.run.progress import ProgressBar
-from jaxrl.run.result import logging_settings, run_config
+from jaxrl.run.settings import RunSettings
 from jaxrl.run.signals import Signals
-from jaxrl.sweeps.make_train import bound
+from jaxrl.sweeps.make_train import bind_run
 from jaxrl.sweeps.results import SweepResult, leave
 from jaxrl.sweeps.search import checked_seeds, configurations
 from jaxrl.sweeps.sweep_checkpoints import Progress, interrupted, open_checkpointers
@@ -96,69 +94,62 @@ def sweep(
     check_no_evaluator("a sweep")
     keep_compiled_programs()
     devices, mapping = devices_and_mapping(devices, mapping)
-    evaluation_episodes = EPISODES if evaluation_episodes is None else evaluation_episodes
+    run = RunSettings.of(locals())
+    if run.evaluation_episodes is None:
+        run = run.replace(evaluation_episodes=EPISODES)
     processes, leader = jax.process_count(), distributed.is_leader()
-    counts = {"total_steps": (total_steps, 1), "points": (points, 1), "evaluation_episodes": (evaluation_episodes, 1)}
-    problems = count_problems(**counts, checkpoint_every=(checkpoint_every, 1))
-    if run_dir is None and (checkpoint_every is not None or overwrite):
-        problems.append("checkpoint_every and overwrite have no meaning without run_dir=, which keeps the checkpoints")
-    if run_dir is not None and processes > 1:
-        problems.append(
-            f"run_dir= with {processes} processes: a sweep keeps checkpoints in one process only; use "
-            "jaxrl.sweeps.launcher.launch (--backend ray), whose runs resume on several machines"
-        )
+    problems = count_problems(points=(points, 1), checkpoint_every=(run.checkpoint_every, 1))
+    problems += training_problems(total_steps=run.total_steps, evaluation_episodes=run.evaluation_episodes)
+    problems += _directory_problems(run, processes)
     if problems:
         raise ConfigError(problems)
     seeds = checked_seeds(seeds)
-    algo = as_algorithm(algo)
-    settings = _settings(num_samples, search_seed, num_envs, topology, space)
-    programs = _bound(algo, env, total_steps, topology, num_envs, settings)
-    asked = {}
-    if processes > 1 or run_dir is not None:
-        asked = {"algorithm": encode(algo), "environment": env if isinstance(env, str) else to_config(env)}
-        asked |= {"topology": encode(topology), "num_envs": encode(num_envs), "settings": encode(settings)}
-        asked |= {"seeds": seeds, "mapping": mapping, "total_steps": total_steps, "points": points}
-    logging = logging_settings(None, evaluation_episodes, explore_in_evaluation)
+    run = run.replace(algo=as_algorithm(run.algo))
+    settings = _settings(run, num_samples, search_seed, space)
+    runs = [_bound(run, setting) for setting in settings]
+    identity = {}
+    if processes > 1 or run.run_dir is not None:
+        identity = {"algorithm": encode(run.algo)}
+        identity["environment"] = run.env if isinstance(run.env, str) else to_config(run.env)
+        identity |= {"topology": encode(run.topology), "num_envs": encode(run.num_envs), "settings": encode(settings)}
+        identity |= {"seeds": seeds, "mapping": mapping, "total_steps": run.total_steps, "points": points}
     if processes > 1:
-        distributed.check_same(asked | logging)
+        distributed.check_same(identity | run.logging)
     groups: dict[Any, list[int]] = {}
-    for index, (variant, _, program, _) in enumerate(programs):
-        groups.setdefault((jax.tree.structure(variant), program), []).append(index)
-    points = min(points, *(iterations for *_, iterations in programs))
-    every = max(total_steps // 10, 1) if checkpoint_every is None else checkpoint_every
+    for index, one in enumerate(runs):
+        groups.setdefault((jax.tree.structure(one.algo), one.program), []).append(index)
+    points = min(points, *(one.iterations for one in runs))
     # Which program, and over how many devices its runs lie, is of how they are kept.
     configs = [
-        {"sweep": asked | {"program": number, "devices": devices}, "logging": logging} for number in range(len(groups))
+        {"sweep": identity | {"program": number, "devices": devices}, "logging": run.logging}
+        for number in range(len(groups))
     ]
 
-    run_configs = [_config(program, topology, total_steps, logging) for program in programs]
-    if run_dir is not None and not overwrite and not (files.expand(run_dir) / "program-0").exists():
+    run_configs = [one.config(None) for one in runs]
+    run_dir = None if run.run_dir is None else files.expand(run.run_dir)
+    if run_dir is not None and not run.overwrite and not (run_dir / "program-0").exists():
         sweep_directory.check_same(run_dir, run_configs, seeds)  # with checkpoints, these say what differs
-    display = ProgressBar() if progress and leader else None
+    display = ProgressBar() if run.progress and leader else None
     began = time.monotonic()
     parts: dict[int, dict[str, Any]] = {}
     done, timed = 0, []
     with contextlib.ExitStack() as stack:
-        checkpointers = stack.enter_context(open_checkpointers(run_dir, configs, overwrite=overwrite))
-        if run_dir is not None and overwrite:
-            sweep_directory.clear(files.expand(run_dir))
+        checkpointers = stack.enter_context(open_checkpointers(run_dir, configs, overwrite=run.overwrite))
+        if run_dir is not None and run.overwrite:
+            sweep_directory.clear(run_dir)
         if display is not None:
             stack.callback(display.close)
-            total = sum(b[3] * b[2].steps_per_iteration(b[0]) for b in programs) * len(seeds) // processes
+            total = sum(one.iterations * one.rows for one in runs) * len(seeds) // processes
             display.start(total, timed=True, phase="compiling")
         for members, checkpointer in zip(groups.values(), checkpointers, strict=True):
-            _, env_, program, iterations = programs[members[0]]
-            runs = [(programs[index][0], seed) for index in members for seed in seeds]
-            mine = _share(runs)
-            many = VectorizedRuns(program, devices, mapping, len(mine))
+            first = runs[members[0]]
+            mine = _share([(runs[index].algo, seed) for index in members for seed in seeds])
+            many = VectorizedRuns(first.program, devices, mapping, len(mine))
             algos = many.stack([variant for variant, _ in mine])
             roots = many.stack([keys.root_key(seed) for _, seed in mine])
-            part, parts_timed, done = _train_many(
-                many, algos, env_, roots, iterations, points, display, done, checkpointer, every
-            )
+            part, parts_timed, done = _train_many(many, algos, first, roots, points, display, done, checkpointer)
             timed += parts_timed
-            returns = many.evaluate(algos, part["learner"], env_, roots, evaluation_episodes, explore_in_evaluation)
-            part |= {"returns": returns}
+            part["returns"] = many.evaluate(algos, part["learner"], roots, first.settings)
             if processes > 1:
                 part = _gathered(part, len(mine))
             for position, index in enumerate(members):
@@ -196,16 +187,31 @@ _ELSEWHERE = {
 }
 
 
-def _settings(num_samples, search_seed, num_envs, topology, space) -> list[dict[str, Any]]:
-    """What is tried, one dictionary a configuration, the number of environments among it if there are several.
+def _directory_problems(run, processes):
+    """Explain which settings do not go with `run_dir`, or without it; one line each."""
+    if run.run_dir is None and (run.checkpoint_every is not None or run.overwrite):
+        return ["checkpoint_every and overwrite have no meaning without run_dir=, which keeps the checkpoints"]
+    if run.run_dir is not None and processes > 1:
+        return [
+            f"run_dir= with {processes} processes: a sweep keeps checkpoints in one process only; use "
+            "jaxrl.sweeps.launcher.launch (--backend ray), whose runs resume on several machines"
+        ]
+    return []
+
+
+def _settings(run, num_samples, search_seed, space) -> list[dict[str, Any]]:
+    """Return what is tried, a dictionary per configuration; one of several numbers of environments is in it.
 
     Raises:
       ConfigError: all that is wrong.
     """
     problems = [f"{name}=: {what}" for name, what in _ELSEWHERE.items() if name in space]
+    num_envs = run.num_envs
     several = num_envs is not None and not isinstance(num_envs, int)
-    if several and topology is not None:
-        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology, or no topology")
+    if several and run.topology is not None:
+        problems.append(
+            f"num_envs={num_envs} and topology={run.topology}: set num_envs in the topology, or no topology"
+        )
     if problems:
         raise ConfigError(problems)
     if several:
@@ -217,22 +223,12 @@ def _settings(num_samples, search_seed, num_envs, topology, space) -> list[dict[
     return settings
 
 
-def _bound(algo, env, total_steps, topology, num_envs, settings):
-    """What `bound` gives, of every configuration."""
-    found = []
-    for setting in settings:
-        fields = dict(setting)
-        envs = fields.pop("num_envs", num_envs)
-        layout = topology or Anakin(None if envs is None else int(envs), devices=1)
-        found.append(bound(replace(algo, **fields), env, total_steps, layout))
-    return found
-
-
-def _config(program, topology, total_steps, logging) -> dict[str, Any]:
-    """What `config.json` says of the runs of a configuration, but for the seed."""
-    algo, env, compiled, _ = program
-    layout = {"num_envs": compiled.layout.num_envs, "devices": 1, "shards": compiled.layout.shards}
-    return run_config(algo, env, dataclasses.replace(topology or Anakin(), **layout), total_steps, None, logging)
+def _bound(run, setting):
+    """Return the run of a configuration."""
+    fields = dict(setting)
+    num_envs = fields.pop("num_envs", run.num_envs)
+    num_envs = None if num_envs is None else int(num_envs)
+    return bind_run(run.replace(algo=replace(run.algo, **fields), num_envs=num_envs))
 
 
 def _share(runs: list[Any]) -> list[Any]:
@@ -250,18 +246,17 @@ def _gathered(part: dict[str, Any], each: int) -> dict[str, Any]:
     return multihost_utils.process_allgather(mine, tiled=True) | {"steps": part["steps"]}
 
 
-def _train_many(many, algos, env, keys, iterations, points, display, done_before, checkpointer, every):
-    one = jax.eval_shape(lambda algos: many.program.init(many.first(algos), env, keys[0]), algos)
-    devices = list(many.mesh.devices.flat)
-    learner.check_memory(many.first(algos), one, devices, runs=jax.tree.leaves(algos)[0].shape[0], saved=False)
-    borders = [iterations * (index + 1) // points for index in range(points)]
-    rows = many.program.steps_per_iteration(many.first(algos))
-    total_steps_per_env = iterations * rows // many.program.layout.num_envs
+def _train_many(many, algos, run, keys, points, display, done_before, checkpointer):
+    many.check_memory(algos, run.env, keys)
+    borders = [run.iterations * (index + 1) // points for index in range(points)]
+    rows, env = run.rows, run.env
     steps = [border * rows for border in borders]
+    every = run.settings.checkpoint_every
+    every = max(run.settings.total_steps // 10, 1) if every is None else every
     progress = Progress(many.start(algos, env, keys), steps, checkpointer, every)
     if checkpointer is not None:
         shapes = jax.eval_shape(
-            lambda states: many.chunk(algos, env, states, 1, total_steps_per_env)[1], progress.states
+            lambda states: many.chunk(algos, env, states, 1, run.total_steps_per_env)[1], progress.states
         )
         progress.restore(shapes, many.mesh)
     at_iteration = borders[len(progress.reports) - 1] if progress.reports else 0
@@ -270,7 +265,7 @@ def _train_many(many, algos, env, keys, iterations, points, display, done_before
         since = time.monotonic()
         for border in borders[len(progress.reports) :]:
             length = border - at_iteration
-            states, report = many.chunk(algos, env, progress.states, length, total_steps_per_env)
+            states, report = many.chunk(algos, env, progress.states, length, run.total_steps_per_env)
             if checkpointer is not None:
                 signals.hold()  # compiled, and there will be something to save
             report = jax.device_get(report)

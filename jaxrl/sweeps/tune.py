@@ -21,11 +21,10 @@ from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError, JaxrlError, MissingExtraError, NonFiniteError, RunDirectoryError
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.limits import checked_seed, count_problems, seed_problems
+from jaxrl.core.limits import checked_seed, count_problems, seed_problems, training_problems
 from jaxrl.core.sources import Dataset
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.envs.configs import to_config
-from jaxrl.parallel import learner
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.plots.curves import EVALUATION, plot_trials
@@ -34,8 +33,8 @@ from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.directory import RunDirectory
 from jaxrl.run.loggers import write_csv
 from jaxrl.run.progress import ProgressBar
-from jaxrl.run.result import logging_settings, run_config
-from jaxrl.sweeps.make_train import bound
+from jaxrl.run.settings import RunSettings
+from jaxrl.sweeps.make_train import CompiledRun, bind_run
 from jaxrl.sweeps.ray_trials import Actors, side_by_side
 from jaxrl.sweeps.results import save_policy
 from jaxrl.sweeps.search import checked_seeds
@@ -221,12 +220,9 @@ def tune(
         raise MissingExtraError("backend='ray'", "ray")
     check_no_evaluator("a search")
     keep_compiled_programs()
-    problems = count_problems(
-        total_steps=(total_steps, 1),
-        trials=(trials, 1),
-        evaluate_every=(evaluate_every, 1),
-        evaluation_episodes=(evaluation_episodes, 1),
-    )
+    run = RunSettings.of(locals())
+    problems = count_problems(trials=(trials, 1), evaluate_every=(run.evaluate_every, 1))
+    problems += training_problems(total_steps=run.total_steps, evaluation_episodes=run.evaluation_episodes)
     problems += seed_problems("search_seed", search_seed)
     if isinstance(trials, int) and trials > MOST_TRIALS:
         problems.append(f"trials={trials} must be at most {MOST_TRIALS:,}")
@@ -245,9 +241,9 @@ def tune(
     else:
         given = [f for f in dataclasses.fields(how) if getattr(how, f.name) != f.default]
         problems += [f"{f.name}={getattr(how, f.name)!r} has no meaning without backend='ray'" for f in given]
-    if topology is not None and num_envs is not None:
-        problems.append(f"num_envs={num_envs} and topology={topology}: set num_envs in the topology")
-    if run_dir is None and overwrite:
+    if run.topology is not None and run.num_envs is not None:
+        problems.append(f"num_envs={run.num_envs} and topology={run.topology}: set num_envs in the topology")
+    if run.run_dir is None and run.overwrite:
         problems.append("overwrite has no meaning without run_dir=, which keeps the study")
     if jax.process_count() > 1:
         problems.append(f"a search runs in one process, and these are {jax.process_count()}")
@@ -259,7 +255,7 @@ def tune(
     else:
         devices, mapping = devices_and_mapping(devices, mapping)
     seeds, search_seed = checked_seeds(seeds), checked_seed("search_seed", search_seed)
-    algo, made = as_algorithm(algo), envs.as_environment(env)
+    algo, made = as_algorithm(run.algo), envs.as_environment(run.env)
     if not isinstance(made, Environment):
         raise ConfigError(f"{made.name} is stepped on the host, and a search is a compiled program; use jaxrl.train")
     if any(isinstance(source, Dataset) for source in algo.experience.values()):
@@ -268,33 +264,32 @@ def tune(
             "jaxrl.train(dataset=...) for each setting"
         )
     fixed, ranges = search_space(algo, space)
-    every = max(total_steps // 10, 1) if evaluate_every is None else evaluate_every
-    layout = topology or Anakin(num_envs, devices=1)
+    every = max(run.total_steps // 10, 1) if run.evaluate_every is None else run.evaluate_every
+    layout = run.topology or Anakin(run.num_envs, devices=1)
+    run = run.replace(algo=algo, env=made, topology=layout, evaluate_every=every)
     for name, values in ranges.items():
         for value in values if isinstance(values, list | tuple) else [values.low]:
-            bound(replace(algo, **fixed | {name: value}), made, total_steps, layout)
+            bind_run(run.replace(algo=replace(algo, **fixed | {name: value})))
 
-    training = _Training(
-        algo, made, total_steps, layout, seeds, devices, mapping, every, evaluation_episodes, explore_in_evaluation
-    )
-    asked = {"algorithm": encode(algo), "environment": to_config(made), "topology": encode(layout), "seeds": seeds}
-    asked |= {"total_steps": total_steps, "search": search, "pruner": pruner, "search_seed": search_seed}
-    asked |= {"mapping": mapping, "space": {name: repr(values) for name, values in (fixed | ranges).items()}}
-    config = {"tune": asked | logging_settings(every, evaluation_episodes, explore_in_evaluation)}
+    training = _Training(run, seeds, devices, mapping)
+    identity = {"algorithm": encode(algo), "environment": to_config(made), "topology": encode(layout), "seeds": seeds}
+    identity |= {"total_steps": run.total_steps, "search": search, "pruner": pruner, "search_seed": search_seed}
+    identity |= {"mapping": mapping, "space": {name: repr(values) for name, values in (fixed | ranges).items()}}
     title = f"{type(algo).__name__} on {made.name}"
     with contextlib.ExitStack() as stack:
         path = None
-        if run_dir is not None:
-            directory = stack.enter_context(RunDirectory(run_dir, config, overwrite=overwrite, may_change=()))
-            path = directory.study
+        if run.run_dir is not None:
+            config = {"tune": identity | run.logging}
+            directory = RunDirectory(run.run_dir, config, overwrite=run.overwrite, may_change=())
+            path = stack.enter_context(directory).study
             if not directory.resumed:
                 shutil.rmtree(path.parent / sweep_directory.BEST, ignore_errors=True)
         study = Study(path, ranges, fixed, search, pruner, search_seed)
         if path is not None and backend == "jax":
-            training = dataclasses.replace(training, keep=partial(_keep_best, study, path.parent, total_steps, layout))
+            training = dataclasses.replace(training, keep=partial(_keep_best, study, path.parent))
         if path is not None:
             stack.callback(_leave, study, title, path.parent)
-        display = stack.enter_context(ProgressBar(unit="trials")) if progress else None
+        display = stack.enter_context(ProgressBar(unit="trials")) if run.progress else None
         if display is not None:
             display.note(f"searched: {', '.join(ranges)}")
             display.start(trials, len(study.trials()))
@@ -312,19 +307,19 @@ def tune(
         return TuneResult(study.trials(), title)
 
 
-def _keep_best(study, path, total_steps, layout, seeds, program, states, returns) -> None:
+def _keep_best(study, path, seeds, run, states, returns) -> None:
     """Save what the best seed of a trial has learned, if the trial is the best so far."""
-    algo, env, compiled, iterations = program
     scores = np.nanmean(returns, axis=-1)
     if any(trial.ended == "finished" and trial.score >= float(scores.mean()) for trial in study.trials()):
         return
-    place, step = int(np.argmax(scores)), iterations * compiled.steps_per_iteration(algo)
-    shape = {"num_envs": compiled.layout.num_envs, "devices": 1, "shards": compiled.layout.shards}
-    topology = dataclasses.replace(layout, **shape)
-    config = run_config(algo, env, topology, total_steps, seeds[place], {}) | {"sweep": {"of": "tune"}}
-    learner = jax.tree.map(lambda x: x[place], states.learner)
+    best = int(np.argmax(scores))
+    config = run.config(seeds[best]) | {"logging": {}, "sweep": {"of": "tune"}}
+    learner, rows = (
+        jax.tree.map(lambda x: x[best], states.learner),
+        [{"step": run.iterations * run.rows, EVALUATION: float(scores[best])}],
+    )
     try:
-        save_policy(path, config, learner, [{"step": step, EVALUATION: float(scores[place])}], float(scores[place]))
+        save_policy(path, config, learner, rows, float(scores[best]))
     except (JaxrlError, OSError) as error:
         warnings.warn(f"the best policy could not be saved: {error}", RuntimeWarning, stacklevel=2)
 
@@ -343,46 +338,35 @@ def _leave(study, title, path) -> None:
 class _Training:
     """The runs of a trial, as those of all trials; in this process or in a Ray actor."""
 
-    algo: Algorithm
-    env: Environment
-    total_steps: int
-    layout: Anakin
+    run: RunSettings
     seeds: list[int]
     devices: int
     mapping: str
-    every: int
-    episodes: int
-    explore: bool
-    keep: Callable | None = None  # told of the program, the final states and the returns of every trial that finishes
+    keep: Callable | None = None  # called with seeds, run, final states and returns of every trial that finishes
 
     def __call__(self, settings: dict[str, Any]) -> Iterator[tuple[float, bool]]:
         """Train a trial; yield the mean score of every evaluation, and whether it is the last one."""
-        program = bound(replace(self.algo, **settings), self.env, self.total_steps, self.layout)
-        many = VectorizedRuns(program[2], min(self.devices, len(self.seeds)), self.mapping, len(self.seeds))
-        yield from _evaluations(program, many, self.seeds, self.every, self.episodes, self.explore, self.keep)
+        run = bind_run(self.run.replace(algo=replace(self.run.algo, **settings)))
+        many = VectorizedRuns(run.program, min(self.devices, len(self.seeds)), self.mapping, len(self.seeds))
+        yield from _evaluations(run, many, self.seeds, self.keep)
 
 
-def _evaluations(
-    program, many: VectorizedRuns, seeds, every, episodes, explore, keep=None
-) -> Iterator[tuple[float, bool]]:
+def _evaluations(run: CompiledRun, many: VectorizedRuns, seeds, keep=None) -> Iterator[tuple[float, bool]]:
     """Trains the runs of all seeds from one evaluation to the next: the mean return, and whether it is the last.
 
     Raises:
       NonFiniteError: in a run of one of the seeds a value was not finite, or no episode came to an end.
     """
-    algo, env, compiled, iterations = program
-    algos, roots = many.stack([algo] * len(seeds)), many.stack([keys.root_key(seed) for seed in seeds])
-    shapes = jax.eval_shape(lambda algos: compiled.init(many.first(algos), env, roots[0]), algos)
-    devices = list(many.mesh.devices.flat)
-    learner.check_memory(many.first(algos), shapes, devices, runs=jax.tree.leaves(algos)[0].shape[0], saved=False)
-    rows = compiled.steps_per_iteration(algo)
-    each, done = max(1, round(every / rows)), 0
+    env, rows, iterations = run.env, run.rows, run.iterations
+    algos, roots = many.stack([run.algo] * len(seeds)), many.stack([keys.root_key(seed) for seed in seeds])
+    many.check_memory(algos, env, roots)
+    each, done = max(1, round((run.settings.evaluate_every or 0) / rows)), 0
     states = many.start(algos, env, roots)
     while done < iterations:
         length = min(each, iterations - done)
-        states, report = many.chunk(algos, env, states, length, iterations * rows // compiled.layout.num_envs)
+        states, report = many.chunk(algos, env, states, length, run.total_steps_per_env)
         done += length
-        returns = many.evaluate(algos, states.learner, env, roots, episodes, explore)
+        returns = many.evaluate(algos, states.learner, roots, run.settings)
         failed = (np.asarray(report.failed_at)[: many.runs] >= 0) | np.isinf(returns).any(-1)
         wrong = failed | np.isnan(returns).all(-1)
         if wrong.any():
@@ -390,7 +374,7 @@ def _evaluations(
             those = ", ".join(str(seed) for seed, bad in zip(seeds, wrong, strict=True) if bad)
             raise NonFiniteError(f"{what} before step {done * rows}, seed {those}")
         if keep is not None and done == iterations:
-            keep(seeds, program, states, returns)
+            keep(seeds, run, states, returns)
         yield float(np.nanmean(returns, axis=-1).mean()), done == iterations
 
 

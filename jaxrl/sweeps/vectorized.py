@@ -14,9 +14,11 @@ from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Environment
+from jaxrl.parallel import learner
 from jaxrl.parallel.mesh import cores, over_devices, use_cpu_devices
 from jaxrl.parallel.program import CompiledProgram
 from jaxrl.run.evaluation import MAX_STEPS, layout, play
+from jaxrl.run.settings import RunSettings
 
 
 def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, str]:
@@ -70,9 +72,21 @@ class VectorizedRuns:
     def chunk(self, algos, env, states, length, total_steps_per_env) -> tuple[RunState, Report]:
         return _chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_steps_per_env))
 
-    def evaluate(self, algos, learners, env, keys, episodes, explore) -> np.ndarray:
-        num_envs, quota = layout(episodes, None)
-        scores = _evaluate_many(self, algos, learners, env, keys, num_envs=num_envs, quota=quota, explore=explore)
+    def check_memory(self, algos: Any, env: Environment, keys: jax.Array) -> None:
+        """Check that the states of all runs fit the devices.
+
+        Raises:
+          ConfigError: they do not.
+        """
+        one = jax.eval_shape(lambda algos: self.program.init(self.first(algos), env, keys[0]), algos)
+        devices, runs = list(self.mesh.devices.flat), jax.tree.leaves(algos)[0].shape[0]
+        learner.check_memory(self.first(algos), one, devices, runs=runs, saved=False)
+
+    def evaluate(self, algos: Any, learners: Any, keys: jax.Array, settings: RunSettings) -> np.ndarray:
+        """Return the returns of complete episodes of every run, NaN where one did not end."""
+        num_envs, quota = layout(settings.evaluation_episodes, None)
+        how = {"num_envs": num_envs, "quota": quota, "explore": settings.explore_in_evaluation}
+        scores = _evaluate_many(self, algos, learners, settings.env, keys, **how)
         returns, _, done = jax.device_get(scores)
         counts = np.arange(quota)[None, :, None] < done[:, None, :]
         return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]

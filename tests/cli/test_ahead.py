@@ -83,7 +83,7 @@ def uncached(monkeypatch):
 
 
 def test_without_a_cache_nothing_would_be_kept(uncached, monkeypatch, capsys):
-    monkeypatch.setattr(ahead, "train", None)  # nothing is begun
+    monkeypatch.setattr(ahead, "run_training", None)  # nothing is begun
     assert main.main(["compile", *COMPILED, "--total-steps", "10"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "nothing would be kept" in line and "JAXRL_CACHE" in line
@@ -102,6 +102,6 @@ def test_an_interrupted_one_has_compiled_no_whole_run(monkeypatch, capsys):
     def train(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ahead, "train", train)
+    monkeypatch.setattr(ahead, "run_training", train)
     assert main.main(["compile", *COMPILED, "--total-steps", "10"]) == 130
     assert capsys.readouterr().err == "interrupted\n"

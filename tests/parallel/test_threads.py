@@ -107,7 +107,7 @@ def starts(two_cores, monkeypatch):
 
 def line(*words, env="gymnax:CartPole-v1"):
     command = ["ppo", "--env", env, "--num-envs", "8", "--minibatches", "8", "--total-steps", "64", *words]
-    return training.train_arguments(runs.read("train", command))
+    return training.train_settings(runs.read("train", command))
 
 
 def test_a_command_with_small_products_starts_again_and_makes_its_environment_anew(starts):
@@ -145,16 +145,16 @@ def threads():
     names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
     return names.count("tf_XLAEigen")
 
-def told(*arguments, train=training.train, **named):
+def told(settings, run=training.run_training):
     before = threads()
-    result = train(*arguments, **named)
+    result = run(settings)
     leaves = [leaf for leaf in jax.tree.leaves(result.state) if isinstance(leaf, jax.Array)]
     clients = {id(device.client) for leaf in leaves for device in leaf.devices()}
     now = clients == {id(jax.devices()[0].client)}
     print(json.dumps({"threads": before, "now": now, "left": os.environ.get("PJRT_NPROC")}))
     return result
 
-training.train = told
+training.run_training = told
 sys.argv[1:] = json.loads(sys.argv[1])
 sys.exit(main())
 """

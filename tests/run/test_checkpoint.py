@@ -26,6 +26,7 @@ from jaxrl.run import checkpoint
 from jaxrl.run.ahead import compile_ahead
 from jaxrl.run.checkpoint import Checkpointer, best_step, read_manifest, restore
 from jaxrl.run.directory import check_no_pattern
+from jaxrl.run.settings import RunSettings
 
 # Orbax's event loop, after an error that is expected here.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -126,7 +127,11 @@ def test_what_could_not_be_read_again_is_refused_and_nothing_else(tmp_path, monk
             restore(folder, state)
 
 
-@pytest.mark.parametrize("start", [jaxrl.train, jaxrl.sweep, compile_ahead])
+def compiled(algo, env, **settings):
+    return compile_ahead(RunSettings(algo=algo, env=env, **settings))
+
+
+@pytest.mark.parametrize("start", [jaxrl.train, jaxrl.sweep, compiled])
 def test_a_pattern_is_refused_before_anything_is_made(tmp_path, monkeypatch, start):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunDirectoryError, match=r"'seed\[1\]' in the path of the run directory"):

@@ -15,6 +15,7 @@ import jaxrl
 from jaxrl import networks
 from jaxrl.core.errors import CheckpointError, ConfigError, RunDirectoryError
 from jaxrl.core.types import env_spec
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.multihost import distributed, place
 from jaxrl.parallel.multihost.place import Place
 from jaxrl.run import follow as following
@@ -25,6 +26,7 @@ from jaxrl.run.directory import RunDirectory, read_config
 from jaxrl.run.follow import follow, follow_launched
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import read_metrics
+from jaxrl.run.settings import RunSettings
 from jaxrl.sweeps.launcher import launch as experiments
 
 EACH = 2 * ROWS
@@ -149,7 +151,8 @@ def placed(monkeypatch):
 
 def follow_to_its_end(run_dir, algo=PPO):
     with pytest.raises(SystemExit) as ended:
-        follow_launched(run_dir, algo, ENV, episodes=4)
+        settings = {"total_steps": ROWS, "run_dir": run_dir, "evaluation_episodes": 4, "topology": anakin()}
+        follow_launched(RunSettings(algo=algo, eval_env=ENV, **settings))
     assert ended.value.code == 0
 
 
@@ -205,8 +208,8 @@ def test_an_evaluator_knows_what_config_json_cannot_hold(tmp_path, placed):
 def test_a_training_in_an_evaluators_process_follows_with_its_settings(tmp_path, monkeypatch, placed):
     called, other = [], jaxrl.make("gymnax:CartPole-v1", max_steps_in_episode=7)
 
-    def followed(*arguments, **settings):
-        called.append((arguments, settings))
+    def followed(settings):
+        called.append(settings)
         raise SystemExit(0)
 
     monkeypatch.setattr(training, "follow_launched", followed)
@@ -215,13 +218,19 @@ def test_a_training_in_an_evaluators_process_follows_with_its_settings(tmp_path,
     settings["resources"] = jaxrl.Resources(learner="99999")  # of the learners
     with pytest.raises(SystemExit):
         jaxrl.train(PPO, ENV, eval_env=other, topology=jaxrl.Anakin(num_envs=64, devices=64), **settings)
-    [((path, algo, env), settings)] = called
-    assert path == tmp_path and algo == PPO.resolve(env_spec(ENV), 64) and env == jaxrl.envs.prepared(other)
-    assert settings == {"episodes": 5, "explore": True, "step_timeout": following.STEP_TIMEOUT}
+    [found] = called
+    assert found.run_dir == tmp_path and found.algo == PPO.resolve(env_spec(ENV), 64)
+    assert found.eval_env == jaxrl.envs.prepared(other)
+    assert (found.evaluation_episodes, found.explore_in_evaluation, found.topology.step_timeout) == (
+        5,
+        True,
+        STEP_TIMEOUT,
+    )
     with pytest.raises(SystemExit):
         topology = jaxrl.Sebulba(num_envs=2, step_timeout=7.0)
         jaxrl.train("ppo", "gymnasium:CartPole-v1", topology=topology, total_steps=ROWS, run_dir=tmp_path)
-    assert called[1][1] == {"episodes": 10, "explore": False, "step_timeout": 7.0}
+    found = called[1]
+    assert (found.evaluation_episodes, found.explore_in_evaluation, found.topology.step_timeout) == (10, False, 7.0)
     assert not distributed.is_leader(), "files and results are the learners'"
 
 
@@ -235,7 +244,7 @@ def test_what_an_evaluator_cannot_follow_is_refused_in_all_processes(placed, pla
         lambda: jaxrl.sweep(PPO, ENV, **sweep),
         lambda: jaxrl.tune(PPO, ENV, **sweep),
         lambda: experiments(PPO, ENV, run_dir="runs/none", **sweep),
-        lambda: compile_ahead(PPO, ENV, total_steps=ROWS, run_dir="runs/none"),
+        lambda: compile_ahead(RunSettings(algo=PPO, env=ENV, total_steps=ROWS, run_dir="runs/none")),
     ):
         with pytest.raises(ConfigError, match="nothing that an evaluator could follow"):
             refused()

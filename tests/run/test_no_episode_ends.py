@@ -13,18 +13,20 @@ from jaxrl.cli import finished_run
 from jaxrl.run.callbacks import Decision, FunctionCallback
 from jaxrl.run.follow import follow
 from jaxrl.run.loggers import read_metrics
-from jaxrl.run.loop import Pace
+from jaxrl.run.loop import LoopLimits
 from jaxrl.run.plotting import plot_runs
 from jaxrl.run.run_status import read_result
-from jaxrl.run.training import at_pace
+from jaxrl.run.settings import RunSettings
+from jaxrl.run.training import run_training
 
 EACH = 2 * ROWS
 SETTINGS = {"evaluate_every": EACH, "evaluation_episodes": 2, "checkpoint_every": ROWS, "progress": False}
 
 
 def train(run_dir, total_steps=2 * EACH, **settings):
-    with at_pace(Pace(iterations=1, evaluation_steps=3)):  # no episode is as short
-        return jaxrl.train(PPO, ENV, total_steps=total_steps, topology=anakin(), run_dir=run_dir, **SETTINGS | settings)
+    settings = {"total_steps": total_steps, "topology": anakin(), "run_dir": run_dir, **SETTINGS, **settings}
+    limits = LoopLimits(iterations=1, evaluation_steps=3)  # no episode is as short
+    return run_training(RunSettings(algo=PPO, env=ENV, **settings), limits)
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from jaxrl.networks import GRU, MLP, Actor, Critic, QNetwork
 from jaxrl.run import checkpoint, loop
 from jaxrl.run.loading import load_run
 from jaxrl.run.loggers import read_metrics
+from jaxrl.run.settings import network_lines, resolved_defaults
 from jaxrl.run.timing import PARTS
-from jaxrl.run.training import network_lines, resolved_defaults
 
 ITERATIONS = 12
 TOTAL = ITERATIONS * ROWS

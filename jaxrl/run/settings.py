@@ -1,0 +1,227 @@
+"""The settings of a run: the arguments of `jaxrl.train` in one object, checked and completed in one place."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl import envs
+from jaxrl.algos.base import Readable, as_algorithm, field_problems
+from jaxrl.core import files, limits
+from jaxrl.core.config import encode
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.limits import checked_seed, number_problems, seed_problems
+from jaxrl.core.matching import space_problems
+from jaxrl.core.resources import Resources
+from jaxrl.core.types import Algorithm, EnvSpec, NativeRecipe, env_spec
+from jaxrl.data.dataset import load_dataset
+from jaxrl.envs.configs import to_config
+from jaxrl.networks.summary import summary
+from jaxrl.parallel.experience import dataset_problems, has_separate_dataset
+from jaxrl.parallel.multihost.place import evaluator_problems, is_evaluator
+from jaxrl.parallel.topology import choose
+from jaxrl.run.callbacks import as_callbacks
+from jaxrl.run.evaluation import EPISODES, default_episodes, episodes_problems
+from jaxrl.run.loggers import Logger
+from jaxrl.run.recorder import Record
+from jaxrl.run.topologies import instance_problems, resource_problems
+
+_DATASET_FRACTION = 0.5  # of every batch, if not set
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RunSettings:
+    """The arguments of `jaxrl.train`, which documents them; `make_train`, `sweep`, `launch` and `tune` have some.
+
+    As passed, `algo`, `env`, `dataset` and `record` may be names, and None stands for a default. `prepared` makes what
+    is named and chooses the topology, `resolved` the defaults that depend on the environment.
+    """
+
+    algo: Any
+    env: Any = None
+    total_steps: int
+    dataset: Any = None
+    dataset_fraction: Any = None
+    init_from: Any = None
+    seed: int = 0
+    topology: Any = None
+    num_envs: Any = None
+    run_dir: Any = None
+    overwrite: bool = False
+    log_every: int | None = None
+    evaluate_every: int | None = None
+    evaluation_episodes: Any = None
+    eval_env: Any = None
+    explore_in_evaluation: bool = False
+    async_evaluation: bool = False
+    target_return: float | None = None
+    callbacks: Any = ()
+    callback_every: int | None = None
+    checkpoint_every: int | None = None
+    keep: int = 3
+    save_replay: bool = True
+    record: Any = None
+    video_every: int | None = None
+    loggers: Sequence[Logger] = ()
+    resources: Resources | None = None
+    progress: bool = True
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "RunSettings":
+        """Return the settings among the arguments of a function, by their names."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in arguments.items() if name in names})
+
+    def replace(self, **changes: Any) -> "RunSettings":
+        """Return the settings with other values of these fields."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def logging(self) -> dict[str, Any]:
+        """What `config.json` says under "logging": settings that may change when the run is resumed."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in ("evaluate_every", "evaluation_episodes")}
+        found |= {"explore_in_evaluation": True} if self.explore_in_evaluation else {}
+        return found | ({} if self.save_replay else {"save_replay": False})
+
+    def config(self, **parts: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return what `config.json` says of a run that was resolved: what must be the same when it is resumed.
+
+        Args:
+          **parts: further entries, `dataset` and `parent`, where they are not None.
+        """
+        config = {
+            "algorithm": encode(self.algo),
+            "environment": to_config(self.env),
+            "topology": encode(self.topology),
+            "total_steps": self.total_steps,
+            "seed": self.seed,
+            "logging": self.logging,
+        }
+        if isinstance(self.env, NativeRecipe) and self.env.native is not None:
+            config["native"] = encode(self.env.native)
+        return config | {name: dict(part) for name, part in parts.items() if part is not None}
+
+    def count_problems(self) -> list[str]:
+        """Explain which counts are not whole numbers, or too small; one line each."""
+        return limits.training_problems(**{name: getattr(self, name) for name in limits.LEAST})
+
+    def prepared(self) -> "RunSettings":
+        """Return the settings with what they name made, and with a topology; `env` is where offline data comes from.
+
+        Raises:
+          ConfigError: settings that do not fit, all of them.
+        """
+        algo = as_algorithm(self.algo)
+        problems = field_problems(algo) + self.count_problems()
+        run_dir = None if self.run_dir is None else files.expand(self.run_dir)
+        try:
+            dataset = load_dataset(self.dataset) if isinstance(self.dataset, str) else self.dataset
+            env, eval_env = (None if one is None else envs.as_environment(one) for one in (self.env, self.eval_env))
+        except ConfigError as error:
+            raise ConfigError([*error.problems, *problems]) from error.__cause__
+        offline, has_dataset = env is None, dataset is not None
+        about = eval_env if env is None else env
+        if about is None or (offline and not has_dataset):
+            missing = "a dataset and no env; pass" if has_dataset else "no env; pass one, or"
+            raise ConfigError(f"there is {missing} dataset= and eval_env=, the environment that the data comes from")
+        fraction, fraction_problems = _resolved_fraction(self.dataset_fraction, algo, has_dataset, offline)
+        problems += fraction_problems
+        if self.video_every is not None and run_dir is None:
+            problems.append(f"video_every={self.video_every} needs run_dir=, where the videos are written")
+        problems += evaluator_problems(run_dir) + seed_problems("seed", self.seed)
+        if isinstance(self.evaluation_episodes, int) and self.evaluation_episodes > 0:
+            problems += episodes_problems("evaluation_episodes", self.evaluation_episodes, None)
+        problems += self._kind_problems()
+        env = envs.prepared(about)
+        topology, topology_problems = choose(self.topology, None if offline else env, self.num_envs)
+        problems += topology_problems
+        if offline and self.record is not None:
+            problems.append("record= without an env: nothing acts, so there is nothing to record")
+        eval_env = env if eval_env is None or offline else envs.prepared(eval_env)
+        trained = f"{env.name}, which is trained on, has"
+        problems += [f"eval_env: {line}" for line in space_problems(eval_env, env, trained)]
+        if not is_evaluator():  # which has other cores
+            acting = None if offline else env
+            problems += resource_problems(self.resources, topology, acting, self.async_evaluation)
+        problems += dataset_problems(algo, env_spec(env), fraction, dataset=has_dataset)
+        if problems:
+            raise ConfigError(problems)
+        record = Record(self.record) if isinstance(self.record, str | os.PathLike) else self.record
+        changes = {"algo": algo, "env": env, "eval_env": eval_env, "dataset": dataset, "dataset_fraction": fraction}
+        changes |= {"topology": topology, "seed": checked_seed("seed", self.seed), "run_dir": run_dir, "record": record}
+        return self.replace(**changes)
+
+    def resolved(self) -> "RunSettings":
+        """Return prepared settings with the defaults that depend on the environment.
+
+        Raises:
+          ConfigError: they do not fit, all of them.
+        """
+        topology = self.topology.resolve(self.algo)
+        algo = self.algo.resolve(env_spec(self.env), topology.num_envs or 0)
+        trained = self.env if topology.problems(None) else None  # offline nothing acts
+        if problems := instance_problems(trained, self.eval_env, topology, self.video_every):
+            raise ConfigError(problems)
+        episodes = self.evaluation_episodes
+        episodes = default_episodes(self.eval_env) if episodes is None else episodes
+        return self.replace(algo=algo, topology=topology, evaluation_episodes=episodes)
+
+    def _kind_problems(self):
+        """Explain which settings are of a kind that `train` does not take there; one line each."""
+        problems = []
+        if self.target_return is not None:
+            problems += number_problems("target_return", self.target_return)
+        try:
+            as_callbacks(self.callbacks)
+        except ConfigError as error:
+            problems += error.problems
+        if not isinstance(self.loggers, Sequence) or not all(isinstance(one, Logger) for one in self.loggers):
+            problems.append(f"loggers={self.loggers!r:.80} must be a list of loggers, which have `write` and `close`")
+        return problems
+
+
+def _resolved_fraction(fraction, algo, dataset, offline):
+    """Return the dataset's fraction of every batch of the replay, and why it cannot be set here."""
+    separate, problems = has_separate_dataset(algo), []
+    if fraction is not None and (offline or not dataset):
+        lacking = "environment" if dataset else "dataset"
+        what = f"dataset_fraction={fraction} is for a dataset beside an environment, and there is no {lacking}"
+        problems = [f"{what}; pass one, or leave the fraction out"]
+    elif fraction is not None and separate:
+        what = f"how much of the dataset {type(algo).__name__} learns from is fixed; leave it out"
+        problems = [f"dataset_fraction={fraction}: {what}"]
+    if not dataset or (separate and not offline):  # that has a source of its own
+        return 0.0, problems
+    return 1.0 if offline else _DATASET_FRACTION if fraction is None else fraction, problems
+
+
+# --- what was chosen, in lines for the user ------------------------------------------------------------------------
+
+
+def default_notes(prepared: RunSettings, resolved: RunSettings) -> list[str]:
+    """Return a line for every default that was chosen for the environment, where it is not that of most."""
+    episodes = resolved.evaluation_episodes
+    chosen = prepared.evaluation_episodes is None and episodes != EPISODES
+    notes = [f"evaluation_episodes: {episodes}"] if chosen else []
+    notes += resolved_defaults(prepared.algo, resolved.algo)
+    return notes + resolved_defaults(prepared.topology, resolved.topology, "topology.")
+
+
+def resolved_defaults(unresolved: Any, resolved: Any, prefix: str = "") -> list[str]:
+    """Return a line for every field that was None and depends on the environment: "epochs: 4"; networks aside."""
+    lines = []
+    for field in dataclasses.fields(resolved):
+        before, after = getattr(unresolved, field.name), getattr(resolved, field.name)
+        if before is None and after is not None:
+            lines.append(f"{prefix}{field.name}: {after!r}")
+        elif isinstance(after, Readable):
+            continue  # `network_lines` says what it is
+        elif dataclasses.is_dataclass(after) and type(before) is type(after):
+            lines += resolved_defaults(before, after, f"{prefix}{field.name}.")
+    return lines
+
+
+def network_lines(algo: Algorithm, spec: EnvSpec) -> list[str]:
+    """Return a line for every network of a resolved algorithm: its layers, and how many parameters it has."""
+    networks = {field.name: getattr(algo, field.name) for field in dataclasses.fields(algo)}
+    return [f"{name}: {summary(one, spec)}" for name, one in networks.items() if isinstance(one, Readable)]
