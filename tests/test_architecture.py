@@ -9,6 +9,7 @@ from helpers.lines_of_code import lines_of_code
 
 import jaxrl
 from jaxrl.core.registry import registered
+from jaxrl.parallel.program import Program
 from jaxrl.parallel.topology import Topology
 
 ROOT = Path(__file__).parents[1]
@@ -22,23 +23,23 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2690,
+    "core": 2615,
     "envs": 3945,
     "networks": 1948,
     "buffers": 1589,
     "algos": 4800,
-    "parallel": 4215,
+    "parallel": 4150,
     "data": 2991,
     "plots": 488,
     "run": 5817,
-    "sweeps": 1705,
+    "sweeps": 1707,
     "cli": 2241,
     "__init__": 200,
     "__main__": 8,
 }
 MOST_PASSED_ON = 12  # parameters of train, and of sweep, that reach another function one by one
 MOST_LINES = 350  # of a file
-LONG_FILES = {"run/loop.py": 584, "buffers/replay.py": 381}
+LONG_FILES = {"run/loop.py": 583, "buffers/replay.py": 381}
 
 
 def imports():
@@ -129,10 +130,10 @@ def test_no_imports_go_in_circles():
 
 
 def test_topologies_answer_for_themselves():
-    """Outside of `jaxrl.parallel` nothing asks of which class a topology is, so that a new one needs no line there."""
+    """Outside of `jaxrl.parallel` nothing asks of which class one is, so that a new one needs no line there."""
     kinds = [kind for kind in registered("topology").values() if issubclass(kind, Topology)]
-    topologies = {kind.__name__ for kind in (Topology, *kinds)}
-    assert topologies == {"Topology", "Anakin", "Offline", "Sebulba"}
+    topologies = {kind.__name__ for kind in (Topology, Program, *kinds)}
+    assert topologies == {"Topology", "Program", "Anakin", "Offline", "Sebulba"}
     found = [
         f"{path.relative_to(CODE)}:{node.lineno}"
         for path in CODE.rglob("*.py")

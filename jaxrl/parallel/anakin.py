@@ -16,7 +16,8 @@ from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, Rollout, env_spec
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
-from jaxrl.parallel.program import CompiledProgram, Layout
+from jaxrl.parallel.layout import Layout
+from jaxrl.parallel.program import Program
 from jaxrl.parallel.rollout import Acting
 from jaxrl.parallel.topology import Topology, needs_environment
 
@@ -63,7 +64,7 @@ class Anakin(Topology):
         env: Environment | HostRecipe,
         dataset_fraction: float = 0.0,
         processes: int | None = None,
-    ) -> CompiledProgram[Environment]:
+    ) -> Program[Environment, Rings]:
         """Checks everything that can be checked before compiling, and fixes the program.
 
         Args:
@@ -80,7 +81,7 @@ class Anakin(Topology):
         devices = meshes.default_device_count() if self.devices is None else self.devices
         shards = meshes.checked_layout(algo, spec, num_envs, devices, self.shards, dataset_fraction, processes)
         layout = Layout(spec, num_envs, devices, shards, dataset_fraction)
-        return CompiledProgram(layout, CompiledRollouts(layout))
+        return Program(layout, CompiledRollouts(layout))
 
 
 registry.add("topology", Anakin)
@@ -104,14 +105,11 @@ class CompiledRollouts:
         rows = jax.eval_shape(lambda: self.collect(resolved, source, state, 0)[1].rows)
         return self.layout.experience(algo).empty(rows, state.carry, dataset)
 
-    def partition(self, algo: Algorithm) -> RunState:
-        return self.layout.partition(algo)
-
     def steps_per_env(self, algo: Algorithm) -> int:
         return ro.rollout_length(algo)
 
     def collect(
-        self, algo: Algorithm, env: Environment, state: RunState, first_env: jax.Array | int
+        self, algo: Algorithm, source: Environment, state: RunState, first_env: jax.Array | int
     ) -> tuple[RunState, Rollout, EpisodeSums]:
         spec, length = self.layout.spec, ro.rollout_length(algo)
         actor = algo.actor(state.learner)
@@ -122,11 +120,11 @@ class CompiledRollouts:
         acting = Acting(state.env_state, state.timestep, state.carry)
         whole_episodes = ro.in_whole_episodes(algo)
         if whole_episodes:
-            env_state, timestep = jax.vmap(env.reset)(keys.episode_keys(env_keys[0]))
+            env_state, timestep = jax.vmap(source.reset)(keys.episode_keys(env_keys[0]))
             acting = acting.replace(env_state=env_state, timestep=ro.first_timestep(timestep, spec))
         step_keys = env_keys, act_keys
         acting, rollout = ro.unroll(
-            algo, actor, env, acting, step_keys, spec=spec, explore=True, whole_episodes=whole_episodes
+            algo, actor, source, acting, step_keys, spec=spec, explore=True, whole_episodes=whole_episodes
         )
         state = state.replace(
             env_state=acting.env_state,

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 import jax
 
 from jaxrl.core.errors import ConfigError
+from jaxrl.core.run_state import RunState
 from jaxrl.core.sources import Replay
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Algorithm, PyTree
 
 _HEADROOM = 0.9  # of what is free: the program around the replay needs some too
 
@@ -33,6 +34,25 @@ def free_on_device(device: jax.Device) -> int | None:
     if not stats or "bytes_limit" not in stats:
         return None
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+
+
+def check_run(
+    algo: Algorithm, state: RunState, devices: list[jax.Device], *, runs: int = 1, saved: bool = True
+) -> None:
+    """Raises if the replays of a run's state, given as shapes, would not fit in memory.
+
+    Args:
+      algo: gives the sources.
+      state: as from `jax.eval_shape`.
+      devices: that share the replays.
+      runs: how many such runs there are, over all devices.
+      saved: whether checkpoints will hold the replays.
+
+    Raises:
+      ConfigError: with the capacity that would fit.
+    """
+    sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay)}
+    check(state.buffers, sources, devices=devices, runs=runs, saved=saved)
 
 
 def check(

@@ -14,9 +14,10 @@ from jaxrl.core.sources import Replay, Uniform
 from jaxrl.core.types import Algorithm, Environment, HostRecipe, env_spec
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import streamed
-from jaxrl.parallel.program import CompiledProgram, Layout
+from jaxrl.parallel.layout import Layout
+from jaxrl.parallel.program import Program
 from jaxrl.parallel.rollout import Acting, nothing_acts
-from jaxrl.parallel.streamed import StreamedProgram
+from jaxrl.parallel.streamed import Stream, StreamLoop
 from jaxrl.parallel.topology import Topology
 
 _EVERYTHING = 1.0  # the dataset's share of every batch
@@ -49,15 +50,15 @@ class Offline(Topology):
 
     def bind(
         self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = _EVERYTHING
-    ) -> CompiledProgram[None] | StreamedProgram:
+    ) -> Program[None, Rings] | Program[None, Stream]:
         devices = meshes.default_device_count() if self.devices is None else self.devices
         spec = env_spec(env)
         # There are as many columns of rows as shards.
         columns = self.shards or max(8, devices)
         shards = meshes.checked_layout(algo, spec, columns, devices, self.shards, _EVERYTHING)
-        layout = Layout(spec, 1, devices, shards, _EVERYTHING)
-        if not self.stream:
-            return CompiledProgram(layout, NoRollouts(layout))
+        layout = Layout(spec, 1, devices, shards, _EVERYTHING, streams=bool(self.stream))
+        if not layout.streams:
+            return Program(layout, NoRollouts(layout))
         (name, source), *others = algo.experience.items()
         problems = []
         if others:
@@ -68,7 +69,8 @@ class Offline(Topology):
             problems.append("several processes cannot stream a dataset; hold it in memory, divided over them")
         if problems:
             raise ConfigError(problems)
-        return StreamedProgram(layout, block=streamed.block(algo, layout.spec))
+        block = streamed.block(algo, layout.spec)
+        return Program(layout, NoRollouts(layout, updates=block), StreamLoop(layout, block))
 
 
 registry.add("topology", Offline)
@@ -76,9 +78,10 @@ registry.add("topology", Offline)
 
 @dataclasses.dataclass(frozen=True)
 class NoRollouts:
-    """Nothing acts: an iteration is updates from the dataset alone."""
+    """Nothing acts: an iteration is updates from the dataset alone, each of which is a step."""
 
     layout: Layout
+    updates: int = 1
 
     def begin(self, algo: Algorithm, source: None, key: jax.Array) -> Acting:
         """There is no environment to begin."""
@@ -87,17 +90,13 @@ class NoRollouts:
     def empty_buffers(
         self, algo: Algorithm, source: None, state: RunState, dataset: Rings | None
     ) -> dict[str, ReplayState]:
-        return self.layout.experience(algo).dataset_indices(dataset or {})
-
-    def partition(self, algo: Algorithm) -> RunState:
-        return self.layout.partition(algo)
+        return {} if self.layout.streams else self.layout.experience(algo).dataset_indices(dataset or {})
 
     def steps_per_env(self, algo: Algorithm) -> int:
-        """A step is an update, since there are none that a replay ratio could count."""
-        return 1
+        return self.updates
 
     def collect(
-        self, algo: Algorithm, env: None, state: RunState, first_env: jax.Array | int
+        self, algo: Algorithm, source: None, state: RunState, first_env: jax.Array | int
     ) -> tuple[RunState, None, EpisodeSums]:
-        state = state.replace(steps_per_env=state.steps_per_env.add(self.steps_per_env(algo)))
+        state = state.replace(steps_per_env=state.steps_per_env.add(self.updates))
         return state, None, EpisodeSums.zero()

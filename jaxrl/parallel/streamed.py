@@ -9,17 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxrl.buffers.fixed import Rings
-from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import keys, spaces
+from jaxrl.core.recorded import Recorded
 from jaxrl.core.report import EpisodeSums, Report, reported, summed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.shared_batch import shared_batch
 from jaxrl.core.types import Algorithm, Dataset, EnvSpec, PyTree, Replay, SampleInfo, SequenceBatch, TransitionBatch
 from jaxrl.parallel import memory
 from jaxrl.parallel import mesh as meshes
-from jaxrl.parallel.program import Layout, start, template
-from jaxrl.parallel.rollout import Acting, nothing_acts
+from jaxrl.parallel.layout import Layout
 
 _BLOCK_BYTES, _MOST = 1 << 24, 64  # of the batches that go to the device together; how many
 
@@ -42,30 +40,10 @@ def block(algo: Algorithm, spec: EnvSpec) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class NoBuffers:
-    """A run's state holds nothing of a stream."""
+class StreamLoop:
+    """A `HostLoop` that learns from a `Stream` alone; an iteration is a block of updates.
 
-    layout: Layout
-
-    def begin(self, algo: Algorithm, source: None, key: jax.Array) -> Acting:
-        """Nothing acts."""
-        return nothing_acts()
-
-    def empty_buffers(
-        self, algo: Algorithm, source: None, state: RunState, dataset: Rings | None
-    ) -> dict[str, ReplayState]:
-        return {}
-
-    def partition(self, algo: Algorithm) -> RunState:
-        return self.layout.partition(algo).replace(buffers={})
-
-
-@dataclasses.dataclass(frozen=True)
-class StreamedProgram:
-    """A `Program` that learns from a `Stream` alone; an iteration is a block of updates.
-
-    Its state is the number of the next batch, which is the number of updates so far. Static: a key of the compilation
-    cache.
+    The number of the next batch is that of the updates so far. Static: a key of the compilation cache.
 
     Args:
       layout: of batches over devices.
@@ -75,55 +53,36 @@ class StreamedProgram:
     layout: Layout
     block: int
 
-    def steps_per_iteration(self, algo: Algorithm) -> int:
-        """Updates of an iteration."""
-        return self.block
-
-    def start(
-        self, algo: Algorithm, env: None, seed: int, *, saved: bool = True, dataset: Stream | None = None
-    ) -> RunState:
-        return start(NoBuffers(self.layout), algo, None, seed, saved=saved, dataset=None)
-
-    def template(
-        self, algo: Algorithm, env: None, seed: int, *, saved: bool = True, dataset: Stream | None = None
-    ) -> RunState:
-        return template(NoBuffers(self.layout), algo, None, seed, saved=saved, dataset=None)
+    def begin(self, algo: Algorithm, env: None, seed: int) -> None:
+        """Nothing acts."""
 
     def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
         """The dataset is read again."""
         return {}
 
-    def reset_buffers(self, algo: Algorithm, env: None, state: RunState, dataset: Stream | None = None) -> RunState:
-        """The state holds nothing of the data."""
-        return state
-
     def close(self) -> None:
-        """There is nothing to close: whoever opened the dataset closes it."""
+        """There is nothing to close: the caller opened the dataset and closes it."""
 
     def chunk(
         self,
         algo: Algorithm,
-        env: None,
         state: RunState,
         length: int,
-        total_steps_per_env: int,
-        dataset: Stream | None = None,
-    ) -> tuple[RunState, Report]:
+        total_steps_per_env: jax.Array,
+        dataset: Stream | None,
+        recorded: Recorded | None,
+    ) -> tuple[RunState, Report, None]:
         """While an iteration runs, the batches of the next are made."""
         if dataset is None:
             raise ValueError("there is nothing to learn from without a dataset")
-        total, number_of_steps, first = (
-            None,
-            self.layout.place(np.float32(total_steps_per_env)),
-            int(state.steps_per_env),
-        )
+        total, first = None, int(state.steps_per_env)
         for number in range(length):
             batches = dataset.take(first + number * self.block, self.block)
             batches = jax.device_put(batches, self.layout.on_mesh(_batch_specs(batches)))
-            state, report = _block(self, algo, state, batches, number_of_steps)
+            state, report = _block(self, algo, state, batches, total_steps_per_env)
             total = summed(report if total is None else total, report, np.int32(number), np.bool_(total is None))
         assert total is not None  # length is at least 1
-        return state, total
+        return state, total, None
 
     def advance(
         self, algo: Algorithm, state: RunState, batches: TransitionBatch | SequenceBatch, total_steps_per_env: jax.Array
@@ -182,10 +141,10 @@ def _batch_specs(batches):
 
 
 @partial(jax.jit, static_argnums=0)
-def _block(program, algo, state, batches, total_steps_per_env):
-    if program.layout.devices == 1:
-        return program.advance(algo, state, batches, total_steps_per_env)
+def _block(loop, algo, state, batches, total_steps_per_env):
+    if loop.layout.devices == 1:
+        return loop.advance(algo, state, batches, total_steps_per_env)
     everywhere = PartitionSpec()
     specs = (everywhere, everywhere, _batch_specs(batches), everywhere)
-    advance = meshes.over_devices(program.advance, program.layout.mesh, specs, (everywhere, everywhere))
+    advance = meshes.over_devices(loop.advance, loop.layout.mesh, specs, (everywhere, everywhere))
     return advance(algo, state, batches, total_steps_per_env)

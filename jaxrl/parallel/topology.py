@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from jaxrl.core import registry
-from jaxrl.core.program import Program
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
+from jaxrl.parallel.program import Program
 
 _WITHOUT_ENV = "without an env nothing acts: num_envs has no meaning, and the topology is Offline()"
 

@@ -20,7 +20,6 @@ import numpy as np
 from jaxrl.buffers.fixed import Rings
 from jaxrl.core import interrupts
 from jaxrl.core.errors import CheckpointError, RunStoppedWarning
-from jaxrl.core.program import CompilableProgram, Program, RecordingProgram
 from jaxrl.core.recorded import Fetch
 from jaxrl.core.report import Report, lasting
 from jaxrl.core.run_state import RunState
@@ -29,6 +28,7 @@ from jaxrl.core.spaces import Box, leaves
 from jaxrl.core.types import Environment
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.program import Program
 from jaxrl.run import advice, compile_cache
 from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.background import BackgroundTask, import_later_modules
@@ -230,7 +230,7 @@ class Loop:
     def _compile_in_background(self, beginning, saved):
         """Begins to compile chunks and evaluations, from shapes alone, before the state is there."""
         program, env = self.program, self.eval_env
-        if not isinstance(program, CompilableProgram) or distributed.is_several():
+        if not program.is_compiled or distributed.is_several():
             return
         shapes = program.template(*beginning, saved=saved, dataset=self.dataset)
         if self.recorder is None:
@@ -292,7 +292,6 @@ class Loop:
         self._wait_for("chunk")  # the time until the first chunk was read is that of compiling
         if self.recorder is None:
             return *self.program.chunk(*arguments), None
-        assert isinstance(self.program, RecordingProgram)  # `train` refuses to record what is none
         return self.program.recorded_chunk(*arguments, recorded=self.recorder.recorded)
 
     def _next_border(self, done):

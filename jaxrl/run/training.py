@@ -10,7 +10,6 @@ from pathlib import Path
 from jaxrl.buffers import fixed
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.interrupts import interruptible
-from jaxrl.core.program import RecordingProgram
 from jaxrl.core.resources import Resources, applied
 from jaxrl.core.sources import Replay
 from jaxrl.core.types import Algorithm
@@ -261,8 +260,7 @@ def _recorder(settings, program):
         return None
     with distributed.collective_errors("looking where to record"):
         record.check(program.layout.spec, settings.run_dir, settings.overwrite)
-    assert isinstance(program, RecordingProgram)  # the others have no environment
-    recorded = program.recorded(settings.algo, record.every)
+    recorded = program.layout.recorded(settings.algo, record.every)
     return Recorder(record, recorded, settings.algo, settings.env, settings.seed, settings.run_dir)
 
 

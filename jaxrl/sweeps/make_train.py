@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl import envs
 from jaxrl.algos.base import as_algorithm
+from jaxrl.buffers.fixed import Rings
 from jaxrl.core import keys
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
@@ -18,7 +19,7 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Algorithm, Environment, Metrics, env_spec
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import dataset_problems
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 from jaxrl.parallel.rollout import rollout_length
 from jaxrl.run.settings import RunSettings
 
@@ -82,7 +83,7 @@ class CompiledRun:
     settings: RunSettings
     algo: Algorithm
     env: Environment
-    program: CompiledProgram[Environment]
+    program: Program[Environment, Rings]
     rows: int
     iterations: int
 

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxrl.buffers.fixed import Rings
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Environment
-from jaxrl.parallel import learner
+from jaxrl.parallel import memory
 from jaxrl.parallel.mesh import cores, over_devices, use_cpu_devices
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 from jaxrl.run.evaluation import MAX_STEPS, layout, play
 from jaxrl.run.settings import RunSettings
 
@@ -46,7 +47,7 @@ def devices_and_mapping(devices: int | None, mapping: str | None) -> tuple[int, 
 class VectorizedRuns:
     """Many runs of one program over a mesh of devices; static. Runs beyond `runs` only fill up the last device."""
 
-    program: CompiledProgram[Environment]
+    program: Program[Environment, Rings]
     devices: int
     mapping: str
     runs: int
@@ -80,7 +81,7 @@ class VectorizedRuns:
         """
         one = jax.eval_shape(lambda algos: self.program.init(self.first(algos), env, keys[0]), algos)
         devices, runs = list(self.mesh.devices.flat), jax.tree.leaves(algos)[0].shape[0]
-        learner.check_memory(self.first(algos), one, devices, runs=runs, saved=False)
+        memory.check_run(self.first(algos), one, devices, runs=runs, saved=False)
 
     def evaluate(self, algos: Any, learners: Any, keys: jax.Array, settings: RunSettings) -> np.ndarray:
         """Return the returns of complete episodes of every run, NaN where one did not end."""

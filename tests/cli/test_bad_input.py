@@ -14,7 +14,7 @@ from helpers.patience import PATIENCE
 
 import jaxrl
 from jaxrl.cli import main
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 from jaxrl.run.directory import RunDirectory
 
 ENV = ["--env", "gymnax:CartPole-v1"]
@@ -29,7 +29,7 @@ def refused(capsys, monkeypatch):
     def start(*_):
         raise AssertionError("training began")
 
-    monkeypatch.setattr(CompiledProgram, "start", start)
+    monkeypatch.setattr(Program, "start", start)
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*argv):

@@ -12,7 +12,7 @@ from helpers.patience import PATIENCE
 from hypothesis import strategies as st
 
 from jaxrl.cli import main, table
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 from jaxrl.run import follow, loading, replays  # all that hold `load_run`, before it is replaced
 from jaxrl.run.directory import RunDirectory
 
@@ -33,7 +33,7 @@ def said(capsys, monkeypatch):
     def begin(*_, **__):
         raise Began
 
-    for owner, name in ((CompiledProgram, "start"), (CompiledProgram, "compile_chunk")):
+    for owner, name in ((Program, "start"), (Program, "compile_chunk")):
         monkeypatch.setattr(owner, name, begin)
     for module in (loading, replays, follow):
         monkeypatch.setattr(module, "load_run", begin)

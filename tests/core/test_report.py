@@ -10,7 +10,7 @@ import pytest
 import jaxrl
 from jaxrl.core.report import EpisodeSums, reported
 from jaxrl.core.types import env_spec
-from jaxrl.parallel.program import Layout
+from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.sebulba.rounds import Total
 
 

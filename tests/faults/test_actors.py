@@ -19,7 +19,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps
 from jaxrl.parallel.ray import policy as remote_policy
-from jaxrl.parallel.sebulba import topology as sebulba
+from jaxrl.parallel.sebulba import loop as sebulba
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Published
 from jaxrl.parallel.sebulba.inference import Inference
@@ -135,9 +135,9 @@ def test_a_learner_that_raises_while_groups_wait_for_a_batch(in_phase):
         state = program.start(PPO, env, 0)
         program.chunk(PPO, env, state, 1, 100)
         until = time.monotonic() + 60
-        while len(program._inferences[0]._batches.requests) < 3 and time.monotonic() < until:
+        while len(program.host._inferences[0]._batches.requests) < 3 and time.monotonic() < until:
             time.sleep(0.01)
-        assert len(program._inferences[0]._batches.requests) == 3, "they wait for the one that is at work"
+        assert len(program.host._inferences[0]._batches.requests) == 3, "they wait for the one that is at work"
         began = time.monotonic()
         program.close()
         assert time.monotonic() - began < PATIENCE / 2 and len(actor_threads()) == 1
@@ -201,9 +201,9 @@ def test_a_learner_that_raises_while_actors_wait():
     state = program.start(PPO, ServedFromHost(ENV), 0)
     state, _ = program.chunk(PPO, ServedFromHost(ENV), state, 1, 100)
     until = time.monotonic() + PATIENCE / 2
-    while program._threads.metrics()["queue_depth"] < 1 and time.monotonic() < until:
+    while program.host._threads.metrics()["queue_depth"] < 1 and time.monotonic() < until:
         time.sleep(0.01)
-    assert program._threads.metrics()["queue_depth"] >= 1, "every slot is taken"
+    assert program.host._threads.metrics()["queue_depth"] >= 1, "every slot is taken"
     began = time.monotonic()
     program.close()
     program.close()
@@ -296,8 +296,8 @@ def test_rows_where_an_environment_was_built_again_do_not_count():
 
     seen = []
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True).bind(PPO, ServedFromHost(ENV))
-    gathered = program._learning.gathered
-    object.__setattr__(program._learning, "gathered", lambda rollouts: seen.append(gathered(rollouts)) or seen[-1])
+    gathered = program.host._learning.gathered
+    object.__setattr__(program.host._learning, "gathered", lambda rollouts: seen.append(gathered(rollouts)) or seen[-1])
     env = Rebuilding(ENV, at=4, then=rebuilt)
     try:
         state = program.start(PPO, env, 0)

@@ -13,7 +13,7 @@ from helpers.programs import ENV, NUM_ENVS, ROWS, Spoiled, all_finite, anakin, a
 import jaxrl
 from jaxrl.core.schedules import PiecewiseConstant
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 from jaxrl.run import checkpoint, loop
 
 ITERATIONS = 10
@@ -43,13 +43,13 @@ def chunks(monkeypatch):
     """Chunks of one iteration; how many were dispatched."""
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
     dispatched = []
-    chunk = CompiledProgram.chunk
+    chunk = Program.chunk
 
     def counted(self, algo, env, state, length, *others):
         dispatched.append(length)
         return chunk(self, algo, env, state, length, *others)
 
-    monkeypatch.setattr(CompiledProgram, "chunk", counted)
+    monkeypatch.setattr(Program, "chunk", counted)
     return dispatched
 
 

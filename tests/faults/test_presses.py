@@ -130,7 +130,7 @@ def trained(tmp_path_factory):
 # Before anything was learned, or after all is saved: by command, what it is at.
 PLACES = [
     ("train", "an import", 'importing("jax._src.lib", press_for_ever)'),
-    ("train", "a compile", 'instead("jaxrl.parallel.program", "CompiledProgram.compile_chunk", press_in_c, True)'),
+    ("train", "a compile", 'instead("jaxrl.parallel.program", "Program.compile_chunk", press_in_c, True)'),
     ("train", "the report", 'instead("jaxrl.cli.training", "_report", press_for_ever, True)'),
     ("train", "the table", 'instead("jaxrl.cli.table", "algorithm_groups", press_for_ever, True)'),
     ("train", "the environment", 'instead("jaxrl.envs", "make", press_for_ever, True)'),
@@ -142,7 +142,7 @@ PLACES = [
     ("eval", "a checkpoint", 'instead("jaxrl.run.checkpoint", "restore", press_in_c, True)'),
     ("eval", "episodes", 'instead("jaxrl.run.evaluation", "_play", press_in_c, True)'),
     ("export-rlds", "writing", 'instead("jaxrl.data.rlds", "RldsWriter.write", press_for_ever)'),
-    ("compile", "a compile", 'instead("jaxrl.parallel.program", "CompiledProgram.chunk", press_in_c)'),
+    ("compile", "a compile", 'instead("jaxrl.parallel.program", "Program.chunk", press_in_c)'),
     ("plot", "drawing", 'instead("jaxrl.run.plotting", "plot_runs", press_in_c, True)'),
 ]
 QUICK = {("train", "an import"), ("train", "a compile")}

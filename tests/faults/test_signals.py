@@ -15,7 +15,7 @@ from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 from jaxrl.run import checkpoint, loop
 
 TOTAL = 12 * ROWS
@@ -111,7 +111,7 @@ def test_ctrl_c_while_compiling_leaves_at_once(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         compiled.wait(PATIENCE)
 
-    monkeypatch.setattr(CompiledProgram, "compile_chunk", compile_for_ever)
+    monkeypatch.setattr(Program, "compile_chunk", compile_for_ever)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -203,7 +203,7 @@ def test_handlers_come_back_after_an_error(handlers, monkeypatch):
     def fail(*_):
         raise RuntimeError("from the program")
 
-    monkeypatch.setattr(CompiledProgram, "chunk", fail)
+    monkeypatch.setattr(Program, "chunk", fail)
     with pytest.raises(RuntimeError, match="from the program"):
         train()
     assert handlers()

@@ -10,7 +10,7 @@ from helpers.patience import PATIENCE
 from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 from jaxrl.run import background, loop
 from jaxrl.run.background import BackgroundTask, import_later_modules
 
@@ -78,7 +78,7 @@ def test_what_fails_in_the_background_is_done_where_it_is_needed(monkeypatch):
         raise RuntimeError("no")
 
     whole = train()
-    monkeypatch.setattr(CompiledProgram, "compile_chunk", fail)
+    monkeypatch.setattr(Program, "compile_chunk", fail)
     monkeypatch.setattr(loop, "compile_evaluation", fail)
     assert_equal(train().state, whole.state)
 
@@ -93,8 +93,8 @@ def test_nothing_is_left_where_the_beginning_fails(monkeypatch):
         begun.set()
         raise ValueError("no beginning")
 
-    monkeypatch.setattr(CompiledProgram, "compile_chunk", slow)
-    monkeypatch.setattr(CompiledProgram, "start", fail)
+    monkeypatch.setattr(Program, "compile_chunk", slow)
+    monkeypatch.setattr(Program, "start", fail)
     with pytest.raises(ValueError, match="no beginning"):
         train()
     assert not threads()

@@ -9,7 +9,7 @@ from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin
 
 import jaxrl
 from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 from jaxrl.run import loop, timing
 from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.evaluation import Evaluation
@@ -59,7 +59,7 @@ def test_a_chunk_has_its_own_time_where_dispatching_it_waits(monkeypatch):
 
     The report of a chunk is read when the next one was dispatched, so when that has ended too.
     """
-    clock, ended, chunk = Clock(), [], CompiledProgram.chunk
+    clock, ended, chunk = Clock(), [], Program.chunk
 
     class Watched(timing.Completions):
         def of(self, wait):
@@ -76,7 +76,7 @@ def test_a_chunk_has_its_own_time_where_dispatching_it_waits(monkeypatch):
         clock.now += 7.0
         return Evaluation(np.ones(1, np.float32), np.ones(1, np.int32), 0)
 
-    monkeypatch.setattr(CompiledProgram, "chunk", dispatched)
+    monkeypatch.setattr(Program, "chunk", dispatched)
     monkeypatch.setattr(loop, "Completions", Watched)
     monkeypatch.setattr(loop, "Laps", lambda: timing.Laps(clock))
     monkeypatch.setattr(loop, "evaluate", evaluated)
@@ -95,7 +95,7 @@ def test_a_chunk_has_its_own_time_where_dispatching_it_waits(monkeypatch):
 
 def test_chunks_are_as_long_as_the_first_process_has_measured(monkeypatch):
     """Also after an evaluation; else processes whose clocks differ would run different programs at once."""
-    lengths, chunk = [], CompiledProgram.chunk
+    lengths, chunk = [], Program.chunk
 
     def with_a_slow_leader(what, value):
         if what != "signals":
@@ -109,7 +109,7 @@ def test_chunks_are_as_long_as_the_first_process_has_measured(monkeypatch):
         return chunk(self, algo, env, state, length, *others)
 
     monkeypatch.setattr(distributed, "exchange", with_a_slow_leader)
-    monkeypatch.setattr(CompiledProgram, "chunk", measured)
+    monkeypatch.setattr(Program, "chunk", measured)
     settings = {"topology": anakin(), "evaluate_every": 8 * ROWS, "evaluation_episodes": 4, "progress": False}
     jaxrl.train(PPO, ENV, total_steps=32 * ROWS, **settings)
     assert lengths == [1] * 32

@@ -24,7 +24,7 @@ from jaxrl.core.types import EnvSpec, env_spec
 from jaxrl.data import rings
 from jaxrl.data.rlds import RldsWriter
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 from jaxrl.run import loop, recorder
 from jaxrl.run.recorder import Record
 
@@ -251,14 +251,14 @@ def test_what_is_lived_twice_is_recorded_once(whole, tmp_path, at):
 
 def test_a_run_that_stops_at_what_is_not_finite_records_what_came_before(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
-    chunk = CompiledProgram.recorded_chunk
+    chunk = Program.recorded_chunk
 
     def seventh_fails(self, algo, env, state, *arguments, **options):
         failed = int(state.steps_per_env) == 6 * PPO.rollout_length
         state, report, fetch = chunk(self, algo, env, state, *arguments, **options)
         return state, report.replace(failed_at=np.int32(0)) if failed else report, fetch
 
-    monkeypatch.setattr(CompiledProgram, "recorded_chunk", seventh_fails)
+    monkeypatch.setattr(Program, "recorded_chunk", seventh_fails)
     with pytest.warns(RuntimeWarning, match="not finite"):
         result = train(tmp_path / "recording")
     assert result.total_steps == 6 * ROWS
@@ -274,8 +274,8 @@ def test_paths_that_cannot_be_had_are_refused_before_anything_runs(whole, tmp_pa
     def starts(*_, **__):
         raise InterruptedError
 
-    monkeypatch.setattr(CompiledProgram, "start", starts)
-    monkeypatch.setattr(CompiledProgram, "template", starts)
+    monkeypatch.setattr(Program, "start", starts)
+    monkeypatch.setattr(Program, "template", starts)
     copied = shutil.copytree(folder, tmp_path / "copied")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("mine")
@@ -306,7 +306,7 @@ def test_a_link_in_a_recording_is_refused_and_its_target_left_alone(name, whole,
     recording = tmp_path / "here" / "recording"
     shutil.rmtree(recording / name, ignore_errors=True)
     (recording / name).symlink_to(tmp_path / "precious")
-    monkeypatch.setattr(CompiledProgram, "start", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr(Program, "start", lambda *_, **__: pytest.fail("it began"))
     with pytest.raises(ConfigError, match=f"holds the link {name}, and a recording lies in its own directory only"):
         train(recording, run_dir=tmp_path / "here" / "run")
     # In a folder of hidden files alone, which counts as empty, and whatever else the system refuses.

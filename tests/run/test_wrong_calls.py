@@ -9,7 +9,7 @@ from flax import struct
 import jaxrl
 from jaxrl.core.errors import JaxrlError
 from jaxrl.envs.episode import restart, transition
-from jaxrl.parallel.program import CompiledProgram
+from jaxrl.parallel.program import Program
 
 ENV = "gymnax:CartPole-v1"
 
@@ -145,7 +145,7 @@ def test_one_error_says_what_to_do(said, call, monkeypatch):
     def compile_nothing(*_, **__):
         raise AssertionError("training began")
 
-    monkeypatch.setattr(CompiledProgram, "start", compile_nothing)
+    monkeypatch.setattr(Program, "start", compile_nothing)
     with pytest.raises(JaxrlError) as raised:
         call()
     assert said in str(raised.value)

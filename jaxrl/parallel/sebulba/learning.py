@@ -14,20 +14,23 @@ from jaxrl.core.report import EpisodeSums, reported
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, PyTree, Rollout, TimeStep
-from jaxrl.parallel import learner
+from jaxrl.parallel import iteration
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.program import Layout
+from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.rollout import Acting
 from jaxrl.parallel.sebulba.collector import Collected
 
 
 @dataclasses.dataclass(frozen=True)
 class HostRollouts:
-    """How a run over host environments begins: at their first time steps. Static: a key of the compilation cache."""
+    """A `RolloutCollector` of host environments, which begins at their first time steps and takes rollouts."""
 
     layout: Layout
+
+    def steps_per_env(self, algo: Algorithm) -> int:
+        return ro.rollout_length(algo)
 
     def begin(self, algo: Algorithm, source: TimeStep, key: jax.Array) -> Acting:
         """The environments' own states are out of reach."""
@@ -42,8 +45,13 @@ class HostRollouts:
         rows = jax.eval_shape(lambda: self._example(resolve_schedules(algo, jnp.float32(0.0)), state))
         return self.layout.experience(algo).empty(rows, state.carry, dataset)
 
-    def partition(self, algo: Algorithm) -> RunState:
-        return self.layout.partition(algo)
+    def collect(
+        self, algo: Algorithm, source: Rollout, state: RunState, first_env: jax.Array | int
+    ) -> tuple[RunState, Rollout, EpisodeSums]:
+        """What ended was counted where it was collected."""
+        steps_per_env = state.steps_per_env.add(ro.rollout_length(algo))
+        state = state.replace(timestep=source.final, carry=source.final_carry, steps_per_env=steps_per_env)
+        return state, source, EpisodeSums.zero()
 
     def _example(self, algo, state):
         spec, num_envs = self.layout.spec, self.layout.num_envs
@@ -107,76 +115,59 @@ class HostLearning:
             episodes = episodes + collected.episodes
         return Collected(whole, episodes)
 
-    @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def learn(self, algo, state, buffers, rollouts, dataset):
-        """Stores what `gathered` gave and updates, on all devices. `algo` has its schedules resolved."""
-        collected = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
-        state = state.replace(buffers=buffers)
-        if self.layout.devices == 1:
-            state, report = self._learn(algo, state, collected.rollout, dataset)
-        else:
-            partition, everywhere = self.layout.partition(algo), PartitionSpec()
+        """Store what `gathered` gave and update, on all devices. `algo` has its schedules resolved."""
+        return self._on_devices(_learn, algo, state, buffers, rollouts, dataset, None)
+
+    def store(self, algo, state, buffers, rollouts):
+        """Store what `gathered` gave, and make no update; for a learner that is not in step with its actors."""
+        return self._on_devices(_store, algo, state, buffers, rollouts, None, None)
+
+    def update(self, algo, state, buffers, dataset, number):
+        """Make the update `number` since rows were stored last. `algo` has its schedules resolved."""
+        return self._on_devices(_update, algo, state, buffers, [], dataset, number)
+
+    @partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
+    def _on_devices(self, function, algo, state, buffers, rollouts, dataset, number):
+        layout, partition, everywhere = self.layout, self.layout.partition(algo), PartitionSpec()
+        collected = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts) if rollouts else None
+        rollout = None if collected is None else collected.rollout
+
+        def one_device(algo, state, rollout, dataset, number):
+            state, report = function(HostRollouts(layout), algo, state, rollout, dataset, number)
+            return state, report.with_state(state, jnp.int32(0)).over(layout.replicas)
+
+        if layout.devices > 1:
             rings = None if dataset is None else fixed.partition(dataset, "data")
-            specs = (everywhere, partition, _rollout_specs(collected.rollout), rings)
-            state, report = meshes.over_devices(self._learn, self.layout.mesh, specs, (partition, everywhere))(
-                algo, state, collected.rollout, dataset
-            )
+            rows = None if rollout is None else _rollout_specs(rollout)
+            specs = (everywhere, partition, rows, rings, everywhere)
+            advance = meshes.over_devices(one_device, layout.mesh, specs, (partition, everywhere))
+        else:
+            advance = one_device
+        state, report = advance(algo, state.replace(buffers=buffers), rollout, dataset, number)
+        if collected is None:
+            return state, report
         episodes = collected.episodes
         if self.processes > 1:
             episodes = episodes.merged(partial(jax.tree.map, jnp.sum))
         return state, report.replace(episodes=episodes)
 
-    @partial(jax.jit, static_argnums=0, donate_argnums=3)
-    def store(self, algo, state, buffers, rollouts):
-        """Stores what `gathered` gave, and makes no update; for a learner that is not in step with its actors."""
-        collected = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts)
-        partition, everywhere = self.layout.partition(algo), PartitionSpec()
-        specs = (everywhere, partition, _rollout_specs(collected.rollout))
-        state, report = self._everywhere(self._store, specs, algo, state.replace(buffers=buffers), collected.rollout)
-        return state, report.replace(episodes=collected.episodes)
 
-    @partial(jax.jit, static_argnums=0, donate_argnums=3)
-    def update(self, algo, state, buffers, dataset, number):
-        """The update `number` since rows were stored last. `algo` has its schedules resolved."""
-        partition, everywhere = self.layout.partition(algo), PartitionSpec()
-        rings = None if dataset is None else fixed.partition(dataset, "data")
-        specs = (everywhere, partition, rings, everywhere)
-        return self._everywhere(self._update, specs, algo, state.replace(buffers=buffers), dataset, number)
+def _learn(collects, algo, state, rollout, dataset, number):
+    return iteration.iterate(collects, algo, rollout, state, dataset)[:2]
 
-    def _everywhere(self, function, specs, algo, *arguments):
-        """What `function` makes of the state, on all devices, and its report."""
-        if self.layout.devices == 1:
-            return function(algo, *arguments)
-        out_specs = (self.layout.partition(algo), PartitionSpec())
-        return meshes.over_devices(function, self.layout.mesh, specs, out_specs)(algo, *arguments)
 
-    def _store(self, algo, state, rollout):
-        state = self._moved_on(algo, state, rollout)
-        state, finite = learner.store(self.layout.experience(algo), state, rollout)
-        report = reported(EpisodeSums.zero(), {}, jnp.float32(0.0), finite)
-        return state, report.with_state(state, jnp.int32(0)).over(self.layout.replicas)
+def _store(collects, algo, state, rollout, dataset, number):
+    state, rollout, episodes = collects.collect(algo, rollout, state, 0)
+    state, finite = iteration.store(collects.layout.experience(algo), state, rollout)
+    return state, reported(episodes, {}, jnp.float32(0.0), finite)
 
-    def _update(self, algo, state, dataset, number):
-        experience, tick = self.layout.experience(algo), state.steps_per_env.low
-        state, metrics, made = learner.run_updates(
-            experience, state, {}, True, tick=tick, first=number, dataset=dataset
-        )
-        finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
-        report = reported(EpisodeSums.zero(), metrics, made, finite)
-        return state, report.with_state(state, jnp.int32(0)).over(self.layout.replicas)
 
-    def _moved_on(self, algo, state, rollout):
-        """The state where the environments stand after a rollout."""
-        steps_per_env = state.steps_per_env.add(ro.rollout_length(algo))
-        return state.replace(timestep=rollout.final, carry=rollout.final_carry, steps_per_env=steps_per_env)
-
-    def _learn(self, algo, state, rollout, dataset):
-        tick = state.steps_per_env.low
-        state = self._moved_on(algo, state, rollout)
-        state, report = self.layout.store_and_update(
-            algo, state, rollout, EpisodeSums.zero(), tick=tick, dataset=dataset
-        )
-        return state, report.with_state(state, jnp.int32(0)).over(self.layout.replicas)
+def _update(collects, algo, state, rollout, dataset, number):
+    experience, tick = collects.layout.experience(algo), state.steps_per_env.low
+    state, metrics, made = iteration.run_updates(experience, state, {}, True, tick=tick, first=number, dataset=dataset)
+    finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
+    return state, reported(EpisodeSums.zero(), metrics, made, finite)
 
 
 def _lies_on(tree, device) -> bool:

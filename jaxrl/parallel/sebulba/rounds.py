@@ -15,7 +15,7 @@ from jaxrl.core.report import Report, summed
 from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Algorithm
 from jaxrl.parallel import mesh as meshes
-from jaxrl.parallel.program import Layout
+from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Collected, Published
 from jaxrl.parallel.sebulba.learning import HostLearning

@@ -9,39 +9,23 @@ process; what was collected becomes one batch, of which each process holds its o
 
 import dataclasses
 import math
-import time
-from functools import partial
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import PartitionSpec
 
 from jaxrl.buffers.fixed import Rings
-from jaxrl.core import keys, registry
+from jaxrl.core import registry
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.recorded import Fetch, Recorded
-from jaxrl.core.report import Report
-from jaxrl.core.run_state import RunState
-from jaxrl.core.schedules import resolve_schedules
-from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, PyTree, Rollouts, env_spec
-from jaxrl.envs.host.watchdog import STEP_TIMEOUT, close_all, first_call, warn_if_slow
+from jaxrl.core.types import Algorithm, Environment, Episodes, HostRecipe, Rollouts, env_spec
+from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
-from jaxrl.parallel.host_rollout import HostSteps
-from jaxrl.parallel.multihost import distributed
-from jaxrl.parallel.program import Layout, reset_buffers, start, template
-from jaxrl.parallel.ray.environments import RemoteRecipe
-from jaxrl.parallel.ray.policy import ParameterStore, RemoteCollector
+from jaxrl.parallel.layout import Layout
+from jaxrl.parallel.program import Program
 from jaxrl.parallel.ray.remote import Remote
-from jaxrl.parallel.recorded import from_rollouts
 from jaxrl.parallel.sebulba import checks, rate_limit
-from jaxrl.parallel.sebulba.actors import ActorThreads
-from jaxrl.parallel.sebulba.collector import Collector, Group, StepCollector
-from jaxrl.parallel.sebulba.inference import BatchedGroup, DynamicBatching, Inference, InferenceCollector
-from jaxrl.parallel.sebulba.learning import HostLearning, HostRollouts
-from jaxrl.parallel.sebulba.ready_collector import LocalPolicy, ReadyCollector
-from jaxrl.parallel.sebulba.rounds import EveryRound, RateLimited, Rounds
+from jaxrl.parallel.sebulba.inference import DynamicBatching
+from jaxrl.parallel.sebulba.learning import HostRollouts
+from jaxrl.parallel.sebulba.loop import SebulbaLoop
 from jaxrl.parallel.topology import Topology, needs_environment
 
 
@@ -152,7 +136,9 @@ class Sebulba(Topology):
                 lag = min([1, *most]) if lockstep else 0
         return dataclasses.replace(self, num_envs=self._num_envs(algo), lockstep=lockstep, lag=lag or 0)
 
-    def bind(self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0) -> "SebulbaProgram":
+    def bind(
+        self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0
+    ) -> Program[HostRecipe, Rings]:
         """Checks everything that can be checked before an environment is built.
 
         Args:
@@ -176,255 +162,7 @@ class Sebulba(Topology):
             steps = self.steps_per_iteration(algo)
             if problems := rate_limit.problems(layout.experience(algo), self.error_buffer, steps):
                 raise ConfigError(problems)
-        return SebulbaProgram(self, layout)
+        return Program(layout, HostRollouts(layout), SebulbaLoop(self, layout))
 
 
 registry.add("topology", Sebulba)
-
-
-class SebulbaProgram:
-    """A `Program` over host environments: its loop is on the host.
-
-    Args:
-      topology: the settings.
-      layout: of the learner over its devices.
-    """
-
-    def __init__(self, topology: Sebulba, layout: Layout):
-        self.topology, self.layout = topology, layout
-        self._processes, self._begins = jax.process_count(), HostRollouts(layout)
-        self._learning = HostLearning(layout, self._processes)
-        self._collectors: list[Collector] = []
-        self._inferences: list[Inference] = []  # with dynamic batching: one for each device that acts
-        self._threads: ActorThreads | None = None
-        self._rounds: Rounds | None = None  # there as long as the threads are
-        self._failures_told = 0  # of environments, in the reports so far
-
-    def steps_per_iteration(self, algo: Algorithm) -> int:
-        return ro.rollout_length(algo) * self.layout.num_envs
-
-    def start(
-        self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True, dataset: Rings | None = None
-    ) -> RunState:
-        """Build the environments and begin their first episodes."""
-        self._build(algo, env, seed)
-        try:
-            return start(self._begins, algo, self._first_timesteps(), seed, saved=saved, dataset=dataset)
-        except BaseException:
-            self.close()
-            raise
-
-    def template(
-        self, algo: Algorithm, env: HostRecipe, seed: int, *, saved: bool = True, dataset: Rings | None = None
-    ) -> RunState:
-        """Build the environments and begin their first episodes."""
-        self._build(algo, env, seed)
-        try:
-            return template(self._begins, algo, self._first_timesteps(), seed, saved=saved, dataset=dataset)
-        except BaseException:
-            self.close()
-            raise
-
-    def unsaved_state(self, algo: Algorithm) -> dict[str, PyTree]:
-        """Host environments cannot be saved, and begin new episodes."""
-        begin = jax.jit(self._begins.begin, out_shardings=self.layout.on_mesh(PartitionSpec("data")))
-        resolved = resolve_schedules(algo, jnp.float32(0.0))
-        acting = begin(
-            resolved, self._first_timesteps(), self.layout.place(keys.root_key(0))
-        )  # nothing random is in it
-        return {"timestep": acting.timestep, "carry": acting.carry}
-
-    def _first_timesteps(self):
-        first = jax.tree.map(lambda *x: np.concatenate(x), *(c.first_timestep() for c in self._collectors))
-        specs = PartitionSpec("data")
-        if self._processes > 1:
-            return meshes.from_processes(first, self.layout.mesh, specs)
-        return jax.device_put(first, self.layout.on_mesh(specs))
-
-    def _build(self, algo, env, seed):
-        """New environments, and what collects from them."""
-        self.close()
-        groups, remote = self.topology.threads * self.topology.groups, self.topology.remote
-        size = self.layout.num_envs // (groups * self._processes)
-        first_env = jax.process_index() * groups * size
-        length, whole = ro.rollout_length(algo), ro.in_whole_episodes(algo)
-        steps = HostSteps(self.layout.spec, self.layout.num_envs, size, length, whole_episodes=whole)
-        devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
-        acting = self._acting(steps, seed, [first_env + number * size for number in range(groups)], devices)
-        store = None
-        if remote is not None and remote.policy:
-            store = ParameterStore(remote)
-        elif remote is not None:
-            env = RemoteRecipe(env, remote, remote.actors // groups)
-        try:
-            with distributed.collective_errors("building environments"):
-                for number, device in enumerate(devices):
-                    env_offset = first_env + number * size
-                    if store is not None and remote is not None:
-                        self._collectors.append(RemoteCollector(env, remote, steps, store, seed, env_offset, device))
-                    else:
-                        self._collectors.append(self._collector(env, seed, env_offset, acting[number]))
-        except BaseException:
-            self.close()
-            raise
-
-    def _acting(self, steps, seed, first_envs, devices):
-        """Who acts for each group, by itself or with dynamic batching."""
-        key, batching = keys.root_key(seed), self.topology.batching
-        self._inferences = []
-        if batching is None:
-            return [Group(steps, key, first, device) for first, device in zip(first_envs, devices, strict=True)]
-        acting: dict[int, BatchedGroup] = {}
-        for device in dict.fromkeys(devices):
-            here = [number for number, where in enumerate(devices) if where == device]
-            first, at_once = [first_envs[number] for number in here], self.topology.ready or steps.group
-            inference = Inference(steps, batching, at_once, key, first, device)
-            self._inferences.append(inference)
-            acting |= dict(zip(here, inference.groups, strict=True))
-        return [acting[number] for number in range(len(devices))]
-
-    def _collector(self, env, seed, env_offset, acting):
-        ready, size, timeout = self.topology.ready, acting.steps.group, self.topology.step_timeout
-        alone = isinstance(acting, Group)
-        with warn_if_slow(env.name, "building the environments"):
-            if ready is not None:
-                host = env.build_async(size, ready, seed, env_offset)
-            else:
-                host = env.build(size, seed, env_offset)
-        if ready is not None:
-            acting = LocalPolicy(acting) if alone else acting
-            return first_call(lambda: ReadyCollector(acting, host), host, timeout)
-        if alone:
-            return first_call(lambda: StepCollector(acting, host), host, timeout)
-        return first_call(lambda: InferenceCollector(acting, host), host, timeout)
-
-    def _actor_devices(self):
-        """The device of each actor thread: after the learner's where there are so many, else among the same."""
-        here, wanted = jax.local_devices(), self.topology.actor_devices
-        learning = self.layout.devices // self._processes
-        apart = here[learning : learning + wanted]
-        devices = apart if len(apart) == wanted else here[:wanted]
-        return [devices[number % len(devices)] for number in range(self.topology.threads)]
-
-    def reset_buffers(
-        self, algo: Algorithm, env: HostRecipe, state: RunState, dataset: Rings | None = None
-    ) -> RunState:
-        return reset_buffers(self._begins, algo, state.timestep, state, dataset)
-
-    def chunk(
-        self,
-        algo: Algorithm,
-        env: HostRecipe,
-        state: RunState,
-        length: int,
-        total_steps_per_env: int,
-        dataset: Rings | None = None,
-    ) -> tuple[RunState, Report]:
-        """Collect and learn from as many rollouts as the chunk has iterations.
-
-        Raises:
-          EnvironmentFailedError: environments hang, or failed too often.
-          Exception: whatever else an actor raised.
-        """
-        return self._chunk(algo, state, length, total_steps_per_env, dataset, lambda rollouts, version: None)
-
-    def recorded(self, algo: Algorithm, every: int) -> Recorded:
-        return self.layout.recorded(algo, every)
-
-    def recorded_chunk(
-        self,
-        algo: Algorithm,
-        env: HostRecipe,
-        state: RunState,
-        length: int,
-        total_steps_per_env: int,
-        dataset: Rings | None = None,
-        *,
-        recorded: Recorded,
-    ) -> tuple[RunState, Report, Fetch]:
-        kept, versions, time = [], [], ro.rollout_length(algo)
-        size = self.layout.num_envs // (self._processes * len(self._collectors))
-        first = jax.process_index() * (self.layout.num_envs // self._processes)
-        columns = [
-            np.asarray(recorded.within(first + number * size, size), np.int32)
-            for number in range(len(self._collectors))
-        ]
-
-        def keep(rollouts, version):
-            groups = zip(rollouts, columns, strict=True)
-            kept.append(
-                [_recorded_rows(collected.rollout, mine, self.layout.spec) for collected, mine in groups if mine.size]
-            )
-            versions.append(version)
-
-        state, report = self._chunk(algo, state, length, total_steps_per_env, dataset, keep)
-        return state, report, lambda: (from_rollouts(kept), np.repeat(versions, time))
-
-    def _chunk(self, algo, state, length, total_steps_per_env, dataset, keep):
-        """`keep` gets the rollouts of every iteration, and from how many the policy that acted had learned."""
-        threads, rounds = self._running(algo, state)
-        since, before, batches = time.monotonic(), threads.metrics(), self._batches()
-        horizon = self.layout.place(np.float32(total_steps_per_env))
-        state, total, figures = rounds.chunk(algo, state, length, horizon, dataset, keep)
-        now = threads.metrics()
-        figures |= {name: value - before[name] for name, value in now.items()}
-        figures |= {"queue_depth": now["queue_depth"]}
-        # Seconds are of this chunk. Failures are not: actors go on between two chunks, and none may be left out.
-        failures = threads.failures
-        figures["failures"], self._failures_told = float(failures - self._failures_told), failures
-        group = self.layout.num_envs // (self._processes * len(self._collectors))
-        figures |= {"inference_batch": float(self.topology.ready or group)}
-        if self._inferences:
-            calls, rows, seconds = self._batches() - batches
-            figures |= {"inference_batch": rows / max(calls, 1.0), "batching_seconds": seconds}
-        figures["seconds"] = time.monotonic() - since
-        return state, total.replace(actors={name: np.float32(value) for name, value in figures.items()})
-
-    def _batches(self):
-        """Of dynamic batching since the beginning: calls of the policy, environments in them, seconds before them."""
-        return np.sum([inference.metrics() for inference in self._inferences], axis=0) if self._inferences else 0.0
-
-    def _running(self, algo, state):
-        """The actor threads, and the learner's rounds with them; they begin with the first chunk."""
-        if self._threads is None or self._rounds is None:
-            if not self._collectors:
-                raise RuntimeError("the environments were closed; call start() again")
-            iterations = int(state.steps_per_env) // ro.rollout_length(algo)
-            for collector in self._collectors:
-                collector.begin_at(int(state.steps_per_env))
-            each, topology = self.topology.groups, self.topology
-            self._failures_told = 0
-            self._threads = ActorThreads(
-                [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
-                self._actor_devices(),
-                first=iterations,
-                lag=topology.lag if topology.lockstep else None,
-                depth=topology.queue,
-                step_timeout=topology.step_timeout,
-                inferences=self._inferences,
-            )
-            self._rounds = self._rounds_with(self._threads, algo, state, iterations)
-        return self._threads, self._rounds
-
-    def _rounds_with(self, threads, algo, state, iterations) -> Rounds:
-        if self.topology.error_buffer is None:
-            return EveryRound(self._learning, threads, iterations)
-        experience = self.layout.experience(algo)
-        limit = rate_limit.rate_limit(experience, self.topology.error_buffer, self.steps_per_iteration(algo))
-        counts = rate_limit.counts_of(experience, state.buffers)
-        return RateLimited(self._learning, threads, limit, counts, iterations)
-
-    def close(self) -> None:
-        """Ends the threads and closes the environments; may be called at any time and twice."""
-        threads, self._threads, self._rounds = self._threads, None, None
-        collectors, self._collectors = self._collectors, []
-        if threads is not None:
-            threads.close()
-        else:
-            close_all(collector.host for collector in collectors)
-
-
-@partial(jax.jit, static_argnums=2)
-def _recorded_rows(rollout, columns, spec):
-    """The bare rows of some of a group's environments."""
-    return jax.tree.map(lambda x: x[:, columns], ro.bare(rollout.rows, spec))

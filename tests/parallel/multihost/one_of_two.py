@@ -32,7 +32,7 @@ from helpers.programs import ROWS  # noqa: E402
 import jaxrl  # noqa: E402
 from jaxrl.core.errors import JaxrlError  # noqa: E402
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost  # noqa: E402
-from jaxrl.parallel.program import CompiledProgram  # noqa: E402
+from jaxrl.parallel.program import Program  # noqa: E402
 from jaxrl.run import loop  # noqa: E402
 from jaxrl.run.checkpoint import Checkpointer  # noqa: E402
 
@@ -65,14 +65,14 @@ def told(result):
 
 def at_chunk(chunk, signal_number):
     """This process gets a signal, once, when it begins its n-th chunk."""
-    begin, numbers = CompiledProgram.chunk, itertools.count(1)
+    begin, numbers = Program.chunk, itertools.count(1)
 
     def begin_or_end(self, *arguments):
         if next(numbers) == chunk:
             os.kill(os.getpid(), signal_number)
         return begin(self, *arguments)
 
-    CompiledProgram.chunk = begin_or_end
+    Program.chunk = begin_or_end
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------

@@ -147,7 +147,9 @@ def test_what_is_recorded_names_the_iterations_behind_the_policy_that_acted():
     program = topology(8 * UPDATE).bind(ALGO, HOST)
     try:
         state = program.start(ALGO, HOST, 0)
-        state, report, fetch = program.recorded_chunk(ALGO, HOST, state, 6, 10**6, recorded=program.recorded(ALGO, 1))
+        state, report, fetch = program.recorded_chunk(
+            ALGO, HOST, state, 6, 10**6, recorded=program.layout.recorded(ALGO, 1)
+        )
         _, versions = fetch()
     finally:
         program.close()

@@ -193,7 +193,7 @@ def run(name, env, iterations, recorded=False, **topology):
         if not recorded:
             return plain(program.chunk(algo, env, state, iterations, 100))
         state, report, fetch = program.recorded_chunk(
-            algo, env, state, iterations, 100, recorded=program.recorded(algo, 1)
+            algo, env, state, iterations, 100, recorded=program.layout.recorded(algo, 1)
         )
         return plain((state, report, fetch()))
     finally:

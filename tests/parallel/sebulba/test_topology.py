@@ -171,11 +171,11 @@ def test_impala_learns_from_every_rollout_once_while_others_wait(monkeypatch):
     impala = jaxrl.IMPALA(learning_rate=1e-2, rollout_length=8, network=networks.ActorCritic(torso=SMALL))
     algo, learn = Kept(impala.resolve(HOST_SPEC, NUM_ENVS)), HostLearning.learn
     program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2, queue=2).bind(algo, HOST)
-    assert not program.topology.lockstep
+    assert not program.host.topology.lockstep
 
     def learn_when_full(*arguments):
-        while program._threads.metrics()["queue_depth"] < 2:
-            program._threads.is_round_ready()  # which raises what an actor raised
+        while program.host._threads.metrics()["queue_depth"] < 2:
+            program.host._threads.is_round_ready()  # which raises what an actor raised
             time.sleep(1e-3)
         return learn(*arguments)
 
@@ -334,7 +334,7 @@ def test_the_age_of_data_is_what_the_algorithm_can_learn_from(algo, wanted):
     free = jaxrl.Sebulba(num_envs=8)
     found = free.resolve(algo)
     assert (found.lockstep, found.lag) == wanted
-    bound = free.bind(algo.resolve(HOST_SPEC, 8), HOST).topology
+    bound = free.bind(algo.resolve(HOST_SPEC, 8), HOST).host.topology
     assert (bound.lockstep, bound.lag) == wanted
     for given, expected in (
         ({"lockstep": False}, (False, 0)),

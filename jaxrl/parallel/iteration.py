@@ -1,6 +1,7 @@
-"""What every topology does alike with what was collected, or is there from before: store it, and update."""
+"""One iteration, in every topology: collect, store, update, report."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,56 +17,72 @@ from jaxrl.core.types import (
     Algorithm,
     Episodes,
     Metrics,
-    Replay,
     Rollout,
     Rollouts,
 )
-from jaxrl.parallel import memory
 from jaxrl.parallel.experience import Experience
+from jaxrl.parallel.layout import Layout
+from jaxrl.parallel.rollout import Acting
 
 
-def check_memory(
-    algo: Algorithm, state: RunState, devices: list[jax.Device], *, runs: int = 1, saved: bool = True
-) -> None:
-    """Raises if the replays of a run's state, given as shapes, would not fit in memory.
+class RolloutCollector[Env](Protocol):
+    """How a run begins, and what its iterations collect. Static: a key of the compilation cache."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def steps_per_env(self, algo: Algorithm) -> int:
+        """Steps of each environment in an iteration; updates, where nothing acts."""
+        ...
+
+    def begin(self, algo: Algorithm, source: Env, key: jax.Array) -> Acting:
+        """Where all environments stand at first; pure."""
+        ...
+
+    def empty_buffers(
+        self, algo: Algorithm, source: Env, state: RunState, dataset: Rings | None
+    ) -> dict[str, ReplayState]:
+        """Buffers in which nothing is yet; pure."""
+        ...
+
+    def collect(
+        self, algo: Algorithm, source: Env, state: RunState, first_env: jax.Array | int
+    ) -> tuple[RunState, Rollout | None, EpisodeSums]:
+        """Moves this device's environments on by an iteration, with the learner as it is; pure.
+
+        Args:
+          algo: with its schedules resolved.
+          source: the environment; where the host acts, the rollout that it collected.
+          state: this device's part.
+          first_env: the index of this device's first environment.
+
+        Returns:
+          The state after these steps, what was collected, and what ended in it.
+        """
+        ...
+
+
+def iterate[Env](
+    collects: RolloutCollector[Env], algo: Algorithm, source: Env, state: RunState, dataset: Rings | None
+) -> tuple[RunState, Report, Rollout | None]:
+    """One iteration of one run on this device: collect, store, update, report. Pure.
 
     Args:
-      algo: gives the sources.
-      state: as from `jax.eval_shape`.
-      devices: that share the replays.
-      runs: how many such runs there are, over all devices.
-      saved: whether checkpoints will hold the replays.
-
-    Raises:
-      ConfigError: with the capacity that would fit.
-    """
-    sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay)}
-    memory.check(state.buffers, sources, devices=devices, runs=runs, saved=saved)
-
-
-def store_and_update(
-    experience: Experience,
-    state: RunState,
-    collected: Rollout | None,
-    episodes: EpisodeSums,
-    *,
-    tick: jax.Array,
-    dataset: Rings | None = None,
-) -> tuple[RunState, Report]:
-    """Stores what was collected and updates the learner. Pure.
-
-    Args:
-      experience: of the algorithm with its schedules resolved, on this device.
-      state: after collecting, so that its ticks count the new rows.
-      collected: this device's rows; None where nothing acts.
-      episodes: what ended in them.
-      tick: the one at which the rows begin, uint32; it names this iteration's keys.
+      collects: how to collect.
+      algo: with its schedules resolved.
+      source: what is collected from.
+      state: this device's part.
       dataset: its rings, by name.
 
     Returns:
-      The state, and this iteration's report on this device.
+      The state, this iteration's report on this device, and what was collected; None where nothing acts.
     """
-    rollouts, finite = {}, {}
+    layout, tick = collects.layout, state.steps_per_env.low  # it names this iteration's keys
+    first_env = layout.replicas.first_shard * (layout.num_envs // layout.shards)
+    state, collected, episodes = collects.collect(algo, source, state, first_env)
+    experience, rollouts, finite = layout.experience(algo), {}, {}
     if collected is not None:
         state, finite = store(experience, state, collected)
         # What the environments count is no part of what is learned from.
@@ -87,7 +104,7 @@ def store_and_update(
         dataset=dataset,
     )
     finite |= {name: jnp.isfinite(value) for name, value in metrics.items()}
-    return state, reported(episodes, metrics, made, finite)
+    return state, reported(episodes, metrics, made, finite), collected
 
 
 def store(experience: Experience, state: RunState, collected: Rollout) -> tuple[RunState, dict[str, jax.Array]]:
