@@ -1,5 +1,6 @@
 """Learning curves: interquartile means over runs, with bootstrap intervals (Agarwal et al., 2021, arXiv:2108.13264)."""
 
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -178,11 +179,17 @@ def _distinct_curves(group: Group, metric: str) -> list[tuple[np.ndarray, np.nda
 
 
 def _count(groups: Sequence[Group], curves: Sequence[Sequence[Any]]) -> str:
-    """Say how many seeds there are of a curve: "3 seeds", over several panels "3 to 5 seeds"."""
+    """Say how many seeds there are of a curve: "3 seeds", over several panels "3 to 5 seeds".
+
+    Where a seed has several curves, as of runs of other lengths, they are "3 runs".
+    """
     counts = sorted({len(found) for found in curves})
     if counts[-1] == 0:
         return "no values"
-    what = "seed" if groups[0].runs[0].config else "run"
+    seeds = [[run.seed for run in group.runs] for group in groups]
+    distinct = (len(set(of) - {None}) + of.count(None) for of in seeds)
+    is_of_seeds = groups[0].runs[0].config and all(map(operator.ge, distinct, map(len, curves)))
+    what = "seed" if is_of_seeds else "run"
     return f"{' to '.join(str(count) for count in {counts[0]: 0, counts[-1]: 0})} {what}{'s' * (counts[-1] > 1)}"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 PAGE = "docs/debugging.md"
 CLIPPED_MASS = 0.01  # of the targets' probability, beyond the ends of a fixed support
 EDGE_MASS = 0.1  # of it, on the two ends
+UNFINISHED = 0.1  # of the episodes of an evaluation
 NOT_FINITE = f"lower the learning rate, normalize observations or rewards, or clip gradients ({PAGE})"
 
 _SIGNIFICANT = 4.0  # standard errors, for returns to have fallen
@@ -24,13 +25,20 @@ _UPDATES = {True: 50, False: 5_000}  # iterations with an update, before which n
 
 
 def of(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The warnings that these metrics of a chunk call for, by a name each, so that none is given twice."""
+    """Return the warnings that these metrics of a chunk or of an evaluation call for, by a name each."""
     found = {}
     edge, clipped = (metrics.get(f"update/support_{name}_mass", 0.0) for name in ("edge", "clipped"))
     if edge > EDGE_MASS and clipped > CLIPPED_MASS:
         found["support"] = (
             f"the ends of the support hold {edge:.0%} of the critics' targets, {clipped:.0%} of them clipped: returns "
             "lie beyond v_min or v_max; set both to what discounted returns can be, or use a head without a support"
+        )
+    ended, unfinished = (metrics.get(f"evaluation/{name}", 0) for name in ("episodes", "unfinished"))
+    if unfinished > UNFINISHED * (ended + unfinished):
+        found["unfinished"] = (
+            f"{unfinished:.0f} of {ended + unfinished:.0f} episodes of the evaluation did not end, and its score "
+            "leaves them out; if episodes may go on forever, give the environment a time limit (jaxrl.envs.TimeLimit, "
+            "docs/own_environment.md): evaluations wait for each"
         )
     return found
 

@@ -361,7 +361,7 @@ class Loop:
         return self.timed_iterations * self.rows / max(self.timed_seconds, 1e-9)
 
     def _advise(self, row):
-        """Warns, once in a run, of what a chunk's metrics say is wrong with the settings."""
+        """Warn, once in a run, of what metrics say is wrong with the settings."""
         for name, text in advice.of(row).items():
             if name not in self.advised and distributed.is_leader():
                 warnings.warn(f"at step {row['step']}: {text}", RuntimeWarning, stacklevel=6)
@@ -575,8 +575,10 @@ class Loop:
     def _evaluated(self, step, evaluation):
         if self.checkpointer is not None and self.evaluator.in_thread:
             self.checkpointer.score(step, evaluation.return_mean)
-        row = {f"evaluation/{name}": value for name, value in evaluation.metrics().items()}
-        self._write({"step": step, "seconds": self._seconds()} | row)
+        row = {"step": step, "seconds": self._seconds()}
+        row |= {f"evaluation/{name}": value for name, value in evaluation.metrics().items()}
+        self._write(row)
+        self._advise(row)
 
     # --- beginning and end -------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class ProgressBar:
         self._timed, self._timed_step = False, 0
         self._timings: collections.deque[tuple[int, float]] = collections.deque(maxlen=10)  # steps, seconds
         self._phase: str | None = None
-        self._shown_step = -1
+        self._shown_step, self._printed = -1, ""
         self._shown_at = -math.inf
         self._gone = False  # what it is drawn on: a terminal that was closed, a disk that is full
 
@@ -156,7 +156,9 @@ class ProgressBar:
             self._notebook.update(_Line(self._line()))
         elif self._clock() - self._shown_at >= self._interval or (last and self.step != self._shown_step):
             self._shown_at, self._shown_step = self._clock(), self.step
-            self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+            if (line := self._line()) != self._printed:  # after an evaluation the step may be the same
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._printed = line
 
     def _line(self) -> str:
         parts = [f"{self.step:,} / {self.total:,} {self._unit}"]

@@ -139,6 +139,12 @@ def test_a_run_that_is_there_twice_counts_once():
     np.testing.assert_array_equal(axes.get_lines()[0].get_ydata(), [0.5, 1.5, 3.0])
 
 
+def test_other_curves_of_a_seed_are_runs_and_no_more_seeds():
+    longer = run(0, values=(1.0, 2.0, 4.0))
+    (axes,) = plot_runs([run(0), longer, run(1)], resamples=50).axes
+    assert [line.get_label() for line in axes.get_lines()] == ["PPO (3 runs)"]
+
+
 def test_rows_without_the_metric_are_left_out():
     rows = [{"step": 1, "a": 1.0}, {"step": 2, "a": None}, {"step": 3}, {"step": 4, "a": float("nan")}]
     steps, values = Run("x", {}, rows).curve("a")

@@ -45,6 +45,16 @@ def test_mass_on_an_end_that_no_return_passes_is_fine(edge, clipped, warned):
     assert bool(advice.of(metrics)) == warned and advice.of({}) == {}
 
 
+@pytest.mark.parametrize(
+    ("ended", "unfinished", "warned"), [(9, 0, False), (120, 8, False), (18, 110, True), (0, 2, True)]
+)
+def test_evaluations_whose_episodes_do_not_end_call_for_a_time_limit(ended, unfinished, warned):
+    found = advice.of({"evaluation/episodes": ended, "evaluation/unfinished": unfinished})
+    assert bool(found) == warned
+    if warned:
+        assert f"{unfinished} of {ended + unfinished}" in found["unfinished"] and "TimeLimit" in found["unfinished"]
+
+
 # --- runs that did not learn ---------------------------------------------------------------------------------------
 
 EACH = 1_000  # steps of a row

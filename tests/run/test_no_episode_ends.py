@@ -31,7 +31,10 @@ def train(run_dir, total_steps=2 * EACH, **settings):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("runs") / "whole")
+    with pytest.warns(RuntimeWarning, match="2 of 2 episodes") as said:
+        result = train(tmp_path_factory.mktemp("runs") / "whole")
+    assert sum("2 of 2 episodes" in str(warning.message) for warning in said) == 1, "at the first of its evaluations"
+    return result
 
 
 def rows(run_dir):

@@ -49,6 +49,21 @@ def test_the_evaluation_return_is_shown_where_there_is_no_other():
     assert out.getvalue() == "4 / 28,800 steps  1 steps/s  return 1.5  7:59:56 left\n"
 
 
+def test_a_line_that_says_nothing_new_is_not_printed():
+    progress, out, clock = plain()
+    progress.start(300, timed=True)
+    for step, metrics in (
+        (100, {"steps_per_second": 10.0}),
+        (100, {"evaluation/length_mean": 9.0}),
+        (100, {}),
+        (200, {}),
+    ):
+        clock.now += 6.0
+        progress.update(step, metrics)
+    progress.close()
+    assert [line.split("  ")[0] for line in out.getvalue().splitlines()] == ["100 / 300 steps", "200 / 300 steps"]
+
+
 def test_another_unit():
     progress, out, clock = plain(unit="episodes")
     progress.start(8)
