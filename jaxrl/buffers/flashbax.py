@@ -17,7 +17,8 @@ from flax import struct
 from jax.sharding import PartitionSpec
 
 from jaxrl.buffers import samplers
-from jaxrl.buffers.replay import ReplayState, importance
+from jaxrl.buffers.batches import importance
+from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.errors import MissingExtraError
 from jaxrl.core.sources import Prioritized, Replay, Uniform
 from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, Trajectory, TransitionBatch

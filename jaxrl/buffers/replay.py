@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.buffers import frames, index, ring, samplers, sequences, signature, transitions, uniform
+from jaxrl.buffers import batches, frames, index, ring, samplers, sequences, signature, transitions, uniform
+from jaxrl.buffers.batches import Batch
 from jaxrl.buffers.index import Index
 from jaxrl.buffers.ring import Ring
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.sources import FrameStack, Prioritized, Replay, Uniform
-from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, SequenceBatch, Trajectory, TransitionBatch
+from jaxrl.core.types import Metrics, PyTree, Replicas, SampleInfo, Trajectory
 
 Sources = Mapping[str, Replay]
-Batch = TransitionBatch | SequenceBatch
 
 
 class ReplayState(struct.PyTreeNode):
@@ -231,7 +231,7 @@ class ReplayBuffer:
             initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (slot.shape[0], *x.shape)), self.initial_carry)
             batch = sequences.gather(rows, slot, column, info, initial, source.sequence, self.storage.frame_stack)
         if mine is not None:
-            batch = self._delivered(batch, mine)
+            batch = batches.deliver(batch, mine, self.replicas)
         info = batch.sample_info
         assert info is not None
         return state, batch.replace(sample_info=info.replace(importance=self._importance(idx, info.probability)))
@@ -247,7 +247,7 @@ class ReplayBuffer:
         count = source.batch_size // self.shards
         last = jnp.arange(count, dtype=jnp.int32) == count - 1
         if index.over_all(source):
-            everyone = None if used is None else self._everywhere(used).astype(bool)
+            everyone = None if used is None else batches.everywhere(used, self.replicas).astype(bool)
             wanted = None if everyone is None else (everyone[:, None] | ~last[None]).reshape(-1)
             return index.draw_over_all(idx, key, source.batch_size, wanted, self.shards, self.replicas)
         wanted = True if used is None else used[:, None] | ~last[None]
@@ -267,41 +267,6 @@ class ReplayBuffer:
         owner = jnp.broadcast_to(here[:, None], position.shape)
         return idx, owner.reshape(-1), position.reshape(-1), chance.reshape(-1), None
 
-    # --- between devices -----------------------------------------------------------------------------------------
-
-    def _everywhere(self, x: jax.Array) -> jax.Array:
-        """The entries of all devices' [k], in their order."""
-        whole = jnp.zeros(x.shape[0] * self.replicas.devices, x.dtype)
-        start = jnp.asarray(self.replicas.first_shard, jnp.int32) * (x.shape[0] // self.replicas.shards)
-        mine = jax.lax.dynamic_update_slice(whole, x, (start,))
-        return _summed(self.replicas, mine)
-
-    def _delivered(self, batch: Batch, mine: jax.Array) -> Batch:
-        """The part of a batch that is learned from here, of the draws of all devices and which of these have the item.
-
-        Args:
-          batch: leaves of as many entries as there are draws; zeros, or anything, where it is another device's.
-          mine: bool [draws].
-        """
-        if self.replicas.devices == 1:
-            return batch
-        size = mine.shape[0] // self.replicas.devices
-        start = jnp.asarray(self.replicas.first_shard, jnp.int32) * (size // self.replicas.shards)
-
-        def along(axis):
-            def part(x):
-                own = mine.reshape((1,) * axis + mine.shape + (1,) * (x.ndim - axis - 1))
-                whole = _summed(self.replicas, jnp.where(own, x, jnp.zeros_like(x)))
-                return jax.lax.dynamic_slice_in_dim(whole, start, size, axis)
-
-            return part
-
-        if isinstance(batch, TransitionBatch):
-            return jax.tree.map(along(0), batch)
-        over_time = {name: jax.tree.map(along(1), getattr(batch, name)) for name in ("rows", "timesteps", "mask")}
-        of_items = {name: jax.tree.map(along(0), getattr(batch, name)) for name in ("carry", "sample_info")}
-        return batch.replace(**over_time, **of_items)
-
     def update_priorities(self, state: ReplayState, info: SampleInfo, priorities: jax.Array) -> ReplayState:
         """Gives the items of a batch new priorities; for a source that keeps them.
 
@@ -314,7 +279,7 @@ class ReplayBuffer:
         chex.assert_equal_shape([info.position, priorities])
         asked = (info.position, info.step, priorities.astype(jnp.float32), info.probability)
         if self.replicas.devices > 1:  # an item may lie anywhere
-            asked = tuple(self._everywhere(x) for x in asked)
+            asked = tuple(batches.everywhere(x, self.replicas) for x in asked)
         number, step, priority, chance = asked
         drawn = state.ring.holds(step) & (chance > 0.0)
         positions = state.index.times_sampled.shape[1]
@@ -329,7 +294,7 @@ class ReplayBuffer:
             figures = {"chance_ratio": self._chance_ratio(state)}
         return figures | {
             "items": replicas.sum(jnp.sum(idx.drawable, dtype=jnp.int32)).astype(jnp.float32),
-            **drawn_statistics(idx, info, self.source, replicas),
+            **batches.drawn_statistics(idx, info, self.source, replicas),
             "refused_priorities": replicas.sum(jnp.sum(idx.refused, dtype=jnp.int32)).astype(jnp.float32),
         }
 
@@ -413,7 +378,7 @@ class ReplayBuffer:
         if not isinstance(sampler, Prioritized):
             return jnp.ones_like(chance)
         items = self.replicas.sum(jnp.sum(idx.drawable, dtype=jnp.int32)).astype(jnp.float32)
-        return importance(sampler, items, chance, self.replicas)
+        return batches.importance(sampler, items, chance, self.replicas)
 
     def _check(self, rows: Trajectory) -> None:
         """Raises if rows `[T, B, ...]` lack what the source asks for."""
@@ -429,34 +394,6 @@ class ReplayBuffer:
             found += [f"{label} extras{line}" for line in signature.problems(expected, given)]
         if found:
             raise ConfigError(found)
-
-
-class Counted(Protocol):
-    """What every index counts."""
-
-    @property
-    def inserted(self) -> Counter: ...
-    @property
-    def sampled(self) -> Counter: ...
-
-
-def drawn_statistics(idx: Counted, info: SampleInfo, source: Replay, replicas: Replicas) -> Metrics:
-    """What went in and out so far, and means over what was drawn last: float32 scalars, over all devices."""
-    inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
-    drawn = (info.probability > 0.0).astype(jnp.float32)
-    count = jnp.maximum(replicas.sum(jnp.sum(drawn)), 1.0)
-
-    def mean(x):
-        return replicas.sum(jnp.sum(x.astype(jnp.float32) * drawn)) / count
-
-    return {
-        "inserted": inserted,
-        "sampled": sampled,
-        "samples_per_insert": sampled * source.transitions / jnp.maximum(inserted, 1.0),
-        "age_steps": mean(info.age_steps),
-        "age_updates": mean(info.age_updates),
-        "times_sampled": mean(info.times_sampled),
-    }
 
 
 # --- all replays of an algorithm -----------------------------------------------------------------------------------
@@ -518,18 +455,6 @@ def add(
     }
 
 
-def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
-    """The sum over devices of what is zero on all but one, bit by bit: of -0.0 and NaN too."""
-    if x.dtype == jnp.bool_:
-        return replicas.sum(x.astype(jnp.uint8)).astype(bool)
-    words = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return replicas.sum(x)
-    bits = jax.lax.bitcast_convert_type(x, words[x.dtype.itemsize])
-    total = replicas.sum(bits.astype(jnp.uint32) if bits.dtype == jnp.uint16 else bits)
-    return jax.lax.bitcast_convert_type(total.astype(bits.dtype), x.dtype)
-
-
 def _transitions_begun(rows: Ring, start: jax.Array, count: int) -> jax.Array:
     """Whether a transition may begin, bool [count, B], from slot `start` on."""
     return rows.take_all(rows.rows.weight, start + jnp.arange(count, dtype=jnp.int32))
@@ -538,75 +463,3 @@ def _transitions_begun(rows: Ring, start: jax.Array, count: int) -> jax.Array:
 def _per_shard(flags: jax.Array, shards: int) -> jax.Array:
     """How many flags [count, B] hold in each shard, int32 [shards]."""
     return jnp.sum(index.by_shard(flags.astype(jnp.int32), shards), axis=1, dtype=jnp.int32)
-
-
-# --- batches -------------------------------------------------------------------------------------------------------
-
-
-def importance(sampler: Prioritized, items: jax.Array, chance: jax.Array, replicas: Replicas) -> jax.Array:
-    """Importance weights (N P)^-beta of draws (Schaul et al., 2016, section 3.4).
-
-    Args:
-      sampler: gives beta, and whether to divide by the largest.
-      items: N, float32, over all devices.
-      chance: P of each draw, float32 [...]; 0 where nothing was drawn, whose weight is 0.
-      replicas: over which the largest is taken.
-    """
-    beta = jnp.asarray(sampler.beta, jnp.float32)
-    raised = jnp.power(items * jnp.where(chance > 0.0, chance, 1.0), -beta)
-    weight = jnp.where(chance > 0.0, raised, 0.0)
-    if sampler.normalize == "none":
-        return weight
-    return weight / jnp.maximum(replicas.max(jnp.max(weight)), jnp.finfo(jnp.float32).tiny)
-
-
-def join(batches: list[Batch], shards: int, second: jax.Array | None = None) -> Batch:
-    """Parts of a batch as one, in which every shard's items lie side by side.
-
-    Args:
-      batches: the parts.
-      shards: here.
-      second: bool [shards], of two parts: which of them the one item is of that each shard has too many, the last of
-        either; None: there are none too many.
-    """
-    if len(batches) == 1:
-        return batches[0]
-
-    def along(axis):
-        def joined(*parts):
-            split = [x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]) for x in parts]
-            if second is not None:
-                rest = [jax.lax.slice_in_dim(x, 0, x.shape[axis + 1] - 1, axis=axis + 1) for x in split]
-                last = [jax.lax.slice_in_dim(x, x.shape[axis + 1] - 1, None, axis=axis + 1) for x in split]
-                which = second.reshape((1,) * axis + second.shape + (1,) * (last[0].ndim - axis - 1))
-                split = [rest[0], jnp.where(which, last[1], last[0]), rest[1]]
-            whole = jnp.concatenate(split, axis=axis + 1)
-            return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
-
-        return joined
-
-    first = batches[0]
-    if isinstance(first, TransitionBatch):
-        return jax.tree.map(along(0), *batches)
-    over_time = {name: [getattr(batch, name) for batch in batches] for name in ("rows", "timesteps", "mask")}
-    of_items = {name: [getattr(batch, name) for batch in batches] for name in ("carry", "sample_info")}
-    parts = {name: jax.tree.map(along(1), *found) for name, found in over_time.items()}
-    return first.replace(**parts, **{name: jax.tree.map(along(0), *found) for name, found in of_items.items()})
-
-
-def split(values: PyTree, sizes: list[int], shards: int) -> list[PyTree]:
-    """The entries, leaves [batch], of a joined batch for each of its parts, of the given sizes over all shards here.
-
-    An entry that two parts have is given to both, the last of each shard's in either.
-    """
-    ends = [sum(sizes[: number + 1]) // shards for number in range(len(sizes))]
-
-    def parts(x):
-        x = x.reshape(shards, -1)
-        if x.shape[1] < ends[-1]:
-            first = ends[0]
-            return [x[:, :first].reshape(-1), jnp.concatenate([x[:, first:], x[:, first - 1 : first]], 1).reshape(-1)]
-        return [part.reshape(-1) for part in jnp.split(x, ends[:-1], axis=1)]
-
-    leaves, structure = jax.tree.flatten(values)
-    return [jax.tree.unflatten(structure, part) for part in zip(*map(parts, leaves), strict=True)]

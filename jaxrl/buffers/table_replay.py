@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec
 
-from jaxrl.buffers import index, replay, ring, samplers, sequences, transitions
-from jaxrl.buffers.replay import Batch, ReplayBuffer, ReplayState, importance
+from jaxrl.buffers import index, ring, samplers, sequences, transitions
+from jaxrl.buffers.batches import Batch, drawn_statistics, importance
+from jaxrl.buffers.replay import ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
 from jaxrl.buffers.table import Key, Table, TableState
 from jaxrl.core.sources import Prioritized, Replay
@@ -201,7 +202,7 @@ class TableReplay:
     def statistics(self, state: ReplayState, info: SampleInfo) -> Metrics:
         idx, replicas = state.index, self.rules.replicas
         counts = {"items": idx.tables.size, "refused_priorities": idx.refused}
-        return replay.drawn_statistics(idx, info, self.source, replicas) | {
+        return drawn_statistics(idx, info, self.source, replicas) | {
             name: replicas.sum(jnp.sum(x, dtype=jnp.int32)).astype(jnp.float32) for name, x in counts.items()
         }
 

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.buffers import checks, fixed, replay
+from jaxrl.buffers.batches import Batch, join, split
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.flashbax import FlashbaxReplay
-from jaxrl.buffers.replay import Batch, Buffer, ReplayBuffer, ReplayState
+from jaxrl.buffers.replay import Buffer, ReplayBuffer, ReplayState
 from jaxrl.buffers.ring import Ring
 from jaxrl.buffers.table_replay import TableReplay
 from jaxrl.core.sources import Dataset, Prioritized, Replay, Uniform
@@ -263,7 +264,7 @@ class Experience:
             states[name], part = buffer.sample(states[name], draw_key, used)
             parts.setdefault(buffer.name, []).append(part)
         shards = self.replicas.shards
-        return states, {name: replay.join(found, shards, second[name]) for name, found in parts.items()}
+        return states, {name: join(found, shards, second[name]) for name, found in parts.items()}
 
     def update_priorities(
         self, states: Mapping[str, ReplayState], batches: Mapping[str, Batch], priorities: Mapping[str, jax.Array]
@@ -300,7 +301,7 @@ class Experience:
         """
         names = [name for name, buffer in self.buffers.items() if buffer.name == source]
         sizes = [self.buffers[name].source.batch_size // self.replicas.devices for name in names]
-        parts = dict(zip(names, replay.split((info, values), sizes, self.replicas.shards), strict=True))
+        parts = dict(zip(names, split((info, values), sizes, self.replicas.shards), strict=True))
         second = self._second(source, states, 1)
         if second is None or len(names) == 1:
             return parts

@@ -7,7 +7,7 @@ import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, assert_equal
 from helpers.streams import Fed, rows_of
 
-from jaxrl.buffers import replay
+from jaxrl.buffers import batches
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.sources import Replay, Sequence
@@ -27,9 +27,9 @@ def test_a_joined_batch_keeps_shards_together_and_is_split_again():
         x = jnp.arange(start, start + count, dtype=jnp.float32)
         return TransitionBatch(x, x, x[:, None], x, x, x, x)
 
-    joined = replay.join([batch(0, 6), batch(100, 2)], 2)
+    joined = batches.join([batch(0, 6), batch(100, 2)], 2)
     np.testing.assert_array_equal(joined.observation, [0, 1, 2, 100, 3, 4, 5, 101])
-    own, given = replay.split(joined.observation, [6, 2], 2)
+    own, given = batches.split(joined.observation, [6, 2], 2)
     np.testing.assert_array_equal(own, np.arange(6))
     np.testing.assert_array_equal(given, [100, 101])
 
@@ -41,7 +41,7 @@ def test_joined_sequences_keep_time_and_shards():
         return fed.feed(EPISODES).sample(start)
 
     parts = [batch(0, 6), batch(1, 2)]
-    joined = replay.join(parts, 2)
+    joined = batches.join(parts, 2)
     order = [(0, [0, 1, 2]), (1, [0]), (0, [3, 4, 5]), (1, [1])]
     for name in ("rows", "timesteps", "mask"):
         whole, pieces = getattr(joined, name), [getattr(part, name) for part in parts]
@@ -51,7 +51,7 @@ def test_joined_sequences_keep_time_and_shards():
     np.testing.assert_array_equal(
         joined.sample_info.step, np.concatenate([expected[part][items] for part, items in order])
     )
-    back = replay.split(joined.sample_info, [6, 2], 2)
+    back = batches.split(joined.sample_info, [6, 2], 2)
     assert_equal(back, [part.sample_info for part in parts])
 
 

@@ -1,0 +1,166 @@
+"""Batches of a replay: over devices, of several parts, with importance weights and figures of what was drawn."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.core.sources import Prioritized, Replay
+from jaxrl.core.types import Counter, Metrics, PyTree, Replicas, SampleInfo, SequenceBatch, TransitionBatch
+
+Batch = TransitionBatch | SequenceBatch
+
+_ITEM_AXES = {"rows": 1, "timesteps": 1, "mask": 1, "carry": 0, "sample_info": 0}  # of a batch of sequences
+
+
+def _map_items(along: Callable[[int], Callable], *batches: Batch) -> Batch:
+    """The batches' leaves, mapped by `along(axis)`, where `axis` is that of their items."""
+    first = batches[0]
+    if isinstance(first, TransitionBatch):
+        return jax.tree.map(along(0), *batches)
+    fields = {name: [getattr(batch, name) for batch in batches] for name in _ITEM_AXES}
+    return first.replace(**{name: jax.tree.map(along(_ITEM_AXES[name]), *found) for name, found in fields.items()})
+
+
+# --- between devices -------------------------------------------------------------------------------------------------
+
+
+def everywhere(x: jax.Array, replicas: Replicas) -> jax.Array:
+    """Return the entries of all devices' [k], in their order."""
+    whole = jnp.zeros(x.shape[0] * replicas.devices, x.dtype)
+    start = jnp.asarray(replicas.first_shard, jnp.int32) * (x.shape[0] // replicas.shards)
+    return _summed(replicas, jax.lax.dynamic_update_slice(whole, x, (start,)))
+
+
+def deliver(batch: Batch, mine: jax.Array, replicas: Replicas) -> Batch:
+    """Return the part of a batch that is learned from here, of the draws of all devices.
+
+    Args:
+      batch: leaves of as many entries as there are draws; zeros, or anything, where it is another device's.
+      mine: bool [draws], which of the items this device has.
+      replicas: the devices.
+    """
+    if replicas.devices == 1:
+        return batch
+    size = mine.shape[0] // replicas.devices
+    start = jnp.asarray(replicas.first_shard, jnp.int32) * (size // replicas.shards)
+
+    def along(axis):
+        def part(x):
+            own = mine.reshape((1,) * axis + mine.shape + (1,) * (x.ndim - axis - 1))
+            whole = _summed(replicas, jnp.where(own, x, jnp.zeros_like(x)))
+            return jax.lax.dynamic_slice_in_dim(whole, start, size, axis)
+
+        return part
+
+    return _map_items(along, batch)
+
+
+def _summed(replicas: Replicas, x: jax.Array) -> jax.Array:
+    """The sum over devices of what is zero on all but one, bit by bit: of -0.0 and NaN too."""
+    if x.dtype == jnp.bool_:
+        return replicas.sum(x.astype(jnp.uint8)).astype(bool)
+    words = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return replicas.sum(x)
+    bits = jax.lax.bitcast_convert_type(x, words[x.dtype.itemsize])
+    total = replicas.sum(bits.astype(jnp.uint32) if bits.dtype == jnp.uint16 else bits)
+    return jax.lax.bitcast_convert_type(total.astype(bits.dtype), x.dtype)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+class Counted(Protocol):
+    """What every index counts."""
+
+    @property
+    def inserted(self) -> Counter: ...
+    @property
+    def sampled(self) -> Counter: ...
+
+
+def drawn_statistics(idx: Counted, info: SampleInfo, source: Replay, replicas: Replicas) -> Metrics:
+    """What went in and out so far, and means over what was drawn last: float32 scalars, over all devices."""
+    inserted, sampled = idx.inserted.as_float(), idx.sampled.as_float()
+    drawn = (info.probability > 0.0).astype(jnp.float32)
+    count = jnp.maximum(replicas.sum(jnp.sum(drawn)), 1.0)
+
+    def mean(x):
+        return replicas.sum(jnp.sum(x.astype(jnp.float32) * drawn)) / count
+
+    return {
+        "inserted": inserted,
+        "sampled": sampled,
+        "samples_per_insert": sampled * source.transitions / jnp.maximum(inserted, 1.0),
+        "age_steps": mean(info.age_steps),
+        "age_updates": mean(info.age_updates),
+        "times_sampled": mean(info.times_sampled),
+    }
+
+
+def importance(sampler: Prioritized, items: jax.Array, chance: jax.Array, replicas: Replicas) -> jax.Array:
+    """Importance weights (N P)^-beta of draws (Schaul et al., 2016, section 3.4).
+
+    Args:
+      sampler: gives beta, and whether to divide by the largest.
+      items: N, float32, over all devices.
+      chance: P of each draw, float32 [...]; 0 where nothing was drawn, whose weight is 0.
+      replicas: over which the largest is taken.
+    """
+    beta = jnp.asarray(sampler.beta, jnp.float32)
+    raised = jnp.power(items * jnp.where(chance > 0.0, chance, 1.0), -beta)
+    weight = jnp.where(chance > 0.0, raised, 0.0)
+    if sampler.normalize == "none":
+        return weight
+    return weight / jnp.maximum(replicas.max(jnp.max(weight)), jnp.finfo(jnp.float32).tiny)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def join(batches: list[Batch], shards: int, second: jax.Array | None = None) -> Batch:
+    """Parts of a batch as one, in which every shard's items lie side by side.
+
+    Args:
+      batches: the parts.
+      shards: here.
+      second: bool [shards], of two parts: which of them the one item is of that each shard has too many, the last of
+        either; None: there are none too many.
+    """
+    if len(batches) == 1:
+        return batches[0]
+
+    def along(axis):
+        def joined(*parts):
+            split = [x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :]) for x in parts]
+            if second is not None:
+                rest = [jax.lax.slice_in_dim(x, 0, x.shape[axis + 1] - 1, axis=axis + 1) for x in split]
+                last = [jax.lax.slice_in_dim(x, x.shape[axis + 1] - 1, None, axis=axis + 1) for x in split]
+                which = second.reshape((1,) * axis + second.shape + (1,) * (last[0].ndim - axis - 1))
+                split = [rest[0], jnp.where(which, last[1], last[0]), rest[1]]
+            whole = jnp.concatenate(split, axis=axis + 1)
+            return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
+
+        return joined
+
+    return _map_items(along, *batches)
+
+
+def split(values: PyTree, sizes: list[int], shards: int) -> list[PyTree]:
+    """The entries, leaves [batch], of a joined batch for each of its parts, of the given sizes over all shards here.
+
+    An entry that two parts have is given to both, the last of each shard's in either.
+    """
+    ends = [sum(sizes[: number + 1]) // shards for number in range(len(sizes))]
+
+    def parts(x):
+        x = x.reshape(shards, -1)
+        if x.shape[1] < ends[-1]:
+            first = ends[0]
+            return [x[:, :first].reshape(-1), jnp.concatenate([x[:, first:], x[:, first - 1 : first]], 1).reshape(-1)]
+        return [part.reshape(-1) for part in jnp.split(x, ends[:-1], axis=1)]
+
+    leaves, structure = jax.tree.flatten(values)
+    return [jax.tree.unflatten(structure, part) for part in zip(*map(parts, leaves), strict=True)]
