@@ -31,6 +31,7 @@ COMMANDS = {
     "impala": f"impala {CARTPOLE}",
     "vmpo": f"vmpo {CARTPOLE}",
     "pqn": f"pqn {CARTPOLE}",
+    "reppo": f"reppo {PENDULUM} 100000",
     "dqn": f"dqn {CARTPOLE}",
     "sac": f"sac {PENDULUM} 10000 {BOTH}",
     "td3": f"td3 {PENDULUM} 15000 {BOTH}",

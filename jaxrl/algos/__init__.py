@@ -16,6 +16,7 @@ from jaxrl.algos.mpo import MPO
 from jaxrl.algos.ppo import PPO
 from jaxrl.algos.pqn import PQN
 from jaxrl.algos.r2d2 import R2D2
+from jaxrl.algos.reppo import REPPO
 from jaxrl.algos.sac import SAC
 from jaxrl.algos.td3 import TD3
 from jaxrl.algos.td3_bc import TD3BC
@@ -37,6 +38,7 @@ __all__ = [
     "PPO",
     "PQN",
     "R2D2",
+    "REPPO",
     "SAC",
     "TD3",
     "TD3BC",

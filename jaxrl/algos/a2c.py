@@ -54,7 +54,7 @@ class A2C(OnPolicyFields):
         return on_policy.actor(state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return on_policy.initial_carry(self, spec)
+        return on_policy.initial_carry(self, self.network, spec)
 
     def act(
         self,

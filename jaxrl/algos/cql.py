@@ -73,13 +73,12 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
     def init(self, key: jax.Array, spec: EnvSpec) -> CQLState:
         policy_key, critic_key = jax.random.split(key)
         optimizer = self.optimizer(self.learning_rate)
-        log_temperature = jnp.log(jnp.asarray(self.temperature, jnp.float32)) if self.learn_temperature else ()
         learned = self.lagrange_threshold is not None
         log_coefficient = jnp.log(jnp.asarray(self.coefficient, jnp.float32)) if learned else ()
         return CQLState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), optimizer, target=True),
-            log_temperature=train_state.create(log_temperature, (), self.temperature_optimizer),
+            log_temperature=sac.initial_temperature(self),
             log_coefficient=train_state.create(log_coefficient, (), optimizer),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
@@ -91,7 +90,7 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
         optimizer = self.critic_optimizer
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
-        temperature = jnp.exp(state.log_temperature.params) if self.learn_temperature else self.temperature
+        temperature = sac.temperature_of(self, state.log_temperature)
         coefficient = self.coefficient
         if self.lagrange_threshold is not None:
             coefficient = jnp.minimum(jnp.exp(state.log_coefficient.params), MAX_COEFFICIENT)
@@ -99,7 +98,7 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
         observation, mask = replay.next_observation, replay.next_action_mask
         following = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
         slow = state.critic.target_variables
-        value, log_prob = sac.value_and_log_prob(self.critic, slow, following, observation, mask, next_key, spec)
+        value, log_prob, _ = sac.value_and_log_prob(self.critic, slow, following, observation, mask, next_key, spec)
         if self.entropy_in_target:
             value = value - temperature * log_prob
         target = off_policy.expected_target(replay, value, self.gamma)

@@ -20,7 +20,6 @@ from jaxrl.algos.fields import NStepFields, ReplayFields, TemperatureFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.algos.train_state import TrainState, weighted_mean
-from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.shared_batch import weighted_rows
 from jaxrl.core.types import EnvSpec, Metrics, Network, Replicas, Source, UpdateInfo
@@ -62,11 +61,10 @@ class CrossQ(StochasticActing, ReplayFields, NStepFields, TemperatureFields):
 
     def init(self, key: jax.Array, spec: EnvSpec) -> CrossQState:
         policy_key, critic_key = jax.random.split(key)
-        log_temperature = jnp.log(jnp.asarray(self.temperature, jnp.float32)) if self.learn_temperature else ()
         return CrossQState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer),
-            log_temperature=train_state.create(log_temperature, (), self.temperature_optimizer),
+            log_temperature=sac.initial_temperature(self),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
             policy_metrics={"policy_loss": jnp.float32(0.0), "entropy": jnp.float32(0.0)},
@@ -77,7 +75,7 @@ class CrossQ(StochasticActing, ReplayFields, NStepFields, TemperatureFields):
     ) -> tuple[CrossQState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
-        temperature = jnp.exp(state.log_temperature.params) if self.learn_temperature else self.temperature
+        temperature = sac.temperature_of(self, state.log_temperature)
 
         # The policy acts by its running statistics.
         next_observation, next_mask = replay.next_observation, replay.next_action_mask
@@ -87,7 +85,7 @@ class CrossQ(StochasticActing, ReplayFields, NStepFields, TemperatureFields):
             next_log_prob = -policy.entropy()
         else:
             action, (next_action, next_log_prob) = replay.action, policy.sample_and_log_prob(next_key)
-            next_log_prob += sac.log_half_range(spaces.expect(spec.action_space, spaces.Box))
+            next_log_prob += sac.log_half_range(spec.action_space)
         ends = (replay.observation, action, replay.action_mask), (next_observation, next_action, next_mask)
         both = jax.tree.map(lambda *x: jnp.concatenate(x), *ends)
 

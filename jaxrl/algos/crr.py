@@ -11,7 +11,7 @@ from flax import struct
 from jaxrl.algos import off_policy, q_learning, regression, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, number, static
-from jaxrl.algos.fields import NStepFields, ReplayFields, TargetFields
+from jaxrl.algos.fields import NStepFields, PeriodicTargetFields, ReplayFields
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
@@ -37,12 +37,10 @@ class CRRState(struct.PyTreeNode):
 
 
 @algorithm
-class CRR(StochasticActing, TargetFields, ReplayFields, NStepFields):
+class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
     """Critic-regularized regression: regression on the data's actions, weighted by the critic's advantage."""
 
-    tau: Scalar = changed(1.0)
     critic: Critic = changed(Critic(ensemble=1))
-    target_period: int = static(100, low=1, help="updates between target updates")
     weighting: str = static(
         "exp", choices=("exp", "indicator", "constant"), help="weight of an action by its advantage"
     )

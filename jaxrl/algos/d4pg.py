@@ -28,7 +28,7 @@ from jaxrl.core.types import (
     Source,
     UpdateInfo,
 )
-from jaxrl.networks import CategoricalValues, Critic
+from jaxrl.networks import ActionValues, CategoricalValues, Critic, QuantileValues
 
 
 class D4PGState(struct.PyTreeNode):
@@ -38,6 +38,9 @@ class D4PGState(struct.PyTreeNode):
     critic: TrainState
     statistics: Statistics
     updates: jax.Array  # int32
+
+
+_HEADS = (ActionValues, CategoricalValues, QuantileValues)
 
 
 @algorithm
@@ -59,7 +62,7 @@ class D4PG(DeterministicActing, TargetFields, PrioritizedFields, NStepFields, Co
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, categorical=True)
+        networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, heads=_HEADS)
         return field_problems(self) + networks
 
     @property

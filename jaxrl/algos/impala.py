@@ -67,7 +67,7 @@ class IMPALA(OnPolicyFields):
         return on_policy.actor(state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return on_policy.initial_carry(self, spec)
+        return on_policy.initial_carry(self, self.network, spec)
 
     def act(
         self,
@@ -127,7 +127,8 @@ class IMPALA(OnPolicyFields):
         return loss, (metrics, model_state)
 
     def _vtrace(self, network, values, log_rho, carry, rollout, spec):
-        segment = on_policy.segment(self, network, rollout, values, carry, spec)
+        following = on_policy.bootstrap_value(self, network, rollout, carry, spec)
+        segment = on_policy.segment(self, rollout, values, following)
         return returns.vtrace(
             segment,
             jnp.exp(log_rho),

@@ -15,6 +15,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Metrics, PyTree, Replicas
 
 By = Literal["row", "environment"]
@@ -77,10 +78,10 @@ def minibatch_indices(
     *,
     rows: int,
     num_envs: int,
-    count: int,
+    count: int | None,
     replicas: Replicas,
     by: By = "row",
-    epochs: int = 1,
+    epochs: int | None = 1,
 ) -> jax.Array:
     """Which rows, or environments, of this device each minibatch takes; made to be scanned over.
 
@@ -88,7 +89,7 @@ def minibatch_indices(
       key: a typed key, the same on every device.
       rows: T, rows of each environment, static.
       num_envs: environments on this device, the shards' side by side, static.
-      count: minibatches an epoch, static.
+      count: minibatches an epoch, static; None is an algorithm's that was not resolved.
       replicas: which logical shards this device holds.
       by: "row" draws single rows; "environment" draws environments with all their rows, for recurrent networks.
       epochs: passes over the data, each with another permutation, static.
@@ -98,8 +99,11 @@ def minibatch_indices(
       into the environment axis for "environment" (see `take_environments`). In an epoch every index comes once.
 
     Raises:
+      ConfigError: the algorithm was not resolved.
       ValueError: what `minibatch_problems` would have said.
     """
+    if count is None or epochs is None:
+        raise ConfigError("epochs or minibatches is open; call algo.resolve(spec, num_envs) before")
     problems = minibatch_problems(rows=rows, num_envs=num_envs, shards=replicas.shards, count=count, by=by)
     if problems:
         raise ValueError("\n".join(problems))
@@ -140,11 +144,11 @@ def take_environments(tree: PyTree, indices: jax.Array, axis: int = 1) -> PyTree
     return jax.tree.map(lambda x: jnp.take(x, indices, axis=axis, mode="clip"), tree)
 
 
-def minibatch_problems(*, rows: int, num_envs: int, shards: int, count: int, by: By = "row") -> list[str]:
+def minibatch_problems(*, rows: int | None, num_envs: int, shards: int, count: int | None, by: By = "row") -> list[str]:
     """Why `count` equal minibatches cannot be drawn; empty if they can.
 
     Args:
-      rows: T, rows of each environment.
+      rows: T, rows of each environment; None, like `count` of None, is open, and no problem.
       num_envs: environments, of one device with its `shards`, or of all devices with all shards.
       shards: logical shards that hold them.
       count: minibatches an epoch.
@@ -152,6 +156,8 @@ def minibatch_problems(*, rows: int, num_envs: int, shards: int, count: int, by:
     """
     if by not in ("row", "environment"):
         return [f"minibatches by={by!r}; use 'row' or 'environment'"]
+    if rows is None or count is None:
+        return []
     problems = [
         f"{name}={value} must be at least 1"
         for name, value in (("rows", rows), ("num_envs", num_envs), ("shards", shards), ("minibatches", count))
@@ -229,15 +235,15 @@ def _divisors(value, near):
     return f"{below}" if above is None else f"{below} or {above}"
 
 
-def steps_over_minibatches[State](
-    step: Callable[[State, jax.Array], tuple[State, Metrics]], state: State, indices: jax.Array
+def steps_over_minibatches[State, Index](
+    step: Callable[[State, Index], tuple[State, Metrics]], state: State, indices: Index
 ) -> tuple[State, Metrics]:
     """A gradient step for each minibatch in turn, and the means of their metrics.
 
     Args:
       step: from the state and a minibatch's indices to the next state and metrics, scalars by name.
       state: before the first step.
-      indices: [minibatches, size].
+      indices: [minibatches, size], or a pytree whose leaves begin with that axis.
     """
     names: list[str] = []
 

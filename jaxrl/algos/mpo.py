@@ -19,9 +19,9 @@ from jaxrl.algos.fields import (
     CombinedReplayFields,
     KLFields,
     NStepFields,
+    PeriodicTargetFields,
     ReplayFields,
     SupportFields,
-    TargetFields,
 )
 from jaxrl.algos.kl_limits import bounded, clip_duals, decoupled_kl, inverse_softplus
 from jaxrl.algos.off_policy import Statistics
@@ -38,7 +38,7 @@ from jaxrl.core.types import (
     TransitionBatch,
     UpdateInfo,
 )
-from jaxrl.networks import Critic, from_unit
+from jaxrl.networks import ActionValues, CategoricalValues, Critic, from_unit
 from jaxrl.networks.distributions import Categorical, DiagonalGaussian, TanhGaussian
 from jaxrl.networks.q_heads import CategoricalReturns
 
@@ -101,11 +101,11 @@ class SampledActions(struct.PyTreeNode):
 
 
 @algorithm
-class MPO(StochasticActing, TargetFields, ReplayFields, NStepFields, CombinedReplayFields, SupportFields, KLFields):
+class MPO(
+    StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields, CombinedReplayFields, SupportFields, KLFields
+):
     """Maximum a posteriori policy optimization: KL-constrained regression on Q-weighted actions; uniform replay."""
 
-    tau: Scalar = changed(1.0)
-    target_period: int = static(100, low=1, help="updates between target updates")
     samples: int = static(20, low=1, help="continuous actions: samples of the policy per observation")
     per_dimension: bool = static(True, help="continuous actions: limit the KL of each action dimension, not their sum")
     critic: Critic = changed(Critic(ensemble=1))
@@ -118,8 +118,10 @@ class MPO(StochasticActing, TargetFields, ReplayFields, NStepFields, CombinedRep
         )
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        kinds = {"stochastic": True, "discrete": True, "categorical": True}
-        return field_problems(self) + off_policy.problems("MPO", self.policy, self.critic, spec, **kinds)
+        heads = (ActionValues, CategoricalValues)
+        return field_problems(self) + off_policy.problems(
+            "MPO", self.policy, self.critic, spec, stochastic=True, discrete=True, heads=heads
+        )
 
     @property
     def experience(self) -> Mapping[str, Source]:

@@ -33,8 +33,8 @@ from jaxrl.networks import (
     ActionValues,
     Actor,
     Categorical,
-    CategoricalValues,
     Critic,
+    QuantileValues,
 )
 
 Statistics = RunningStatistics | tuple[()]  # of observations; () where they are not normalized
@@ -48,7 +48,7 @@ def problems(
     *,
     stochastic: bool,
     discrete: bool = False,
-    categorical: bool = False,
+    heads: tuple[type, ...] = (),
     memory: bool = False,
 ) -> list[str]:
     """Why an algorithm's networks do not suit it or the environment, one line each; empty if they do.
@@ -59,7 +59,7 @@ def problems(
       spec: of the environment.
       stochastic: the kind of policy that it needs.
       discrete: whether it can choose among discrete actions.
-      categorical: whether it has fields for the support of a `CategoricalValues` head.
+      heads: the heads that its critics may have; none: expected values, and where policies are deterministic quantiles.
       memory: whether its networks may be recurrent.
     """
     found, space, head = [], spec.action_space, critic.head
@@ -70,7 +70,7 @@ def problems(
     recurrent = policy.recurrent or critic.recurrent
     if recurrent and not memory:
         found.append(
-            f"{name}'s replay samples single transitions; use a policy and critics without a recurrent core, or SAC, "
+            f"{name} learns from single transitions; use a policy and critics without a recurrent core, or SAC, "
             "TD3, DDPG or R2D2"
         )
     elif not found:
@@ -81,11 +81,10 @@ def problems(
         found.append(f"{name}.policy={policy!r} must have stochastic={stochastic}")
     if head.noisy:
         found.append(f"{name}.critic: noisy heads are unsupported here ({head!r}); set noisy=False")
-    if stochastic and not isinstance(head, (ActionValues, CategoricalValues) if categorical else ActionValues):
-        allowed = "ActionValues() or CategoricalValues()" if categorical else "ActionValues(), or D4PG or MPO"
-        found.append(f"{name}'s targets are no {head!r}; use {allowed}")
-    elif isinstance(head, CategoricalValues) and not categorical:
-        found.append(f"{name} has no ends of a support for {head!r}; use QuantileValues(), or D4PG")
+    heads = heads or ((ActionValues,) if stochastic else (ActionValues, QuantileValues))
+    if not isinstance(head, heads):
+        allowed = " or ".join(f"{kind.__name__}()" for kind in heads)
+        found.append(f"{name}.critic.head={head!r} must be {allowed}; D4PG and MPO have categorical values")
     return found
 
 

@@ -10,7 +10,7 @@ from flax import struct
 
 from jaxrl.algos import minibatches, normalization, returns, train_state
 from jaxrl.algos.base import unresolved
-from jaxrl.algos.fields import OnPolicyFields
+from jaxrl.algos.fields import OnPolicyFields, RolloutFields
 from jaxrl.algos.optimizers import clip_by_norm, clip_factor, clipped
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
@@ -66,14 +66,18 @@ def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0
     several parts one `Box` makes them continuous.
     """
     continuous = spaces.is_continuous(spec.action_space)
-    suits = {
-        "normalize_observation": continuous,
-        "normalize_reward": continuous,
-        "entropy_cost": 0.0 if continuous else discrete_entropy,
-    }
-    given = {name: getattr(algo, name) for name in suits}
-    found = {name: suits[name] if value is None else value for name, value in given.items()}
-    return found | {"network": resolve_network(algo.network, spec)}
+    entropy_cost = algo.entropy_cost
+    if entropy_cost is None:
+        entropy_cost = 0.0 if continuous else discrete_entropy
+    network = resolve_network(algo.network, spec)
+    return resolved_normalization(algo, spec) | {"entropy_cost": entropy_cost, "network": network}
+
+
+def resolved_normalization(algo: RolloutFields, spec: EnvSpec) -> dict[str, bool]:
+    """Return whether observations and rewards are normalized, by name; where that is open, for continuous actions."""
+    continuous = spaces.is_continuous(spec.action_space)
+    chosen = {"normalize_observation": algo.normalize_observation, "normalize_reward": algo.normalize_reward}
+    return {name: continuous if value is None else value for name, value in chosen.items()}
 
 
 def init(
@@ -81,11 +85,15 @@ def init(
 ) -> PolicyState:
     """A new learner state."""
     network = train_state.create(*algo.network.init(key, spec), transformation(algo), target=target)
-    statistics = Statistics(
+    return PolicyState(network=network, statistics=init_statistics(algo, spec), updates=jnp.int32(0), penalty=penalty)
+
+
+def init_statistics(algo: RolloutFields, spec: EnvSpec) -> Statistics:
+    """Return the statistics of nothing yet."""
+    return Statistics(
         observation=normalization.init(spec.observation_space) if algo.normalize_observation else (),
         reward=normalization.init(spaces.Box(-jnp.inf, jnp.inf, ())) if algo.normalize_reward else (),
     )
-    return PolicyState(network=network, statistics=statistics, updates=jnp.int32(0), penalty=penalty)
 
 
 def actor(state: PolicyState) -> ActorState:
@@ -94,14 +102,21 @@ def actor(state: PolicyState) -> ActorState:
     return ActorState(params=network.params, statistics=state.statistics, model_state=network.model_state)
 
 
-def initial_carry(algo: OnPolicyFields, spec: EnvSpec) -> PolicyCarry:
-    """What one environment carries from step to step, before its first."""
+def initial_carry(algo: RolloutFields, network: Network, spec: EnvSpec) -> PolicyCarry:
+    """What one environment carries from step to step, before its first; `network` acts."""
     return PolicyCarry(
-        network=algo.network.initial_carry(spec), discounted_return=jnp.float32(0.0) if algo.normalize_reward else ()
+        network=network.initial_carry(spec), discounted_return=jnp.float32(0.0) if algo.normalize_reward else ()
     )
 
 
-def network_inputs(algo: OnPolicyFields, timesteps: TimeStep, statistics: Statistics) -> NetworkInputs:
+def discounted_return(algo: RolloutFields, timestep: TimeStep, carry: PolicyCarry) -> PyTree:
+    """Return the discounted returns [B] with the rewards that came with a time step; () if they are not normalized."""
+    if not algo.normalize_reward:
+        return ()
+    return normalization.discounted_return(carry.discounted_return, timestep.reward, timestep.first, algo.gamma)
+
+
+def network_inputs(algo: RolloutFields, timesteps: TimeStep, statistics: Statistics) -> NetworkInputs:
     """What the network reads of time steps: observations are normalized with the given frozen statistics."""
     inputs = NetworkInputs.of_timesteps(timesteps)
     if not algo.normalize_observation:
@@ -126,10 +141,7 @@ def act(
         actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False
     )
     distribution = jax.tree.map(lambda x: x[0], output.distribution)
-    discounted = ()
-    if algo.normalize_reward:
-        before = carry.discounted_return
-        discounted = normalization.discounted_return(before, timestep.reward, timestep.first, algo.gamma)
+    discounted = discounted_return(algo, timestep, carry)
     carry = PolicyCarry(network_carry, discounted)
     if not explore:
         return ActorOutput(distribution.mode(), carry)
@@ -145,7 +157,7 @@ def batch_inputs(algo: OnPolicyFields, batch: Rollout) -> NetworkInputs:
     return network_inputs(algo, batch.timesteps[:-1], batch.statistics)
 
 
-def rewards(algo: OnPolicyFields, batch: Rollout) -> jax.Array:
+def rewards(algo: RolloutFields, batch: Rollout) -> jax.Array:
     """Rewards [T, B], scaled with the statistics of the batch."""
     if not algo.normalize_reward:
         return batch.rows.reward
@@ -158,7 +170,7 @@ def bootstrap_value(algo: OnPolicyFields, network: Variables, batch: Rollout, ca
     return algo.network.value(network.params, final, carry, spec=spec, model_state=network.model_state)[0]
 
 
-def update_statistics(algo: OnPolicyFields, statistics: Statistics, batch: Rollout, replicas: Replicas) -> Statistics:
+def update_statistics(algo: RolloutFields, statistics: Statistics, batch: Rollout, replicas: Replicas) -> Statistics:
     """The statistics with this batch merged in over all replicas; the next actor state will use them.
 
     A batch is learned from with the statistics that it was acted with, the first one as it is. To normalize the first
@@ -194,20 +206,23 @@ def advantages(
     rows, carry = batch.rows, batch.carry.network
     if algo.network.recurrent:  # the carry that these parameters come to: the actors' may be of older ones
         _, carry, _ = unroll(algo, network, batch_inputs(algo, batch), carry, spec, train=False)
-    values = segment(algo, network, batch, rows.extras["value"], carry, spec)
+    values = segment(algo, batch, rows.extras["value"], bootstrap_value(algo, network, batch, carry, spec))
     estimates = returns.gae(values, algo.gamma, gae_lambda)
     return estimates, estimates + rows.extras["value"]
 
 
 def segment(
-    algo: OnPolicyFields, network: Variables, batch: Rollout, values: jax.Array, carry: Carry, spec: EnvSpec
+    algo: RolloutFields, batch: Rollout, values: jax.Array, bootstrap_value: jax.Array, bonus: jax.Array | None = None
 ) -> returns.Segment:
-    """What returns are computed from: the rows with their values [T, B]; the network's carry after the last row."""
-    rows = batch.rows
+    """Return what returns are computed from: rewards, values [T, B] and the one [B] of the time step after the last.
+
+    The rewards are those of the rollout, normalized, with a bonus [T, B] if there is one.
+    """
+    rows, reward = batch.rows, rewards(algo, batch)
     return returns.Segment(
-        rewards=rewards(algo, batch),
+        rewards=reward if bonus is None else reward + bonus,
         values=values,
-        bootstrap_value=bootstrap_value(algo, network, batch, carry, spec),
+        bootstrap_value=bootstrap_value,
         terminated=rows.terminated if algo.bootstrap_truncated else rows.terminated | rows.truncated,
         truncated=rows.truncated,
         weight=rows.weight,
@@ -315,7 +330,7 @@ def apply_gradients(
     return network, metrics
 
 
-def source(algo: OnPolicyFields, *, max_policy_lag: int | None) -> Rollouts | Episodes:
+def source(algo: RolloutFields, *, max_policy_lag: int | None) -> Rollouts | Episodes:
     """The experience that an on-policy algorithm asks for, acted by a policy of at most that age."""
     length = 1 if algo.rollout_length is None else algo.rollout_length  # None is not resolved yet
     return (Episodes if algo.whole_episodes else Rollouts)(length, max_policy_lag)
@@ -349,8 +364,8 @@ def split_into_minibatches(
     replicas: Replicas,
     *,
     by: minibatches.By,
-    epochs: int,
-    count: int,
+    epochs: int | None,
+    count: int | None,
 ) -> Minibatches:
     """Divides `data` [T, B, ...] into `epochs` times `count` minibatches, shuffled anew every epoch."""
     rows, envs = jax.tree.leaves(data)[0].shape[:2]

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
-from jaxrl.algos.fields import OnPolicyFields
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.fields import MinibatchFields, OnPolicyFields
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, PolicyState
 from jaxrl.algos.train_state import Variables, weighted_mean
@@ -41,7 +41,7 @@ class PolicyLoss(Protocol):
 
 
 @algorithm
-class PPO(OnPolicyFields):
+class PPO(MinibatchFields, OnPolicyFields):
     """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
     learning_rate: Scalar | None = changed(
@@ -74,10 +74,9 @@ class PPO(OnPolicyFields):
         only_with="objective=clip",
         help="a function of yours in the place of the clipped probability ratio: (log_ratio, advantage, clip) -> loss",
     )
-    epochs: int | None = static(
-        None, low=1, help="passes over each batch; None: 4 for discrete actions, 10 for continuous ones"
+    epochs: int | None = changed(
+        None, help="passes over each batch; None: 4 for discrete actions, 10 for continuous ones"
     )
-    minibatches: int = static(4, low=1, help="gradient steps per pass")
     clip_value: bool = static(True, help="clip the change of value predictions too, by the same range")
     normalize_advantage: bool = static(True, help="standardize advantages per minibatch")
 
@@ -115,7 +114,7 @@ class PPO(OnPolicyFields):
         return on_policy.actor(state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return on_policy.initial_carry(self, spec)
+        return on_policy.initial_carry(self, self.network, spec)
 
     def act(
         self,
@@ -145,8 +144,6 @@ class PPO(OnPolicyFields):
             "weight": rows.weight,
         }
         by = on_policy.minibatch_unit(self.network)
-        if self.epochs is None:
-            raise unresolved(self, "epochs")
         divided = on_policy.split_into_minibatches(
             data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
         )

@@ -11,7 +11,7 @@ from flax import struct
 
 from jaxrl.algos import on_policy, q_learning, returns, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
-from jaxrl.algos.fields import QLearningFields
+from jaxrl.algos.fields import MinibatchFields, QLearningFields
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.optimizers import Optimizer, RAdam, clipped
 from jaxrl.algos.q_learning import QCarry
@@ -50,7 +50,7 @@ class PQNState(struct.PyTreeNode):
 
 
 @algorithm
-class PQN(QLearningFields):
+class PQN(MinibatchFields, QLearningFields):
     """Parallelized Q-networks: Q(lambda) on rollouts, with layer normalization and no replay or target network."""
 
     epsilon: Scalar = changed(Linear(1.0, 0.05, 0.5))
@@ -62,8 +62,6 @@ class PQN(QLearningFields):
     learning_rate: Scalar = number(Linear(4e-4, 0.0), above=0, help="learning rate")
     return_lambda: Scalar = number(0.65, low=0, high=1, help="lambda of Q(lambda); 0 gives one-step targets")
     rollout_length: int = static(64, low=1, help="steps per environment and batch")
-    epochs: int = static(4, low=1, help="passes over each batch")
-    minibatches: int = static(4, low=1, help="gradient steps per pass")
     optimizer: Optimizer = changed(RAdam())
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:

@@ -350,7 +350,7 @@ def td_loss(
     """
     chosen = of_action(output, action)
     if isinstance(output, CategoricalReturns):
-        wanted = categorical_projection(target, low, high, chosen.shape[-1])
+        wanted = categorical_projection(target, low, high, chosen.shape[-1], output.smoothing)
         loss = -jnp.sum(wanted * jax.nn.log_softmax(chosen, axis=-1), axis=-1)
         entropy = -jnp.sum(jax.scipy.special.xlogy(wanted, wanted), axis=-1)
         return loss, jnp.maximum(loss - entropy, 0.0)
@@ -362,13 +362,36 @@ def td_loss(
     return loss, jnp.abs(error)
 
 
-def categorical_projection(returns: Returns, low: Scalar, high: Scalar, atoms: int) -> jax.Array:
+def prediction_error(
+    prediction: jax.Array, action: jax.Array, reward: jax.Array, next_features: jax.Array
+) -> jax.Array:
+    """Return the mean squared error [batch] of what self-predictive heads say of rewards and of the features after.
+
+    Args:
+      prediction: [ensemble, batch, actions, 1 + features].
+      action: those taken, int32 [batch]; of any type where `actions` is 1.
+      reward: [batch].
+      next_features: [batch, ensemble, features].
+    """
+    index = action if prediction.shape[2] > 1 else jnp.zeros(reward.shape, jnp.int32)
+    taken = jnp.take_along_axis(prediction, index[None, :, None, None], axis=2)[:, :, 0]
+    features = jnp.moveaxis(next_features, 1, 0)
+    reward = jnp.broadcast_to(reward[None, :, None], (*features.shape[:2], 1))
+    return jnp.mean(jnp.square(taken - jnp.concatenate([reward, features], axis=-1)), axis=(0, 2))
+
+
+def categorical_projection(
+    returns: Returns, low: Scalar, high: Scalar, atoms: int, smoothing: float = 0.0
+) -> jax.Array:
     """Probabilities on C51's support that stand for `returns` (Bellemare et al., 2017, arXiv:1707.06887, equation 7).
 
     Args:
       returns: K atoms anywhere; what lies outside the support counts at its end.
       low, high: the ends of the support.
       atoms: how many it has.
+      smoothing: HL-Gauss's standard deviation in distances of atoms: each return is a normal distribution, of which an
+        atom takes what lies within half a distance of it (Farebrother et al., 2024, arXiv:2403.03950, equation 4); 0:
+        a return is shared out over its two neighbors.
 
     Returns:
       [batch, atoms], no gradient.
@@ -376,6 +399,11 @@ def categorical_projection(returns: Returns, low: Scalar, high: Scalar, atoms: i
     # Every target atom is shared out over its two neighbors: a triangle one spacing wide around each support atom.
     # K x K products, but no scatter: 128 x 51 x 51 are quicker so on a CPU too.
     places = (jnp.clip(returns.atoms, low, high) - low) / (high - low) * (atoms - 1)
+    if smoothing:
+        edges = jnp.arange(atoms + 1, dtype=jnp.float32) - 0.5
+        below = jax.scipy.special.ndtr((edges[None, :, None] - places[:, None, :]) / smoothing)
+        shares = (below[:, 1:] - below[:, :-1]) / (below[:, -1:] - below[:, :1])
+        return jax.lax.stop_gradient(jnp.sum(shares * returns.probabilities[:, None, :], axis=-1))
     distance = jnp.abs(places[:, None, :] - jnp.arange(atoms, dtype=jnp.float32)[None, :, None])
     shares = jnp.maximum(1.0 - distance, 0.0)
     return jax.lax.stop_gradient(jnp.sum(shares * returns.probabilities[:, None, :], axis=-1))
@@ -398,7 +426,7 @@ def support_metrics(
     """
     if not isinstance(output, CategoricalReturns):
         return {}
-    projected = categorical_projection(target, low, high, output.logits.shape[-1])
+    projected = categorical_projection(target, low, high, output.logits.shape[-1], output.smoothing)
     slack = 1e-3 * (high - low)  # what rounding moves, and what does not matter
     beyond = (target.atoms < low - slack) | (target.atoms > high + slack)
     clipped = jnp.sum(jnp.where(beyond, target.probabilities, 0.0), axis=-1)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl.algos import imitation, off_policy, train_state
+from jaxrl.algos import imitation, off_policy, q_learning, train_state
 from jaxrl.algos.acting import StochasticActing
 from jaxrl.algos.base import algorithm, changed, field_problems, static
 from jaxrl.algos.fields import CombinedReplayFields, SequenceFields, TargetFields, TemperatureFields
@@ -76,11 +76,10 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, TargetFields, 
 
     def init(self, key: jax.Array, spec: EnvSpec) -> SACState:
         policy_key, critic_key = jax.random.split(key)
-        log_temperature = jnp.log(jnp.asarray(self.temperature, jnp.float32)) if self.learn_temperature else ()
         return SACState(
             policy=train_state.create(*self.policy.init(policy_key, spec), self.policy_optimizer),
             critic=train_state.create(*self.critic.init(critic_key, spec), self.critic_optimizer, target=True),
-            log_temperature=train_state.create(log_temperature, (), self.temperature_optimizer),
+            log_temperature=initial_temperature(self),
             statistics=off_policy.init_statistics(spec, self.normalize_observation),
             updates=jnp.int32(0),
         )
@@ -92,13 +91,13 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, TargetFields, 
             batch = {"replay": imitation.rewarded(batch, replicas)}
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         next_key, key = (off_policy.transition_keys(k, replay, replicas) for k in jax.random.split(key))
-        temperature = jnp.exp(state.log_temperature.params) if self.learn_temperature else self.temperature
+        temperature = temperature_of(self, state.log_temperature)
 
         # The critics (equations 5 and 6).
         observation, mask = replay.next_observation, replay.next_action_mask
         following = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
         slow = state.critic.target_variables
-        value, log_prob = value_and_log_prob(self.critic, slow, following, observation, mask, next_key, spec)
+        value, log_prob, _ = value_and_log_prob(self.critic, slow, following, observation, mask, next_key, spec)
         target = off_policy.expected_target(replay, value - temperature * log_prob, self.gamma)
         critic, fit = off_policy.critic_step(
             self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas
@@ -120,18 +119,27 @@ def value_and_log_prob(
     mask: jax.Array | None,
     key: jax.Array,
     spec: EnvSpec,
-) -> tuple[jax.Array, jax.Array]:
-    """The smallest critic's value and the log-probability of what the policy does, both [batch].
+    *,
+    v_min: Number = 0.0,
+    v_max: Number = 0.0,
+) -> tuple[jax.Array, jax.Array, Any]:
+    """Return the smallest critic's value and the log-probability of what the policy does, and the critics' output.
 
-    Of an action sampled with keys [batch] from a box; expectations over all actions where they are discrete. The
-    log-density is over actions in [-1, 1]: units should not matter.
+    Both are [batch], of an action sampled with keys [batch] from a box; expectations over all actions where they are
+    discrete. The log-density is over actions in [-1, 1]: units should not matter. `v_min` and `v_max` are the ends of
+    the support of a categorical head.
     """
+
+    def evaluated(action):
+        output = off_policy.evaluate_critic(network, critic, observation, action, spec, mask)
+        return jnp.min(q_learning.action_values(output, v_min, v_max), axis=0), output
+
     if isinstance(distribution, Categorical):
-        values = jnp.min(off_policy.evaluate_critic(network, critic, observation, None, spec, mask), axis=0)
-        return off_policy.expected_value(distribution, values), -distribution.entropy()
+        values, output = evaluated(None)
+        return off_policy.expected_value(distribution, values), -distribution.entropy(), output
     action, log_prob = distribution.sample_and_log_prob(key)
-    output = off_policy.evaluate_critic(network, critic, observation, action, spec)
-    return jnp.min(output, axis=0)[:, 0], log_prob + log_half_range(spaces.expect(spec.action_space, spaces.Box))
+    values, output = evaluated(action)
+    return values[:, 0], log_prob + log_half_range(spec.action_space), output
 
 
 def policy_step(
@@ -166,7 +174,9 @@ def policy_step(
     def loss(params):
         variables = policy.variables.replace(params=params)
         distribution, model_state = off_policy.train_policy(algo.policy, variables, observation, spec, mask)
-        value, log_prob = value_and_log_prob(algo.critic, critic.variables, distribution, observation, mask, key, spec)
+        value, log_prob, _ = value_and_log_prob(
+            algo.critic, critic.variables, distribution, observation, mask, key, spec
+        )
         value = value_of(distribution, value)
         loss = weighted_mean(temperature * log_prob - value, batch.weight, replicas)
         return loss, (loss, log_prob, model_state)
@@ -174,6 +184,17 @@ def policy_step(
     gradients, (before, log_prob, model_state) = jax.grad(loss, has_aux=True)(policy.params)
     policy, _ = train_state.apply_gradients(policy, gradients, algo.policy_optimizer, replicas, model_state)
     return policy, before, log_prob
+
+
+def initial_temperature(algo: TemperatureFields) -> TrainState:
+    """Return log(alpha) before the first step, a float32 scalar; () throughout where the temperature is fixed."""
+    log_temperature = jnp.log(jnp.asarray(algo.temperature, jnp.float32)) if algo.learn_temperature else ()
+    return train_state.create(log_temperature, (), algo.temperature_optimizer)
+
+
+def temperature_of(algo: TemperatureFields, log_temperature: TrainState) -> Number:
+    """Return the weight of the entropy, learned or fixed."""
+    return jnp.exp(log_temperature.params) if algo.learn_temperature else algo.temperature
 
 
 def temperature_step(
@@ -219,6 +240,8 @@ def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Numb
     return jnp.broadcast_to(fraction * jnp.log(jnp.float32(allowed)), batch.weight.shape)
 
 
-def log_half_range(space: spaces.Box) -> float:
-    """The logarithm of the volume of a box, in which each side of [-1, 1] counts 1."""
+def log_half_range(space: spaces.Space) -> float:
+    """The logarithm of the volume of a box, in which each side of [-1, 1] counts 1; 0 of discrete actions."""
+    if not isinstance(space, spaces.Box):
+        return 0.0
     return float(np.sum(np.log(0.5 * (space.high.astype(np.float64) - space.low))))

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import on_policy, returns, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static, unresolved
-from jaxrl.algos.fields import KLFields, OnPolicyFields
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.fields import KLFields, MinibatchFields, OnPolicyFields
 from jaxrl.algos.kl_limits import bounded, clip_duals, decoupled_kl, inverse_softplus
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, Statistics
@@ -44,7 +44,7 @@ class VMPOState(struct.PyTreeNode):
 
 
 @algorithm
-class VMPO(KLFields, OnPolicyFields):
+class VMPO(KLFields, MinibatchFields, OnPolicyFields):
     """On-policy MPO: regression on the better half of actions, with KL limits; recurrent when its network is."""
 
     learning_rate: Scalar = changed(Linear(1e-3, 0.0))
@@ -62,10 +62,8 @@ class VMPO(KLFields, OnPolicyFields):
     alpha_std: Scalar = changed(1.0)
     gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 gives n-step returns")
     target_period: int = static(1, low=1, help="batches between copies of the network to the policy that acts")
-    epochs: int = static(4, low=1, help="passes over each batch")
-    minibatches: int | None = static(
+    minibatches: int | None = changed(
         None,
-        low=1,
         help="gradient steps per pass; each takes the better half of its own rows; None: 4, or 8 where "
         "rollout_length is 128 by itself",
     )
@@ -84,8 +82,6 @@ class VMPO(KLFields, OnPolicyFields):
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
         problems = field_problems(self) + network_problems("VMPO.network", self.network, spec, SEQUENCE_INPUTS)
-        if self.rollout_length is None or self.minibatches is None:
-            return problems  # it is asked what actions it has, and not resolved yet
         by = on_policy.minibatch_unit(self.network)
         return problems + minibatch_problems(
             rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches, by=by
@@ -114,7 +110,7 @@ class VMPO(KLFields, OnPolicyFields):
         return ActorState(params=policy.params, statistics=state.statistics, model_state=policy.model_state)
 
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return on_policy.initial_carry(self, spec)
+        return on_policy.initial_carry(self, self.network, spec)
 
     def act(
         self,
@@ -136,7 +132,8 @@ class VMPO(KLFields, OnPolicyFields):
         rows, inputs, network = rollout.rows, on_policy.batch_inputs(self, rollout), state.network.variables
         # The learner's own values, where those recorded are the target's.
         output, carry, _ = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=False)
-        segment = on_policy.segment(self, network, rollout, output.value, carry, spec)
+        following = on_policy.bootstrap_value(self, network, rollout, carry, spec)
+        segment = on_policy.segment(self, rollout, output.value, following)
         advantages = returns.gae(segment, self.gamma, self.gae_lambda)
         data = {
             "inputs": inputs,
@@ -147,8 +144,6 @@ class VMPO(KLFields, OnPolicyFields):
             "weight": rows.weight,
         }
         by = on_policy.minibatch_unit(self.network)
-        if self.rollout_length is None or self.minibatches is None:
-            raise unresolved(self, "rollout_length" if self.rollout_length is None else "minibatches")
         divided = on_policy.split_into_minibatches(
             data, rollout.carry.network, key, replicas, by=by, epochs=self.epochs, count=self.minibatches
         )

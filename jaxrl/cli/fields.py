@@ -34,6 +34,7 @@ from jaxrl.networks import (
     NatureCNN,
     QHead,
     QuantileValues,
+    SelfPredictiveValues,
     Torso,
 )
 from jaxrl.parallel.ray.remote import Remote
@@ -47,7 +48,7 @@ PARTS: dict[Any, tuple[type, ...]] = {
     Optimizer: OPTIMIZERS,
     Torso: (MLP, MinAtarCNN, NatureCNN, ImpalaCNN, ImpalaResNet),
     Core: (GRU, LSTM),
-    QHead: (ActionValues, CategoricalValues, QuantileValues),
+    QHead: (ActionValues, CategoricalValues, QuantileValues, SelfPredictiveValues),
     Remote: (Remote,),
     Resources: (Resources,),
     DynamicBatching: (DynamicBatching,),

@@ -27,6 +27,7 @@ from jaxrl.networks.q_heads import (
     QHead,
     QuantileReturns,
     QuantileValues,
+    SelfPredictiveValues,
 )
 from jaxrl.networks.q_network import QNetwork
 from jaxrl.networks.torsos import (
@@ -68,6 +69,7 @@ __all__ = [
     "QNetwork",
     "QuantileReturns",
     "QuantileValues",
+    "SelfPredictiveValues",
     "TanhGaussian",
     "Torso",
     "default_torso",
@@ -111,5 +113,5 @@ def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  
 registry.add("network", Actor, ActorCritic, Critic, QNetwork, ForeignNetwork)
 registry.add("torso", MLP, DictEncoder, ImpalaCNN, ImpalaResNet, MinAtarCNN, NatureCNN)
 registry.add("core", GRU, LSTM)
-registry.add("head", ActionValues, CategoricalValues, QuantileValues)
+registry.add("head", ActionValues, CategoricalValues, QuantileValues, SelfPredictiveValues)
 registry.add("library", **LIBRARIES)

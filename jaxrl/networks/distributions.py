@@ -86,6 +86,11 @@ class Categorical(struct.PyTreeNode):
         uniform = _per_key(lambda key: jax.random.uniform(key, (), self.logits.dtype), keys)
         return _inverse_cdf(self.logits, uniform)
 
+    def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Actions `[...]` and their log-probabilities `[...]`; keys `[...]`."""
+        action = self.sample(keys)
+        return action, self.log_prob(action)
+
     def mode(self) -> jax.Array:
         """The most likely class `[...]`, the first of several."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)

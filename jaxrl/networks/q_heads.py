@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, struct
 
+from jaxrl.core.errors import ConfigError
 from jaxrl.networks.heads import mask_values
-from jaxrl.networks.layers import HIDDEN_GAIN, check_positive, dense, freeze
+from jaxrl.networks.layers import HIDDEN_GAIN, DenseStack, check_positive, dense, freeze
 
 
 class CategoricalReturns(struct.PyTreeNode):
@@ -22,6 +23,9 @@ class CategoricalReturns(struct.PyTreeNode):
 
     logits: jax.Array  # [..., actions, atoms]
     mask: jax.Array | None = None  # [..., actions] bool, False where an action is forbidden
+    smoothing: float = struct.field(pytree_node=False, default=0.0)  # of the targets, as in `CategoricalValues`
+    features: jax.Array | None = None  # [..., features] that the head read, where it is self-predictive
+    prediction: jax.Array | None = None  # [..., actions, 1 + features]: the reward, and the features that follow
 
 
 class QuantileReturns(struct.PyTreeNode):
@@ -76,6 +80,9 @@ class CategoricalValues:
     Args:
       atoms: how many returns; where they lie is the algorithm's to say.
       dueling, widths, gain, noisy, sigma: as of `ActionValues`; dueling is of the logits (Hessel et al., 2018).
+      smoothing: standard deviation of a normal distribution in place of each return of a target, in distances of atoms:
+        HL-Gauss (Imani and White, 2018; Farebrother et al., 2024, arXiv:2403.03950) with 0.75; 0: a return counts for
+        its two neighbors.
     """
 
     atoms: int = 51
@@ -84,13 +91,48 @@ class CategoricalValues:
     gain: float = 1.0
     noisy: bool = False
     sigma: float = 0.5
+    smoothing: float = 0.0
 
     def __post_init__(self):
         freeze(self, "widths")
+        check_smoothing(self.smoothing)
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
         check_positive("atoms", self.atoms)
         return _HeadModule(self, inputs, actions, self.atoms, CategoricalReturns, rngs)
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfPredictiveValues:
+    """`CategoricalValues`, and a prediction of the reward and of the features that follow (REPPO's auxiliary task).
+
+    Both read the features of the network through dense layers of their own. `CategoricalReturns` hold the prediction.
+
+    Args:
+      atoms, gain, smoothing: as of `CategoricalValues`.
+      widths: widths of the dense layers before each output.
+      activation: function after each dense layer, by name.
+      normalization: before each activation, "layer", "batch" or "batch_renorm"; None: none.
+    """
+
+    atoms: int = 151
+    widths: tuple[int, ...] = (512,)
+    activation: str = "silu"
+    normalization: str | None = "layer"
+    gain: float = 0.01
+    smoothing: float = 0.75
+
+    def __post_init__(self):
+        freeze(self, "widths")
+        check_smoothing(self.smoothing)
+
+    @property
+    def noisy(self) -> bool:
+        return False
+
+    def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
+        check_positive("atoms", self.atoms)
+        return _SelfPredictiveModule(self, inputs, actions, rngs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +218,7 @@ class _HeadModule(nnx.Module):
         self.dueling = head.dueling
         self.shape = (actions, size)
         self.finish = finish
+        self.smoothing = getattr(head, "smoothing", 0.0)
         self.advantage = _Stream(head, inputs, actions * size, rngs)
         if head.dueling:
             self.state_value = _Stream(head, inputs, size, rngs)
@@ -186,7 +229,36 @@ class _HeadModule(nnx.Module):
         if self.dueling:
             state_value = jnp.expand_dims(self.state_value(features, _folded(key, 1)), -2)
             values = state_value + (values - jnp.mean(values, axis=-2, keepdims=True))
-        return self.finish(values, mask)
+        output = self.finish(values, mask)
+        return output.replace(smoothing=self.smoothing) if self.smoothing else output
+
+
+class _SelfPredictiveModule(nnx.Module):
+    def __init__(self, head: SelfPredictiveValues, inputs: int, actions: int, rngs: nnx.Rngs):
+        def branch(size, gain):
+            hidden = DenseStack(inputs, head.widths, head.activation, head.normalization, rngs)
+            return hidden, dense(hidden.features, actions * size, gain, rngs)
+
+        self.smoothing = head.smoothing
+        self.shapes = (actions, head.atoms), (actions, 1 + inputs)
+        self.hidden, self.output = branch(head.atoms, head.gain)
+        self.prediction_hidden, self.prediction_output = branch(1 + inputs, 1.0)
+
+    def __call__(self, features: jax.Array, mask: jax.Array | None, key: jax.Array | None) -> CategoricalReturns:
+        logits, prediction = (
+            layer(hidden(features)).reshape((*features.shape[:-1], *shape))
+            for hidden, layer, shape in (
+                (self.hidden, self.output, self.shapes[0]),
+                (self.prediction_hidden, self.prediction_output, self.shapes[1]),
+            )
+        )
+        return CategoricalReturns(logits, mask, self.smoothing, features, prediction)
+
+
+def check_smoothing(smoothing: float) -> None:
+    """Raise a ConfigError unless the smoothing of targets is a finite number of at least 0."""
+    if isinstance(smoothing, bool) or not isinstance(smoothing, int | float) or not 0 <= smoothing < math.inf:
+        raise ConfigError(f"smoothing={smoothing!r} must be a number of at least 0, such as 0.75 for HL-Gauss")
 
 
 def _expected(values, mask):

@@ -204,7 +204,7 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
         jaxrl.Anakin(num_envs=8).bind(jaxrl.SAC(burn_in=3), jaxrl.make("gymnax:Pendulum-v1"))
     with pytest.raises(ConfigError, match="SAC.imitate=True learns from single transitions"):
         jaxrl.Anakin(num_envs=8).bind(RECURRENT["sac"].replace(imitate=True), jaxrl.make("gymnax:Pendulum-v1"))
-    with pytest.raises(ConfigError, match="MPO's replay samples single transitions"):
+    with pytest.raises(ConfigError, match="MPO learns from single transitions"):
         jaxrl.Anakin(num_envs=8).bind(jaxrl.MPO(policy=POLICY), jaxrl.make("gymnax:Pendulum-v1"))
 
 
@@ -233,7 +233,7 @@ def test_histories_of_a_run_say_what_it_did():
     [
         (jaxrl.BC(policy=POLICY), "BC.policy reads first and previous_action and previous_reward, which a replay of"),
         (jaxrl.IQL(value=dataclasses.replace(CRITIC, ensemble=1)), "IQL.value reads first and previous_action"),
-        (jaxrl.CQL(critic=CRITIC), "CQL's replay samples single transitions"),
+        (jaxrl.CQL(critic=CRITIC), "CQL learns from single transitions"),
         (jaxrl.SAC(policy=POLICY, sequence_length=1), "SAC.sequence_length=1 must be at least 2"),
     ],
     ids=lambda x: type(x).__name__,

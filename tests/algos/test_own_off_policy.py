@@ -110,7 +110,7 @@ class JointSAC(StochasticActing, ReplayFields):
         def policy_loss(params):
             variables = state.policy.variables.replace(params=params)
             distribution, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
-            value, log_prob = value_and_log_prob(
+            value, log_prob, _ = value_and_log_prob(
                 self.critic, critic.variables, distribution, replay.observation, None, key, spec
             )
             return weighted_mean(self.temperature * log_prob - value, replay.weight, replicas), model_state

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.on_policy import ACTIONS, SPEC, B, T, collect, learner, moments, updated, updated_on_two
+from helpers.on_policy import ACTIONS, SPEC, B, Data, T, broken_moments, collect, learner, updated, updated_on_two
 from helpers.tiers import one_quick
 
 import jaxrl
@@ -32,44 +32,6 @@ WHOLE = {"epochs": 1, "minibatches": 1}  # the order of the rows does not matter
 
 
 # --- data ----------------------------------------------------------------------------------------------------------
-
-
-def broken_moments():
-    """Time steps of which environment 0 begins anew at step 6, though none before was its episode's last."""
-    timesteps = jax.tree.map(np.array, moments())
-    for name in ("terminated", "truncated", "first"):
-        getattr(timesteps, name)[3:, 0] = False
-    timesteps.first[6, 0] = True
-    timesteps.reward[6, 0] = 0.0
-    return jax.tree.map(jnp.asarray, timesteps)
-
-
-class Data:
-    """A rollout in numpy: time steps [T + 1, B], actions and what the policy that acted thought of them [T, B]."""
-
-    def __init__(self, rollout):
-        steps = rollout.timesteps
-        self.observation = np.asarray(steps.observation, np.float64)
-        self.action = np.asarray(rollout.action)
-        last, first = np.asarray(steps.last), np.asarray(steps.first)
-        self.reward = np.asarray(steps.reward, np.float64)[1:]
-        self.terminated, self.truncated = np.asarray(steps.terminated)[1:], np.asarray(steps.truncated)[1:]
-        self.counts = ~last[:-1] & ~first[1:]
-        broke = ~last[:-1] & first[1:]
-        kinds = (self.counts & self.terminated, self.counts & self.truncated, self.counts[-1], last[:-1], broke)
-        assert all(kind.any() for kind in kinds), "an ending of each kind"
-
-    def following(self, t, b):
-        """The steps from `t` on that belong to the same stretch of experience."""
-        while t < T and self.counts[t, b]:
-            yield t
-            if self.terminated[t, b] or self.truncated[t, b]:
-                return
-            t += 1
-
-    def error(self, values, t, b):
-        """The temporal-difference error of step `t`."""
-        return self.reward[t, b] + GAMMA * (0.0 if self.terminated[t, b] else values[t + 1, b]) - values[t, b]
 
 
 def data_and_states(algo, spec=SPEC):
@@ -175,7 +137,7 @@ def gae(data, values):
     """Advantages: discounted errors of what follows."""
     found = np.zeros((T, B))
     for t, b in np.argwhere(data.counts):
-        terms = [(GAMMA * LAMBDA) ** (s - t) * data.error(values, s, b) for s in data.following(t, b)]
+        terms = [(GAMMA * LAMBDA) ** (s - t) * data.error(GAMMA, values, s, b) for s in data.following(t, b)]
         found[t, b] = sum(terms)
     return found
 
@@ -419,7 +381,7 @@ def vtrace(algo, data, values, rhos):
     for s, b in np.argwhere(data.counts):
         trace = 1.0
         for t in data.following(s, b):
-            targets[s, b] += GAMMA ** (t - s) * trace * min(algo.clip_rho, rhos[t, b]) * data.error(values, t, b)
+            targets[s, b] += GAMMA ** (t - s) * trace * min(algo.clip_rho, rhos[t, b]) * data.error(GAMMA, values, t, b)
             trace *= algo.trace_lambda * min(algo.clip_c, rhos[t, b])
     for s, b in np.argwhere(data.counts):
         inside = len(list(data.following(s, b))) > 1

@@ -65,7 +65,7 @@ def critic_values(algo, params, observation, action, spec):
 
 def support(algo):
     """The ends of the support of a categorical head; those without one have none."""
-    return (algo.v_min, algo.v_max) if isinstance(algo.critic.head, CategoricalValues) else (0.0, 0.0)
+    return getattr(algo, "v_min", 0.0), getattr(algo, "v_max", 0.0)
 
 
 def counted(x):

@@ -39,6 +39,44 @@ def moments(seed=0, shape=(T + 1, B)):
     )
 
 
+def broken_moments():
+    """Time steps of which environment 0 begins anew at step 6, though none before was its episode's last."""
+    timesteps = jax.tree.map(np.array, moments())
+    for name in ("terminated", "truncated", "first"):
+        getattr(timesteps, name)[3:, 0] = False
+    timesteps.first[6, 0] = True
+    timesteps.reward[6, 0] = 0.0
+    return jax.tree.map(jnp.asarray, timesteps)
+
+
+class Data:
+    """A rollout in numpy: time steps [T + 1, B], actions and what was done [T, B]."""
+
+    def __init__(self, rollout):
+        steps = rollout.timesteps
+        self.observation = np.asarray(steps.observation, np.float64)
+        self.action = np.asarray(rollout.action)
+        last, first = np.asarray(steps.last), np.asarray(steps.first)
+        self.reward = np.asarray(steps.reward, np.float64)[1:]
+        self.terminated, self.truncated = np.asarray(steps.terminated)[1:], np.asarray(steps.truncated)[1:]
+        self.counts = ~last[:-1] & ~first[1:]
+        broke = ~last[:-1] & first[1:]
+        kinds = (self.counts & self.terminated, self.counts & self.truncated, self.counts[-1], last[:-1], broke)
+        assert all(kind.any() for kind in kinds), "an ending of each kind"
+
+    def following(self, t, b):
+        """The steps from `t` on that belong to the same stretch of experience."""
+        while t < T and self.counts[t, b]:
+            yield t
+            if self.terminated[t, b] or self.truncated[t, b]:
+                return
+            t += 1
+
+    def error(self, gamma, values, t, b):
+        """The temporal-difference error of step `t`."""
+        return self.reward[t, b] + gamma * (0.0 if self.terminated[t, b] else values[t + 1, b]) - values[t, b]
+
+
 @functools.partial(jax.jit, static_argnames="spec")
 def collect(algo, actor, timesteps, key, spec=SPEC):
     """What a topology would collect, acting with `actor`, in environments that show `timesteps` whatever is done."""

@@ -105,6 +105,8 @@ DEFAULTS = [
         variant="PPO, KL penalty",
     ),
     Row("pendulum-vmpo", f"vmpo {PENDULUM} 500000", "", worst=-200.0),
+    Row("pendulum-reppo", f"reppo {PENDULUM} 100000", "", worst=-200.0),
+    Row("inverted-pendulum-reppo", "reppo --env brax:inverted_pendulum --total-steps 500000", "", worst=950.0),
     Row("pendulum-sac", f"sac {PENDULUM} 20000", "-157 (RL Zoo)", worst=-200.0),
     Row("pendulum-td3", f"td3 {PENDULUM} 20000", "-152 (RL Zoo)", worst=-200.0),
     Row("pendulum-ddpg", f"ddpg {PENDULUM} 20000", "-152 (RL Zoo)", worst=-200.0),

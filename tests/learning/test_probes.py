@@ -80,6 +80,25 @@ ALGORITHMS = {
         ),
         150,
     ),
+    "reppo": (
+        jaxrl.REPPO(
+            gamma=GAMMA,
+            learning_rate=jaxrl.schedules.Linear(1e-2, 0.0),
+            learn_temperature=False,
+            temperature=1e-3,
+            normalize_observation=False,
+            normalize_reward=False,
+            rollout_length=16,
+            epochs=4,
+            v_min=-4.0,
+            v_max=12.0,
+            policy=networks.Actor(widths=(32,)),
+            critic=networks.Critic(
+                widths=(32,), ensemble=1, head=networks.SelfPredictiveValues(121, widths=(32,), gain=1.0)
+            ),
+        ),
+        150,
+    ),
 }
 # What else there is of Q-learning: another head, a memory, no replay. Of each the time limit alone.
 ANOTHER = networks.QNetwork(SMALL, head=networks.CategoricalValues(41))
@@ -212,11 +231,12 @@ def _play(algo, env, learner, *, spec):
         output = algo.act(actor, timestep, carry, keys, spec=spec, explore=True)
         if "value" in output.extras:
             value = output.extras["value"]
-        elif isinstance(algo, (jaxrl.SAC, jaxrl.MPO)):
+        elif isinstance(algo, (jaxrl.SAC, jaxrl.MPO, jaxrl.REPPO)):
             values = off_policy.evaluate_critic(
                 algo.critic, Variables(learner.critic.params), timestep.observation, None, spec
             )
-            value = values.min(axis=0).max(axis=-1)
+            ends = getattr(algo, "v_min", 0.0), getattr(algo, "v_max", 0.0)
+            value = q_learning.action_values(values, *ends).min(axis=0).max(axis=-1)
         else:
             seen = NetworkInputs.of_timesteps(jax.tree.map(lambda x: x[None], timestep))
             carried = {"spec": spec, "model_state": actor.model_state, "train": False}

@@ -12,7 +12,7 @@ import jaxrl
 from jaxrl.algos.optimizers import Adam
 from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.networks import Actor, Critic
+from jaxrl.networks import Actor, Critic, SelfPredictiveValues
 
 UPDATES = 10
 A2C = jaxrl.A2C(rollout_length=8, entropy_cost=0.01, learning_rate=1e-2, network=programs.PPO.network)
@@ -39,9 +39,21 @@ CROSSQ = jaxrl.CrossQ(
     policy=Actor(widths=(8,), normalization="batch_renorm", normalize_inputs=True),
     critic=Critic(widths=(8,), normalization="batch_renorm", normalize_inputs=True),
 )
+REPPO = jaxrl.REPPO(
+    learning_rate=1e-2,
+    optimizer=Adam(eps=1e-2),
+    rollout_length=8,
+    epochs=1,
+    minibatches=2,
+    v_min=-5.0,
+    v_max=5.0,
+    policy=Actor(widths=(8,)),
+    critic=Critic(widths=(8,), ensemble=1, head=SelfPredictiveValues(11, widths=(8,))),
+)
 # Batches of an episode of every environment; those that end early leave the rest of their rows out.
 WHOLE = programs.PPO.replace(whole_episodes=True, rollout_length=14)
-ON_HOST = ALGORITHMS | {"a2c": A2C, "crossq": CROSSQ, "vmpo": VMPO, "r2d2": programs.R2D2, "whole_episodes": WHOLE}
+OTHERS = {"a2c": A2C, "crossq": CROSSQ, "reppo": REPPO, "vmpo": VMPO, "r2d2": programs.R2D2, "whole_episodes": WHOLE}
+ON_HOST = ALGORITHMS | OTHERS
 
 
 @functools.cache
@@ -62,7 +74,7 @@ def run(name, topology, host=False, seed=3):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "a2c", "vmpo", "r2d2", "whole_episodes"], "ppo"))
+@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "a2c", "reppo", "vmpo", "r2d2", "whole_episodes"], "ppo"))
 def test_host_lockstep_is_the_compiled_run(name):
     state, report = run(name, anakin())
     on_host, host_report = run(name, jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), host=True)
@@ -72,7 +84,7 @@ def test_host_lockstep_is_the_compiled_run(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "crossq", "vmpo"]))
+@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "crossq", "reppo", "vmpo"]))
 def test_four_devices_are_one(name):
     one, one_report = run(name, anakin())
     four, four_report = run(name, anakin(devices=4))

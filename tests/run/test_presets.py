@@ -160,7 +160,8 @@ def test_recurrent_batchppo_learns_from_whole_episodes():
 
 # github.com/vwxyzjn/cleanrl at fe8d8a03, the arguments of each file, and what its networks are made with;
 # github.com/DLR-RM/rl-baselines3-zoo at 22e3ff2, hyperparams/*.yml; github.com/luchris429/purejaxrl at 31756b1;
-# github.com/mttga/purejaxql at 47af6d7; github.com/adityab/CrossQ, train.py. Periods and starts in environment steps,
+# github.com/mttga/purejaxql at 47af6d7; github.com/adityab/CrossQ, train.py;
+# github.com/cvoelcker/reppo, config. Periods and starts in environment steps,
 # as there.
 TUNED = {
     "cleanrl-ppo-continuous": (1_000_000, 1, (3e-4, 0.0), {"steps": 2048, "batches": 32, "epochs": 10, "entropy": 0.0}),
@@ -187,6 +188,12 @@ TUNED = {
     "zoo-dqn-acrobot": (100_000, 1, (6.3e-4, 6.3e-4), {"target": 250, "ratio": 1.0, "explores": (0.1, 0.12)}),
     "zoo-sac-pendulum": (20_000, 1, (1e-3, 1e-3), {"policy": 1e-3, "starts": 100, "batch": 256, "capacity": 1_000_000}),
     "crossq": (1_000_000, 1, (1e-3, 1e-3), {"starts": 5_000, "batch": 256, "ratio": 1.0, "widths": (256, 256)}),
+    "reppo": (
+        50_000_000,
+        1024,
+        (3e-4, 3e-4),
+        {"steps": 32, "batches": 16, "epochs": 8, "lambda": 0.95, "ends": (0.0, 150.0, 151), "widths": (512, 512)},
+    ),
     "zoo-td3-pendulum": (
         20_000,
         1,
@@ -206,6 +213,7 @@ READ = {
     "starts": lambda algo: algo.min_size,
     "explores": lambda algo: (algo.epsilon.end, algo.epsilon.until),
     "support": lambda algo: (algo.v_min, algo.v_max, algo.network.head.atoms),
+    "ends": lambda algo: (algo.v_min, algo.v_max, algo.critic.head.atoms),
     "policy": lambda algo: algo.policy_learning_rate,
     "batch": lambda algo: algo.batch_size,
     "ratio": lambda algo: algo.replay_ratio,

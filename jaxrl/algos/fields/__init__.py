@@ -6,12 +6,14 @@ from jaxrl.algos.fields.actor_critic import (
     ExplorationNoiseFields,
     NoiseFields,
     NormalizationFields,
+    PeriodicTargetFields,
     SupportFields,
     TargetFields,
     TemperatureFields,
 )
+from jaxrl.algos.fields.discount import DiscountFields
 from jaxrl.algos.fields.kl import KLFields
-from jaxrl.algos.fields.on_policy import OnPolicyFields
+from jaxrl.algos.fields.on_policy import MinibatchFields, OnPolicyFields, RolloutFields
 from jaxrl.algos.fields.q_learning import QLearningFields
 from jaxrl.algos.fields.replay import (
     CombinedReplayFields,
@@ -26,14 +28,18 @@ __all__ = [
     "CombinedReplayFields",
     "DelayedPolicyFields",
     "ExplorationNoiseFields",
+    "DiscountFields",
     "KLFields",
+    "MinibatchFields",
     "NStepFields",
     "NoiseFields",
     "NormalizationFields",
     "OnPolicyFields",
+    "PeriodicTargetFields",
     "PrioritizedFields",
     "QLearningFields",
     "ReplayFields",
+    "RolloutFields",
     "SequenceFields",
     "SupportFields",
     "TargetFields",

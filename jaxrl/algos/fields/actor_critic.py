@@ -5,20 +5,20 @@ from typing import Any
 import optax
 
 from jaxrl.algos import q_learning
-from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.base import changed, field_group, number, static
+from jaxrl.algos.fields.discount import DiscountFields
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import EnvSpec, Network
-from jaxrl.networks import Actor, CategoricalValues, Critic, resolve_network
+from jaxrl.networks import Actor, CategoricalValues, Critic, SelfPredictiveValues, resolve_network
 
 
 @field_group
-class ActorCriticFields:
+class ActorCriticFields(DiscountFields):
     """Policy, critics, and how both are optimized."""
 
     learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
     policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor())
     critic: Critic = static(Critic())
@@ -44,6 +44,14 @@ class TargetFields:
     """Target networks that follow the networks by Polyak averaging."""
 
     tau: Scalar = number(0.005, above=0, high=1, help="Polyak fraction of new parameters at each target update")
+
+
+@field_group
+class PeriodicTargetFields(TargetFields):
+    """Target networks that are replaced every so many updates."""
+
+    tau: Scalar = changed(1.0)
+    target_period: int = static(100, low=1, help="updates between target updates")
 
 
 @field_group
@@ -76,17 +84,20 @@ class TemperatureFields(ActorCriticFields):
         return self.optimizer(self.learning_rate if rate is None else rate)
 
 
+_SUPPORT = "critic.head=categoricalvalues or critic.head=selfpredictivevalues"
+
+
 @field_group
 class SupportFields:
     """The support of categorical values."""
 
-    v_min: Scalar = number(-150.0, only_with="critic.head=categoricalvalues", help="lower end of the support")
-    v_max: Scalar = number(150.0, only_with="critic.head=categoricalvalues", help="upper end of the support")
+    v_min: Scalar = number(-150.0, only_with=_SUPPORT, help="lower end of the support")
+    v_max: Scalar = number(150.0, only_with=_SUPPORT, help="upper end of the support")
 
     def problems(self) -> list[str]:
         """Explain why the ends are not those of an interval, where a head has a support."""
         network = getattr(self, "critic", None) or getattr(self, "network", None)
-        if not isinstance(getattr(network, "head", None), CategoricalValues):
+        if not isinstance(getattr(network, "head", None), CategoricalValues | SelfPredictiveValues):
             return []
         return q_learning.support_problems(type(self).__name__, self.v_min, self.v_max)
 

@@ -1,6 +1,7 @@
 """Fields of the algorithms that learn from what the newest policy did."""
 
 from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.fields.discount import DiscountFields
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import ValueNetwork
@@ -8,18 +9,9 @@ from jaxrl.networks import ActorCritic
 
 
 @field_group
-class OnPolicyFields:
-    """Policy and value, how both are optimized and normalized, and the rollouts that they learn from."""
+class RolloutFields(DiscountFields):
+    """Rollouts that are learned from once, and how they are normalized."""
 
-    learning_rate: Scalar | None = number(
-        None, above=0, help="learning rate (of the policy, if value_learning_rate is set)"
-    )
-    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
-    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
-    entropy_cost: Scalar | None = number(
-        None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
-    )
     max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
     observation_clip: Scalar = number(
         10.0, above=0, only_with="normalize_observation", help="clip of normalized observations"
@@ -39,9 +31,31 @@ class OnPolicyFields:
         help="divide by the running standard deviation of the discounted return; None: for continuous actions",
     )
     whole_episodes: bool = static(False, help="each batch is one complete episode of every environment")
+    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
+
+
+@field_group
+class MinibatchFields:
+    """Gradient steps on minibatches of one batch."""
+
+    epochs: int | None = static(4, low=1, help="passes over each batch")
+    minibatches: int | None = static(4, low=1, help="gradient steps per pass")
+
+
+@field_group
+class OnPolicyFields(RolloutFields):
+    """Policy and value, and how both are optimized."""
+
+    learning_rate: Scalar | None = number(
+        None, above=0, help="learning rate (of the policy, if value_learning_rate is set)"
+    )
+    value_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the value; None: learning_rate")
+    value_cost: Scalar = number(0.5, low=0, help="weight of the value loss")
+    entropy_cost: Scalar | None = number(
+        None, low=0, help="weight of the entropy bonus; None: 0.01 for discrete actions, 0 for continuous ones"
+    )
     joint_grad_norm: bool = static(
         False, help="clip policy and value by one norm even where their networks are separate; False: each by its own"
     )
-    bootstrap_truncated: bool = static(True, help="bootstrap at time limits; False treats them as terminations")
     optimizer: Optimizer = number(Adam(eps=1e-5))
     network: ValueNetwork = static(ActorCritic())

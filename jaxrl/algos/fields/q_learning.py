@@ -1,6 +1,7 @@
 """Fields of the algorithms that learn values of discrete actions."""
 
 from jaxrl.algos.base import field_group, number, static
+from jaxrl.algos.fields.discount import DiscountFields
 from jaxrl.algos.optimizers import Adam, Optimizer
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import Network
@@ -8,10 +9,9 @@ from jaxrl.networks import QNetwork
 
 
 @field_group
-class QLearningFields:
+class QLearningFields(DiscountFields):
     """A network of values, how it is optimized, and epsilon-greedy exploration."""
 
-    gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")
     max_grad_norm: Scalar | None = number(10.0, above=0, help="clip gradients to this global norm; None: no clipping")
     epsilon: Scalar = number(Linear(1.0, 0.05, 0.1), low=0, high=1, help="probability of a random action")
     ladder_exponent: Scalar = number(7.0, low=0, only_with="ladder", help="last environment uses epsilon^(1 + this)")

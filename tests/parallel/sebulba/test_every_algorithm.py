@@ -8,7 +8,7 @@ from helpers.programs import NUM_ENVS, actor_threads, all_finite, anakin, assert
 
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
-from jaxrl.networks import GRU, MLP, ActorCritic, QNetwork
+from jaxrl.networks import GRU, MLP, ActorCritic, Critic, QNetwork, SelfPredictiveValues
 
 SMALL = {"capacity": 256, "min_size": 32, "batch_size": 16, "rollout_length": 4, "replay_ratio": 1 / 32}
 DISCRETE = jaxrl.make("probe:Truncated", max_steps=3)
@@ -34,6 +34,16 @@ RUNS = {
         ),
         BOX,
     ),
+    "reppo": (
+        jaxrl.REPPO(
+            rollout_length=4,
+            epochs=2,
+            minibatches=2,
+            policy=NETWORKS["policy"],
+            critic=Critic(widths=(8,), ensemble=1, head=SelfPredictiveValues(11, widths=(8,))),
+        ),
+        BOX,
+    ),
     "r2d2": (
         jaxrl.R2D2(
             **SMALL,
@@ -52,7 +62,7 @@ UPDATES = 6
 def run(topology, algo, env):
     """The parameters at first, the state after some updates, and the report of all of them."""
     program = topology.bind(algo, env)
-    iterations = UPDATES if isinstance(algo, jaxrl.PQN | jaxrl.VMPO) else 12
+    iterations = UPDATES if isinstance(algo, jaxrl.PQN | jaxrl.VMPO | jaxrl.REPPO) else 12
     try:
         state = program.start(algo, env, 3)
         before = plain(state.learner)

@@ -1,0 +1,243 @@
+"""Relative entropy pathwise policy optimization (Voelcker et al., 2025, arXiv:2507.11019).
+
+On rollouts of the newest policy it learns a critic of actions by lambda-returns with entropy, and moves the policy up
+that critic's gradient, as long as its divergence from the policy before the update is within a limit. Where actions are
+discrete, expectations over them are exact.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.algos import minibatches, off_policy, on_policy, q_learning, returns, sac, train_state
+from jaxrl.algos.base import algorithm, changed, field_problems, number
+from jaxrl.algos.fields import MinibatchFields, RolloutFields, SupportFields, TemperatureFields
+from jaxrl.algos.on_policy import PolicyCarry, Statistics
+from jaxrl.algos.optimizers import clipped
+from jaxrl.algos.q_learning import Returns
+from jaxrl.algos.train_state import TrainState, weighted_mean
+from jaxrl.core import spaces
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.types import (
+    ActorOutput,
+    ActorState,
+    EnvSpec,
+    Network,
+    Replicas,
+    Rollout,
+    Source,
+    TimeStep,
+    TransitionBatch,
+    UpdateInfo,
+)
+from jaxrl.networks import ActionValues, Actor, CategoricalValues, Critic, SelfPredictiveValues
+
+_HEADS = (SelfPredictiveValues, CategoricalValues, ActionValues)
+# Time steps whose values are computed at once for the targets, or one of all environments if that is more.
+_AT_ONCE = 1024
+
+
+class REPPOState(struct.PyTreeNode):
+    """State of the learner."""
+
+    policy: TrainState
+    critic: TrainState
+    log_temperature: TrainState  # a float32 scalar; () throughout where the temperature is fixed
+    log_penalty: TrainState  # a float32 scalar, of the divergence
+    statistics: Statistics
+    updates: jax.Array  # int32, the version of the actor state
+
+
+@algorithm
+class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
+    """Up the gradient of a critic that is learned on-policy, within a KL limit, with a learned entropy bonus."""
+
+    normalize_reward: bool | None = changed(True)
+    temperature: Scalar = changed(0.01)
+    target_entropy: Scalar = changed(-0.5)
+    v_min: Scalar = changed(-20.0)
+    v_max: Scalar = changed(20.0)
+    return_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of the returns; 0 gives one-step targets")
+    kl_limit: Scalar = number(0.1, above=0, help="KL limit of the policy from the one before the update, in nats")
+    initial_penalty: Scalar = number(0.01, above=0, help="initial weight of the KL divergence beyond the limit")
+    prediction_cost: Scalar = number(
+        1.0,
+        low=0,
+        only_with="critic.head=selfpredictivevalues",
+        help="weight of the critic's prediction of the reward and of the features that follow",
+    )
+    epochs: int = changed(8)
+    policy: Network = changed(Actor(widths=(256, 256), activation="silu", normalization="layer"))
+    critic: Critic = changed(
+        Critic(widths=(256, 256), activation="silu", normalization="layer", ensemble=1, head=_HEADS[0](widths=(256,)))
+    )
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        return dataclasses.replace(self, **self.resolved_networks(spec), **on_policy.resolved_normalization(self, spec))
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        problems = field_problems(self) + off_policy.problems(
+            "REPPO", self.policy, self.critic, spec, stochastic=True, discrete=True, heads=_HEADS
+        )
+        return problems + minibatches.minibatch_problems(
+            rows=self.rollout_length, num_envs=num_envs, shards=shards, count=self.minibatches
+        )
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        # The limit is to the policy that the update begins with: returns of an update before are a little old.
+        return {"rollout": on_policy.source(self, max_policy_lag=1)}
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> REPPOState:
+        policy_key, critic_key = jax.random.split(key)
+        log_penalty = jnp.log(jnp.asarray(self.initial_penalty, jnp.float32))
+        return REPPOState(
+            policy=train_state.create(*self.policy.init(policy_key, spec), self._clipped(self.policy_optimizer)),
+            critic=train_state.create(*self.critic.init(critic_key, spec), self._clipped(self.critic_optimizer)),
+            log_temperature=sac.initial_temperature(self),
+            log_penalty=train_state.create(log_penalty, (), self.temperature_optimizer),
+            statistics=on_policy.init_statistics(self, spec),
+            updates=jnp.int32(0),
+        )
+
+    def actor(self, state: REPPOState) -> ActorState:
+        policy = state.policy
+        return ActorState(params=policy.params, statistics=state.statistics, model_state=policy.model_state)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
+        return on_policy.initial_carry(self, self.policy, spec)
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: PolicyCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        inputs = on_policy.network_inputs(self, timestep, actor.statistics)
+        policy = train_state.Variables(actor.params, actor.model_state)
+        distribution = off_policy.evaluate_policy(self.policy, policy, inputs.observation, spec, inputs.action_mask)
+        discounted = on_policy.discounted_return(self, timestep, carry)
+        carry = carry.replace(discounted_return=discounted)
+        if not explore:
+            return ActorOutput(distribution.mode(), carry)
+        action, log_prob = distribution.sample_and_log_prob(key)
+        extras = {"log_prob": log_prob + sac.log_half_range(spec.action_space)}  # of a box in [-1, 1]
+        if self.normalize_reward:
+            extras["discounted_return"] = discounted
+        return ActorOutput(action, carry, extras)
+
+    def update(
+        self, state: REPPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[REPPOState, UpdateInfo]:
+        rollout: Rollout = batch["rollout"]
+        statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
+        value_key, shuffle_key, step_key = jax.random.split(key, 3)
+        data = self._data(state, rollout, value_key, spec, replicas)
+        length, envs = rollout.rows.weight.shape
+        indices = minibatches.minibatch_indices(
+            shuffle_key, rows=length, num_envs=envs, count=self.minibatches, replicas=replicas, epochs=self.epochs
+        )
+        data = minibatches.flatten_rows(data)
+
+        def step(learned, drawn):
+            keys = q_learning.transition_keys(drawn[1], drawn[0].shape[0], replicas)
+            return self._step(learned, minibatches.take_rows(data, drawn[0]), keys, spec, replicas)
+
+        learned = state.policy, state.critic, state.log_temperature, state.log_penalty
+        step_keys = jax.random.split(step_key, indices.shape[0])
+        learned, metrics = minibatches.steps_over_minibatches(step, learned, (indices, step_keys))
+        return REPPOState(*learned, statistics, state.updates + 1), UpdateInfo(replicas.mean(metrics))
+
+    def _data(self, state, rollout, key, spec, replicas) -> TransitionBatch:
+        """The rows [T, B], with their targets and what follows each, as the networks before the update have it."""
+        rows = rollout.rows
+        inputs = on_policy.network_inputs(self, rollout.timesteps, rollout.statistics)
+        policy, critic = state.policy.variables, state.critic.variables
+        length, envs = rows.weight.shape
+        env_keys = q_learning.transition_keys(key, envs, replicas)
+
+        def of_timestep(x):
+            """The policy, its soft value and the features of one action of it, all [B, ...]."""
+            number, observation, mask = x
+            keys = jax.vmap(lambda k: jax.random.fold_in(k, number))(env_keys)
+            distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
+            value, log_prob, output = self._value(critic, distribution, observation, mask, keys, spec)
+            return distribution, value - temperature * log_prob, getattr(output, "features", None)
+
+        temperature = sac.temperature_of(self, state.log_temperature)
+        moments = jnp.arange(length + 1, dtype=jnp.int32), inputs.observation, inputs.action_mask
+        distribution, values, features = jax.lax.map(of_timestep, moments, batch_size=max(1, _AT_ONCE // envs))
+        # With the entropy of each row's own action: the return of its observation, less that, is that of the action.
+        bonus = -temperature * rows.extras["log_prob"]
+        segment = on_policy.segment(self, rollout, values[:-1], values[-1], bonus)
+        target = returns.lambda_returns(segment, self.gamma, self.return_lambda) - bonus
+        extras = {"target": target, "policy": jax.tree.map(lambda x: x[:-1], distribution)}
+        if features is not None:
+            extras["next_features"] = jnp.moveaxis(features, 1, 2)[1:]  # [T, B, ensemble, features]
+        return TransitionBatch(
+            observation=jax.tree.map(lambda x: x[:-1], inputs.observation),
+            action=rows.action,
+            rewards=on_policy.rewards(self, rollout)[..., None],
+            steps=jnp.ones_like(rows.weight, jnp.int32),
+            bootstrap=~rows.terminated,
+            next_observation=(),
+            weight=rows.weight,
+            action_mask=jax.tree.map(lambda x: x[:-1], inputs.action_mask),
+            extras=extras,
+        )
+
+    def _step(self, learned, rows: TransitionBatch, key, spec, replicas):
+        """A step of the critic, then of the policy, the temperature and the penalty, on a minibatch [batch, ...]."""
+        policy, critic, log_temperature, log_penalty = learned
+        observation, mask = rows.observation, rows.action_mask
+        target = rows.extras["target"][:, None]
+        target = Returns(target, jnp.ones_like(target))
+
+        def mean(x):
+            return weighted_mean(x, rows.weight, replicas)
+
+        def critic_loss(params):
+            variables = critic.variables.replace(params=params)
+            action = None if isinstance(spec.action_space, spaces.Discrete) else rows.action
+            output, model_state = off_policy.train_critic(self.critic, variables, observation, action, spec, mask)
+            loss, fit = off_policy.output_loss(
+                output, model_state, rows, target, spec, replicas, v_min=self.v_min, v_max=self.v_max
+            )
+            if "next_features" not in rows.extras:
+                return loss, (fit, {})
+            features = rows.extras["next_features"]
+            error = q_learning.prediction_error(output.prediction, rows.action, rows.rewards[:, 0], features)
+            wrong = mean(jnp.where(rows.bootstrap, error, 0.0))
+            return loss + self.prediction_cost * wrong, (fit, {"prediction_loss": wrong})
+
+        gradients, (fit, metrics) = jax.grad(critic_loss, has_aux=True)(critic.params)
+        optimizer = self._clipped(self.critic_optimizer)
+        critic, _ = train_state.apply_gradients(critic, gradients, optimizer, replicas, fit.model_state)
+        temperature, penalty = sac.temperature_of(self, log_temperature), jnp.exp(log_penalty.params)
+
+        def policy_loss(params):
+            variables = policy.variables.replace(params=params)
+            distribution, model_state = off_policy.train_policy(self.policy, variables, observation, spec, mask)
+            value, log_prob, _ = self._value(critic.variables, distribution, observation, mask, key, spec)
+            divergence = rows.extras["policy"].kl(distribution)
+            # Beyond the limit a row only draws the policy back.
+            loss = mean(jnp.where(divergence < self.kl_limit, temperature * log_prob - value, penalty * divergence))
+            return loss, (loss, log_prob, divergence, model_state)
+
+        gradients, (loss, log_prob, divergence, model_state) = jax.grad(policy_loss, has_aux=True)(policy.params)
+        optimizer = self._clipped(self.policy_optimizer)
+        policy, _ = train_state.apply_gradients(policy, gradients, optimizer, replicas, model_state)
+        log_temperature = sac.temperature_step(self, log_temperature, rows, log_prob, spec, replicas)
+        # The loss is log(penalty) times how far the divergence is below its limit.
+        slack = self.kl_limit - mean(divergence)
+        log_penalty, _ = train_state.apply_gradients(log_penalty, slack, self.temperature_optimizer, replicas)
+        metrics |= fit.metrics | {"policy_loss": loss, "entropy": mean(-log_prob), "kl": mean(divergence)}
+        metrics |= {"temperature": jnp.asarray(temperature, jnp.float32), "penalty": penalty}
+        return (policy, critic, log_temperature, log_penalty), metrics
+
+    def _value(self, critic, *inputs):
+        return sac.value_and_log_prob(self.critic, critic, *inputs, v_min=self.v_min, v_max=self.v_max)
+
+    def _clipped(self, optimizer):
+        return clipped(optimizer, self.max_grad_norm)
