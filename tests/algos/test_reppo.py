@@ -217,7 +217,7 @@ def in_numpy(algo, state, rollout, discrete):
         kl = divergence(old, policy_of(policy, observation))
         _, log_prob, _ = soft_value(policy, critic, observation, noise, temperature)
         policy = jax.tree.map(lambda x, g: x - 0.2 * g, policy, gradient(policy_loss, policy))
-        wanted = 0.5 * np.log(ACTIONS) if discrete else -0.5 * 2
+        wanted = 0.89 * np.log(ACTIONS) if discrete else -0.5 * 2
         log_temperature += 0.3 * (mean(log_prob) + wanted)
         log_penalty -= 0.3 * (algo.kl_limit - mean(kl))
     return policy, critic, log_temperature, log_penalty, np.mean(kl.ravel()[counts] >= algo.kl_limit)
