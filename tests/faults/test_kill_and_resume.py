@@ -19,7 +19,7 @@ from jaxrl.run import checkpoint, loop
 from jaxrl.run.loggers import read_metrics
 from jaxrl.sweeps.sweep import SweepResult
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.exact]
 
 # By case: how a life is lived, and the share of the moments left at which it ends, drawn once and for all.
 # A patient one has saved before it goes on; of a hasty one the last save may be under way.

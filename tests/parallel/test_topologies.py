@@ -14,6 +14,8 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import Actor, Critic, SelfPredictiveValues
 
+pytestmark = pytest.mark.exact
+
 UPDATES = 10
 A2C = jaxrl.A2C(rollout_length=8, entropy_cost=0.01, learning_rate=1e-2, network=programs.PPO.network)
 VMPO = jaxrl.VMPO(

@@ -12,6 +12,8 @@ from jaxrl.core.config import decode, encode
 from jaxrl.run import loading
 from jaxrl.run.directory import RunDirectory, read_config
 
+pytestmark = pytest.mark.exact
+
 if not RUNS.exists():
     pytest.skip("there are no golden runs: make them with tests/golden/make_runs.py", allow_module_level=True)
 ACTIONS = json.loads((RUNS / "actions.json").read_text())

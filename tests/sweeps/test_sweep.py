@@ -19,6 +19,8 @@ from jaxrl.run import checkpoint
 from jaxrl.sweeps.search import LogUniform, Uniform, configurations
 from jaxrl.sweeps.vectorized import VectorizedRuns, _chunk_many
 
+pytestmark = pytest.mark.exact
+
 UPDATES = 10
 TOTAL = UPDATES * ROWS
 PLAIN = PPO.replace(learning_rate=1e-2)

@@ -10,6 +10,8 @@ import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
 from jaxrl.networks import GRU, MLP, ActorCritic, Critic, QNetwork, SelfPredictiveValues
 
+pytestmark = pytest.mark.exact
+
 SMALL = {"capacity": 256, "min_size": 32, "batch_size": 16, "rollout_length": 4, "replay_ratio": 1 / 32}
 DISCRETE = jaxrl.make("probe:Truncated", max_steps=3)
 BOX = jaxrl.make("probe:Truncated", max_steps=3, continuous=True)
