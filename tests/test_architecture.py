@@ -24,7 +24,7 @@ MOST_PAIRS = 60
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
     "core": 2615,
-    "envs": 3945,
+    "envs": 3995,
     "networks": 1999,
     "buffers": 1594,
     "algos": 5036,

@@ -88,7 +88,7 @@ def make(
     env = EpisodeStatistics(env)
     for wrapper in wrappers:
         env = _wrapped(env, wrapper)
-    return _AUTO_RESETS[auto_reset](env)
+    return env if env.resets else _AUTO_RESETS[auto_reset](env)
 
 
 def _wrapped(env, wrapper):

@@ -9,6 +9,7 @@ from jaxrl.envs.episode import AutoReset, EpisodeStatistics, PooledReset, with_a
 from jaxrl.envs.wrappers.actions import ActionRepeat, ClipAction, RescaleAction, StickyActions
 from jaxrl.envs.wrappers.limits import TimeLimit
 from jaxrl.envs.wrappers.observations import Flatten, FrameStack, Hide
+from jaxrl.envs.wrappers.parameters import RandomParameters
 from jaxrl.envs.wrappers.rewards import ClipReward, ScaleReward
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "FrameStack",
     "Hide",
     "PooledReset",
+    "RandomParameters",
     "RescaleAction",
     "ScaleReward",
     "StickyActions",
@@ -44,6 +46,7 @@ registry.add(
     FrameStack,
     Hide,
     PooledReset,
+    RandomParameters,
     RescaleAction,
     ScaleReward,
     StickyActions,

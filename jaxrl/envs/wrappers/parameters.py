@@ -1,0 +1,86 @@
+"""Wrappers of physics: environments whose parameters differ (domain randomization)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import Environment, PyTree, TimeStep
+from jaxrl.envs.delegate import forward
+from jaxrl.envs.episode import with_auto_reset
+from jaxrl.envs.parameters import parameters, with_parameters
+
+_PER = ("episode", "environment")
+
+
+class DrawnState(struct.PyTreeNode):
+    """The environment's state, and the parameters that it has."""
+
+    env: PyTree
+    parameters: dict[str, Any]
+
+
+class RandomParameters(struct.PyTreeNode):
+    """Parameters of an environment that are drawn at random: domain randomization (Tobin et al., 2017).
+
+        def draw(key):
+            return {"length": jax.random.uniform(key, minval=0.25, maxval=1.0)}
+
+        env = jaxrl.make("gymnax:CartPole-v1", wrappers=(partial(RandomParameters, draw=draw),))
+
+    Each of the environments of a run has its own draws, which are in its state and so in checkpoints. They do not
+    depend on the number of devices. Observations do not show them.
+
+    Args:
+      env: a JAX environment, as `jaxrl.make` gives it.
+      draw: from a key to values by name, some of `jaxrl.envs.parameters(env)`; pure. Register it (`jaxrl.register`), so
+        that a run with it can be loaded. Static.
+      per: "episode" draws at the beginning of every episode, "environment" once for all episodes of an environment,
+        which then begins them by itself. Static.
+
+    Raises:
+      ConfigError: `draw` is no function, or `per` neither of the two; and when an episode begins, as `with_parameters`.
+        Training says it before it compiles anything, as an `EnvironmentContractError`.
+    """
+
+    env: Environment
+    draw: Callable[[jax.Array], Mapping[str, Any]] = struct.field(pytree_node=False)
+    per: Literal["episode", "environment"] = struct.field(pytree_node=False, default="episode")
+
+    name, observation_space, action_space = forward("name"), forward("observation_space"), forward("action_space")
+
+    def __post_init__(self):
+        problems = []
+        if not callable(self.draw):
+            problems.append(f"RandomParameters(draw={self.draw!r:.80}): draw must be a function from a key to a dict")
+        if self.per not in _PER:
+            problems.append(f"RandomParameters(per={self.per!r:.80}): per must be 'episode' or 'environment'")
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def resets(self) -> bool:
+        return self.per == "environment" or self.env.resets
+
+    def reset(self, key: jax.Array) -> tuple[DrawnState, TimeStep]:
+        draw_key, key = jax.random.split(key)
+        drawn = self.draw(draw_key)
+        if not isinstance(drawn, Mapping):
+            raise ConfigError(f"RandomParameters.draw gave {drawn!r:.80}; it must give a dictionary of parameters")
+        usual = parameters(self.env)
+        shapes = {name: (jnp.shape(x), jnp.shape(usual[name])) for name, x in drawn.items() if name in usual}
+        if wrong := [f"{name} has shape {x}, and not {y}" for name, (x, y) in shapes.items() if x != y]:
+            raise ConfigError([f"RandomParameters.draw of {self.name}: {line}" for line in wrong])
+        state, time_step = self._with(drawn).reset(key)
+        return DrawnState(state, dict(drawn)), time_step
+
+    def step(self, state: DrawnState, action: PyTree, key: jax.Array) -> tuple[DrawnState, TimeStep]:
+        env_state, time_step = self._with(state.parameters).step(state.env, action, key)
+        return state.replace(env=env_state), time_step
+
+    def _with(self, drawn: Mapping[str, Any]) -> Environment:
+        env = with_parameters(self.env, **drawn)
+        return with_auto_reset(env) if self.per == "environment" else env
