@@ -203,7 +203,7 @@ class ImpalasParts:
         self.rollout = complete(unroll(steps, algo, actor, acting, in_this_thread(host.step)))
         host.close()
         self.shown, self.carry, self.keys = jax.tree.map(
-            lambda x: x[: self.group], (acting.shown, acting.carry, acting.roots)
+            lambda x: x[: self.group], (acting.timestep, acting.carry, acting.roots)
         )
 
         @jax.jit

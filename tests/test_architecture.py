@@ -24,9 +24,9 @@ MOST_PAIRS = 60
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
     "core": 2615,
-    "envs": 3995,
+    "envs": 3998,
     "networks": 1999,
-    "buffers": 1594,
+    "buffers": 1596,
     "algos": 5036,
     "parallel": 4150,
     "data": 2991,

@@ -19,20 +19,20 @@ Rings = Mapping[str, Ring]
 _ROOM = 2**31 - 1  # rows: what is there is there
 
 
-def source_of(asked: Replay | Dataset) -> Replay:
+def source_of(source: Replay | Dataset) -> Replay:
     """The same items, of rows that nothing was kept with: no priorities of the time, no recurrent states.
 
     They are drawn by priority or all alike. In the order in which they came, or by a heap, it would be the same item
     again and again, as none is ever added or removed.
     """
-    if isinstance(asked, Dataset):
-        asked = Replay(_ROOM, asked.batch_size, 1, n_step=asked.n_step, sequence=asked.sequence)
-    sampler, sequence = asked.sampler, asked.sequence
+    if isinstance(source, Dataset):
+        source = Replay(_ROOM, source.batch_size, 1, n_step=source.n_step, sequence=source.sequence)
+    sampler, sequence = source.sampler, source.sequence
     sampler = dataclasses.replace(sampler, insertion=None) if isinstance(sampler, Prioritized) else Uniform()
     if sequence is not None:
         sequence = dataclasses.replace(sequence, stored_carry=False)
     return dataclasses.replace(
-        asked,
+        source,
         capacity=_ROOM,
         min_size=1,
         rollout_length=1,
@@ -67,7 +67,7 @@ def rings(sources: Mapping[str, Replay], rows: Trajectory, step: np.ndarray, par
             # In numpy until it is known where the rows go.
             numbered: PyTree = step if stored.episode_steps else None
             counts: PyTree = np.int32(0), np.int32(slots), np.uint32(slots)
-            made[name] = Ring(stored.kept(rows), (), numbered, *counts, parts)
+            made[name] = Ring(stored.select(rows), (), numbered, *counts, parts)
     return made
 
 

@@ -75,7 +75,7 @@ class FlashbaxReplay:
 
     def init(self, rows: Trajectory, carry: PyTree) -> ReplayState:
         """An empty replay over all devices for rows like these `[T, num_envs, ...]`, or their shapes."""
-        example = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _kept(rows))
+        example = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), _stored(rows))
         with foreign():
             state = self._flashbax.init(example)
         state = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (self.shards, *x.shape)).copy(), state)
@@ -96,7 +96,7 @@ class FlashbaxReplay:
             return jnp.swapaxes(x, 0, 1).reshape(shards, -1, length, *x.shape[2:])
 
         with foreign():
-            stored = jax.vmap(self._flashbax.add)(self._whole(state), jax.tree.map(by_shard, _kept(rows)))
+            stored = jax.vmap(self._flashbax.add)(self._whole(state), jax.tree.map(by_shard, _stored(rows)))
         inserted = state.index.inserted.add(length * self.num_envs)
         return self._split(stored, state.index.replace(inserted=inserted))
 
@@ -221,5 +221,5 @@ def foreign() -> Generator[ModuleType]:
         yield flashbax
 
 
-def _kept(rows: Trajectory) -> Trajectory:
+def _stored(rows: Trajectory) -> Trajectory:
     return rows.replace(extras={})

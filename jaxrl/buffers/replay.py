@@ -62,7 +62,7 @@ class Storage:
     carries: bool  # whether the recurrent state at every rollout's first row is kept
     episode_steps: bool  # whether rows are numbered within their episode
 
-    def kept(self, rows: Trajectory) -> Trajectory:
+    def select(self, rows: Trajectory) -> Trajectory:
         """What is kept of rows `[T, B, ...]`: the newest frames, and the extras that somebody asks for."""
         observation = frames.newest(rows.observation, self.frame_stack)
         return rows.replace(observation=observation, extras={name: rows.extras[name] for name in self.extras})
@@ -169,9 +169,9 @@ class ReplayBuffer:
         empty = index.init(self.source, self.shards, self.slots, self.num_envs // self.shards)
         if self.source.over is not None:
             return ReplayState(None, empty)
-        example = jax.eval_shape(self.storage.kept, rows)
-        kept_carry = carry if self.storage.carries else ()
-        rows_ring = ring.init(example, kept_carry, self.slots, self.rollout_length, self.storage.episode_steps)
+        example = jax.eval_shape(self.storage.select, rows)
+        ring_carry = carry if self.storage.carries else ()
+        rows_ring = ring.init(example, ring_carry, self.slots, self.rollout_length, self.storage.episode_steps)
         return ReplayState(rows_ring, empty)
 
     def partition(self, axis: str) -> ReplayState:
@@ -210,8 +210,8 @@ class ReplayBuffer:
         if state.index.priority is not None:
             # That of before: an item that may be drawn no more has none now. And read before new ones are written: else
             # XLA copies the whole array to read it afterwards.
-            priority, kept = jax.lax.optimization_barrier((state.index.priority[shard, position], idx.priority))
-            idx = idx.replace(priority=kept)
+            priority, remaining = jax.lax.optimization_barrier((state.index.priority[shard, position], idx.priority))
+            idx = idx.replace(priority=remaining)
         info = SampleInfo(
             position=(self.replicas.first_shard + shard) * (slots * columns) + position,
             step=step,
@@ -248,14 +248,14 @@ class ReplayBuffer:
         last = jnp.arange(count, dtype=jnp.int32) == count - 1
         if index.over_all(source):
             everyone = None if used is None else batches.everywhere(used, self.replicas).astype(bool)
-            wanted = None if everyone is None else (everyone[:, None] | ~last[None]).reshape(-1)
-            return index.draw_over_all(idx, key, source.batch_size, wanted, self.shards, self.replicas)
-        wanted = True if used is None else used[:, None] | ~last[None]
+            counted = None if everyone is None else (everyone[:, None] | ~last[None]).reshape(-1)
+            return index.draw_over_all(idx, key, source.batch_size, counted, self.shards, self.replicas)
+        counted = True if used is None else used[:, None] | ~last[None]
         here = jnp.arange(shards, dtype=jnp.int32)
         shard = self.replicas.first_shard + here
         if index.dense(source):
             position, held = uniform.draw(rows, key, shard, count, self.lookback, self.lookahead, self.shards)
-            held = held & wanted
+            held = held & counted
             idx = index.count_draws(idx, position, held)
             of_each = jnp.maximum(idx.drawable, 1).astype(jnp.float32)[:, None] * self.shards
             if rows.parts is not None:
@@ -263,7 +263,7 @@ class ReplayBuffer:
             chance = held.astype(jnp.float32) / of_each
         else:
             idx, position, chance = index.draw(idx, source, key, shard, count, (rows.cursor - 1) % rows.slots)
-            chance = jnp.where(wanted, chance / self.shards, 0.0)
+            chance = jnp.where(counted, chance / self.shards, 0.0)
         owner = jnp.broadcast_to(here[:, None], position.shape)
         return idx, owner.reshape(-1), position.reshape(-1), chance.reshape(-1), None
 
@@ -277,10 +277,10 @@ class ReplayBuffer:
             rows that were overwritten since are dropped; of an item that comes twice, the larger counts.
         """
         chex.assert_equal_shape([info.position, priorities])
-        asked = (info.position, info.step, priorities.astype(jnp.float32), info.probability)
+        update = (info.position, info.step, priorities.astype(jnp.float32), info.probability)
         if self.replicas.devices > 1:  # an item may lie anywhere
-            asked = tuple(batches.everywhere(x, self.replicas) for x in asked)
-        number, step, priority, chance = asked
+            update = tuple(batches.everywhere(x, self.replicas) for x in update)
+        number, step, priority, chance = update
         drawn = state.ring.holds(step) & (chance > 0.0)
         positions = state.index.times_sampled.shape[1]
         shard, position = number // positions - self.replicas.first_shard, number % positions
@@ -390,8 +390,8 @@ class ReplayBuffer:
         insertion = _insertion(self.source)
         if insertion in rows.extras:
             expected = {insertion: jax.ShapeDtypeStruct(rows.reward.shape, jnp.float32)}
-            given = {insertion: rows.extras[insertion]}
-            found += [f"{label} extras{line}" for line in signature.problems(expected, given)]
+            actual = {insertion: rows.extras[insertion]}
+            found += [f"{label} extras{line}" for line in signature.problems(expected, actual)]
         if found:
             raise ConfigError(found)
 
@@ -443,12 +443,12 @@ def add(
     rows = rest.replace(observation=rows.observation)
     for name, buffer in buffers.items():
         if owner[name] == name:
-            before, kept = states[name].ring, buffer.storage.kept(rows)
-            kept_carry = carry if buffer.storage.carries else ()
-            signature.check(before.rows, kept, f"rows for replay source {name!r}", leading=2)
+            before, selected = states[name].ring, buffer.storage.select(rows)
+            ring_carry = carry if buffer.storage.carries else ()
+            signature.check(before.rows, selected, f"rows for replay source {name!r}", leading=2)
             one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0], *x.shape[2:]), x.dtype), before.carry)
-            signature.check(one, kept_carry, f"carry for replay source {name!r}", leading=1)
-            rings[name] = ring.add(before, kept, kept_carry)
+            signature.check(one, ring_carry, f"carry for replay source {name!r}", leading=1)
+            rings[name] = ring.add(before, selected, ring_carry)
     return {
         name: ReplayState(rings.get(name), buffer._inserted(states[name].index, rings[owner[name]], expired[name]))
         for name, buffer in buffers.items()

@@ -8,27 +8,29 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import PyTree
 
 
-def problems(expected: PyTree, given: PyTree, leading: int = 0) -> list[str]:
+def problems(expected: PyTree, actual: PyTree, leading: int = 0) -> list[str]:
     """What differs, one line a leaf; empty if nothing does.
 
     Args:
       expected: arrays or their shapes.
-      given: likewise.
+      actual: likewise.
       leading: axes at the front whose lengths may differ.
     """
-    wanted, found = _by_path(expected), _by_path(given)
+    required, found = _by_path(expected), _by_path(actual)
     lines = []
-    for path in sorted(wanted.keys() | found.keys()):
+    for path in sorted(required.keys() | found.keys()):
         if path not in found:
-            lines.append(f"{path} is missing; expected {_described(wanted[path], leading)}")
-        elif path not in wanted:
+            lines.append(f"{path} is missing; expected {_described(required[path], leading)}")
+        elif path not in required:
             lines.append(f"{path} is not expected; it is {_described(found[path], leading)}")
-        elif _described(wanted[path], leading) != _described(found[path], leading):
-            lines.append(f"{path} is {_described(found[path], leading)}; expected {_described(wanted[path], leading)}")
+        elif _described(required[path], leading) != _described(found[path], leading):
+            lines.append(
+                f"{path} is {_described(found[path], leading)}; expected {_described(required[path], leading)}"
+            )
     return lines
 
 
-def check(expected: PyTree, given: PyTree, what: str, leading: int = 0) -> None:
+def check(expected: PyTree, actual: PyTree, what: str, leading: int = 0) -> None:
     """Raises if anything differs.
 
     Args:
@@ -38,7 +40,7 @@ def check(expected: PyTree, given: PyTree, what: str, leading: int = 0) -> None:
     Raises:
       ConfigError: with every leaf that differs.
     """
-    lines = problems(expected, given, leading)
+    lines = problems(expected, actual, leading)
     if lines:
         raise ConfigError([f"{what}: {line}" for line in lines])
 

@@ -106,7 +106,7 @@ class TableReplay:
         """Stores one rollout, rows `[T, B, ...]`, and inserts the items whose last row is there now, oldest first."""
         rules, idx, shards = self.rules, state.index, self.rules.replicas.shards
         length, ahead = rules.rollout_length, rules.lookahead
-        recent = ring.add(state.ring.recent, rules.storage.kept(rows), carry if rules.storage.carries else ())
+        recent = ring.add(state.ring.recent, rules.storage.select(rows), carry if rules.storage.carries else ())
         start = recent.cursor - length - ahead
         exists = (length + ahead - jnp.arange(length, dtype=jnp.int32) <= recent.filled)[:, None]
         begun, priority = rules.beginnings(idx.largest, recent, start, length)
@@ -139,7 +139,7 @@ class TableReplay:
         else:
             count = where[0].shape[0]
             initial = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (count, *x.shape)), self.rules.initial_carry)
-            drawn = _told(jnp.ones(count, jnp.float32))
+            drawn = _sample_info(jnp.ones(count, jnp.float32))
             batch = sequences.gather(recent, *where, drawn, initial, source.sequence, stack).replace(sample_info=None)
         batch = _by_item(batch, lambda axis: lambda x: jnp.moveaxis(x, axis, 0).reshape(*slot.shape, *_rest(x, axis)))
         return Item(batch, jnp.zeros(slot.shape, jnp.uint32), jnp.zeros(slot.shape, jnp.int32)), slot
@@ -220,7 +220,7 @@ def problems(sources: Mapping[str, Replay], name: str, shards: int) -> list[str]
     return found
 
 
-def _told(chance: jax.Array) -> SampleInfo:
+def _sample_info(chance: jax.Array) -> SampleInfo:
     """What a sequence is gathered with: only the chance counts."""
     none, steps = jnp.zeros(chance.shape, jnp.int32), jnp.zeros(chance.shape, jnp.uint32)
     return SampleInfo(none, steps, chance, chance, chance, none, none, none)

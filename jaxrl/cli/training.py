@@ -17,7 +17,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.parallel import threads
 from jaxrl.parallel.anakin import Anakin
-from jaxrl.parallel.experience import asked_for_dataset, learns_from_dataset
+from jaxrl.parallel.experience import dataset_settings, learns_from_dataset
 from jaxrl.parallel.mesh import cores, use_cpu_devices
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.sebulba.topology import Sebulba
@@ -120,7 +120,7 @@ def prepare(command: str, given: ParsedCommand) -> TrainRequest:
 
 def _no_dataset(command, given, algo):
     """What is wrong where an algorithm is to learn from a dataset and there is none."""
-    wanted = asked_for_dataset(algo)
+    wanted = dataset_settings(algo)
     flags = [group.option(flag) for group in given.groups for flag in group.flags if flag.name in wanted]
     what = f"{type(algo).__name__} with {' and '.join(flags)}" if flags else type(algo).__name__
     if command == "train":

@@ -271,10 +271,10 @@ class Experience:
     ) -> dict[str, ReplayState]:
         """Gives the items of each source's batch new priorities [batch], in the replay that each item came from."""
         states = dict(states)
-        for source, given in priorities.items():
-            told = batches[source].sample_info
-            assert told is not None  # of every batch that a replay gives
-            for name, (info, part) in self._parts(source, states, told, given).items():
+        for source, values in priorities.items():
+            drawn = batches[source].sample_info
+            assert drawn is not None  # of every batch that a replay gives
+            for name, (info, part) in self._parts(source, states, drawn, values).items():
                 states[name] = self.buffers[name].update_priorities(states[name], info, part)
         return states
 
@@ -333,7 +333,7 @@ def learns_from_dataset(algo: Algorithm) -> bool:
     return any(isinstance(source, Dataset) for source in algo.experience.values())
 
 
-def asked_for_dataset(algo: Algorithm) -> dict[str, Any]:
+def dataset_settings(algo: Algorithm) -> dict[str, Any]:
     """The settings without which `algo`, which learns from a dataset, would need none; empty if it always does."""
     defaults = {
         field.name: field.default
@@ -353,7 +353,7 @@ def dataset_problems(algo: Algorithm, spec: EnvSpec, dataset_fraction: float, *,
     if not dataset:
         if not learns_from_dataset(algo):
             return []
-        settings = " and ".join(f"{name}={value!r}" for name, value in asked_for_dataset(algo).items())
+        settings = " and ".join(f"{name}={value!r}" for name, value in dataset_settings(algo).items())
         what = f"{kind} with {settings}" if settings else kind
         return [f"{what} learns from a dataset; pass one to train, as dataset='rlds:DIR'"]
     found = []

@@ -32,14 +32,14 @@ class HostActing:
     """Where host environments stand, and who acts in them: the twin of `Acting`.
 
     Attributes:
-      shown: what they show, numpy `[B, ...]`.
+      timestep: what they show, numpy `[B, ...]`.
       previous_action, carry: on the device that acts, `[B, ...]`.
       roots: of the random numbers of acting, keys `[B]`.
       steps_per_env: steps of each environment so far, which name those numbers.
       extras: names of the extras that acting gives; of a complete rollout there may be more.
     """
 
-    shown: TimeStep[np.ndarray]
+    timestep: TimeStep[np.ndarray]
     previous_action: PyTree
     carry: PyTree
     roots: jax.Array
@@ -88,37 +88,39 @@ class HostSteps:
         carry = jax.vmap(lambda index: algo.initial_carry(self.spec, index, self.num_envs))(env_index)
         return carry, ro.no_action(self.spec, self.group)
 
-    def begin(self, algo: Algorithm, shown: TimeStep[np.ndarray], key: jax.Array, env_index: jax.Array) -> HostActing:
+    def begin(
+        self, algo: Algorithm, timestep: TimeStep[np.ndarray], key: jax.Array, env_index: jax.Array
+    ) -> HostActing:
         """Where environments stand that show their first time steps; `key` is the root of all random numbers."""
         carry, action = self.beginnings(algo, env_index)
-        return HostActing(shown, action, carry, self.roots(key, env_index))
+        return HostActing(timestep, action, carry, self.roots(key, env_index))
 
     @partial(jax.jit, static_argnums=0, keep_unused=True)
-    def storage(self, algo, actor, shown, carry, action, roots) -> Storage:
+    def storage(self, algo, actor, timestep, carry, action, roots) -> Storage:
         """Room for a rollout."""
-        timestep, action, extras = jax.eval_shape(self._step, algo, actor, shown, carry, action, roots)[0]
+        timestep, action, extras = jax.eval_shape(self._step, algo, actor, timestep, carry, action, roots)[0]
 
         def room(tree, length):
             return jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), tree)
 
         return room(timestep, self.length + 1), room(action, self.length), room(extras, self.length)
 
-    def _step(self, algo, actor, shown, carry, action, act_keys):
+    def _step(self, algo, actor, timestep, carry, action, act_keys):
         options = {"spec": self.spec, "explore": self.explore}
-        timestep, output, executed = ro.act(algo, actor, shown, action, carry, act_keys, **options)
+        timestep, output, executed = ro.act(algo, actor, timestep, action, carry, act_keys, **options)
         return (timestep, output.action, output.extras), executed, output.carry
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
-    def act(self, algo, actor, storage, shown, carry, action, roots, tick, number):
-        """Acts at the time step `shown`, which came of `action`; writes it down as that of step `number`."""
-        step, executed, carry = self._step(algo, actor, shown, carry, action, keys.tick_keys(roots, tick, 1)[0])
+    def act(self, algo, actor, storage, timestep, carry, action, roots, tick, number):
+        """Acts at the time step `timestep`, which came of `action`; writes it down as that of step `number`."""
+        step, executed, carry = self._step(algo, actor, timestep, carry, action, keys.tick_keys(roots, tick, 1)[0])
         return ro.write(storage, step, number), executed, carry
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
-    def act_some(self, algo, actor, storage, shown, carry, action, roots, ticks, numbers, env_ids):
+    def act_some(self, algo, actor, storage, timestep, carry, action, roots, ticks, numbers, env_ids):
         """`act` for the environments `env_ids` [B] of the group alone, each at a tick and step of its own, [B].
 
-        `shown` is theirs, [B]; carry, previous action and roots are the group's, and so is what is given back, but for
+        `timestep` is theirs, [B]; carry, previous action and roots are the group's, and so is what it returns, but for
         the actions of these environments, which come last. An index of `group` or more is of none, and changes nothing.
         """
 
@@ -126,7 +128,7 @@ class HostSteps:
             return keys.tick_keys(root[None], tick, 1)[0, 0]
 
         mine = jax.tree.map(lambda x: x.at[env_ids].get(**_READ), (carry, action, roots))
-        step, executed, after = self._step(algo, actor, shown, mine[0], mine[1], jax.vmap(one_key)(mine[2], ticks))
+        step, executed, after = self._step(algo, actor, timestep, mine[0], mine[1], jax.vmap(one_key)(mine[2], ticks))
         storage = jax.tree.map(lambda all, x: all.at[numbers, env_ids].set(x, **_WRITTEN), storage, step)
         carry, action = jax.tree.map(
             lambda all, x: all.at[env_ids].set(x, **_WRITTEN), (carry, action), (after, executed)
@@ -134,11 +136,11 @@ class HostSteps:
         return storage, action, carry, executed
 
     @partial(jax.jit, static_argnums=0, donate_argnums=3)
-    def finish(self, algo, actor, storage, shown, action, initial, carry, version) -> Rollout:
+    def finish(self, algo, actor, storage, timestep, action, initial, carry, version) -> Rollout:
         """The rollout, from its storage and the time step after the last."""
         timesteps, actions, extras = storage
         rollout = Rollout(
-            timesteps=ro.write(timesteps, ro.with_previous_action(shown, action), self.length),
+            timesteps=ro.write(timesteps, ro.with_previous_action(timestep, action), self.length),
             action=actions,
             extras=extras,
             carry=initial,
@@ -176,14 +178,14 @@ def unroll(
     if storage is None:
         (device,) = acting.roots.devices()
         with jax.default_device(device):  # else it would be made on the first device, and moved
-            storage = steps.storage(algo, actor, acting.shown, acting.carry, acting.previous_action, acting.roots)
+            storage = steps.storage(algo, actor, acting.timestep, acting.carry, acting.previous_action, acting.roots)
         acting.extras = tuple(storage[2])
     for number in range(steps.length):
         storage, acting.previous_action, acting.carry = steps.act(
             algo,
             actor,
             storage,
-            acting.shown,
+            acting.timestep,
             acting.carry,
             acting.previous_action,
             acting.roots,
@@ -192,9 +194,9 @@ def unroll(
         )
         wait = step(jax.device_get(acting.previous_action))
         yield
-        acting.shown = wait()
+        acting.timestep = wait()
     acting.steps_per_env += steps.length
-    return steps.finish(algo, actor, storage, acting.shown, acting.previous_action, initial, acting.carry, version)
+    return steps.finish(algo, actor, storage, acting.timestep, acting.previous_action, initial, acting.carry, version)
 
 
 def complete[T](unrolling: Generator[None, None, T]) -> T:
@@ -210,7 +212,7 @@ def in_this_thread(env_step: Callable[[PyTree], TimeStep[np.ndarray]]) -> Step:
     """How `unroll` steps environments whose step returns when it is done."""
 
     def step(action):
-        shown = env_step(action)
-        return lambda: shown
+        timestep = env_step(action)
+        return lambda: timestep
 
     return step

@@ -7,7 +7,7 @@ from jaxrl.core.recorded import Recorded
 from jaxrl.core.types import Trajectory
 
 
-def from_mesh(kept: Trajectory, recorded: Recorded, devices: int, length: int) -> Trajectory:
+def from_mesh(rows: Trajectory, recorded: Recorded, devices: int, length: int) -> Trajectory:
     """The first `length` rows that `devices` devices kept, `[E, time, ...]` with padding, of this process's."""
     real = recorded.columns(devices)[1]
     real = np.split(real, jax.process_count())[jax.process_index()].ravel()
@@ -19,10 +19,10 @@ def from_mesh(kept: Trajectory, recorded: Recorded, devices: int, length: int) -
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return np.swapaxes(whole[pick, :length], 0, 1)
 
-    return jax.tree.map(one, kept)
+    return jax.tree.map(one, rows)
 
 
-def from_rollouts(kept: list[list[Trajectory]]) -> Trajectory:
+def from_rollouts(rows: list[list[Trajectory]]) -> Trajectory:
     """Rollouts one after another, of each the rows of every group's recorded environments."""
-    wide = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *groups) for groups in jax.device_get(kept)]
+    wide = [jax.tree.map(lambda *x: np.concatenate(x, axis=1), *groups) for groups in jax.device_get(rows)]
     return jax.tree.map(lambda *x: np.concatenate(x), *wide)

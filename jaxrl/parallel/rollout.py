@@ -56,8 +56,8 @@ def default_num_envs(algo: Algorithm, multiple: int) -> int:
       multiple: what they must divide by, such as the number of devices; the next multiple is taken.
     """
     sources = algo.experience.values()
-    wanted = 1 if any(isinstance(source, Replay) and source.sequence is None for source in sources) else 8
-    return -(-wanted // multiple) * multiple
+    least = 1 if any(isinstance(source, Replay) and source.sequence is None for source in sources) else 8
+    return -(-least // multiple) * multiple
 
 
 def with_previous_action(timestep: TimeStep, action: PyTree) -> TimeStep:
@@ -128,7 +128,7 @@ def begin(
 def act(
     algo: Algorithm,
     actor: ActorState,
-    shown: TimeStep,
+    timestep: TimeStep,
     previous_action: PyTree,
     carry: Carry,
     keys: jax.Array,
@@ -143,7 +143,7 @@ def act(
       within the bounds of a box, which is the one to hand to the environments. An unbounded policy may sample others:
       the algorithm learns from its sample, whose log-probability it knows.
     """
-    timestep = with_previous_action(shown, previous_action)
+    timestep = with_previous_action(timestep, previous_action)
     output = algo.act(actor, timestep, carry, keys, spec=spec, explore=explore)
     return timestep, output, spaces.clip(output.action, spec.action_space)
 
@@ -184,18 +184,20 @@ def unroll(
     room = jax.tree.map(lambda x: jnp.empty((length + 1, *x.shape), x.dtype), acting.timestep)
 
     def step(carried, inputs):
-        env_state, shown, previous_action, carry, timesteps = carried
+        env_state, newest, previous_action, carry, timesteps = carried
         number, env_keys, act_keys = inputs
-        timestep, output, action = act(algo, actor, shown, previous_action, carry, act_keys, spec=spec, explore=explore)
-        env_state, shown = jax.vmap(env.step)(env_state, action, env_keys)
+        timestep, output, action = act(
+            algo, actor, newest, previous_action, carry, act_keys, spec=spec, explore=explore
+        )
+        env_state, newest = jax.vmap(env.step)(env_state, action, env_keys)
         timesteps = write(timesteps, timestep, number)
-        return (env_state, shown, action, output.carry, timesteps), (output.action, output.extras)
+        return (env_state, newest, action, output.carry, timesteps), (output.action, output.extras)
 
-    shown = acting.timestep.replace(previous_action=None)
-    carried = acting.env_state, shown, acting.timestep.previous_action, acting.carry, room
+    newest = acting.timestep.replace(previous_action=None)
+    carried = acting.env_state, newest, acting.timestep.previous_action, acting.carry, room
     carried, (action, extras) = jax.lax.scan(step, carried, (jnp.arange(length, dtype=jnp.int32), *keys))
-    env_state, shown, previous_action, carry, timesteps = carried
-    final = with_previous_action(shown, previous_action)
+    env_state, newest, previous_action, carry, timesteps = carried
+    final = with_previous_action(newest, previous_action)
     rollout = Rollout(
         timesteps=write(timesteps, final, length),
         action=action,
@@ -226,12 +228,12 @@ def episode_sums(rollout: Rollout) -> EpisodeSums:
         apart = returns - total / jnp.maximum(count, 1.0)
         length = episode.length[1:].astype(jnp.float32)
 
-        def over_episodes(name, kept):
-            return jnp.sum(episode_info.of_episode(name, kept[1:].astype(jnp.float32), length, jnp) * ended)
+        def over_episodes(name, totals):
+            return jnp.sum(episode_info.of_episode(name, totals[1:].astype(jnp.float32), length, jnp) * ended)
 
         info = None
         if episode.info is not None:
-            info = {name: over_episodes(name, kept) for name, kept in episode.info.items()}
+            info = {name: over_episodes(name, totals) for name, totals in episode.info.items()}
         return EpisodeSums(
             count=count,
             returns=total,

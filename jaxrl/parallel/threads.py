@@ -25,7 +25,7 @@ VARIABLES = ("PJRT_NPROC", "NPROC")  # what XLA reads the number of threads from
 _WORTH_TWO_THREADS = 6_000_000  # operations of a product from which two were faster, measured on two cores
 
 
-def asked_for() -> int | None:
+def requested() -> int | None:
     """The number of threads that the environment's variables ask XLA for; None where they do not."""
     for name in VARIABLES:
         with contextlib.suppress(ValueError):
@@ -40,7 +40,7 @@ def one_suffices(algo: Algorithm, env: Environment, topology: Anakin) -> bool:
       algo: as it was asked for, not resolved yet.
       env, topology: where it runs.
     """
-    return asked_for() is None and jax.device_count() == 1 and one_is_faster(algo, env, topology)
+    return requested() is None and jax.device_count() == 1 and one_is_faster(algo, env, topology)
 
 
 def one_is_faster(algo: Algorithm, env: Environment, topology: Anakin) -> bool:

@@ -26,7 +26,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jaxrl.core import files
 from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.mesh import cores
-from jaxrl.parallel.threads import asked_for
+from jaxrl.parallel.threads import requested
 
 VARIABLE = "JAXRL_CACHE"
 MOST_BYTES = 2 * 2**30  # of a processor's folder; beyond it what was not used for longest goes
@@ -62,7 +62,7 @@ def keep_compiled_programs() -> Path | None:
     folder = Path(asked or "the user's cache folder")  # for the warning
     try:
         root = files.expand(asked) if asked else _user_cache() / "jaxrl"
-        folder = root / _processor(asked_for() or cores())
+        folder = root / _processor(requested() or cores())
         _make_usable(folder)
     except (OSError, RuntimeError, ConfigError) as error:  # this user has no home
         warnings.warn(

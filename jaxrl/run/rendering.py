@@ -210,12 +210,12 @@ def _host_episode(policy, env, seed, max_steps, explore) -> tuple[list[Image.Ima
         # More frames a second than these are not seen.
         every = max(1, math.ceil(host.frames_per_second / _MOST_A_SECOND))
         acting = steps.begin(policy.algo, host.reset(), key, jnp.zeros((1,), jnp.int32))
-        frames = [_photographed(host, acting.shown, 0)]
+        frames = [_photographed(host, acting.timestep, 0)]
         for number in range(1, max_steps + 1):
             complete(unroll(steps, policy.algo, policy.actor, acting, in_this_thread(host.step)))
-            ended = bool(acting.shown.last[0])
+            ended = bool(acting.timestep.last[0])
             if ended or number % every == 0:
-                frames.append(_photographed(host, acting.shown, number))
+                frames.append(_photographed(host, acting.timestep, number))
             if ended:
                 break
         return frames, host.frames_per_second / every

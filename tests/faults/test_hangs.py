@@ -231,7 +231,7 @@ def test_environments_that_are_stepped_in_turn_have_the_time_each(clock):
 
 def test_what_has_not_moved_for_long_is_told_once_before_its_time_is_up(clock):
     """With the default `step_timeout`, within 30 seconds."""
-    assert watchdog.TOLD + watchdog.TURN < 30 < watchdog.STEP_TIMEOUT
+    assert watchdog.WARN_AFTER + watchdog.TURN < 30 < watchdog.STEP_TIMEOUT
     host = Moving()
     watch = watchdog.Watch(host, watchdog.STEP_TIMEOUT)
 

@@ -89,9 +89,9 @@ def test_what_does_not_fit_is_left_for_training_to_tell(two_cores):
 @pytest.mark.parametrize("value", ["", "many"])
 def test_a_variable_that_is_no_number_says_nothing(two_cores, monkeypatch, value):
     monkeypatch.setenv(threads.VARIABLES[0], value)
-    assert threads.asked_for() is None and one_suffices(*asked())
+    assert threads.requested() is None and one_suffices(*asked())
     monkeypatch.setenv(threads.VARIABLES[1], "3")  # as XLA reads them
-    assert threads.asked_for() == 3
+    assert threads.requested() == 3
 
 
 @pytest.fixture

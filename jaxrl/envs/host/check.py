@@ -29,38 +29,39 @@ def check_recipe(recipe: HostRecipe, steps: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     batch = _BATCH if only_instance(recipe) is None else 1
     actions = [_random_actions(recipe.action_space, (batch,), rng) for _ in range(steps)]
-    shown, kept = _play(recipe, actions, seed, batch)
+    timesteps, copies = _play(recipe, actions, seed, batch)
     problems = [
-        line for number, timestep in enumerate(shown) for line in _type_problems(recipe, number, timestep, batch)
+        line for number, timestep in enumerate(timesteps) for line in _type_problems(recipe, number, timestep, batch)
     ]
     problems += [
-        f"TimeStep.info has {sorted(timestep.info or ())} at step {number}, {sorted(shown[0].info or ())} at reset: "
+        f"TimeStep.info has {sorted(timestep.info or ())} at step {number}, "
+        f"{sorted(timesteps[0].info or ())} at reset: "
         "always give the same names"
-        for number, timestep in enumerate(shown)
-        if (timestep.info or {}).keys() != (shown[0].info or {}).keys()
+        for number, timestep in enumerate(timesteps)
+        if (timestep.info or {}).keys() != (timesteps[0].info or {}).keys()
     ]
     _raise(recipe, problems)
     overwritten = [
         f"TimeStep{path} was written to after it had been returned; give a fresh array every time"
-        for timestep, copy in zip(shown, kept, strict=True)
+        for timestep, copy in zip(timesteps, copies, strict=True)
         for path in _different(timestep, copy)
     ]
-    _raise(recipe, overwritten + _row_problems(recipe, kept))
+    _raise(recipe, overwritten + _row_problems(recipe, copies))
     again, _ = _play(recipe, actions, seed, batch)
     different = [
         f"TimeStep{path} differs between two batches of one seed and the same actions, first at step {number}"
-        for number, (a, b) in enumerate(zip(shown, again, strict=True))
+        for number, (a, b) in enumerate(zip(timesteps, again, strict=True))
         for path in _different(a, b)
     ]
     _raise(recipe, different[:1])
     if isinstance(recipe, AsyncRecipe):
-        _raise(recipe, _asynchronous_problems(recipe, actions, shown, seed))
+        _raise(recipe, _asynchronous_problems(recipe, actions, timesteps, seed))
 
 
 def _asynchronous_problems(
-    recipe: AsyncRecipe, actions: list[PyTree], shown: list[TimeStep[np.ndarray]], seed: int
+    recipe: AsyncRecipe, actions: list[PyTree], timesteps: list[TimeStep[np.ndarray]], seed: int
 ) -> list[str]:
-    """The first thing in which two of four at a time differ from `shown`, all in step."""
+    """The first thing in which two of four at a time differ from `timesteps`, all in step."""
     host = recipe.build_async(_BATCH, _READY, seed)
     taken, at_work = np.zeros(_BATCH, np.int32), set(range(_BATCH))  # steps of each
     try:
@@ -70,7 +71,7 @@ def _asynchronous_problems(
             came = set(np.asarray(env_ids).tolist())
             if np.shape(env_ids) != (_READY,) or len(came) != _READY or not came <= at_work:
                 return [f"recv gives {env_ids}; {_READY} different ones of {sorted(at_work)} are required"]
-            rows = [jax.tree.map(lambda x, i=i: x[i], shown[taken[i]]) for i in env_ids]
+            rows = [jax.tree.map(lambda x, i=i: x[i], timesteps[taken[i]]) for i in env_ids]
             paths = _different(timestep, jax.tree.map(lambda *x: np.stack(x), *rows))
             if paths:
                 where = f"environments {env_ids}, steps {taken[env_ids]}"
@@ -116,15 +117,15 @@ def _play(
     try:
         if host.num_envs != batch:
             _raise(recipe, [f"build({batch}, seed) makes num_envs={host.num_envs} environments"])
-        shown, kept = [], []
+        timesteps, copies = [], []
         for action in (None, *actions):
             timestep = host.reset() if action is None else host.step(action)
-            shown.append(timestep)
-            kept.append(jax.tree.map(np.array, timestep))
+            timesteps.append(timestep)
+            copies.append(jax.tree.map(np.array, timestep))
     finally:
         host.close()
     host.close()  # closing twice must be allowed
-    return shown, kept
+    return timesteps, copies
 
 
 def _type_problems(recipe: HostRecipe, number: int, timestep: TimeStep[np.ndarray], batch: int) -> list[str]:

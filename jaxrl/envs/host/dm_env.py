@@ -66,8 +66,8 @@ class DmEnvRecipe:
           ConfigError: an option is more than a number or a plain word, or a value is of the wrong type.
         """
         where = f"dm_control:{name}"
-        given = {"name": where, "observation_space": observation_space, "action_space": action_space}
-        return stepped.restored(cls, where, parameters, **given)
+        settings = {"name": where, "observation_space": observation_space, "action_space": action_space}
+        return stepped.restored(cls, where, parameters, **settings)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
         """A batch of `num_envs` environments; each is made with a seed of its own, from `seed` and its index.

@@ -58,7 +58,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 _OWN_LIMIT = ("envpool.jumanji", "envpool.pgx", "envpool.procgen", "envpool.highway", "Catch-v0", "CliffWalking-v0")
 
 # Options of EnvPool that are not for `make`, and where they come from.
-_GIVEN = {
+_RESERVED = {
     "num_envs": "build and the topology give it",
     "batch_size": "build_async and the topology give it",
     "seed": "build and the run give it",
@@ -128,17 +128,17 @@ class EnvPoolRecipe:
         """
         own = ("lives", "games", "no_restart", "info")
         options = {key: value for key, value in parameters.items() if key not in own}
-        if strange := sorted(options.keys() & _GIVEN.keys()):
-            raise ConfigError([f"{key} is not for envpool:{name}: {_GIVEN[key]}" for key in strange])
+        if strange := sorted(options.keys() & _RESERVED.keys()):
+            raise ConfigError([f"{key} is not for envpool:{name}: {_RESERVED[key]}" for key in strange])
         if by_hand := sorted(options.keys() & set(_BY_HAND)):
             raise ConfigError(
                 f"envpool:{name} is to be made with {', '.join(by_hand)}, which a file may not ask for; what is "
                 "run or opened is named by hand: env=jaxrl.make(...)"
             )
         check_recorded(f"envpool:{name}", options)
-        given = {key: parameters[key] for key in own if key in parameters}
-        given |= {"observation_space": observation_space, "action_space": action_space}
-        return decode_fields(cls, {}, task=name, options=options, **given)
+        settings = {key: parameters[key] for key in own if key in parameters}
+        settings |= {"observation_space": observation_space, "action_space": action_space}
+        return decode_fields(cls, {}, task=name, options=options, **settings)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> "EnvPoolEnvironment":
         """A synchronous pool of `num_envs` environments.
@@ -369,9 +369,11 @@ def make(name: str, *, preset: str | None = None, info: Sequence[str] = (), **pa
     if preset is not None and not atari:
         raise ConfigError(f"envpool:{name} has no presets, so preset={preset!r} is not for it; presets are for Atari")
     options = {**(PRESETS[preset] if preset else {}), **parameters}
-    known = {*_spec(name, {})[0], *_PIXELS} - set(_GIVEN)
-    problems = [f"{key}={options[key]!r} is not for envpool:{name}: {_GIVEN[key]}" for key in options if key in _GIVEN]
-    problems += suite.unknown_parameters(f"option of envpool:{name}", [x for x in options if x not in _GIVEN], known)
+    known = {*_spec(name, {})[0], *_PIXELS} - set(_RESERVED)
+    problems = [
+        f"{key}={options[key]!r} is not for envpool:{name}: {_RESERVED[key]}" for key in options if key in _RESERVED
+    ]
+    problems += suite.unknown_parameters(f"option of envpool:{name}", [x for x in options if x not in _RESERVED], known)
     if "max_episode_steps" in parameters and (family in _OWN_LIMIT or name in _OWN_LIMIT):
         problems.append(f"max_episode_steps is not for envpool:{name}: EnvPool ends its episodes elsewhere regardless")
     if info:
@@ -421,9 +423,9 @@ def _scalars(name: str) -> list[str]:
     import envpool
 
     arrays = envpool.make_spec(name).state_array_spec
-    given = {key.removeprefix("info:"): array.shape for key, array in arrays.items() if key.startswith("info:")}
+    shapes = {key.removeprefix("info:"): array.shape for key, array in arrays.items() if key.startswith("info:")}
     # EnvPool declares a number of one player as shape (-1,).
-    return [key for key, shape in given.items() if list(shape) in ([], [-1]) and "." not in key and key != "env_id"]
+    return [key for key, shape in shapes.items() if list(shape) in ([], [-1]) and "." not in key and key != "env_id"]
 
 
 def _unusable(name: str) -> str | None:

@@ -90,12 +90,12 @@ class Episodes:
         returns = np.where(fresh, 0.0, self._returns[index]) + gained
         lengths = np.where(fresh, 0, self._lengths[index]) + ~first
         over = last if complete is None else last & complete
-        told, reported, kept = info or {}, {}, {}
+        current, reported, totals = info or {}, {}, {}
         for name, so_far in self._info.items():
-            reported[name] = np.where(first, 0.0, told[episode_info.parts(name)[0]])
+            reported[name] = np.where(first, 0.0, current[episode_info.parts(name)[0]])
             before = np.where(fresh, 0.0, so_far[index])
             so_far[index] = np.where(first, before, episode_info.fold(name, before, reported[name], lengths, np))
-            kept[name] = so_far[index].astype(np.float32)
+            totals[name] = so_far[index].astype(np.float32)
         self._returns[index], self._lengths[index] = returns, lengths
         self.ended[index], self._over[index] = last, over
         return TimeStep(
@@ -109,7 +109,7 @@ class Episodes:
                 lengths.astype(np.int32, copy=False),
                 over if self._games else None,
                 self._life(index, first, gained) if self._games else None,
-                kept or None,
+                totals or None,
             ),
             info={name: x.astype(np.float32) for name, x in reported.items()} or None,
         )

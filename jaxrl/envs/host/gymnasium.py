@@ -55,7 +55,7 @@ class GymnasiumRecipe:
     def __post_init__(self, by_hand):
         module, _, name = self.id.rpartition(":")
         if module and module not in sys.modules:  # `make` imports it; a file may not
-            raise ConfigError(_module_asked(self.id))
+            raise ConfigError(_module_problem(self.id))
         registered = gymnasium.registry.get(name)
         if not by_hand and registered is not None and "shimmy" in str(registered.entry_point):
             raise ConfigError(f"{self.name} makes environments of other libraries; hand it in: env=jaxrl.make(...)")
@@ -88,9 +88,9 @@ class GymnasiumRecipe:
             plain word, or a value is of the wrong type.
         """
         if ":" in name:
-            raise ConfigError(_module_asked(name))
-        given = {"id": name, "observation_space": observation_space, "action_space": action_space}
-        return stepped.restored(cls, f"gymnasium:{name}", parameters, **given)
+            raise ConfigError(_module_problem(name))
+        settings = {"id": name, "observation_space": observation_space, "action_space": action_space}
+        return stepped.restored(cls, f"gymnasium:{name}", parameters, **settings)
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> SteppedEnvironment:
         """A batch of `num_envs` environments; each draws its seed from `seed` by its index, from `first_env` on.
@@ -167,7 +167,7 @@ def converted(observation_space: Any, action_space: Any, where: str) -> tuple[An
     return conversion.observations(observation_space, where), conversion.actions(action_space, where)
 
 
-def _module_asked(name):
+def _module_problem(name):
     return (
         f"gymnasium:{name} asks for the import of a module, which a file may not; hand the environment in: "
         f"env=jaxrl.make('gymnasium:{name}')"

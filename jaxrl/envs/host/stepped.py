@@ -69,7 +69,7 @@ def parameters(recipe: SteppedRecipe) -> dict[str, Any]:
     return recipe.options | {name: value for name, value in stepping.items() if value != ()}
 
 
-def restored(cls: type, where: str, recorded: Mapping[str, Any], **given: Any) -> Any:
+def restored(cls: type, where: str, recorded: Mapping[str, Any], **settings: Any) -> Any:
     """A recipe of the class `cls` from recorded parameters and the other fields; nothing is made or imported.
 
     Raises:
@@ -78,7 +78,7 @@ def restored(cls: type, where: str, recorded: Mapping[str, Any], **given: Any) -
     options = {key: value for key, value in recorded.items() if key not in _STEPPING}
     check_recorded(where, options)
     stepping = {key: recorded[key] for key in _STEPPING if key in recorded}
-    return decode_fields(cls, {}, options=options, **stepping, **given)
+    return decode_fields(cls, {}, options=options, **stepping, **settings)
 
 
 def stepping(
@@ -91,15 +91,15 @@ def stepping(
     """
     workers, restarts = whole(workers), whole(restarts)
     problems = count_problems(workers=(workers, 0), restarts=(restarts, 0))
-    given = {"step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
-    for key, value in given.items():
+    limits = {"step_timeout": step_timeout, "start_timeout": start_timeout, "restarts": restarts}
+    for key, value in limits.items():
         if value is not None and workers == 0:
             problems.append(f"{key}={value} needs workers: what runs in this process cannot be interrupted or replaced")
         elif value is not None and key != "restarts":
             problems += number_problems(key, value, {"above": 0})
     if problems:
         raise ConfigError(problems)
-    return USUAL | {"workers": workers} | {key: value for key, value in given.items() if value is not None}
+    return USUAL | {"workers": workers} | {key: value for key, value in limits.items() if value is not None}
 
 
 def looked_at(

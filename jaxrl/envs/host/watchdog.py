@@ -22,17 +22,17 @@ from jaxrl.core.types import HostEnvironment, HostRecipe, PyTree, TimeStep
 
 STEP_TIMEOUT = 60.0  # seconds
 TURN = 0.2  # seconds between two looks
-TOLD = 20.0  # seconds after which whoever waits is told for whom, however long it is waited for
+WARN_AFTER = 20.0  # seconds after which whoever waits is told for whom, however long it is waited for
 GOODBYE = 3.0  # seconds that threads have to end
 _LAST_STEP = 3.0  # seconds that a step has once the run was asked to end
 
-_asked_to_end: float | None = None  # as time.monotonic() counts
+_ending_since: float | None = None  # as time.monotonic() counts
 
 
-def ask_to_end(asked: bool) -> None:
+def ask_to_end(ending: bool) -> None:
     """Says whether this process was asked to end its run, by a signal say: a step has a few seconds from then on."""
-    global _asked_to_end
-    _asked_to_end = (_asked_to_end or time.monotonic()) if asked else None
+    global _ending_since
+    _ending_since = (_ending_since or time.monotonic()) if ending else None
 
 
 class Watch:
@@ -51,10 +51,10 @@ class Watch:
     def __init__(self, host: Any, step_timeout: float, what: str = "their step"):
         self._host, self._step_timeout, self._what = host, step_timeout, what
         self._seen: tuple[float | None, str] = None, ""
-        self._moved, self._told = 0.0, False
+        self._moved, self._warned = 0.0, False
 
     def look(self, since: float | None) -> None:
-        """Sees to it that they have moved. After `TOLD` seconds at the same one warning says so.
+        """Sees to it that they have moved. After `WARN_AFTER` seconds at the same one warning says so.
 
         Args:
           since: when they were given the word, as `time.monotonic()` counts; None: they do not have it.
@@ -67,18 +67,18 @@ class Watch:
         doing, now = getattr(self._host, "doing", ""), time.monotonic()
         if (since, doing) != self._seen:
             self._moved = now if since == self._seen[0] else since
-            self._seen, self._told = (since, doing), False
+            self._seen, self._warned = (since, doing), False
         waited, patience = now - self._moved, getattr(self._host, "patience", 0.0)
         name = getattr(self._host, "name", type(self._host).__name__)
         at = f"environments of {name} have been at {doing or self._what} for {waited:.0f} s"
-        if _asked_to_end is not None and now - max(_asked_to_end, self._moved) > _LAST_STEP:
-            limit = f"and the run was asked to end {now - _asked_to_end:.0f} s ago"
+        if _ending_since is not None and now - max(_ending_since, self._moved) > _LAST_STEP:
+            limit = f"and the run was asked to end {now - _ending_since:.0f} s ago"
         elif waited > self._step_timeout + patience:
             limit = f"step_timeout is {self._step_timeout:g} s"
             limit += f", and what replaces lost environments has {patience:g} s more" if patience else ""
         else:
-            if waited > TOLD and not self._told:
-                self._told = True
+            if waited > WARN_AFTER and not self._warned:
+                self._warned = True
                 limit = "" if self._step_timeout == float("inf") else f"; step_timeout is {self._step_timeout:g} s"
                 warnings.warn(f"{at}{limit}", RuntimeWarning, stacklevel=2)
             return
@@ -92,14 +92,14 @@ class Watch:
 
 @contextlib.contextmanager
 def warn_if_slow(name: str, what: str) -> Generator[None]:
-    """A warning names what the caller's thread waits for, once it has taken `TOLD` seconds; it goes on.
+    """A warning names what the caller's thread waits for, once it has taken `WARN_AFTER` seconds; it goes on.
 
     Args:
       name: of the environment.
       what: is being done.
     """
-    text = f"{name}: {what} has taken {TOLD:g} s so far, and is waited for"
-    timer = threading.Timer(TOLD, lambda: warnings.warn(text, RuntimeWarning, stacklevel=2))
+    text = f"{name}: {what} has taken {WARN_AFTER:g} s so far, and is waited for"
+    timer = threading.Timer(WARN_AFTER, lambda: warnings.warn(text, RuntimeWarning, stacklevel=2))
     timer.daemon = True
     timer.start()
     try:

@@ -207,7 +207,7 @@ class FromDmEnv:
     def step(self, action):
         timestep = self._environment.step(action)
         terminated, truncated = endings(timestep)
-        return timestep.observation, timestep.reward, terminated, truncated, self._told(timestep.observation)
+        return timestep.observation, timestep.reward, terminated, truncated, self._info(timestep.observation)
 
     def close(self):
         environment, self._environment = self._environment, None
@@ -229,11 +229,11 @@ class FromDmEnv:
             self._environment = found
         return self._environment
 
-    def _told(self, observation):
+    def _info(self, observation):
         """What the observation has by name, and what `get_info` gives where it is there, as in Acme's wrappers."""
-        shown = observation if isinstance(observation, Mapping) else {}
-        told = {name: x.item() if getattr(x, "size", 0) == 1 else x for name, x in shown.items()}
-        return told | dict(getattr(self._environment, "get_info", dict)() or {})
+        parts = observation if isinstance(observation, Mapping) else {}
+        info = {name: x.item() if getattr(x, "size", 0) == 1 else x for name, x in parts.items()}
+        return info | dict(getattr(self._environment, "get_info", dict)() or {})
 
 
 def control_task(name, seed, options):

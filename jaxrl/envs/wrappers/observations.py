@@ -100,8 +100,8 @@ class Hide(struct.PyTreeNode):
 
     @property
     def observation_space(self) -> spaces.Space:
-        kept, space = self._kept, spaces.expect(self.env.observation_space, spaces.Box)
-        return spaces.Box(space.low[kept], space.high[kept], (len(kept),), space.dtype)
+        indices, space = self._indices, spaces.expect(self.env.observation_space, spaces.Box)
+        return spaces.Box(space.low[indices], space.high[indices], (len(indices),), space.dtype)
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]:
         return self._without(*self.env.reset(key))
@@ -110,7 +110,7 @@ class Hide(struct.PyTreeNode):
         return self._without(*self.env.step(state, action, key))
 
     @property
-    def _kept(self):
+    def _indices(self):
         space = self.env.observation_space
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ConfigError(f"Hide(entries={self.entries}) leaves out entries of a Box of shape (n,), not of {space}")
@@ -124,7 +124,7 @@ class Hide(struct.PyTreeNode):
         return [entry for entry in range(size) if entry not in hidden]
 
     def _without(self, state: PyTree, time_step: TimeStep) -> tuple[PyTree, TimeStep]:
-        return state, time_step.replace(observation=time_step.observation[jnp.asarray(self._kept, jnp.int32)])
+        return state, time_step.replace(observation=time_step.observation[jnp.asarray(self._indices, jnp.int32)])
 
 
 class Flatten(struct.PyTreeNode):

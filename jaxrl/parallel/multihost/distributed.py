@@ -206,9 +206,9 @@ def report_errors() -> Generator[None]:
     except BaseException as error:
         here = _engine.global_state
         if here.client is not None and here.num_processes > 1:
-            told = json.dumps([_FAILED, f"{type(error).__name__}: {error}"])
+            message = json.dumps([_FAILED, f"{type(error).__name__}: {error}"])
             with contextlib.suppress(RuntimeError):  # the service is gone, and with it the others
-                here.client.key_value_set(_key(next(_exchanges), here.process_id), told)
+                here.client.key_value_set(_key(next(_exchanges), here.process_id), message)
         raise
 
 
@@ -273,7 +273,7 @@ def _raise_differences(found):
         for index, theirs in enumerate(found):
             holders.setdefault(theirs.get(name, "(absent)"), []).append(str(index))
         if len(holders) > 1:
-            shown = ", ".join(f"{value} on process {' and '.join(who)}" for value, who in holders.items())
-            problems.append(f"the processes of a run must be started alike; {name} is not the same: {shown}")
+            listing = ", ".join(f"{value} on process {' and '.join(who)}" for value, who in holders.items())
+            problems.append(f"the processes of a run must be started alike; {name} is not the same: {listing}")
     if problems:
         raise ConfigError(problems)

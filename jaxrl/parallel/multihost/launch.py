@@ -30,7 +30,7 @@ _LEAST = {"count": 1, "restarts": 0, "cpus": 1, "gpus": 0, "evaluators": 0}
 _MOST_EVALUATORS = 1
 _DIGITS = 9  # of a number of processes or restarts, at most
 _LINES = 20  # of what a process said that are shown where it failed
-_ASKED_TO_END = tuple(128 + number for number in interrupts.ENDING)
+_END_CODES = tuple(128 + number for number in interrupts.ENDING)
 _BAD_INPUT = 2  # the exit code of a command line whose settings do not fit
 
 
@@ -245,12 +245,12 @@ class _ProcessGroup:
         self._killed: set[int] = set()
         self._processes, self._signals = processes, signals
         self._learners, self._count = how.count, how.count + how.evaluators
-        self._evaluators_asked = False  # to end, because a learner failed
+        self._evaluators_ending = False  # to end, because a learner failed
         self._cut_short = 0  # the exit code of an evaluator that was asked to end
 
     def wait(self) -> int:
         """Waits for all to end; the exit code of the run."""
-        until, told = None, False
+        until, notified = None, False
         if self._signals.passed:  # while they were started
             for process in self._processes:
                 process.send_signal(self._signals.passed[-1])
@@ -261,8 +261,8 @@ class _ProcessGroup:
                 self._ask_others()
             if until is not None and time.monotonic() > until:
                 self._kill()
-            if not told and sum(index < self._learners for index, _ in self._ended) == self._learners:
-                told = True
+            if not notified and sum(index < self._learners for index, _ in self._ended) == self._learners:
+                notified = True
                 for process in self._processes[self._learners :]:
                     process.notify_training_finished()
             time.sleep(_LOOK)
@@ -274,7 +274,7 @@ class _ProcessGroup:
         """Prints what the processes but the first said before they failed, and by which signals they were ended."""
         codes = dict(self._ended)
         for index, code in self._ended:
-            if not code or index in self._killed or code in _ASKED_TO_END:
+            if not code or index in self._killed or code in _END_CODES:
                 continue
             if code > 128:
                 name = signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else f"signal {code - 128}"
@@ -294,7 +294,7 @@ class _ProcessGroup:
         known = {index for index, _ in self._ended}
         for index, process in enumerate(self._processes):
             if index not in known and (code := process.poll()) is not None:
-                if index >= self._learners and (self._signals.passed or self._evaluators_asked):
+                if index >= self._learners and (self._signals.passed or self._evaluators_ending):
                     # It has nothing to save, and ends at once; that is no failure, after which learners have no time.
                     self._cut_short, code = code, 0
                 self._ended.append((index, code))
@@ -303,7 +303,7 @@ class _ProcessGroup:
         """Asks those to end that would not notice that one has failed: evaluators, and learners if it was one."""
         known = dict(self._ended)
         if any(code for index, code in known.items() if index < self._learners):
-            self._evaluators_asked = True
+            self._evaluators_ending = True
             others = range(self._learners, len(self._processes))
         else:
             others = range(min(self._learners, len(self._processes)))

@@ -66,12 +66,12 @@ class Local:
         directory: str | None = None,
     ):
         watched, self._alive = os.pipe()  # closed by the kernel at the latest, where this process is killed
-        told = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
+        description = json.dumps(dataclasses.asdict(place) | {"pipe": watched})
         try:
             with interrupts.blocked():  # until the process has found its place, or Python would show where it was
                 self._process = subprocess.Popen(
                     command,
-                    env={**environment, VARIABLE: told},
+                    env={**environment, VARIABLE: description},
                     cwd=directory,
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,

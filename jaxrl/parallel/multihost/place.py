@@ -46,8 +46,8 @@ _learners_ended: list[float] = []  # when this process heard of it
 
 def own_place() -> Place | None:
     """The place of this process among those that `run_processes` started; None if it did not start this one."""
-    if not _own and (told := os.environ.pop(VARIABLE, None)) is not None:  # none of the processes that this one starts
-        place = json.loads(told)
+    if not _own and (text := os.environ.pop(VARIABLE, None)) is not None:  # none of the processes that this one starts
+        place = json.loads(text)
         pipe = place.pop("pipe")
         threading.Thread(target=_hear_parent, args=(pipe,), name="launched", daemon=True).start()
         _own.append(Place(**place))

@@ -25,7 +25,7 @@ from jaxrl.parallel.ray.remote import START_TIMEOUT, connect
 _PASSED_ON = ("JAX", "XLA", "PYTHONPATH", "OMP_NUM_THREADS")
 _PATIENCE = 60.0  # seconds without an answer from an actor, after which its process is lost
 _TO_KILL = 5.0  # seconds that an actor has to end its process
-_KEPT = 20_000  # bytes of what a process said that is not shown
+_TAIL_BYTES = 20_000  # bytes of what a process said that is not shown
 _LOST = 1  # the exit code of a process that was lost
 
 
@@ -80,8 +80,8 @@ class _Held:
     """A process that an actor holds, as who watches it sees it."""
 
     def __init__(self, ray: Any, actor: Any, index: int):
-        self._ray, self._actor, self._shown = ray, actor, index == 0
-        self._asked: collections.deque[int] = collections.deque()
+        self._ray, self._actor, self._is_first = ray, actor, index == 0
+        self._signals: collections.deque[int] = collections.deque()
         self._code: int | None = None
         self._looking: Any = None
         self._since = 0.0
@@ -91,8 +91,8 @@ class _Held:
     def poll(self) -> int | None:
         if self._code is not None:
             return self._code
-        while self._asked:
-            self._actor.send_signal.remote(self._asked.popleft())
+        while self._signals:
+            self._actor.send_signal.remote(self._signals.popleft())
         if self._looking is None:
             self._looking, self._since = self._actor.look.remote(tuple(self._read)), time.monotonic()
         ready, _ = self._ray.wait([self._looking], timeout=0)
@@ -103,7 +103,7 @@ class _Held:
         except self._ray.exceptions.RayError as error:
             lost = f"lost with its Ray actor: {str(error).splitlines()[0]}"
             self._said += f"\n{lost}".encode()
-            if self._shown:
+            if self._is_first:
                 print(f"process 0: {lost}", file=sys.stderr, flush=True)
             self._code = _LOST
         self._looking = None
@@ -114,8 +114,8 @@ class _Held:
         code, said = found
         for which, (new, stream) in enumerate(zip(said, (sys.stdout, sys.stderr), strict=True)):
             self._read[which] += len(new)
-            if not self._shown:
-                self._said = (self._said + new)[-_KEPT:]
+            if not self._is_first:
+                self._said = (self._said + new)[-_TAIL_BYTES:]
             elif new and hasattr(stream, "buffer"):
                 stream.flush()
                 stream.buffer.write(new)
@@ -125,7 +125,7 @@ class _Held:
         return code
 
     def send_signal(self, number: int) -> None:
-        self._asked.append(number)  # Ray is not called from within a signal's handler, which may interrupt it
+        self._signals.append(number)  # Ray is not called from within a signal's handler, which may interrupt it
 
     def kill(self) -> None:
         # Should the actor not answer, the pipe closes that its process watches, which then ends by itself.
@@ -180,10 +180,10 @@ def start(
         )
     variables = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
 
-    def answered(asked):
+    def answered(reference):
         """Whether an actor has answered; else a signal came before, or its time is over."""
         until = time.monotonic() + START_TIMEOUT
-        while not (found := ray.wait([asked], timeout=1.0)[0]) and not stopped() and time.monotonic() < until:
+        while not (found := ray.wait([reference], timeout=1.0)[0]) and not stopped() and time.monotonic() < until:
             pass
         return bool(found)
 

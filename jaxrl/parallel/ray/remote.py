@@ -107,7 +107,7 @@ class ActorPool:
         self._class = self._ray.remote(cls).options(num_cpus=remote.cpus, scheduling_strategy="SPREAD", max_restarts=0)
         self._waiting: list[int] = []
         self._closed = False
-        self._asked: Any = None
+        self._pending: Any = None
         self._actors = [self._started(place, seed) for place in range(actors)]
 
     def wait(self) -> None:
@@ -133,9 +133,9 @@ class ActorPool:
 
     def begin(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         """Calls `method` of each actor, with its arguments."""
-        asked = [getattr(actor, method).remote(*mine) for actor, mine in zip(self._actors, arguments, strict=True)]
-        self._asked = method, arguments, asked, time.monotonic()
-        self._waiting = list(range(len(asked)))
+        references = [getattr(actor, method).remote(*mine) for actor, mine in zip(self._actors, arguments, strict=True)]
+        self._pending = method, arguments, references, time.monotonic()
+        self._waiting = list(range(len(references)))
 
     def finish(self, *, again: str, steps: int = 1) -> list[Any]:
         """What each actor's method gave.
@@ -148,9 +148,9 @@ class ActorPool:
         Raises:
           EnvironmentFailedError: environments raised, or an actor was lost once more than `restarts` allows.
         """
-        method, arguments, asked, since = self._asked
+        method, arguments, references, since = self._pending
         until, answers = since + steps * self._remote.step_timeout, []
-        for place, reference in enumerate(asked):
+        for place, reference in enumerate(references):
             answer, lost = self._answer(place, reference, until - time.monotonic())
             while lost:
                 actor = self._replaced(place, lost)

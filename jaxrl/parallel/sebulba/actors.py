@@ -62,10 +62,10 @@ class ParameterServer:
 
     def _choose(self, number, first):
         if number not in self._chosen:
-            wanted = max(self._published, default=None) if self._lag is None else max(number - self._lag, first)
-            if wanted is None or wanted not in self._published:
+            version = max(self._published, default=None) if self._lag is None else max(number - self._lag, first)
+            if version is None or version not in self._published:
                 return None
-            self._chosen[number] = wanted
+            self._chosen[number] = version
             self._chosen = {n: v for n, v in self._chosen.items() if n >= number - self._apart}
         return self._chosen[number]
 

@@ -143,11 +143,11 @@ class Group:
 class RolloutInParts(Protocol):
     """A rollout of a group, whose environments act some at a time."""
 
-    def act(self, shown: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
+    def act(self, timestep: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
         """Acts for some environments.
 
         Args:
-          shown: what they show, numpy `[B, ...]`.
+          timestep: what they show, numpy `[B, ...]`.
           numbers: which step of the rollout it is for each, int32 [B].
           env_ids: which of the group they are, int32 [B].
 
@@ -156,8 +156,8 @@ class RolloutInParts(Protocol):
         """
         ...
 
-    def finish(self, shown: TimeStep[np.ndarray]) -> Rollout:
-        """The rollout, once all have acted; they show `shown` then, numpy `[group, ...]`."""
+    def finish(self, timestep: TimeStep[np.ndarray]) -> Rollout:
+        """The rollout, once all have acted; they show `timestep` then, numpy `[group, ...]`."""
         ...
 
 
@@ -170,9 +170,9 @@ class GroupActor(Protocol):
     def begin_at(self, steps_per_env: int) -> None: ...
 
     def rollout(
-        self, published: Published, shown: TimeStep[np.ndarray]
+        self, published: Published, timestep: TimeStep[np.ndarray]
     ) -> contextlib.AbstractContextManager[RolloutInParts]:
-        """A rollout of the environments, which show `shown`; it is left when all have acted and are received."""
+        """A rollout of the environments, which show `timestep`; it is left when all have acted and are received."""
         ...
 
 
@@ -187,7 +187,7 @@ class StepCollector:
     def __init__(self, group: Group, host: HostEnvironment):
         self.host, self.stepping = host, Stepping()
         self._group = group
-        self._given_back: deque[tuple[Rollout, Callable[[], bool]]] = deque()
+        self._recycled: deque[tuple[Rollout, Callable[[], bool]]] = deque()
         with self.stepping:
             self._first = host.reset()
 
@@ -204,29 +204,29 @@ class StepCollector:
         if self._group.steps.whole_episodes:
             wait = self._reset() if stepper is None else self._wait_in(stepper, self._reset)
             yield
-            acting.shown = wait()
+            acting.timestep = wait()
         storage = self._storage(acting)
         return with_episodes((yield from unroll(self._group.steps, algo, actor, acting, step, version, storage)))
 
     def give_back(self, rollout: Rollout, is_learned: Callable[[], bool]) -> None:
-        self._given_back.append((rollout, is_learned))
+        self._recycled.append((rollout, is_learned))
 
     def _storage(self, acting):
         """That of the oldest rollout given back, if it is learned from by now."""
-        if not self._given_back or not self._given_back[0][1]():
+        if not self._recycled or not self._recycled[0][1]():
             return None
-        rollout, _ = self._given_back.popleft()
+        rollout, _ = self._recycled.popleft()
         return acting.storage(rollout)
 
     def _step(self, action: PyTree) -> Callable[[], TimeStep[np.ndarray]]:
         with self.stepping:
-            shown = self.host.step(action)
-        return lambda: shown
+            timestep = self.host.step(action)
+        return lambda: timestep
 
     def _reset(self) -> Callable[[], TimeStep[np.ndarray]]:
         with self.stepping:
-            shown = self.host.reset()
-        return lambda: shown
+            timestep = self.host.reset()
+        return lambda: timestep
 
     def _step_in(self, stepper: Stepper, action: PyTree) -> Callable[[], TimeStep[np.ndarray]]:
         return self._wait_in(stepper, partial(self._step, action))

@@ -154,7 +154,7 @@ class Request:
 
     Args:
       published: what is acted with.
-      shown: what they show, numpy `[B, ...]`.
+      timestep: what they show, numpy `[B, ...]`.
       env_ids: which of the device's environments they are, int32 [B].
       ticks: what their random numbers are named by, uint32 [B].
       numbers: steps of the rollout that they are at, int32 [B].
@@ -163,12 +163,12 @@ class Request:
     def __init__(
         self,
         published: Published,
-        shown: TimeStep[np.ndarray],
+        timestep: TimeStep[np.ndarray],
         env_ids: np.ndarray,
         ticks: np.ndarray,
         numbers: np.ndarray,
     ):
-        self.published, self.shown = published, shown
+        self.published, self.timestep = published, timestep
         self.env_ids, self.ticks, self.numbers = env_ids, ticks, numbers
         # Whoever waits is woken when it is done, or has to look for the next batch. In C, and without the lock of all.
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -219,11 +219,11 @@ class Inference:
 
     # --- for the groups ------------------------------------------------------------------------------------------
 
-    def begin(self, published: Published, shown: TimeStep[np.ndarray], first: int) -> PyTree:
-        """A rollout of the group whose first environment here is `first`, and which shows `shown`; gives its carry."""
+    def begin(self, published: Published, timestep: TimeStep[np.ndarray], first: int) -> PyTree:
+        """Begin a rollout of the group whose first environment here is `first`, at `timestep`; return its carry."""
         with self._on_device:
             if self._storage is None:
-                self._allocate(published, shown)
+                self._allocate(published, timestep)
             carry = _of_group(self._carry, np.int32(first), self.steps.group, 0)
         with self._lock:
             self._batches.enter(int(published.version))
@@ -251,14 +251,14 @@ class Inference:
             raise request.error
         return request.action
 
-    def finish(self, published: Published, shown: TimeStep[np.ndarray], first: int, initial: PyTree) -> Rollout:
-        """The rollout of a group, whose environments have all acted and show `shown`; `initial` is of `begin`."""
+    def finish(self, published: Published, timestep: TimeStep[np.ndarray], first: int, initial: PyTree) -> Rollout:
+        """The rollout of a group, whose environments have all acted and show `timestep`; `initial` is of `begin`."""
         with self._on_device:
             assert self._storage is not None
             storage = _of_group(self._storage, np.int32(first), self.steps.group, 1)
             carry, action = _of_group((self._carry, self._action), np.int32(first), self.steps.group, 0)
         return self.steps.finish(
-            published.algo, published.actor, storage, shown, action, initial, carry, published.version
+            published.algo, published.actor, storage, timestep, action, initial, carry, published.version
         )
 
     # --- for the run ---------------------------------------------------------------------------------------------
@@ -314,11 +314,11 @@ class Inference:
     def _answer(self, batch):
         sizes = [request.env_ids.size for request in batch]
         padding = next(size for size in self._sizes if size >= sum(sizes)) - sum(sizes)
-        shown = _joined([request.shown for request in batch], padding)
+        timestep = _joined([request.timestep for request in batch], padding)
         ticks, numbers = (_joined([getattr(request, of) for request in batch], padding) for of in ("ticks", "numbers"))
         # What pads is of environments that are not there: nothing of it is written.
         env_ids = np.concatenate([*(request.env_ids for request in batch), self._nobody(padding)])
-        action = jax.device_get(self._act(batch[0].published, shown, ticks, numbers, env_ids))
+        action = jax.device_get(self._act(batch[0].published, timestep, ticks, numbers, env_ids))
         ends = np.cumsum(sizes)
         for request, begin, end in zip(batch, ends - sizes, ends, strict=True):
             request.action = jax.tree.map(lambda x, begin=begin, end=end: x[begin:end], action)
@@ -326,16 +326,16 @@ class Inference:
     def _nobody(self, count):
         return np.arange(self._all.group, self._all.group + count, dtype=np.int32)
 
-    def _act(self, published, shown, ticks, numbers, env_ids):
+    def _act(self, published, timestep, ticks, numbers, env_ids):
         with self._on_device:
-            return self._act_on_device(published, shown, ticks, numbers, env_ids)
+            return self._act_on_device(published, timestep, ticks, numbers, env_ids)
 
-    def _act_on_device(self, published, shown, ticks, numbers, env_ids):
+    def _act_on_device(self, published, timestep, ticks, numbers, env_ids):
         self._storage, self._action, self._carry, action = self._all.act_some(
             published.algo,
             published.actor,
             self._storage,
-            shown,
+            timestep,
             self._carry,
             self._action,
             self._roots,
@@ -345,14 +345,14 @@ class Inference:
         )
         return action
 
-    def _allocate(self, published, shown):
+    def _allocate(self, published, timestep):
         """Room for all groups' rollouts, their first carries, and the programs of every batch size."""
         algo: Algorithm = published.algo
         self._roots = self._all.roots(self._key, self._env_index)
         self._carry, self._action = self._all.beginnings(algo, self._env_index)
 
         def of_size(size):
-            return jax.tree.map(lambda x: np.repeat(x[:1], size, axis=0), shown)
+            return jax.tree.map(lambda x: np.repeat(x[:1], size, axis=0), timestep)
 
         everybody = of_size(self._all.group)
         with jax.default_device(self._device):
@@ -377,8 +377,8 @@ class BatchedGroup:
         self._steps_per_env = steps_per_env
 
     @contextlib.contextmanager
-    def rollout(self, published: Published, shown: TimeStep[np.ndarray]) -> Generator["BatchedRollout"]:
-        initial = self._inference.begin(published, shown, self._first)
+    def rollout(self, published: Published, timestep: TimeStep[np.ndarray]) -> Generator["BatchedRollout"]:
+        initial = self._inference.begin(published, timestep, self._first)
         rollout = BatchedRollout(self._inference, published, self._first, self._steps_per_env, initial)
         try:
             yield rollout
@@ -395,9 +395,9 @@ class BatchedRollout:
         self._steps_per_env, self._left = steps_per_env, inference.steps.group * inference.steps.length
         self._inside = True
 
-    def act(self, shown: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
+    def act(self, timestep: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
         ticks = np.uint32(self._steps_per_env % 2**32) + numbers.astype(np.uint32)
-        action = self._inference.act(Request(self._published, shown, self._first + env_ids, ticks, numbers))
+        action = self._inference.act(Request(self._published, timestep, self._first + env_ids, ticks, numbers))
         self._left -= env_ids.size
         if not self._left:  # others need not wait for its last steps
             self.leave()
@@ -409,8 +409,8 @@ class BatchedRollout:
             self._inside = False
             self._inference.leave(int(self._published.version))
 
-    def finish(self, shown: TimeStep[np.ndarray]) -> Rollout:
-        return self._inference.finish(self._published, shown, self._first, self._initial)
+    def finish(self, timestep: TimeStep[np.ndarray]) -> Rollout:
+        return self._inference.finish(self._published, timestep, self._first, self._initial)
 
 
 class InferenceCollector:
@@ -425,7 +425,7 @@ class InferenceCollector:
         self.host, self.stepping = host, Stepping()
         self._acting = acting
         with self.stepping:
-            self._first = self._shown = host.reset()
+            self._first = self._timestep = host.reset()
 
     def begin_at(self, steps_per_env: int) -> None:
         self._acting.begin_at(steps_per_env)
@@ -438,16 +438,16 @@ class InferenceCollector:
         steps = self._acting.steps
         if steps.whole_episodes:
             with self.stepping:
-                self._shown = self.host.reset()
+                self._timestep = self.host.reset()
         everybody = np.arange(steps.group, dtype=np.int32)
         numbers = np.repeat(np.arange(steps.length, dtype=np.int32)[:, None], steps.group, axis=1)
-        with self._acting.rollout(published, self._shown) as rollout:
+        with self._acting.rollout(published, self._timestep) as rollout:
             for number in numbers:
-                action = rollout.act(self._shown, number, everybody)
+                action = rollout.act(self._timestep, number, everybody)
                 yield
                 with self.stepping:
-                    self._shown = self.host.step(action)
-        return with_episodes(rollout.finish(self._shown))
+                    self._timestep = self.host.step(action)
+        return with_episodes(rollout.finish(self._timestep))
 
 
 @partial(jax.jit, static_argnums=(2, 3))

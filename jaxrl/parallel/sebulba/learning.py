@@ -58,9 +58,9 @@ class HostRollouts:
         steps = HostSteps(spec, num_envs, num_envs, 1)
         roots = steps.roots(state.key, jnp.arange(num_envs, dtype=jnp.int32))
         action = ro.no_action(spec, num_envs)
-        actor, shown = algo.actor(state.learner), state.timestep.replace(previous_action=None)
-        storage = steps.storage(algo, actor, shown, state.carry, action, roots)
-        return steps.finish(algo, actor, storage, shown, action, state.carry, state.carry, jnp.int32(0)).rows
+        actor, timestep = algo.actor(state.learner), state.timestep.replace(previous_action=None)
+        storage = steps.storage(algo, actor, timestep, state.carry, action, roots)
+        return steps.finish(algo, actor, storage, timestep, action, state.carry, state.carry, jnp.int32(0)).rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,7 +53,7 @@ class SebulbaLoop:
         self._inferences: list[Inference] = []  # with dynamic batching: one for each device that acts
         self._threads: ActorThreads | None = None
         self._rounds: Rounds | None = None  # there as long as the threads are
-        self._failures_told = 0  # of environments, in the reports so far
+        self._failures_reported = 0  # of environments, in the reports so far
 
     def begin(self, algo: Algorithm, env: HostRecipe, seed: int) -> TimeStep:
         """Build the environments, begin their first episodes, and return their first time steps."""
@@ -135,10 +135,10 @@ class SebulbaLoop:
 
     def _actor_devices(self):
         """The device of each actor thread: after the learner's where there are so many, else among the same."""
-        here, wanted = jax.local_devices(), self.topology.actor_devices
+        here, count = jax.local_devices(), self.topology.actor_devices
         learning = self.layout.devices // self._processes
-        apart = here[learning : learning + wanted]
-        devices = apart if len(apart) == wanted else here[:wanted]
+        apart = here[learning : learning + count]
+        devices = apart if len(apart) == count else here[:count]
         return [devices[number % len(devices)] for number in range(self.topology.threads)]
 
     def chunk(
@@ -176,7 +176,7 @@ class SebulbaLoop:
         figures |= {"queue_depth": now["queue_depth"]}
         # Seconds are of this chunk. Failures are not: actors go on between two chunks, and none may be left out.
         failures = threads.failures
-        figures["failures"], self._failures_told = float(failures - self._failures_told), failures
+        figures["failures"], self._failures_reported = float(failures - self._failures_reported), failures
         figures |= {"inference_batch": float(self.topology.ready or group)}
         if self._inferences:
             calls, rows, seconds = self._batches() - batches
@@ -203,7 +203,7 @@ class SebulbaLoop:
             for collector in self._collectors:
                 collector.begin_at(int(state.steps_per_env))
             each, topology = self.topology.groups, self.topology
-            self._failures_told = 0
+            self._failures_reported = 0
             self._threads = ActorThreads(
                 [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
                 self._actor_devices(),

@@ -39,28 +39,28 @@ class LocalPolicy:
         self._group.begin_at(steps_per_env)
 
     @contextlib.contextmanager
-    def rollout(self, published: Published, shown: TimeStep[np.ndarray]) -> Generator["RolloutAlone"]:
-        acting = self._group.acting(published.algo, shown)
-        yield RolloutAlone(self.steps, published, acting, shown)
+    def rollout(self, published: Published, timestep: TimeStep[np.ndarray]) -> Generator["RolloutAlone"]:
+        acting = self._group.acting(published.algo, timestep)
+        yield RolloutAlone(self.steps, published, acting, timestep)
         acting.steps_per_env += self.steps.length
 
 
 class RolloutAlone:
     """A `RolloutInParts` of a group by itself."""
 
-    def __init__(self, steps: HostSteps, published: Published, acting: HostActing, shown: TimeStep[np.ndarray]):
+    def __init__(self, steps: HostSteps, published: Published, acting: HostActing, timestep: TimeStep[np.ndarray]):
         self._steps, self._published, self._acting, self._initial = steps, published, acting, acting.carry
         self._storage = steps.storage(
-            published.algo, published.actor, shown, acting.carry, acting.previous_action, acting.roots
+            published.algo, published.actor, timestep, acting.carry, acting.previous_action, acting.roots
         )
 
-    def act(self, shown: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
+    def act(self, timestep: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
         acting = self._acting
         self._storage, acting.previous_action, acting.carry, action = self._steps.act_some(
             self._published.algo,
             self._published.actor,
             self._storage,
-            shown,
+            timestep,
             acting.carry,
             acting.previous_action,
             acting.roots,
@@ -70,10 +70,10 @@ class RolloutAlone:
         )
         return jax.device_get(action)
 
-    def finish(self, shown: TimeStep[np.ndarray]) -> Rollout:
+    def finish(self, timestep: TimeStep[np.ndarray]) -> Rollout:
         of, acting = self._published, self._acting
         return self._steps.finish(
-            of.algo, of.actor, self._storage, shown, acting.previous_action, self._initial, acting.carry, of.version
+            of.algo, of.actor, self._storage, timestep, acting.previous_action, self._initial, acting.carry, of.version
         )
 
 
@@ -94,21 +94,21 @@ class ReadyCollector:
         self.stepping = Stepping()
         self._acting = acting
         # The newest time step of each environment; entries are written over as they come.
-        self._shown = self._reset()
+        self._timestep = self._reset()
 
     def begin_at(self, steps_per_env: int) -> None:
         self._acting.begin_at(steps_per_env)
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
-        return self._shown
+        return self._timestep
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
         """`stepper` is not used, environments are sent actions in parts."""
         steps = self._acting.steps
         if steps.whole_episodes:
-            self._shown = self._reset()
+            self._timestep = self._reset()
         turns = ReadyScheduler(steps.group, self.host.batch_size, steps.length)
-        with self._acting.rollout(published, self._shown) as rollout:
+        with self._acting.rollout(published, self._timestep) as rollout:
             while not turns.over:
                 turn = turns.take()
                 if turn is None:
@@ -116,10 +116,10 @@ class ReadyCollector:
                     self._receive(turns)
                     continue
                 env_ids, numbers = turn
-                shown = jax.tree.map(lambda x, ids=env_ids: x[ids], self._shown)
-                self.host.send(rollout.act(shown, numbers, env_ids), env_ids)
+                timestep = jax.tree.map(lambda x, ids=env_ids: x[ids], self._timestep)
+                self.host.send(rollout.act(timestep, numbers, env_ids), env_ids)
         # A copy: the next rollout's time steps are written over these, maybe before the program has read them.
-        return with_episodes(rollout.finish(jax.tree.map(np.copy, self._shown)))
+        return with_episodes(rollout.finish(jax.tree.map(np.copy, self._timestep)))
 
     def _reset(self):
         with self.stepping:
@@ -131,7 +131,7 @@ class ReadyCollector:
     def _receive(self, turns):
         with self.stepping:
             env_ids, timesteps = self.host.recv()
-        for newest, x in zip(jax.tree.leaves(self._shown), jax.tree.leaves(timesteps), strict=True):
+        for newest, x in zip(jax.tree.leaves(self._timestep), jax.tree.leaves(timesteps), strict=True):
             newest[env_ids] = x
         turns.came(env_ids)
 
