@@ -1,5 +1,6 @@
 """The set-up that `make` does: which Python it takes, and that the lock names no addresses."""
 
+import itertools
 import os
 import re
 import shutil
@@ -138,19 +139,17 @@ def test_every_test_is_run_by_one_of_the_targets():
     chosen = {"test": options[options.index("-m") + 1]}
     for target in ("test-rest", "learning"):
         recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
-        quoted, word = re.findall(r' -m (?:"([^"]*)"|(\w+))', recipe)[-1]
-        chosen[target] = quoted or word
+        runs = re.findall(r' -m (?:"([^"]*)"|(\w+))', recipe)
+        rest = re.search(r"^REST := (.*)$", makefile, re.MULTILINE)[1]
+        chosen[target] = " or ".join(f"({(quoted or word).replace('$(REST)', rest)})" for quoted, word in runs)
     of_ci = re.findall(r"^(?:timeout .* )?make (\S+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert re.findall(r"^\t\$\(MAKE\) (\S+)$", makefile, re.MULTILINE) == ["test", "test-rest"]
     assert of_ci == ["test", "test-rest"]
-    for long in (False, True):
-        for learning in (False, True):
-            ran = {
-                name
-                for name, said in chosen.items()
-                if eval(said, {"long": long, "learning": learning, "endurance": False})
-            }
-            assert ran == ({"learning"} if learning else {"test-rest"} if long else {"test"})
+    for long, learning, exact in itertools.product((False, True), repeat=3):
+        marks = {"long": long, "learning": learning, "exact": exact, "endurance": False}
+        ran = {name for name, expression in chosen.items() if eval(expression, dict(marks))}
+        quick = {"test", "test-rest"} if exact else {"test"}
+        assert ran == ({"learning"} if learning else {"test-rest"} if long else quick)
 
 
 @pytest.mark.long

@@ -367,7 +367,14 @@ def test_the_source_of_experience_of_every_algorithm(said):
     rows = dict(line.split()[:2] for line in said("algos").split("\n\n")[0].splitlines()[1:])
     own = {name for name, cls in registry.registered("algorithm").items() if cls.__module__.startswith("jaxrl.")}
     rows = {name: rows[name] for name in own}  # other tests register theirs
-    assert {name for name, source in rows.items() if source == "on-policy"} == {"a2c", "impala", "ppo", "pqn", "vmpo"}
+    assert {name for name, source in rows.items() if source == "on-policy"} == {
+        "a2c",
+        "impala",
+        "ppo",
+        "pqn",
+        "reppo",
+        "vmpo",
+    }
     assert {name for name, source in rows.items() if source == "dataset"} == {"bc"}
 
 

@@ -248,6 +248,7 @@ def test_an_export_is_the_episodes_of_an_evaluation(tmp_path):
     assert len(set(played.returns)) > 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_environments_on_the_host(tmp_path, monkeypatch, end):
     monkeypatch.setattr(recording, "_CHUNK_ROWS", 5)

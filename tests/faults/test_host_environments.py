@@ -540,7 +540,7 @@ def test_what_is_being_made_for_long_is_named_meanwhile(where, monkeypatch):
         told.append(text)
         free.set()
 
-    monkeypatch.setattr(watchdog, "TOLD", 0.01)
+    monkeypatch.setattr(watchdog, "WARN_AFTER", 0.01)
     monkeypatch.setattr(watchdog.warnings, "warn", warn)
     if where == "in process":
         make = gymnasium.make

@@ -173,6 +173,7 @@ def test_three_checkpoints_in_a_row_that_fail_end_the_run_with_what_it_learned(r
     assert_it_goes_on(tmp_path / "run", reference)
 
 
+@pytest.mark.long
 def test_a_disk_without_room_for_what_libraries_write(reference, tmp_path, monkeypatch):
     """TensorStore writes arrays in C++: no file may grow while a checkpoint is written."""
     write, full = Checkpointer._write, [False]
@@ -276,6 +277,7 @@ def test_a_dataset_that_does_not_fit_is_an_error_and_leaves_nothing(kind, most, 
     assert len(jaxrl.load_dataset(f"{'rlds' if kind in ('rlds', 'tfrecord') else 'minari'}:{export()}")) == 40
 
 
+@pytest.mark.long
 def test_a_recording_that_does_not_fit_ends_the_run_which_goes_on_later(reference, tmp_path, monkeypatch):
     pytest.importorskip("tensorflow_datasets")
     disk = Disk(monkeypatch, tmp_path / "recording", ["part-"], "made", refuse(errno.ENOSPC))
@@ -304,6 +306,7 @@ print(any(name.endswith("-cache") for name in os.listdir(folder)))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "error"), one_quick([(how, error) for how in ("made", "written") for error in ERRORS]))
 def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, error, tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXRL_"))}

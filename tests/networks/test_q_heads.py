@@ -52,6 +52,7 @@ def test_a_dueling_distribution_is_value_plus_centerd_advantage():
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_noise_is_factorized_and_an_elements_own():
     layer = NoisyDense(INPUTS, 2, 1.0, 0.5, nnx.Rngs(params=jax.random.key(0)))
     x, key = features(), keys()

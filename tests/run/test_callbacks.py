@@ -112,6 +112,7 @@ def test_target_return_is_a_callback(tmp_path):
     assert train(tmp_path / "other", target_return=1e9).stopped == "finished"
 
 
+@pytest.mark.long
 def test_a_curriculum_changes_what_is_trained_in_and_not_what_is_evaluated():
     heavier = Heavier()
     changed, plain = train(callbacks=[heavier]), train()
@@ -124,6 +125,7 @@ def test_a_curriculum_changes_what_is_trained_in_and_not_what_is_evaluated():
     assert not np.array_equal(*states)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", one_quick([PPO, DQN]), ids=["ppo", "dqn"])
 def test_a_killed_curriculum_equals_one_that_was_not(algo, tmp_path):
     def killed(moment):

@@ -195,6 +195,7 @@ def test_a_folder_that_cannot_be_used_costs_one_warning(fresh, spoil, monkeypatc
     assert len(found) == 1 and jax.config.jax_compilation_cache_dir is None
 
 
+@pytest.mark.long
 def test_a_damaged_entry_is_compiled_again(fresh):
     folder = Path(compile_cache.keep_compiled_programs())
     assert float(jax.jit(lambda x: x * 3.0)(2.0)) == 6.0

@@ -156,6 +156,7 @@ def follow_to_its_end(run_dir, algo=PPO):
     assert ended.value.code == 0
 
 
+@pytest.mark.long
 def test_an_evaluator_waits_until_the_directory_is_the_learners(run_dir, tmp_path, monkeypatch, placed):
     """What an earlier run left there is not evaluated, and its result ends nothing."""
     path, config, waited = tmp_path / "run", read_config(run_dir), []

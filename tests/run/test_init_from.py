@@ -47,6 +47,7 @@ def test_parameters_are_taken_over(parent, kind):
     assert result.total_steps == ROWS
 
 
+@pytest.mark.long
 def test_learning_goes_on_with_the_optimizer_it_had(parent):
     before, path = parent
     initial = load_initial(path, PPO, ENV, env_spec(ENV))
@@ -175,6 +176,7 @@ def test_a_parent_that_jaxrl_did_not_write_is_another_configuration(parent, tmp_
     assert recorded_parent(path, original) is None
 
 
+@pytest.mark.long
 def test_a_parent_that_goes_on_does_not_change_a_child_that_was_killed_early(parent, tmp_path):
     """Before its first checkpoint it takes the parent's step that it took."""
     _, original = parent

@@ -67,6 +67,7 @@ def test_schedules_are_those_of_the_checkpoint(trained):
     assert middle.algo == ALGO
 
 
+@pytest.mark.long
 def test_best_is_the_checkpoint_of_the_highest_evaluation(trained):
     result, path = trained
     scores = {row["step"]: row["evaluation/return_mean"] for row in result.metrics if "evaluation/return_mean" in row}

@@ -88,6 +88,7 @@ def test_a_run_that_goes_on_has_the_history_of_one_that_was_not_interrupted(whol
     assert all(math.isnan(moment.score) and math.isnan(moment.metrics["evaluation/return_mean"]) for moment in shown)
 
 
+@pytest.mark.long
 def test_callbacks_are_not_called_twice_at_a_step(tmp_path):
     """Also where the run was interrupted between two calls."""
     calls = []
@@ -101,6 +102,7 @@ def test_callbacks_are_not_called_twice_at_a_step(tmp_path):
     assert calls == [ROWS, 2 * ROWS, 3 * ROWS, 4 * ROWS]
 
 
+@pytest.mark.long
 def test_a_stopped_run_that_is_started_again_logs_no_other_evaluation(tmp_path):
     stop = FunctionCallback(lambda moment: Decision(stop="enough") if moment.step >= 3 * ROWS else None)
     for _ in range(3):

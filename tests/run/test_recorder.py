@@ -218,6 +218,7 @@ def test_which_environments():
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [0, EACH])
 def test_what_is_lived_twice_is_recorded_once(whole, tmp_path, at):
     """Killed after `at` iterations and two checkpoints' worth of parts that no checkpoint vouches for."""

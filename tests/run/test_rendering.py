@@ -283,6 +283,7 @@ def counts():
     del gymnasium.registry["Counts-v0"]
 
 
+@pytest.mark.long
 def test_an_environment_on_the_host_draws_itself(counts, tmp_path):
     env = jaxrl.make(counts)
     frames = gif(rendering.render(untrained(env), env, tmp_path / "a.gif"))

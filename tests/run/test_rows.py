@@ -42,6 +42,7 @@ def assert_same_rows(one, other):
         np.testing.assert_allclose(list(values.values()), list(others.values()), rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algo", one_quick([PPO, DQN]), ids=["ppo", "dqn"])
 def test_rows_do_not_depend_on_the_chunks_nor_on_a_kill(algo, monkeypatch, tmp_path):
     found = []

@@ -322,6 +322,7 @@ def interrupt_at(now, step):
 # --- ends -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_target_return_ends_the_run(tmp_path):
     result = train(tmp_path / "run", target_return=1.0)
     assert result.stopped == "target_return" and result.total_steps == 4 * ROWS
@@ -458,9 +459,9 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
             jaxrl.PPO(learning_rate=1e-3),  # without one nothing can be initialized
             "gymnax:CartPole-v1",
             [
-                "entropy_cost: 0.01",
                 "normalize_observation: False",
                 "normalize_reward: False",
+                "entropy_cost: 0.01",
                 "epochs: 4",
             ],
             ["network: ActorCritic, layers policy 64, 64, 2; value 64, 64, 1; 9,155 parameters"],

@@ -80,6 +80,7 @@ def test_the_best_policy_of_a_sweep_loads_and_is_evaluated(swept, capsys):
     assert f"checkpoint at step {10 * ROWS}" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_directory_of_a_sweep_is_drawn_as_the_sweep_itself(swept, tmp_path):
     result, path = swept
     of_files = plotting.plot_runs([path], tmp_path / "files.png")

@@ -504,6 +504,7 @@ def test_a_directory_without_a_policy_says_what_to_do(tmp_path):
         jaxrl.load(tmp_path)
 
 
+@pytest.mark.long
 def test_a_pruned_run_is_not_trained_further(monkeypatch):
     made = chunks(monkeypatch)
     monkeypatch.setattr("jaxrl.sweeps.vectorized.VectorizedRuns.evaluate", falling(7))

@@ -37,6 +37,7 @@ def program(started, tmp_path, monkeypatch):
         yield scripts(tmp_path)
 
 
+@pytest.mark.long
 def test_each_finds_its_place_and_the_first_alone_is_heard(program, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("JAX_OF_TEST", "passed on")
     text = """
