@@ -31,7 +31,7 @@ BUDGET = {
     "parallel": 4150,
     "data": 2991,
     "plots": 492,
-    "run": 5884,
+    "run": 6026,
     "sweeps": 1707,
     "cli": 2242,
     "__init__": 203,
@@ -39,7 +39,7 @@ BUDGET = {
 }
 MOST_PASSED_ON = 12  # parameters of train, and of sweep, that reach another function one by one
 MOST_LINES = 350  # of a file
-LONG_FILES = {"run/loop.py": 585}
+LONG_FILES: dict[str, int] = {}
 
 
 def imports():

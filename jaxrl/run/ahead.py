@@ -26,8 +26,8 @@ from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.multihost.place import check_no_evaluator
 from jaxrl.run.compile_cache import VARIABLE, keep_compiled_programs, kept_in
 from jaxrl.run.directory import check_no_pattern
-from jaxrl.run.loop import LoopLimits
 from jaxrl.run.result import Result
+from jaxrl.run.schedule import LoopLimits
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.training import run_training
 

@@ -252,6 +252,18 @@ def as_callbacks(callbacks: Sequence[Callback | Callable[[Moment], Decision | bo
     return found
 
 
+def run_callbacks(
+    callbacks: Sequence[Callback | Callable[[Moment], Decision | bool | None]], target_return: float | None
+) -> Callbacks:
+    """Return the callbacks of a run, before them the one that stops it at its target.
+
+    Raises:
+      ConfigError: they are no list of callbacks or functions, or two have the same name.
+    """
+    stops = [] if target_return is None else [StopAtReturn(target_return)]
+    return Callbacks([*stops, *as_callbacks(callbacks)])
+
+
 def _has_methods(one):
     """Whether it remembers something, so that it is more than a function."""
     return hasattr(one, "state_dict") or hasattr(one, "load_state_dict")

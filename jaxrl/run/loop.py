@@ -10,7 +10,7 @@ With several processes each runs this loop, and whatever it depends on is agreed
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,61 +19,35 @@ import numpy as np
 
 from jaxrl.buffers.fixed import Rings
 from jaxrl.core import interrupts
-from jaxrl.core.errors import CheckpointError, RunStoppedWarning
+from jaxrl.core.errors import RunStoppedWarning
 from jaxrl.core.recorded import Fetch
-from jaxrl.core.report import Report, lasting
+from jaxrl.core.report import Report
 from jaxrl.core.run_state import RunState
-from jaxrl.core.sources import Episodes, Rollouts
-from jaxrl.core.spaces import Box, leaves
 from jaxrl.core.types import Environment
 from jaxrl.parallel.mesh import local
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.program import Program
 from jaxrl.run import advice, compile_cache
-from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.background import BackgroundTask, import_later_modules
-from jaxrl.run.callbacks import TARGET_RETURN, Callbacks, Decision, Moment, StopAtReturn, as_callbacks
-from jaxrl.run.checkpoint import Checkpointer, read_manifest
+from jaxrl.run.callbacks import TARGET_RETURN, Decision, Moment, run_callbacks
+from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.directory import RunDirectory
-from jaxrl.run.evaluation import MAX_STEPS, compile_evaluation, evaluate
+from jaxrl.run.evaluating import Evaluations
 from jaxrl.run.init_from import Initial
-from jaxrl.run.loggers import Logger, Loggers, read_metrics
-from jaxrl.run.policy import Policy
+from jaxrl.run.journal import Journal
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Recorder
-from jaxrl.run.result import Result, metrics_files, policy_at, write_result
-from jaxrl.run.rows import TrainingRows, row_period
+from jaxrl.run.result import Result, write_result
+from jaxrl.run.rows import TrainingRows
+from jaxrl.run.saving import Saver
+from jaxrl.run.schedule import NO_LIMITS, LoopLimits, Schedule
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.signals import Signals
-from jaxrl.run.timing import Completions, Laps
+from jaxrl.run.stopping import Stop, non_finite
+from jaxrl.run.timing import ChunkTimes, Completions, Laps
 from jaxrl.run.videos import Videos
 
 _CHUNK_SECONDS = 1.0
-_LEAVES_NAMED, _NAMED_IN_SHORT = 8, 1  # of those that are not finite, in the result and in the warning
-
-
-class _Stop(Exception):
-    """Ends the loop; `reason` is the result's `stopped`, `summary` the problem in a few words."""
-
-    def __init__(self, reason: str, problem: str | None = None, summary: str | None = None):
-        super().__init__(reason)
-        self.reason, self.problem, self.summary = reason, problem, summary
-
-
-@dataclasses.dataclass(frozen=True)
-class LoopLimits:
-    """Limits on how far a run goes at once; nothing that is compiled depends on it.
-
-    Attributes:
-      iterations: of a chunk; None: as many as take about a second.
-      evaluation_steps: of an episode of an evaluation, at most.
-    """
-
-    iterations: int | None = None
-    evaluation_steps: int = MAX_STEPS
-
-
-NO_LIMITS = LoopLimits()
 
 
 @dataclasses.dataclass
@@ -89,8 +63,34 @@ class _Chunk:
     fetch: Fetch | None  # of its rows, if they are recorded
 
 
+def _placed(env, program):
+    return program.layout.place(env) if isinstance(env, Environment) else env
+
+
+@dataclasses.dataclass
+class _Position:
+    """Where all that came before was last known finite."""
+
+    state: RunState
+    done: int  # iterations
+
+
 class Loop:
-    """One call of `train`: what is fixed, and the loop."""
+    """One call of `train`.
+
+    Args:
+      settings: resolved.
+      program: of the run.
+      config: what `config.json` says of it.
+      limits: on how far the run goes at once.
+      dataset: what it learns from besides or instead of the environment.
+      recorder: of the episodes of training.
+      initial: what the run begins with.
+      videos: that are written while it goes on.
+      display: shows how far it is; None: nothing does.
+      directory: of the run, in the first process.
+      checkpointer: of the run; None: nothing is saved.
+    """
 
     def __init__(
         self,
@@ -103,201 +103,183 @@ class Loop:
         recorder: Recorder | None = None,
         initial: Initial | None = None,
         videos: Videos | None = None,
+        display: ProgressBar | None = None,
+        directory: RunDirectory | None = None,
+        checkpointer: Checkpointer | None = None,
     ):
-        self.settings, self.config, self.limits = settings, config, limits
-        self.recorder, self.initial, self.videos, self.dataset = recorder, initial, videos, dataset
-        self.algo, self.env, self.program, self.eval_env = settings.algo, settings.env, program, settings.eval_env
-        self.evaluator = Evaluator(self._play, self._evaluated, in_thread=settings.async_evaluation)
-        self.rows, total_steps = program.steps_per_iteration(self.algo), settings.total_steps
-        self.iterations = -(-total_steps // self.rows)
-        self.total_steps_per_env = self.iterations * self.rows // program.layout.num_envs
-        a_tenth = total_steps // 10
-        self.evaluate_each = self._iterations(a_tenth if settings.evaluate_every is None else settings.evaluate_every)
-        self.save_each = self._iterations(a_tenth if settings.checkpoint_every is None else settings.checkpoint_every)
-        log_each = None if settings.log_every is None else self._iterations(settings.log_every)
-        self.log_each = row_period(self.iterations, self.evaluate_each, log_each)
-        self.training_rows = TrainingRows(self.rows, program.layout.samples_per_update(self.algo))
-        stops = [] if settings.target_return is None else [StopAtReturn(settings.target_return)]
-        self.callbacks = Callbacks([*stops, *as_callbacks(settings.callbacks)])
-        each = settings.callback_every if self.callbacks else None
-        self.callback_each = None if each is None else self._iterations(each)
-        self.video_each = None if videos is None else self._iterations(videos.every)
-        self.newest: dict[str, float] = {}  # the last value of every metric
-        self.history: list[dict[str, float]] = []
-        self.advised: set[str] = set()
-        self.seconds_per_iteration = 0.0
-        self.timed_iterations, self.timed_seconds = 0, 0.0  # without compiling, evaluating and saving
-        self.untimed_iterations = 0  # those of the first chunk
-        self.laps, self.earlier_seconds, self.first_step = Laps(), 0.0, 0
+        self.settings, self.program, self.config, self.limits = settings, program, config, limits
+        self.dataset, self.recorder, self.initial, self.display = dataset, recorder, initial, display
+        # Once where the program runs, so that no chunk moves them.
+        self.algo, self.env = program.layout.place(settings.algo), _placed(settings.env, program)
+        eval_env = self.env if settings.eval_env is settings.env else _placed(settings.eval_env, program)
+        self.callbacks = run_callbacks(settings.callbacks, settings.target_return)
+        self.schedule = Schedule.of(settings, program, bool(self.callbacks))
+        self.training_rows = TrainingRows(self.schedule.rows, program.layout.samples_per_update(settings.algo))
+        self.total_steps_per_env = self.schedule.total_steps // program.layout.num_envs
+        self.laps, self.first_step = Laps(), 0
+        self.times, self.seconds_per_iteration = ChunkTimes(self.laps), 0.0  # the first process's
         self.programs = compile_cache.programs()  # compiled and loaded before the run
-        self.signals, self.save_at_rest = Signals(self._say_when_it_stops), None
         self.background: dict[str, BackgroundTask] = {}  # threads that make ready what comes later, by what it is
+        self.journal = Journal(settings.loggers, display, self.laps)
+        self.saver = Saver(directory, checkpointer, recorder, self.callbacks, self.journal, settings.save_replay)
+        self.signals = Signals(self.saver.announce_stop)
+        parts: dict[str, Any] = {"schedule": self.schedule, "saver": self.saver, "journal": self.journal}
+        parts |= {"signals": self.signals, "videos": videos, "max_steps": limits.evaluation_steps}
+        self.evaluations = Evaluations(settings, program, self.algo, local(eval_env), **parts)
 
-    def _iterations(self, steps):
-        return self.iterations if steps == 0 else max(1, round(steps / self.rows))
-
-    def train(
-        self,
-        loggers: Sequence[Logger],
-        display: ProgressBar | None,
-        directory: RunDirectory | None,
-        checkpointer: Checkpointer | None,
-    ) -> Result:
-        """The loop, from the newest checkpoint if there is one."""
-        if display is not None:
-            display.start(self.iterations * self.rows, timed=True, phase="compiling")
-        self.completions = Completions(self.laps.clock)
+    def train(self) -> Result:
+        """Train from the newest checkpoint if there is one."""
+        if self.display is not None:
+            self.display.start(self.schedule.total_steps, timed=True, phase="compiling")
+        completions = Completions(self.laps.clock)
         try:
-            return self._train(loggers, display, directory, checkpointer)
+            return self._train(completions)
         except KeyboardInterrupt:
-            self.background.clear()  # what compiles there is nobody's any more, and not waited for
+            self.background.clear()  # what compiles there is of no use any more, and not waited for
             raise
         finally:
-            self.completions.close()
+            completions.close()
             if self.signals.asked is not None and interrupts.owned():  # the process leaves them behind
                 self.background.clear()
             for under_way in self.background.values():
                 under_way.wait()
 
-    def _say_when_it_stops(self):
-        """At the first Ctrl-C."""
-        kept = "" if self.directory is None else ", and is saved"
-        self._note(f"the run stops when the chunk under way has ended{kept}; Ctrl-C again leaves at once")
-
-    def _seconds(self):
-        """Of the run so far, in all sessions."""
-        return self.earlier_seconds + self.laps.wall
-
-    def _train(self, loggers, display, directory, checkpointer):
-        self.display, self.checkpointer, self.directory = display, checkpointer, directory
-        self._place()
-        if directory is not None:
+    def _train(self, completions):
+        if self.saver.directory is not None:
             self.background["imports"] = BackgroundTask(import_later_modules)
-        saved = checkpointer is not None and self.settings.save_replay
-        beginning = self.algo_there, self.env_there, self.settings.seed
-        if checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty()):
-            # Of a run that goes on only the shapes are made: its replays and those restored might not both fit.
-            state, done, kept = self._resume(
-                checkpointer, self.program.template(*beginning, saved=saved, dataset=self.dataset)
-            )
-        else:
-            self._compile_in_background(beginning, saved)
-            state, done = self.program.start(*beginning, saved=saved, dataset=self.dataset), 0
-            if self.initial is not None:
-                state = state.replace(learner=self.initial.into(state.learner, self.program.layout.place))
-            kept = {}
+        position, callback_states = self._resume() if self.saver.has_run() else self._start()
+        done = position.done
+        self.first_step = done * self.schedule.rows
         if self.recorder is not None:
-            self.recorder.begin(done * self.rows)
-        files = [] if directory is None else self._open_files(directory, done)
-        self.files, self.loggers = files, Loggers([*files, *loggers])
-        if display is not None and done:
-            display.resume(done * self.rows)
-        self.first_step = done * self.rows
+            self.recorder.begin(self.first_step)
+        if self.saver.directory is not None:
+            self.journal.open(self.saver.directory, self.first_step)
+            self.evaluations.evaluator.remember(self.journal.history)
+        if self.display is not None and done:
+            self.display.resume(self.first_step)
         self.laps.lap("restore" if done else "compile")
-        stop = _Stop("finished")
-        self.state, self.done = state, done
-        del state
+        stop = Stop("finished")
         try:
             with self.signals as signals:
                 try:
                     if done:
-                        self._go_on(done, kept)
-                    self._loop(signals)
-                except _Stop as ended:
+                        self._go_on(position, callback_states)
+                    self._loop(position, completions, signals)
+                except Stop as ended:
                     stop = ended
-                result = self._finish(self.state, self.done, stop)
+                result = self._finish(position, stop)
                 if signals.exit_code is not None:
                     raise SystemExit(signals.exit_code)
                 return result
         finally:
-            self.evaluator.close()
-            self.loggers.close()
-            if display is not None:
-                display.close()
+            self.evaluations.evaluator.close()
+            self.journal.close()
+            if self.display is not None:
+                self.display.close()
 
-    def _place(self):
-        """Puts the numbers of algorithm and environment where the program runs, once, so that no chunk moves them."""
-        self.algo_there, self.env_there = self.program.layout.place(self.algo), self.env
-        if isinstance(self.env, Environment):
-            self.env_there = self.program.layout.place(self.env)
-        same = self.eval_env is self.env
-        if not same and isinstance(self.eval_env, Environment):
-            self.eval_env = self.program.layout.place(self.eval_env)
-        elif same:
-            self.eval_env = self.env_there
-        self.eval_env = local(self.eval_env)
+    # --- beginning ---------------------------------------------------------------------------------------------
 
-    def _compile_in_background(self, beginning, saved):
+    def _start(self):
+        """Return where a new run begins, after its compiling in the background."""
+        arguments, saved = (self.algo, self.env, self.settings.seed), self.saver.saves_replay
+        self._compile_in_background(arguments, saved)
+        state = self.program.start(*arguments, saved=saved, dataset=self.dataset)
+        if self.initial is not None:
+            state = state.replace(learner=self.initial.into(state.learner, self.program.layout.place))
+        return _Position(state, 0), {}
+
+    def _compile_in_background(self, arguments, saved):
         """Begins to compile chunks and evaluations, from shapes alone, before the state is there."""
-        program, env = self.program, self.eval_env
+        program = self.program
         if not program.is_compiled or distributed.is_several():
             return
-        shapes = program.template(*beginning, saved=saved, dataset=self.dataset)
+        shapes = program.template(*arguments, saved=saved, dataset=self.dataset)
         if self.recorder is None:
-            arguments = self.algo_there, self.env_there, shapes, self.dataset
-            self.background["chunk"] = BackgroundTask(lambda: program.compile_chunk(*arguments))
-        if isinstance(env, Environment) and not self.evaluator.in_thread:
-            self.background["evaluation"] = BackgroundTask(lambda: self._compile_evaluation(shapes.learner, env))
+            of_chunk = self.algo, self.env, shapes, self.dataset
+            self.background["chunk"] = BackgroundTask(lambda: program.compile_chunk(*of_chunk))
+        if self.evaluations.are_compiled_before:
+            self.background["evaluation"] = BackgroundTask(lambda: self.evaluations.compile(shapes.learner))
 
-    def _compile_evaluation(self, learner, env):
-        progress, sharding = self.program.layout.place(np.float32(0.0)), jax.tree.leaves(learner)[0].sharding
-        policy_at.lower(self.algo_there, learner, progress).compile()
-        algo, actor = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            policy_at.eval_shape(self.algo_there, learner, progress),
-        )
-        settings = {"seed": self.settings.seed, "episodes": self.settings.evaluation_episodes}
-        explore = self.settings.explore_in_evaluation
-        compile_evaluation(algo, actor, env, self.program.layout.spec, **settings, explore=explore)
+    def _resume(self):
+        """Return where the newest checkpoint is, and what it keeps of the callbacks."""
+        # Only the shapes are made: its replays and those restored might not both fit.
+        arguments, saved = (self.algo, self.env, self.settings.seed), self.saver.saves_replay
+        template = self.program.template(*arguments, saved=saved, dataset=self.dataset)
+        state, step, callback_states, replays_lost = self.saver.restore(template)
+        unsaved, how = self.program.unsaved_state(self.algo), []
+        state = state.replace(**unsaved)
+        if unsaved:
+            how.append(f"{self.program.layout.num_envs} host environments start new episodes")
+        if replays_lost:
+            state = self.program.reset_buffers(self.algo, self.env, state, self.dataset)
+            how.append("the replay buffers are empty and refill before learning continues")
+        if how and distributed.is_leader():
+            text = f"resumed at step {step}; {'; '.join(how)}; everything else is restored"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        elif step < self.schedule.total_steps:
+            self.journal.note(f"resumed at step {step}")
+        changed = self.callbacks.restore(callback_states, self.env if isinstance(self.env, Environment) else None)
+        if changed is not None:
+            self.env = self.program.layout.place(changed)
+        return _Position(state, step // self.schedule.rows), callback_states
 
-    def _wait_for(self, what):
-        """Waits for a background task, if there is one."""
-        if (under_way := self.background.pop(what, None)) is not None:
-            under_way.wait()
+    def _go_on(self, position, callback_states):
+        """Do first what a run that is resumed here was due to do and was left in the middle of.
+
+        Raises:
+          Stop: it was stopped here.
+        """
+        state, done = position.state, position.done
+        unevaluated = self.evaluations.is_lacking(done)
+        if unevaluated and not self.evaluations.evaluator.in_thread:
+            self._at_border(position)
+            return
+        due = self.schedule.evaluates(done) or self.schedule.calls_back(done)
+        stop = self.callbacks.asked_to_stop(self._moment(state, done), callback_states, due)
+        if (stop := distributed.from_leader("stopped before", stop)) is not None:
+            raise Stop(stop)
+        if unevaluated and not self.schedule.is_last(done):
+            self.evaluations.begin(state, done, self.background.pop("evaluation", None))
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
-    def _loop(self, signals):
-        """Runs to the end; `self.state` and `self.done` are where all that came before was last known finite.
+    def _loop(self, position, completions, signals):
+        """Run to the end; keeps `position` where all that came before was last known finite.
 
         Raises:
-          _Stop: the run ends before its time.
+          Stop: the run ends before its time.
         """
-        state, done, pending, length = self.state, self.done, None, 1
-        while done < self.iterations:
-            border = self._next_border(done)
+        state, done, pending, length = position.state, position.done, None, 1
+        while not self.schedule.is_last(done):
+            border = self.schedule.next_border(done)
             length = min(self._chunk_length(length), border - done)
-            if self.log_each is not None:
-                length = min(length, self.log_each - done % self.log_each)
+            if (log_each := self.schedule.log_each) is not None:
+                length = min(length, log_each - done % log_each)
             before = state.replace(buffers={})
             state, report, fetch = self._dispatch(state, length)
             if self.limits.iterations is None:  # else nothing of the run is for keeps
                 signals.hold()  # compiled, and so much is learned
-            ended = self.completions.of(functools.partial(jax.block_until_ready, report))
+            ended = completions.of(functools.partial(jax.block_until_ready, report))
             chunk = _Chunk(before, state.replace(buffers={}), report, done, length, ended, fetch)
             done += length
             if pending is not None:
-                self._read(pending, last=False)
+                self._read(pending, position, last=False)
             pending = chunk
             self.seconds_per_iteration = signals.agree(with_leader=self.seconds_per_iteration)
             if done == border or signals.agreed is not None:
-                self._read(pending, last=True)
+                self._read(pending, position, last=True)
                 pending = None
-                self.state, self.done = state, done
-                self._at_border(state, done)
+                position.state, position.done = state, done
+                self._at_border(position)
 
     def _dispatch(self, state, length):
         """The state and the report of a chunk, and what fetches its rows if they are recorded."""
-        arguments = self.algo_there, self.env_there, state, length, self.total_steps_per_env, self.dataset
-        self._wait_for("chunk")  # the time until the first chunk was read is that of compiling
+        arguments = self.algo, self.env, state, length, self.total_steps_per_env, self.dataset
+        if (compiling := self.background.pop("chunk", None)) is not None:
+            compiling.wait()  # the time until the first chunk was read is that of compiling
         if self.recorder is None:
             return *self.program.chunk(*arguments), None
         return self.program.recorded_chunk(*arguments, recorded=self.recorder.recorded)
-
-    def _next_border(self, done):
-        each_of = (self.evaluate_each, self.save_each, self.callback_each, self.video_each)
-        following = [(done // each + 1) * each for each in each_of if each is not None]
-        return min([*following, self.iterations])
 
     def _chunk_length(self, last):
         if self.limits.iterations is not None:
@@ -305,434 +287,160 @@ class Loop:
             return most if self.recorder is None else min(most, self.recorder.recorded.iterations)
         if not self.seconds_per_iteration:
             return 1
-        wanted = int(_CHUNK_SECONDS / self.seconds_per_iteration)
+        length = int(_CHUNK_SECONDS / self.seconds_per_iteration)
         most = last * 8 if self.recorder is None else min(last * 8, self.recorder.recorded.iterations)
-        return max(1, min(wanted, most))
+        return max(1, min(length, most))
 
-    def _read(self, chunk, *, last):
+    def _read(self, chunk, position, *, last):
         """Wait for a chunk, and write down what happened since the last row if one is due.
 
         Args:
           chunk: the oldest that was not read.
+          position: moved where the run ends here.
           last: none is under way after it, so that a row is due.
 
         Raises:
-          _Stop: something was not finite; the state before the chunk is the last good one.
+          Stop: something was not finite; the state before the chunk is the last good one.
           Exception: what an evaluation in a thread raised.
         """
-        self.evaluator.look()
+        self.evaluations.evaluator.look()
         report = jax.device_get(chunk.report)
-        compiled = self.untimed_iterations > 0
         ended = chunk.ended.result()
-        seconds = self.laps.lap("train" if compiled else "compile", until=ended)
-        if compiled:
+        seconds = self.times.add(chunk.length, ended)
+        if seconds is not None:
             self.seconds_per_iteration = seconds / chunk.length
-            self.timed_iterations += chunk.length
-            self.timed_seconds += seconds
-        else:
-            self.untimed_iterations = chunk.length
-        done = chunk.first + chunk.length
-        step = done * self.rows
+        rows, done = self.schedule.rows, chunk.first + chunk.length
+        step = done * rows
         if int(report.failed_at) >= 0:
             # Replays were donated and may hold what was not finite: the state before the chunk has new ones.
-            self.state = self.program.reset_buffers(self.algo_there, self.env_there, chunk.before, self.dataset)
-            self.done = chunk.first
-            failed_step = (chunk.first + int(report.failed_at) + 1) * self.rows
-            raise _Stop("non_finite", *_problem(report, chunk, step, failed_step))
+            position.state = self.program.reset_buffers(self.algo, self.env, chunk.before, self.dataset)
+            position.done = chunk.first
+            raise non_finite(report, chunk.after, step, (chunk.first + int(report.failed_at) + 1) * rows)
         if chunk.fetch is not None and self.recorder is not None:
             self.recorder.add(chunk.fetch)
-        self._check_directory(chunk)
-        self.training_rows.add(report, chunk.length, seconds if compiled else None)
-        if not (last or self.log_each is None or done % self.log_each == 0):
-            if self.display is not None:
-                self.display.update(step, self.training_rows.speed())
-            return
-        row = {"step": step, "seconds": self.earlier_seconds + ended - self.laps.began} | self.training_rows.row()
-        self._write(row)
-        if 2 * done >= self.iterations:  # before, metrics are of what has not learned yet
-            self._advise(row)
-
-    def _mean_seconds(self):
-        """Of an iteration, without compiling, evaluating and saving."""
-        return self.timed_seconds / max(self.timed_iterations, 1)
-
-    def _speed(self):
-        """Steps a second of the loop alone; of a run of one chunk, which compiled too, 0."""
-        return self.timed_iterations * self.rows / max(self.timed_seconds, 1e-9)
-
-    def _advise(self, row):
-        """Warn, once in a run, of what metrics say is wrong with the settings."""
-        for name, text in advice.of(row).items():
-            if name not in self.advised and distributed.is_leader():
-                warnings.warn(f"at step {row['step']}: {text}", RuntimeWarning, stacklevel=6)
-            self.advised.add(name)
-
-    def _advise_at_end(self):
-        """Warn of a run that has not learned."""
-        actions, sources = self.program.layout.spec.action_space, self.algo.experience.values()
-        text = advice.at_end(
-            self.history,
-            on_policy=all(isinstance(source, Rollouts | Episodes) for source in sources),
-            discrete=not any(isinstance(part, Box) for part in leaves(actions)),
-            from_scratch="parent" not in self.config,
-            same_env=self.callbacks.keep()["env"] is None,
-        )
-        if text is not None and distributed.is_leader():
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
-
-    def _write(self, row):
-        self.history.append(row)
-        metrics = {name: value for name, value in row.items() if name != "step"}
-        self.newest |= metrics
-        self.loggers.write(int(row["step"]), metrics)
-        if self.display is not None:
-            # Of an evaluation in a thread the step is an earlier one.
-            self.display.update(max(int(row["step"]), self.display.step), metrics)
-
-    def _check_directory(self, chunk=None):
-        """Whether the run directory is still there.
-
-        Args:
-          chunk: what was read last; None: `self.state` is where the run stands.
-
-        Raises:
-          _Stop: it is not; the result is what was learned so far.
-        """
-        if self.directory is None:
-            return
         try:
-            self.directory.check()
-        except CheckpointError as error:
-            if chunk is not None:
-                # The replays are in the hands of the next chunk.
-                self.state = self.program.reset_buffers(self.algo_there, self.env_there, chunk.after, self.dataset)
-                self.done = chunk.first + chunk.length
-            self.directory = None
-            self.loggers.drop(self.files)
-            self._abort_without_saving(error)
+            self.saver.check_directory()
+        except Stop:
+            # The replays are in the hands of the next chunk.
+            position.state = self.program.reset_buffers(self.algo, self.env, chunk.after, self.dataset)
+            position.done = done
+            raise
+        self.training_rows.add(report, chunk.length, seconds)
+        if not (last or self.schedule.logs(done)):
+            self.journal.show(step, self.training_rows.speed())
+            return
+        row = self.training_rows.row()
+        self.journal.write(step, row, self.journal.seconds(ended))
+        if 2 * done >= self.schedule.iterations:  # before, metrics are of what has not learned yet
+            self.journal.advise(step, row)
 
-    def _abort_without_saving(self, error):
-        """Ends a run that can no longer be saved: alone, with its result; among several processes, with the error."""
-        if distributed.is_several():
-            raise error
-        raise _Stop("unsaved", str(error)) from error
-
-    def _at_border(self, state, done):
+    def _at_border(self, position):
         """Nothing is under way here, and all that came before was finite: evaluate, save, stop."""
-        last = done >= self.iterations
-        due = last or done % self.evaluate_each == 0
+        state, done, schedule, evaluations = position.state, position.done, self.schedule, self.evaluations
+        last, due, in_thread = schedule.is_last(done), schedule.evaluates(done), evaluations.evaluator.in_thread
+        compiling = self.background.pop("evaluation", None) if due else None
         if due:
             self.laps.lap("other")
-            self.evaluator.collect()  # the one before, if it was played in a thread
-            self.laps.lap("evaluate")
-            if not self.evaluator.in_thread:
-                self._evaluate(state, done)
+            evaluations.collect()  # the one before, if it was played in a thread
+            if not in_thread:
+                evaluations.begin(state, done, compiling)
         decision = self._call_back(state, done, due)
         # Both once: what comes later is for the next border, which saves.
         # Each process timed the last chunk by its own clock; the first one's measure decides the next length.
         stop, self.seconds_per_iteration = self.signals.agree(with_leader=(decision.stop, self.seconds_per_iteration))
-        asked = self.signals.agreed is not None
-        ending = last or stop is not None or asked
-        if due and self.evaluator.in_thread:
-            self._evaluate(state, done)
-        if self.video_each is not None and (last or done % self.video_each == 0):
-            self._film(state, done)
+        interrupted = self.signals.agreed is not None
+        ending = last or stop is not None or interrupted
+        if due and in_thread:
+            evaluations.begin(state, done, compiling)
+        if schedule.films(done):
+            evaluations.film(state, done)
         self.laps.lap("other")
         if ending:
-            self.evaluator.collect()
-            self.laps.lap("evaluate")
-        if ending or (self.checkpointer is not None and done % self.save_each == 0):
-            self._close_part(done, ending)
-            if self.checkpointer is not None:
-                self._check_directory()
-                self._save(done, state, self.evaluator.scores.get(done * self.rows))
+            evaluations.collect()
+        if ending or (self.saver.checkpointer is not None and done % schedule.save_each == 0):
+            self.saver.close_part(done * schedule.rows, ending=ending)
+            if self.saver.checkpointer is not None:
+                self.saver.check_directory()
+                step = done * schedule.rows
+                self.saver.save(step, state, evaluations.evaluator.scores.get(step))
         self.laps.lap("save")
         if stop is not None and not last:
-            raise _Stop(stop)
-        if asked and not last:
-            raise _Stop("interrupted")
+            raise Stop(stop)
+        if interrupted and not last:
+            raise Stop("interrupted")
 
     def _moment(self, state, done):
-        step = done * self.rows
-        return Moment(
-            step=step,
-            total_steps=self.iterations * self.rows,
-            metrics=dict(self.newest),
-            score=self.evaluator.score_at(step),
-            state=state,
-            env=local(self.env_there) if isinstance(self.env_there, Environment) else None,
-        )
+        step = done * self.schedule.rows
+        metrics, score = dict(self.journal.newest), self.evaluations.evaluator.score_at(step)
+        env = local(self.env) if isinstance(self.env, Environment) else None
+        return Moment(step, self.schedule.total_steps, metrics, score, state, env)
 
     def _call_back(self, state, done, due):
-        """What the callbacks ask for here; their environment takes the place of the one before."""
-        if not self.callbacks or not (due or self._calls_back(done)):
+        """What the callbacks decide here; their environment takes the place of the one before."""
+        if not self.callbacks or not (due or self.schedule.calls_back(done)):
             return Decision()
         with distributed.collective_errors("callbacks"):
             decision = self.callbacks(self._moment(state, done))
         distributed.check_same({"callbacks": self.callbacks.keep()["env"]})
         if decision.env is not None:
-            self.env_there = self.program.layout.place(decision.env)
+            self.env = self.program.layout.place(decision.env)
         if decision.metrics:
-            self._write({"step": done * self.rows, "seconds": self._seconds()} | dict(decision.metrics))
+            self.journal.write(done * self.schedule.rows, decision.metrics)
         return decision
 
-    def _calls_back(self, done):
-        """Whether `callback_every` calls the callbacks here."""
-        return self.callback_each is not None and done % self.callback_each == 0
+    # --- the end -----------------------------------------------------------------------------------------------
 
-    def _already_done(self, state, done, kept):
-        """Return why a run that is resumed here does not go on; None if it does."""
-        due = done >= self.iterations or done % self.evaluate_each == 0 or self._calls_back(done)
-        stop = self.callbacks.asked_to_stop(self._moment(state, done), kept, due)
-        return distributed.from_leader("stopped before", stop)
-
-    def _go_on(self, done, kept):
-        """Do first what a run that is resumed here was due to do and was left in the middle of.
-
-        Raises:
-          _Stop: it was stopped here.
-        """
-        unevaluated = distributed.from_leader("unevaluated", self._unevaluated(done))
-        if unevaluated and not self.evaluator.in_thread:
-            self._at_border(self.state, done)
-            return
-        if (stop_again := self._already_done(self.state, done, kept)) is not None:
-            raise _Stop(stop_again)
-        if unevaluated and done < self.iterations:
-            self._evaluate(self.state, done)
-
-    def _save(self, done, state, score):
-        assert self.checkpointer is not None  # else nothing is due
-        kept = state if self.settings.save_replay else state.replace(buffers={})
-        try:
-            self.checkpointer.save(done * self.rows, kept, score=score, callbacks=self.callbacks.keep())
-        except CheckpointError as error:  # of those before
-            self._abort_without_saving(error)
-
-    def _close_part(self, done, ending):
-        """Before the checkpoint: a run that goes on from it has no second look at what led there."""
-        if self.recorder is not None:
-            with distributed.collective_errors("closing a part of the recording"):
-                self.recorder.close_part(done * self.rows, ending=ending)
-
-    def _unevaluated(self, done):
-        """Whether an evaluation was due when so much was done, and it was not written down."""
-        due = done == self.iterations or (done < self.iterations and done % self.evaluate_each == 0)
-        return due and done * self.rows not in self.evaluator.scores
-
-    def _evaluate(self, state, done, *, log=True):
-        self.laps.lap("other")
-        self.save_at_rest = None
-        if not (self.evaluator.in_thread or distributed.is_several()):
-            self.save_at_rest = functools.partial(self._save_at_rest, state, done)
-        with self.signals.at_rest(self.save_at_rest):
-            self._wait_for("evaluation")
-        self.laps.lap("compile")
-        algo, actor = self._acting(state, done)
-        if self.checkpointer is not None and self.evaluator.in_thread:
-            self.checkpointer.awaiting = done * self.rows
-        self.evaluator.begin(done * self.rows, algo, actor, list(self.program.layout.mesh.devices.flat), log=log)
-        self.laps.lap("evaluate")
-
-    def _acting(self, state, done):
-        """The algorithm and what acting needs; every process plays by itself, on one of its devices."""
-        progress = self.program.layout.place(np.float32(min(done / self.iterations, 1.0)))
-        return policy_at(*local((self.algo_there, state.learner, progress)))
-
-    def _film(self, state, done):
-        acting = self._acting(state, done)
-        if self.videos is not None and self.directory is not None:  # of the first process
-            policy = Policy(acting[0], acting[1], self.program.layout.spec)
-            video = self.videos.write(self.directory.path, done * self.rows, policy)
-            if video is not None and video.suffix == ".gif":  # pages are for browsers
-                self.loggers.show(done * self.rows, video)
-
-    def _save_at_rest(self, state, done):
-        """Saves before the evaluation that is due, which the run begins with when it goes on."""
-        if self.checkpointer is None:
-            return
-        try:
-            self._close_part(done, True)
-            self._save(done, state, None)
-            self.checkpointer.wait(last=True)
-        except Exception as error:  # nobody would hear of it in this thread, and the last checkpoint is there
-            self._note(f"error: {error}")
-
-    def _play(self, algo, actor):
-        with self.signals.at_rest(self.save_at_rest):
-            return evaluate(
-                algo,
-                actor,
-                self.eval_env,
-                self.program.layout.spec,
-                seed=self.settings.seed,
-                episodes=self.settings.evaluation_episodes,
-                max_steps=self.limits.evaluation_steps,
-                explore=self.settings.explore_in_evaluation,
-                step_timeout=self.settings.topology.step_timeout,
-            )
-
-    def _evaluated(self, step, evaluation):
-        if self.checkpointer is not None and self.evaluator.in_thread:
-            self.checkpointer.score(step, evaluation.return_mean)
-        row = {"step": step, "seconds": self._seconds()}
-        row |= {f"evaluation/{name}": value for name, value in evaluation.metrics().items()}
-        self._write(row)
-        self._advise(row)
-
-    # --- beginning and end -------------------------------------------------------------------------------------
-
-    def _resume(self, checkpointer, template):
-        # The setting may have changed since; a run whose algorithm has no replay has nothing to leave out.
-        saved = any(leaf.name.startswith("buffers") for leaf in read_manifest(checkpointer.directory).leaves)
-        replays_lost = bool(template.buffers) and not saved
-        with distributed.collective_errors("restoring"):
-            in_file = template if saved else template.replace(buffers={})
-            state, step, record = checkpointer.restore(in_file)
-        steps = distributed.exchange("restored", step)
-        if len(set(steps)) > 1:
-            raise CheckpointError(f"the processes found different checkpoints: {steps}; all must see the same files")
-        anew, how = self.program.unsaved_state(self.algo_there), []
-        state = state.replace(**anew)
-        if anew:
-            how.append(f"{self.program.layout.num_envs} host environments start new episodes")
-        if replays_lost:
-            state = self.program.reset_buffers(self.algo_there, self.env_there, state, self.dataset)
-            how.append("the replay buffers are empty and refill before learning continues")
-        if how and distributed.is_leader():
-            text = f"resumed at step {step}; {'; '.join(how)}; everything else is restored"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
-        elif step < self.iterations * self.rows:
-            self._note(f"resumed at step {step}")
-        changed = self.callbacks.restore(
-            record.callbacks, self.env_there if isinstance(self.env_there, Environment) else None
-        )
-        if changed is not None:
-            self.env_there = self.program.layout.place(changed)
-        return state, step // self.rows, record.callbacks
-
-    def _note(self, text):
-        if self.display is not None:
-            self.display.note(text)
-
-    def _open_files(self, directory, done):
-        files = metrics_files(directory, done * self.rows)
-        rows = read_metrics(directory.metrics_jsonl)  # with None for NaN, which a run that was not interrupted has
-        self.history = [{name: np.nan if x is None else x for name, x in row.items()} for row in rows]
-        self.evaluator.remember(self.history)
-        self.earlier_seconds = max((row.get("seconds", 0.0) for row in self.history), default=0.0)
-        for row in self.history:
-            self.newest |= {name: value for name, value in row.items() if name != "step"}
-        return files
-
-    def _finish(self, state, done, stop):
+    def _finish(self, position, stop):
+        """Return the result of a run that ends here, evaluated and saved."""
+        state, done, saver, evaluator = position.state, position.done, self.saver, self.evaluations.evaluator
+        step, iterations = done * self.schedule.rows, self.schedule.iterations
         if stop.reason == "non_finite":
-            message = f"{stop.summary}; the state at step {done * self.rows} is kept; {advice.NOT_FINITE}"
+            message = f"{stop.summary}; the state at step {step} is kept; {advice.NOT_FINITE}"
             warnings.warn(message, RunStoppedWarning, stacklevel=4)
-        self._close_part(done, True)
+        saver.close_part(step, ending=True)
         self.laps.lap("save")
-        self.evaluator.collect()
-        self.laps.lap("evaluate")
-        if self.evaluator.latest is None and stop.reason not in ("interrupted", "non_finite", "unsaved"):
+        self.evaluations.collect()
+        if evaluator.latest is None and stop.reason not in ("interrupted", "non_finite", "unsaved"):
             # A run that had ended and was started again has written down what it found.
-            self._evaluate(state, done, log=done * self.rows > self.first_step or not self.evaluator.scores)
-            self.evaluator.collect()
-        if self.checkpointer is not None and stop.reason == "non_finite" and done:
-            if distributed.from_leader("not saved yet", done * self.rows not in self.checkpointer.steps()):
-                self._save(done, state, None)
-        if self.checkpointer is not None:
-            stop = self._final_checkpoint(state, done, stop)
+            log = step > self.first_step or not evaluator.scores
+            self.evaluations.begin(state, done, self.background.pop("evaluation", None), log=log)
+            evaluator.collect()
+        if saver.checkpointer is not None:
+            if stop.reason == "non_finite" and done:
+                if distributed.from_leader("not saved yet", step not in saver.checkpointer.steps()):
+                    saver.save(step, state, None)
+            stop = saver.save_last(step, state, evaluator.scores.get(step), stop)
         if stop.reason == "unsaved":
-            told = self.directory is not None and self.checkpointer is not None and self.checkpointer.told
-            problem = "saving failed to the end" if told else stop.problem  # each failure is told once
-            message = f"{problem}; what was learned until step {done * self.rows} is in the result, whose `save` "
-            message += "writes it elsewhere"
-            if self.directory is not None:
-                message += ", and the same call goes on from the last checkpoint"
-            warnings.warn(message, RunStoppedWarning, stacklevel=4)
-        elif done * self.rows > self.first_step and stop.reason not in ("interrupted", "non_finite", TARGET_RETURN):
-            self._advise_at_end()
+            warnings.warn(saver.describe_unsaved(stop.problem, step), RunStoppedWarning, stacklevel=4)
+        elif step > self.first_step and stop.reason not in ("interrupted", "non_finite", TARGET_RETURN):
+            same_env, from_scratch = self.callbacks.keep()["env"] is None, "parent" not in self.config
+            spec = self.program.layout.spec
+            self.journal.advise_at_end(self.settings.algo, spec, from_scratch=from_scratch, same_env=same_env)
         self.laps.lap("save")
-        # The first chunk compiles and trains, by as much as those after it take.
-        self.laps.move(self.untimed_iterations * self._mean_seconds(), "compile", "train")
         compiled, loaded = np.subtract(compile_cache.programs(), self.programs)
-        if loaded and not compiled:
-            self.laps.move(self.laps.seconds["compile"], "compile", "start")
+        self.times.settle(all_loaded=loaded > 0 and not compiled)
         result = Result(
-            algo=self.algo,
-            env=self.env,
+            algo=self.settings.algo,
+            env=self.settings.env,
             state=state,
-            metrics=self.history,
-            evaluation=self.evaluator.latest,
+            metrics=self.journal.history,
+            evaluation=evaluator.latest,
             stopped=stop.reason,
             problem=stop.problem,
-            total_steps=done * self.rows,
-            steps_per_second=self._speed(),
+            total_steps=step,
+            steps_per_second=self.times.steps_per_second(self.schedule.rows),
             wall_seconds=self.laps.told,
             seconds=dict(self.laps.seconds),
-            session_steps=done * self.rows - self.first_step,
-            earlier_seconds=self.earlier_seconds,
+            session_steps=step - self.first_step,
+            earlier_seconds=self.journal.earlier_seconds,
             spec=self.program.layout.spec,
-            progress=min(done / self.iterations, 1.0),
-            run_dir=None if self.checkpointer is None else self.checkpointer.directory.parent,
+            progress=min(done / iterations, 1.0),
+            run_dir=None if saver.checkpointer is None else saver.checkpointer.directory.parent,
             seed=self.settings.seed,
-            config={**self.config, "total_steps": self.iterations * self.rows},
+            config={**self.config, "total_steps": self.schedule.total_steps},
             callbacks=self.callbacks.keep(),
         )
-        if self.directory is not None:
-            self.loggers.close()
-            write_result(result, self.directory)
+        if saver.directory is not None:
+            self.journal.close()
+            write_result(result, saver.directory)
         return result
-
-    def _final_checkpoint(self, state, done, stop):
-        """How the run ends: as it would, once its last state is saved, which is tried twice."""
-        assert self.checkpointer is not None  # else nothing is saved
-        try:
-            self.checkpointer.wait(last=True)
-        except CheckpointError as error:
-            if distributed.is_several():
-                raise
-            if self.directory is None or stop.reason == "unsaved":
-                return stop
-            try:
-                self._check_directory()
-                self._save(done, state, self.evaluator.scores.get(done * self.rows))
-                self.checkpointer.wait(last=True)
-            except _Stop as ended:
-                return ended
-            except CheckpointError:
-                return _Stop("unsaved", str(error))
-        return stop
-
-
-@jax.jit
-def _all_finite(tree):
-    """Leaf by leaf; a leaf of whole numbers is."""
-    inexact = jax.numpy.inexact
-    return jax.tree.map(lambda x: not jax.numpy.issubdtype(x.dtype, inexact) or jax.numpy.isfinite(x).all(), tree)
-
-
-def _problem(report, chunk, step, failed_step):
-    """What was not finite and where: the metrics of the first iteration, and the leaves that the chunk left so.
-
-    Returns:
-      All of it, and a summary that begins with what may be the cause.
-    """
-    named = jax.tree.leaves_with_path(jax.device_get(_all_finite(lasting(chunk.after))))
-    unsound = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
-    broken = [name for name, fine in sorted(report.finite.items()) if not fine]
-
-    def text(broken, unsound, most_broken, most_unsound):
-        told = f"not finite in the iteration that ended at step {failed_step}"
-        told += f": {_first(broken, most_broken)}" if broken else ""
-        return told + (f"; leaves at step {step}: {_first(unsound, most_unsound)}" if unsound else "")
-
-    causes_first = (
-        sorted(some, key=lambda name: not name.startswith(("reward", "timestep"))) for some in (broken, unsound)
-    )
-    return text(broken, unsound, len(broken), _LEAVES_NAMED), text(*causes_first, _NAMED_IN_SHORT, _NAMED_IN_SHORT)
-
-
-def _first(names, number):
-    """The first of many names."""
-    return ", ".join(names[:number]) + (f" and {len(names) - number} more" if len(names) > number else "")

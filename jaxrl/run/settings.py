@@ -20,7 +20,7 @@ from jaxrl.networks.summary import summary
 from jaxrl.parallel.experience import dataset_problems, has_separate_dataset
 from jaxrl.parallel.multihost.place import evaluator_problems, is_evaluator
 from jaxrl.parallel.topology import choose
-from jaxrl.run.callbacks import as_callbacks
+from jaxrl.run.callbacks import run_callbacks
 from jaxrl.run.evaluation import EPISODES, default_episodes, episodes_problems
 from jaxrl.run.loggers import Logger
 from jaxrl.run.recorder import Record
@@ -172,7 +172,7 @@ class RunSettings:
         if self.target_return is not None:
             problems += number_problems("target_return", self.target_return)
         try:
-            as_callbacks(self.callbacks)
+            run_callbacks(self.callbacks, self.target_return)
         except ConfigError as error:
             problems += error.problems
         if not isinstance(self.loggers, Sequence) or not all(isinstance(one, Logger) for one in self.loggers):

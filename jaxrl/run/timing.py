@@ -70,6 +70,42 @@ class Laps:
         return self.clock() - self.began
 
 
+class ChunkTimes:
+    """Gives the time of chunks to training, or to compiling where it was the first of them.
+
+    Args:
+      laps: the clock of the run.
+    """
+
+    def __init__(self, laps: Laps):
+        self._laps = laps
+        self._first, self._iterations, self._seconds = 0, 0, 0.0
+
+    def add(self, iterations: int, ended: float) -> float | None:
+        """Return the seconds of a chunk that ended at a time of the clock; None of the first, which compiled too."""
+        seconds = self._laps.lap("train" if self._first else "compile", until=ended)
+        if not self._first:
+            self._first = iterations
+            return None
+        self._iterations += iterations
+        self._seconds += seconds
+        return seconds
+
+    def steps_per_second(self, rows: int) -> float:
+        """Return the speed of the loop alone at `rows` steps an iteration; 0 of a run of one chunk, which compiled."""
+        return self._iterations * rows / max(self._seconds, 1e-9)
+
+    def settle(self, *, all_loaded: bool) -> None:
+        """Give the first chunk's own time to training, by what those after it took.
+
+        Args:
+          all_loaded: the cache held every program, so that what is left of compiling was starting.
+        """
+        self._laps.move(self._first * (self._seconds / max(self._iterations, 1)), "compile", "train")
+        if all_loaded:
+            self._laps.move(self._laps.seconds["compile"], "compile", "start")
+
+
 class Completions:
     """Notes when work that was dispatched has ended, by a clock, in a thread that does nothing else.
 

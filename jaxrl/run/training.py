@@ -1,6 +1,7 @@
 """Training: settings are checked, the program is bound, and the loop runs it."""
 
 import dataclasses
+import functools
 import os
 import warnings
 import zlib
@@ -29,10 +30,11 @@ from jaxrl.run.compile_cache import keep_compiled_programs
 from jaxrl.run.follow import follow_launched
 from jaxrl.run.init_from import InitFrom, load_initial, recorded_parent, said
 from jaxrl.run.loggers import Logger
-from jaxrl.run.loop import NO_LIMITS, Loop, LoopLimits
+from jaxrl.run.loop import Loop
 from jaxrl.run.progress import ProgressBar
 from jaxrl.run.recorder import Record, Recorder
 from jaxrl.run.result import Result, opened
+from jaxrl.run.schedule import NO_LIMITS, LoopLimits
 from jaxrl.run.settings import RunSettings, default_notes, network_lines
 from jaxrl.run.videos import Videos
 
@@ -168,18 +170,18 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
     settings = settings.replace(topology=dataclasses.replace(settings.topology, shards=program.layout.shards))
     config = settings.config(dataset=described, parent=parent)
     parts = {"dataset": dataset, "recorder": recorder, "initial": initial, "videos": videos}
-    run = Loop(settings, program, config=config, limits=limits, **parts)
     display = ProgressBar() if settings.progress and leader else None
     if display is not None:
         for line in notes:
             display.note(line)
-    loggers = settings.loggers if leader else ()
+    settings = settings if leader else settings.replace(loggers=())
+    loop = functools.partial(Loop, settings, program, config=config, limits=limits, display=display, **parts)
     try:
         with applied(settings.resources):
             if run_dir is None:
-                return run.train(loggers, display, None, None)
+                return loop().train()
             with opened(run_dir, config, overwrite=settings.overwrite, keep=settings.keep) as (directory, checkpointer):
-                return run.train(loggers, display, directory, checkpointer)
+                return loop(directory=directory, checkpointer=checkpointer).train()
     finally:
         if recorder is not None:
             recorder.close()

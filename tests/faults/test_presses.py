@@ -187,7 +187,7 @@ def test_between_chunks_it_saves_first(number, tmp_path):
 def test_in_an_evaluation_that_takes_minutes_it_saves_and_leaves(tmp_path):
     """And goes on with that evaluation: the run is the one that was not interrupted."""
     words = {run: [*command("train", tmp_path / run), "--evaluate-every", "128"] for run in ("run", "whole")}
-    code, said = pressed('instead("jaxrl.run.loop", "evaluate", press_in_c, True)', *words["run"])
+    code, said = pressed('instead("jaxrl.run.evaluating", "evaluate", press_in_c, True)', *words["run"])
     assert code == 130, said
     assert checkpoint.complete_steps(tmp_path / "run" / "checkpoints")[-1] == 128
     for run in words:

@@ -16,7 +16,7 @@ from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
 from jaxrl.parallel.program import Program
-from jaxrl.run import checkpoint, loop
+from jaxrl.run import checkpoint, evaluating, loop
 
 TOTAL = 12 * ROWS
 
@@ -140,7 +140,7 @@ def test_a_run_that_is_left_in_an_evaluation_goes_on_with_it(at, tmp_path, monke
         return {"callbacks": [evaluated[-1]], "evaluate_every": 4 * ROWS, "checkpoint_every": 6 * ROWS}
 
     whole = train(tmp_path / "whole", **settings())
-    play = loop.Loop._play
+    play = evaluating.Evaluations._play
 
     def left(self, algo, actor):
         if self.evaluator._step == at * ROWS:
@@ -148,7 +148,7 @@ def test_a_run_that_is_left_in_an_evaluation_goes_on_with_it(at, tmp_path, monke
             raise Left
         return play(self, algo, actor)
 
-    monkeypatch.setattr(loop.Loop, "_play", left)
+    monkeypatch.setattr(evaluating.Evaluations, "_play", left)
     with pytest.raises(Left):
         train(tmp_path / "run", **settings())
     assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == at * ROWS

@@ -10,7 +10,7 @@ from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 from helpers.tiers import one_quick
 
 import jaxrl
-from jaxrl.run import loop
+from jaxrl.run import evaluating, loop
 from jaxrl.run.async_evaluation import Evaluator
 from jaxrl.run.checkpoint import Checkpointer, best_step, read_manifest
 from jaxrl.run.evaluation import Evaluation
@@ -126,7 +126,7 @@ def test_the_run_goes_on_meanwhile(monkeypatch):
             pass
 
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)  # chunks of one iteration: some end before the next border
-    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: found(float(further.wait(PATIENCE))))
+    monkeypatch.setattr(evaluating, "evaluate", lambda *_, **__: found(float(further.wait(PATIENCE))))
     result = train(async_evaluation=True, loggers=[Rows()])
     values = [row["evaluation/return_mean"] for row in result.metrics if "evaluation/return_mean" in row]
     assert values == [1.0, 1.0, 1.0]
@@ -134,7 +134,7 @@ def test_the_run_goes_on_meanwhile(monkeypatch):
 
 def test_a_target_that_is_reached_ends_the_run_at_the_next_evaluation(tmp_path, monkeypatch):
     numbers = iter([100.0, 1.0])
-    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: found(next(numbers)))
+    monkeypatch.setattr(evaluating, "evaluate", lambda *_, **__: found(next(numbers)))
     settings = {"async_evaluation": True, "target_return": 50.0}
     result = train(tmp_path / "run", **settings)
     assert (result.stopped, result.total_steps, result.evaluation.return_mean) == ("target_return", 2 * EACH, 1.0)
@@ -191,6 +191,6 @@ def test_an_evaluation_that_raises_ends_the_run(monkeypatch):
     def fail(*_, **__):
         raise OSError("no such game")
 
-    monkeypatch.setattr(loop, "evaluate", fail)
+    monkeypatch.setattr(evaluating, "evaluate", fail)
     with pytest.raises(OSError, match="no such game"):
         train(async_evaluation=True)

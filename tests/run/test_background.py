@@ -11,7 +11,7 @@ from helpers.programs import ENV, PPO, ROWS, anakin, assert_equal
 
 import jaxrl
 from jaxrl.parallel.program import Program
-from jaxrl.run import background, loop
+from jaxrl.run import background, evaluating
 from jaxrl.run.background import BackgroundTask, import_later_modules
 
 OURS = ("_chunk", "init", "play", "policy_at")
@@ -79,7 +79,7 @@ def test_what_fails_in_the_background_is_done_where_it_is_needed(monkeypatch):
 
     whole = train()
     monkeypatch.setattr(Program, "compile_chunk", fail)
-    monkeypatch.setattr(loop, "compile_evaluation", fail)
+    monkeypatch.setattr(evaluating, "compile_evaluation", fail)
     assert_equal(train().state, whole.state)
 
 

@@ -10,7 +10,7 @@ from helpers.programs import DQN, ENV, NUM_ENVS, PPO, ROWS, anakin
 import jaxrl
 from jaxrl.parallel.multihost import distributed
 from jaxrl.parallel.program import Program
-from jaxrl.run import loop, timing
+from jaxrl.run import evaluating, loop, timing
 from jaxrl.run.checkpoint import Checkpointer
 from jaxrl.run.evaluation import Evaluation
 
@@ -79,7 +79,7 @@ def test_a_chunk_has_its_own_time_where_dispatching_it_waits(monkeypatch):
     monkeypatch.setattr(Program, "chunk", dispatched)
     monkeypatch.setattr(loop, "Completions", Watched)
     monkeypatch.setattr(loop, "Laps", lambda: timing.Laps(clock))
-    monkeypatch.setattr(loop, "evaluate", evaluated)
+    monkeypatch.setattr(evaluating, "evaluate", evaluated)
     monkeypatch.setattr(loop, "_CHUNK_SECONDS", 4.0)
     settings = {"topology": anakin(), "evaluate_every": 12 * ROWS, "evaluation_episodes": 4, "progress": False}
     result = jaxrl.train(PPO, ENV, total_steps=32 * ROWS, **settings)

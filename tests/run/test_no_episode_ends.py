@@ -13,9 +13,9 @@ from jaxrl.cli import finished_run
 from jaxrl.run.callbacks import Decision, FunctionCallback
 from jaxrl.run.follow import follow
 from jaxrl.run.loggers import read_metrics
-from jaxrl.run.loop import LoopLimits
 from jaxrl.run.plotting import plot_runs
 from jaxrl.run.run_status import read_result
+from jaxrl.run.schedule import LoopLimits
 from jaxrl.run.settings import RunSettings
 from jaxrl.run.training import run_training
 

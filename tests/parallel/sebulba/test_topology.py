@@ -241,10 +241,10 @@ def test_training_goes_on_where_it_stopped_with_new_episodes(tmp_path, monkeypat
     first = jaxrl.train(algo, HOST, total_steps=4 * ROWS, **settings)
     resume, resumed = Loop._resume, []
 
-    def resuming(self, checkpointer, template):
-        state, done, kept = resume(self, checkpointer, template)
-        resumed.append(jax.tree.map(np.array, plain(state)))  # its buffers are donated later
-        return state, done, kept
+    def resuming(self):
+        position, callback_states = resume(self)
+        resumed.append(jax.tree.map(np.array, plain(position.state)))  # its buffers are donated later
+        return position, callback_states
 
     monkeypatch.setattr(Loop, "_resume", resuming)
     told = rf"resumed at step {4 * ROWS}; {NUM_ENVS} host environments start new episodes; everything else is restored"

@@ -1,0 +1,145 @@
+"""The evaluations of a run: compiled in the background, played, written down and saved with its checkpoints."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.core.run_state import RunState
+from jaxrl.core.types import ActorState, Algorithm, Environment
+from jaxrl.parallel.mesh import local
+from jaxrl.parallel.multihost import distributed
+from jaxrl.parallel.program import Program
+from jaxrl.run.async_evaluation import Evaluator
+from jaxrl.run.background import BackgroundTask
+from jaxrl.run.evaluation import MAX_STEPS, Evaluation, compile_evaluation, evaluate
+from jaxrl.run.journal import Journal
+from jaxrl.run.policy import Policy
+from jaxrl.run.result import policy_at
+from jaxrl.run.saving import Saver
+from jaxrl.run.schedule import Schedule
+from jaxrl.run.settings import RunSettings
+from jaxrl.run.signals import Signals
+from jaxrl.run.videos import Videos
+
+
+class Evaluations:
+    """The evaluations of a run, and its videos.
+
+    Args:
+      settings: of the run, resolved.
+      program: that trains.
+      algo, env: where the program has them; the environment is that of evaluations.
+      schedule, saver, journal, signals: of the run.
+      videos: None: there are none.
+      max_steps: of an episode.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        program: Program,
+        algo: Algorithm,
+        env: Any,
+        *,
+        schedule: Schedule,
+        saver: Saver,
+        journal: Journal,
+        signals: Signals,
+        videos: Videos | None = None,
+        max_steps: int = MAX_STEPS,
+    ):
+        self.evaluator = Evaluator(self._play, self._write, in_thread=settings.async_evaluation)
+        self.save_at_rest: Callable[[], None] | None = None
+        self._settings, self._layout, self._algo, self._env = settings, program.layout, algo, env
+        self._schedule, self._saver, self._journal, self._laps = schedule, saver, journal, journal.laps
+        self._signals, self._videos, self._max_steps = signals, videos, max_steps
+
+    def compile(self, learner: Any) -> None:
+        """Compile what the first evaluation runs, from the shapes of a learner state; for another thread."""
+        progress, sharding = self._layout.place(np.float32(0.0)), jax.tree.leaves(learner)[0].sharding
+        policy_at.lower(self._algo, learner, progress).compile()
+        algo, actor = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            policy_at.eval_shape(self._algo, learner, progress),
+        )
+        settings = {"seed": self._settings.seed, "episodes": self._settings.evaluation_episodes}
+        explore = self._settings.explore_in_evaluation
+        compile_evaluation(algo, actor, self._env, self._layout.spec, **settings, explore=explore)
+
+    @property
+    def are_compiled_before(self) -> bool:
+        """Whether `compile` makes ready what the first evaluation needs."""
+        return isinstance(self._env, Environment) and not self.evaluator.in_thread
+
+    def begin(self, state: RunState, done: int, compiling: BackgroundTask | None = None, *, log: bool = True) -> None:
+        """Evaluate the policy after so many iterations, or begin to, where that is done in a thread.
+
+        Args:
+          state: of the run there.
+          done: iterations.
+          compiling: what is waited for before.
+          log: write down the outcome, unless the run has one at this step already.
+        """
+        self._laps.lap("other")
+        step = done * self._schedule.rows
+        self.save_at_rest = None
+        if not (self.evaluator.in_thread or distributed.is_several()):
+            self.save_at_rest = functools.partial(self._saver.save_at_rest, step, state)
+        with self._signals.at_rest(self.save_at_rest):
+            if compiling is not None:
+                compiling.wait()
+        self._laps.lap("compile")
+        algo, actor = self._acting(state, done)
+        if self._saver.checkpointer is not None and self.evaluator.in_thread:
+            self._saver.checkpointer.awaiting = step
+        self.evaluator.begin(step, algo, actor, list(self._layout.mesh.devices.flat), log=log)
+        self._laps.lap("evaluate")
+
+    def collect(self) -> None:
+        """Wait for the evaluation that was begun in a thread, if there is one."""
+        self.evaluator.collect()
+        self._laps.lap("evaluate")
+
+    def is_lacking(self, done: int) -> bool:
+        """Whether an evaluation was due after so many iterations, and was not written down; all processes agree."""
+        schedule = self._schedule
+        due = done <= schedule.iterations and schedule.evaluates(done)
+        return distributed.from_leader("unevaluated", due and done * schedule.rows not in self.evaluator.scores)
+
+    def film(self, state: RunState, done: int) -> None:
+        """Write a video, in the first process."""
+        algo, actor = self._acting(state, done)
+        if self._videos is not None and self._saver.directory is not None:
+            policy, step = Policy(algo, actor, self._layout.spec), done * self._schedule.rows
+            video = self._videos.write(self._saver.directory.path, step, policy)
+            if video is not None and video.suffix == ".gif":  # pages are for browsers
+                self._journal.show_video(step, video)
+
+    def _acting(self, state, done):
+        """The algorithm and what acting needs; every process plays by itself, on one of its devices."""
+        progress = self._layout.place(np.float32(min(done / self._schedule.iterations, 1.0)))
+        return policy_at(*local((self._algo, state.learner, progress)))
+
+    def _play(self, algo: Algorithm, actor: ActorState) -> Evaluation:
+        with self._signals.at_rest(self.save_at_rest):
+            return evaluate(
+                algo,
+                actor,
+                self._env,
+                self._layout.spec,
+                seed=self._settings.seed,
+                episodes=self._settings.evaluation_episodes,
+                max_steps=self._max_steps,
+                explore=self._settings.explore_in_evaluation,
+                step_timeout=self._settings.topology.step_timeout,
+            )
+
+    def _write(self, step: int, evaluation: Evaluation) -> None:
+        if self._saver.checkpointer is not None and self.evaluator.in_thread:
+            self._saver.checkpointer.score(step, evaluation.return_mean)
+        metrics = {f"evaluation/{name}": value for name, value in evaluation.metrics().items()}
+        self._journal.write(step, metrics)
+        self._journal.advise(step, metrics)

@@ -1,0 +1,113 @@
+"""What a run reports: metrics to its files, its loggers and its display, and the warnings that follow from them."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl.core.sources import Episodes, Rollouts
+from jaxrl.core.spaces import Box, leaves
+from jaxrl.core.types import Algorithm, EnvSpec
+from jaxrl.parallel.multihost import distributed
+from jaxrl.run import advice
+from jaxrl.run.directory import RunDirectory
+from jaxrl.run.loggers import Logger, Loggers, read_metrics
+from jaxrl.run.progress import ProgressBar
+from jaxrl.run.result import metrics_files
+from jaxrl.run.timing import Laps
+
+
+class Journal:
+    """The metrics of a run, of all its sessions.
+
+    Args:
+      loggers: of the user.
+      display: shows the newest values; None: nothing does.
+      laps: the clock of this session.
+
+    Attributes:
+      history: a row of metrics each, in their order.
+      newest: the last value of every metric.
+      earlier_seconds: of the sessions before.
+      laps: the clock of this session.
+    """
+
+    def __init__(self, loggers: Sequence[Logger], display: ProgressBar | None, laps: Laps):
+        self.history: list[dict[str, float]] = []
+        self.newest: dict[str, float] = {}
+        self.earlier_seconds = 0.0
+        self.laps, self._display, self._user_loggers = laps, display, loggers
+        self._files: list[Logger] = []
+        self._loggers = Loggers(loggers)
+        self._advised: set[str] = set()
+
+    def open(self, directory: RunDirectory, step: int) -> None:
+        """Write to the files of a run directory too, after the rows up to `step` that are there."""
+        self._files = metrics_files(directory, step)
+        rows = read_metrics(directory.metrics_jsonl)  # with None for NaN, which a run that was not interrupted has
+        self.history = [{name: np.nan if x is None else x for name, x in row.items()} for row in rows]
+        self.earlier_seconds = max((row.get("seconds", 0.0) for row in self.history), default=0.0)
+        for row in self.history:
+            self.newest |= {name: value for name, value in row.items() if name != "step"}
+        self._loggers = Loggers([*self._files, *self._user_loggers])
+
+    def seconds(self, until: float | None = None) -> float:
+        """Return the seconds of the run in all sessions, until now or a time of the clock."""
+        return self.earlier_seconds + (self.laps.wall if until is None else until - self.laps.began)
+
+    def write(self, step: int, metrics: Mapping[str, float], seconds: float | None = None) -> None:
+        """Write a row of metrics.
+
+        Args:
+          step: environment steps.
+          metrics: by name.
+          seconds: of the run; None: those until now.
+        """
+        found = {"seconds": self.seconds() if seconds is None else seconds} | dict(metrics)
+        self.history.append({"step": step} | found)
+        self.newest |= found
+        self._loggers.write(step, found)
+        if self._display is not None:
+            # Of an evaluation in a thread the step is an earlier one.
+            self._display.update(max(step, self._display.step), found)
+
+    def show(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show metrics that are not written."""
+        if self._display is not None:
+            self._display.update(step, metrics)
+
+    def show_video(self, step: int, video: Path) -> None:
+        """Give a video to the loggers that take one."""
+        self._loggers.show(step, video)
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+        if self._display is not None:
+            self._display.note(text)
+
+    def advise(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warn, once in a run, of what metrics say is wrong with the settings."""
+        for name, text in advice.of(metrics).items():
+            if name not in self._advised and distributed.is_leader():
+                warnings.warn(f"at step {step}: {text}", RuntimeWarning, stacklevel=6)
+            self._advised.add(name)
+
+    def advise_at_end(self, algo: Algorithm, spec: EnvSpec, *, from_scratch: bool, same_env: bool) -> None:
+        """Warn of a run that has not learned."""
+        text = advice.at_end(
+            self.history,
+            on_policy=all(isinstance(source, Rollouts | Episodes) for source in algo.experience.values()),
+            discrete=not any(isinstance(part, Box) for part in leaves(spec.action_space)),
+            from_scratch=from_scratch,
+            same_env=same_env,
+        )
+        if text is not None and distributed.is_leader():
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+
+    def drop_files(self) -> None:
+        """Write no more to the run directory, which is gone."""
+        self._loggers.drop(self._files)
+
+    def close(self) -> None:
+        self._loggers.close()

@@ -1,0 +1,144 @@
+"""What a run saves: its checkpoints, the parts of its recording, and how it goes on from them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl.core.errors import CheckpointError
+from jaxrl.core.run_state import RunState
+from jaxrl.parallel.multihost import distributed
+from jaxrl.run.callbacks import Callbacks
+from jaxrl.run.checkpoint import Checkpointer, read_manifest
+from jaxrl.run.directory import RunDirectory
+from jaxrl.run.journal import Journal
+from jaxrl.run.recorder import Recorder
+from jaxrl.run.stopping import Stop, abort_without_saving
+
+
+class Saver:
+    """Saves a run in its directory, if it has one.
+
+    Args:
+      directory: of the run, in the first process; None: nothing is written there.
+      checkpointer: None: nothing is saved.
+      recorder: of the episodes of training, if they are recorded.
+      callbacks: whose state is in every checkpoint.
+      journal: of the run.
+      save_replay: whether checkpoints include replay buffers.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory | None,
+        checkpointer: Checkpointer | None,
+        recorder: Recorder | None,
+        callbacks: Callbacks,
+        journal: Journal,
+        save_replay: bool,
+    ):
+        self.directory, self.checkpointer, self.save_replay = directory, checkpointer, save_replay
+        self._recorder, self._callbacks, self._journal = recorder, callbacks, journal
+
+    @property
+    def saves_replay(self) -> bool:
+        return self.checkpointer is not None and self.save_replay
+
+    def announce_stop(self) -> None:
+        """Say, at the first Ctrl-C, when the run ends."""
+        saved = "" if self.directory is None else ", and is saved"
+        self._journal.note(f"the run stops when the chunk under way has ended{saved}; Ctrl-C again leaves at once")
+
+    def has_run(self) -> bool:
+        """Whether there is a checkpoint to go on from, in all processes alike."""
+        checkpointer = self.checkpointer
+        return checkpointer is not None and distributed.from_leader("is there a run", not checkpointer.is_empty())
+
+    def restore(self, template: RunState) -> tuple[RunState, int, Mapping[str, Any], bool]:
+        """Return the newest state, its steps, the state of the callbacks, and whether replays were lost.
+
+        Args:
+          template: the shapes of the state.
+
+        Raises:
+          CheckpointError: it cannot be read, or not every process sees the same files.
+        """
+        assert self.checkpointer is not None  # else there is no run
+        # The setting may have changed since; a run whose algorithm has no replay has nothing to leave out.
+        saved = any(leaf.name.startswith("buffers") for leaf in read_manifest(self.checkpointer.directory).leaves)
+        with distributed.collective_errors("restoring"):
+            state, step, record = self.checkpointer.restore(template if saved else template.replace(buffers={}))
+        steps = distributed.exchange("restored", step)
+        if len(set(steps)) > 1:
+            raise CheckpointError(f"the processes found different checkpoints: {steps}; all must see the same files")
+        return state, step, record.callbacks, bool(template.buffers) and not saved
+
+    def save(self, step: int, state: RunState, score: float | None) -> None:
+        """Save the state after `step` environment steps.
+
+        Raises:
+          Stop, CheckpointError: those before could not be saved.
+        """
+        assert self.checkpointer is not None  # else nothing is due
+        state = state if self.save_replay else state.replace(buffers={})
+        try:
+            self.checkpointer.save(step, state, score=score, callbacks=self._callbacks.keep())
+        except CheckpointError as error:
+            abort_without_saving(error)
+
+    def close_part(self, step: int, *, ending: bool) -> None:
+        """Close a part of the recording before a checkpoint: a run that goes on from it has no second look at it."""
+        if self._recorder is not None:
+            with distributed.collective_errors("closing a part of the recording"):
+                self._recorder.close_part(step, ending=ending)
+
+    def save_at_rest(self, step: int, state: RunState) -> None:
+        """Save before the evaluation that is due, which the run begins with when it goes on."""
+        if self.checkpointer is None:
+            return
+        try:
+            self.close_part(step, ending=True)
+            self.save(step, state, None)
+            self.checkpointer.wait(last=True)
+        except Exception as error:  # no one would hear of it in this thread, and the last checkpoint is there
+            self._journal.note(f"error: {error}")
+
+    def check_directory(self) -> None:
+        """Check that the run directory is still there.
+
+        Raises:
+          Stop, CheckpointError: it is not; the result is what was learned so far.
+        """
+        if self.directory is None:
+            return
+        try:
+            self.directory.check()
+        except CheckpointError as error:
+            self.directory = None
+            self._journal.drop_files()
+            abort_without_saving(error)
+
+    def save_last(self, step: int, state: RunState, score: float | None, stop: Stop) -> Stop:
+        """Return how the run ends: as it would, once its last state is saved, which is tried twice."""
+        assert self.checkpointer is not None  # else nothing is saved
+        try:
+            self.checkpointer.wait(last=True)
+        except CheckpointError as error:
+            if distributed.is_several():
+                raise
+            if self.directory is None or stop.reason == "unsaved":
+                return stop
+            try:
+                self.check_directory()
+                self.save(step, state, score)
+                self.checkpointer.wait(last=True)
+            except Stop as ended:
+                return ended
+            except CheckpointError:
+                return Stop("unsaved", str(error))
+        return stop
+
+    def describe_unsaved(self, problem: str | None, step: int) -> str:
+        """Return what to tell the user of a run that could not be saved."""
+        reported = self.directory is not None and self.checkpointer is not None and self.checkpointer.told
+        problem = "saving failed to the end" if reported else problem  # each failure is reported once
+        message = f"{problem}; what was learned until step {step} is in the result, whose `save` writes it elsewhere"
+        return message if self.directory is None else f"{message}, and the same call goes on from the last checkpoint"
