@@ -6,15 +6,15 @@ from jaxrl.cli import training
 from jaxrl.cli.runs import ParsedCommand
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run.ahead import Compiled, compile_ahead
-from jaxrl.run.compile_cache import kept_in
+from jaxrl.run.compile_cache import cache_folder
 
 _COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "temporary", "at once", "FLOPs")
 _UNITS = ("", "k", "M", "G", "T", "P")
 
 
-def compile_(given: ParsedCommand) -> int:
+def compile_(parsed: ParsedCommand) -> int:
     """Compiles what `jaxrl train` with these flags would compile, and prints what that was; the exit code."""
-    compiled = compile_ahead(training.train_settings(given))
+    compiled = compile_ahead(training.train_settings(parsed))
     if distributed.is_leader():
         print("\n".join(_report(compiled)))
     return 0
@@ -32,7 +32,7 @@ def _report(compiled: list[Compiled]) -> list[str]:
         name, most = max(taken.items(), key=lambda item: item[1])
         lines.append(f"memory of a device: {_short(most, 'B')} at once for {name}, the program that takes most")
     count, misses = sum(one.count for one in compiled), sum(one.misses for one in compiled)
-    lines.append(f"{count} programs: {misses} compiled, {count - misses} found in the cache; kept in {kept_in()}")
+    lines.append(f"{count} programs: {misses} compiled, {count - misses} found in the cache; kept in {cache_folder()}")
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     if misses and least > 0:
         lines.append(

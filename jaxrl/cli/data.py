@@ -27,7 +27,7 @@ def export_rlds(argv: Sequence[str]) -> int:
     """`jaxrl export-rlds RUN --out DIR [FLAGS]`; the exit code."""
     formats = tuple(table.load()["constants"]["file_formats"])
     flags = [
-        Flag("out", PATH, None, "the directory to create; it must not exist", shown="required"),
+        Flag("out", PATH, None, "the directory to create; it must not exist", hint="required"),
         Flag("file_format", TEXT, formats[0], "format of the records", choices=formats),
     ]
     what = "Plays episodes with a trained policy and writes them as an RLDS dataset that TFDS opens."
@@ -38,7 +38,7 @@ def export_minari(argv: Sequence[str]) -> int:
     """`jaxrl export-minari RUN --id ID [FLAGS]`; the exit code."""
     formats = tuple(table.load()["constants"]["data_formats"])
     flags = [
-        Flag("id", TEXT, None, "id of the dataset, NAME-v0 or NAMESPACE/NAME-v0", shown="required"),
+        Flag("id", TEXT, None, "id of the dataset, NAME-v0 or NAMESPACE/NAME-v0", hint="required"),
         Flag("data_format", TEXT, formats[0], "format of the files", choices=formats),
         Flag("data_dir", optional(PATH), None, "where datasets are stored; None: where Minari looks"),
         Flag("env_spec", optional(TEXT), None, "id of the Gymnasium environment that readers make"),
@@ -49,18 +49,18 @@ def export_minari(argv: Sequence[str]) -> int:
 
 def _export(command, what, flags, argv) -> int:
     """Plays and writes; the first of the command's own flags says where to."""
-    run_flag = Flag("run", PATH, None, "the run directory", shown="required", positional=True)
+    run_flag = Flag("run", PATH, None, "the run directory", hint="required", positional=True)
     values, problems = parse(f"jaxrl {command}", what, [Group(command, [run_flag, *flags, *_FLAGS])], argv)
-    asked: dict[str, Any] = values[command]
+    arguments: dict[str, Any] = values[command]
     target, word = flags[0].name, flags[0].name.upper() if flags[0].name == "id" else "DIR"
-    if asked["run"] is None:
+    if arguments["run"] is None:
         problems.append(f"no run directory: jaxrl {command} RUN --{target} {word}")
-    if asked[target] is None:
+    if arguments[target] is None:
         problems.append(f"no output given: --{target} {word}")
-    if asked["env_params"] and asked["env"] is None:
+    if arguments["env_params"] and arguments["env"] is None:
         problems.append("--env-params needs --env")
-    if asked["env"] is not None:
-        problems += table.environment_problems(asked["env"])
+    if arguments["env"] is not None:
+        problems += table.environment_problems(arguments["env"])
     if problems:
         raise ConfigError(problems)
     from jaxrl.cli.training import make_environment
@@ -68,19 +68,19 @@ def _export(command, what, flags, argv) -> int:
     from jaxrl.run.loading import load_run
 
     write = {"export-rlds": export.export_rlds, "export-minari": export.export_minari}[command]
-    other = None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
-    run = load_run(asked["run"], step=asked["step"], best=asked["best"], env=other)
+    other = None if arguments["env"] is None else make_environment(arguments["env"], arguments["env_params"])
+    run = load_run(arguments["run"], step=arguments["step"], best=arguments["best"], env=other)
     shared = ("episodes", "seed", "explore", "num_envs", "max_steps", "progress")
-    options = {name: asked[name] for name in (*shared, *(flag.name for flag in flags[1:]))}
-    print(write(run.policy, run.env, asked[target], policy_version=run.step, **options))
+    options = {name: arguments[name] for name in (*shared, *(flag.name for flag in flags[1:]))}
+    print(write(run.policy, run.env, arguments[target], policy_version=run.step, **options))
     return 0
 
 
 def export_replay(argv: Sequence[str]) -> int:
     """`jaxrl export-replay RUN --out DIR [FLAGS]`; the exit code."""
     flags = [
-        Flag("run", PATH, None, "the run directory", shown="required", positional=True),
-        Flag("out", PATH, None, "the directory to create; it must not exist", shown="required"),
+        Flag("run", PATH, None, "the run directory", hint="required", positional=True),
+        Flag("out", PATH, None, "the directory to create; it must not exist", hint="required"),
         Flag("replay", optional(TEXT), None, "which of the algorithm's replay buffers, if it has several"),
         Flag("unfinished", BOOL, False, "also write unfinished episodes, as cut off"),
         Flag("step", optional(INT), None, "step of the checkpoint; None: the newest"),
@@ -89,8 +89,8 @@ def export_replay(argv: Sequence[str]) -> int:
     ]
     what = "Writes the episodes in the replay buffer of a run as an RLDS dataset that TFDS opens."
     values, problems = parse("jaxrl export-replay", what, [Group("export-replay", flags)], argv)
-    asked = dict(values["export-replay"])
-    run, out, _ = asked.pop("run"), asked.pop("out"), asked.pop("import_")
+    arguments = dict(values["export-replay"])
+    run, out, _ = arguments.pop("run"), arguments.pop("out"), arguments.pop("import_")
     if run is None:
         problems.append("no run directory: jaxrl export-replay RUN --out DIR")
     if out is None:
@@ -99,28 +99,28 @@ def export_replay(argv: Sequence[str]) -> int:
         raise ConfigError(problems)
     from jaxrl.run import replays
 
-    print(replays.export_replay(run, out, **asked))
+    print(replays.export_replay(run, out, **arguments))
     return 0
 
 
 def dataset(argv: Sequence[str]) -> int:
     """`jaxrl dataset info SOURCE`; the exit code."""
     flags = [
-        Flag("what", TEXT, None, "info", shown="required", positional=True, choices=("info",)),
-        Flag("source", TEXT, None, "the directory of an RLDS dataset, or minari:ID", shown="required", positional=True),
+        Flag("what", TEXT, None, "info", hint="required", positional=True, choices=("info",)),
+        Flag("source", TEXT, None, "the directory of an RLDS dataset, or minari:ID", hint="required", positional=True),
         Flag("split", TEXT, "train", "the split to read"),
     ]
     what = "Reports what a dataset contains, and every fault. The exit code is 1 if there are faults."
     values, problems = parse("jaxrl dataset", what, [Group("dataset", flags)], argv)
-    asked = values["dataset"]
-    if asked["what"] is None or asked["source"] is None:
+    arguments = values["dataset"]
+    if arguments["what"] is None or arguments["source"] is None:
         problems.append("jaxrl dataset info DIR, or jaxrl dataset info minari:ID")
     if problems:
         raise ConfigError(problems)
     from jaxrl.data import load_dataset
 
-    source = asked["source"]
+    source = arguments["source"]
     named = source if source.startswith(("rlds:", "minari:")) else f"rlds:{source}"
-    report = load_dataset(named, split=asked["split"]).report()
+    report = load_dataset(named, split=arguments["split"]).report()
     print(shown(str(report)))
     return 1 if report.faults else 0

@@ -140,9 +140,10 @@ def _group_json(group, parts):
 
 
 def _flag_json(flag, parts):
-    told = {name: getattr(flag, name) for name in ("help", "shown", "choices", "many", "limits")}
-    shown = {name: value for name, value in told.items() if value}
-    return {"name": flag.name, "kind": _kind_text(flag.kind, parts), "default": _default_json(flag.default)} | shown
+    attributes = {"help": flag.help, "shown": flag.hint, "choices": flag.choices, "many": flag.many}
+    attributes |= {"limits": flag.limits}
+    others = {name: value for name, value in attributes.items() if value}
+    return {"name": flag.name, "kind": _kind_text(flag.kind, parts), "default": _default_json(flag.default)} | others
 
 
 def _default_json(default):
@@ -292,6 +293,6 @@ def argument_flags(function: Callable, leave_out: Sequence[str] = ()) -> list[Fl
         needed = parameter.default is inspect.Parameter.empty
         default = None if needed else parameter.default
         choices = typing.get_args(hints[name]) if typing.get_origin(hints[name]) is typing.Literal else ()
-        shown = "required" if needed else None
-        flags.append(Flag(name, kind_of(hints[name]), default, help_.get(name, ""), shown, choices))
+        hint = "required" if needed else None
+        flags.append(Flag(name, kind_of(hints[name]), default, help_.get(name, ""), hint, choices))
     return flags

@@ -8,7 +8,7 @@ from jaxrl.cli.flags import BOOL, FLOAT, INT, PATH, TEXT, Flag, Group, optional,
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import seed_problems
 
-_RUN = Flag("run", PATH, None, "the run directory", shown="required", positional=True)
+_RUN = Flag("run", PATH, None, "the run directory", hint="required", positional=True)
 # How episodes are played, in both.
 _PLAYED = (
     Flag("explore", BOOL, False, "sample actions as in training, rather than take the best"),
@@ -42,17 +42,17 @@ def evaluate(argv: Sequence[str]) -> int:
     values, problems = parse(
         "jaxrl eval", "Plays complete episodes with a trained policy.", [Group("eval", flags)], argv
     )
-    asked = values["eval"]
-    problems += _play_problems("eval", asked)
-    if asked["step_timeout"] <= 0:
-        problems.append(f"--step-timeout: {asked['step_timeout']:g} must be more than 0")
-    if asked["follow"] and (asked["step"] is not None or asked["best"]):
+    arguments = values["eval"]
+    problems += _play_problems("eval", arguments)
+    if arguments["step_timeout"] <= 0:
+        problems.append(f"--step-timeout: {arguments['step_timeout']:g} must be more than 0")
+    if arguments["follow"] and (arguments["step"] is not None or arguments["best"]):
         problems.append("--follow evaluates every checkpoint; remove --step and --best")
-    if asked["out"] is not None and not asked["follow"]:
+    if arguments["out"] is not None and not arguments["follow"]:
         problems.append("--out needs --follow")
     if problems:
         raise ConfigError(problems)
-    return _evaluate(asked)
+    return _evaluate(arguments)
 
 
 def render(argv: Sequence[str]) -> int:
@@ -73,66 +73,69 @@ def render(argv: Sequence[str]) -> int:
     ]
     what = "Plays episodes with a trained policy and draws them: one GIF, MP4 or, of brax, HTML page each."
     values, problems = parse("jaxrl render", what, [Group("render", flags)], argv)
-    asked = values["render"]
-    problems += _play_problems("render", asked)
-    if asked["max_steps"] < 1:
-        problems.append(f"--max-steps: {asked['max_steps']} must be at least 1")
-    if asked["out"] is not None and asked["out"].suffix.lower() not in (".gif", ".mp4", ".html"):
-        problems.append(f"--out: {str(asked['out'])!r} must end in .gif, .mp4 or, of brax, .html")
+    arguments = values["render"]
+    problems += _play_problems("render", arguments)
+    if arguments["max_steps"] < 1:
+        problems.append(f"--max-steps: {arguments['max_steps']} must be at least 1")
+    if arguments["out"] is not None and arguments["out"].suffix.lower() not in (".gif", ".mp4", ".html"):
+        problems.append(f"--out: {str(arguments['out'])!r} must end in .gif, .mp4 or, of brax, .html")
     if problems:
         raise ConfigError(problems)
     from jaxrl.run import rendering
 
-    run = _loaded(asked)
-    out = asked["out"] or asked["run"] / f"episode{rendering.suffix_of(run.env)}"
-    first, options = _seed(asked, run), {name: asked[name] for name in ("max_steps", "explore")}
-    for number in range(asked["episodes"]):
-        path = out if asked["episodes"] == 1 else out.with_stem(f"{out.stem}-{number + 1}")
+    run = _loaded(arguments)
+    out = arguments["out"] or arguments["run"] / f"episode{rendering.suffix_of(run.env)}"
+    first, options = _seed(arguments, run), {name: arguments[name] for name in ("max_steps", "explore")}
+    for number in range(arguments["episodes"]):
+        path = out if arguments["episodes"] == 1 else out.with_stem(f"{out.stem}-{number + 1}")
         seed = (first + number) % 2**63
         print(rendering.render(run.policy, run.env, path, seed=seed, **options), flush=True)
     return 0
 
 
-def _play_problems(command, asked):
+def _play_problems(command, arguments):
     """What is wrong with the flags that both commands have."""
-    problems = [f"no run directory: jaxrl {command} RUN"] if asked["run"] is None else []
-    if asked["episodes"] < 1:
-        problems.append(f"--episodes: {asked['episodes']} must be at least 1")
-    problems += [] if asked["seed"] is None else seed_problems("--seed", asked["seed"])
-    if asked["env_params"] and asked["env"] is None:
+    problems = [f"no run directory: jaxrl {command} RUN"] if arguments["run"] is None else []
+    if arguments["episodes"] < 1:
+        problems.append(f"--episodes: {arguments['episodes']} must be at least 1")
+    problems += [] if arguments["seed"] is None else seed_problems("--seed", arguments["seed"])
+    if arguments["env_params"] and arguments["env"] is None:
         problems.append("--env-params needs --env")
-    return problems if asked["env"] is None else problems + table.environment_problems(asked["env"])
+    return problems if arguments["env"] is None else problems + table.environment_problems(arguments["env"])
 
 
-def _other_environment(asked):
+def _other_environment(arguments):
     from jaxrl.cli.training import make_environment
 
-    return None if asked["env"] is None else make_environment(asked["env"], asked["env_params"])
+    return None if arguments["env"] is None else make_environment(arguments["env"], arguments["env_params"])
 
 
-def _loaded(asked):
+def _loaded(arguments):
     """The run at the checkpoint that the flags name."""
     from jaxrl.run.loading import load_run
 
-    return load_run(asked["run"], step=asked["step"], best=asked["best"], env=_other_environment(asked))
+    return load_run(arguments["run"], step=arguments["step"], best=arguments["best"], env=_other_environment(arguments))
 
 
-def _seed(asked, run):
-    return run.held_out_seed if asked["seed"] is None else asked["seed"]
+def _seed(arguments, run):
+    return run.held_out_seed if arguments["seed"] is None else arguments["seed"]
 
 
-def _evaluate(asked):
+def _evaluate(arguments):
     from jaxrl.cli.training import score
     from jaxrl.run import evaluation
 
-    settings = {name: asked[name] for name in ("episodes", "seed", "explore", "step_timeout")}
-    if asked["follow"]:
+    settings = {name: arguments[name] for name in ("episodes", "seed", "explore", "step_timeout")}
+    if arguments["follow"]:
         return _follow(
-            asked["run"], asked["out"] or asked["run"] / "evaluations.jsonl", _other_environment(asked), settings
+            arguments["run"],
+            arguments["out"] or arguments["run"] / "evaluations.jsonl",
+            _other_environment(arguments),
+            settings,
         )
-    run = _loaded(asked)
+    run = _loaded(arguments)
     policy = run.policy
-    settings["seed"] = _seed(asked, run)
+    settings["seed"] = _seed(arguments, run)
     found = evaluation.evaluate(policy.algo, policy.actor, run.env, policy.spec, **settings)
     print(f"{type(run.algo).__name__} on {run.env.name}, checkpoint at step {run.step:,}")
     print(score(found))

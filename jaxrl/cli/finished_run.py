@@ -27,9 +27,9 @@ ALREADY_FINISHED = "it had ended before; more --total-steps continue it, --overw
 _AT_ITS_END = ("finished", "target_return")
 
 
-def print_finished_run(given: ParsedCommand) -> bool:
+def print_finished_run(parsed: ParsedCommand) -> bool:
     """Prints the result of a run that this command has brought to its end before; whether there is one."""
-    run = given.values["run"]
+    run = parsed.values["run"]
     path = run["run_dir"]
     if run["import_"] is not None or multihost.has_evaluator(run):
         return False  # the user's own code may be another by now; what an evaluator has left may not be all
@@ -37,21 +37,21 @@ def print_finished_run(given: ParsedCommand) -> bool:
         return False
     try:
         record, environment = read_result(path), files.read_json(path / "config.json")["environment"]
-        if record.get("stopped") not in _AT_ITS_END or record.get("command") != _command(given):
+        if record.get("stopped") not in _AT_ITS_END or record.get("command") != _command(parsed):
             return False
         name = ":".join(part for part in (environment.get("suite"), environment.get("name")) if part)
-        lines = report(record, given.groups[1].title, name, path.absolute())
+        lines = report(record, parsed.groups[1].title, name, path.absolute())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # the ordinary way says what is wrong with them
     print(files.shown("\n".join([*lines, ALREADY_FINISHED])))
     return True
 
 
-def save_command(given: ParsedCommand, path: Path) -> None:
+def save_command(parsed: ParsedCommand, path: Path) -> None:
     """Writes into the result of a run by which flags it came about."""
     file = path / "result.json"
     try:
-        times, record = file.stat(), files.read_json(file) | {"command": _command(given)}
+        times, record = file.stat(), files.read_json(file) | {"command": _command(parsed)}
         with files.replacing(file) as new:
             new.write(files.to_json(record, indent=2))
             new.flush()
@@ -102,19 +102,19 @@ def score(metrics: Mapping[str, float]) -> str:
     mean, deviation = metrics["return_mean"], metrics["return_std"]
     size = max(abs(mean), deviation)
     places = 3 - math.floor(math.log10(size)) if 1e-9 < size < 1 else 2  # small returns to four digits
-    shown = f"return {mean:.{places}f} ± {deviation:.{places}f} over {metrics['episodes']} episodes"
-    return shown + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")
+    line = f"return {mean:.{places}f} ± {deviation:.{places}f} over {metrics['episodes']} episodes"
+    return line + (f"; {metrics['unfinished']} more did not end" if metrics["unfinished"] else "")
 
 
-def _command(given: ParsedCommand) -> dict[str, Any]:
+def _command(parsed: ParsedCommand) -> dict[str, Any]:
     """What the result of a run depends on, as JSON values: the flags, and the defaults that they were not given."""
     flags = {
         f"{group.title}.{name}": _text(value)
-        for group in given.groups
-        for name, value in given.values[group.title].items()
+        for group in parsed.groups
+        for name, value in parsed.values[group.title].items()
         if group.title != "run" or name not in _NO_OTHER_RUN
     }
-    return {"algorithm": given.algorithm.lower(), "flags": flags, "defaults": zlib.crc32(table.FILE.read_bytes())}
+    return {"algorithm": parsed.algorithm.lower(), "flags": flags, "defaults": zlib.crc32(table.FILE.read_bytes())}
 
 
 def _text(value: Any) -> Any:

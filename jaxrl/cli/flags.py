@@ -45,7 +45,7 @@ class Flag:
       kind: of the value; decides how text is read.
       default: the value where the flag is not given.
       help: one line.
-      shown: what the help says instead of the default ("required").
+      hint: what the help says instead of the default ("required").
       choices: the only values, if not empty.
       many: any number of values, a tuple; without a name if `positional`.
       positional: given without its name.
@@ -56,7 +56,7 @@ class Flag:
     kind: Kind
     default: Any = None
     help: str = ""
-    shown: str | None = None
+    hint: str | None = None
     choices: tuple[Any, ...] = ()
     many: bool = False
     positional: bool = False
@@ -69,8 +69,8 @@ class Flag:
 
     def type(self) -> Any:
         """The annotation that tyro is given."""
-        shown = "none" if self.shown is None and self.default == () else self.shown
-        hint, help_ = None if shown is None else f"({shown})", self.help
+        hint = "none" if self.hint is None and self.default == () else self.hint
+        hint, help_ = None if hint is None else f"({hint})", self.help
         if hint is None and written(self.default) == "None" and "None: " in help_:  # which says what None is
             hint, help_ = "", help_.replace("None: ", "None (default): ", 1)
         argument = tyro.conf.arg(name=self.word, help=help_, help_behavior_hint=hint)
@@ -172,10 +172,10 @@ def parse(
         fields.append((_place(number), kind if group.prefix else tyro.conf.OmitArgPrefixes[kind], _default(cls)))
     top = dataclasses.make_dataclass("Flags", fields, kw_only=True)
     several = {group.option(flag) for group in groups for flag in group.flags if flag.many and not flag.positional}
-    given = _together(_with_values(argv, groups), several)
+    words = _together(_with_values(argv, groups), several)
     if "--help" in argv or "-h" in argv:
         print(wrapped(description) + "\n")  # tyro would make a line of each paragraph, however long
-    found, rest = tyro.cli(top, prog=command, description="", args=given, return_unknown_args=True)
+    found, rest = tyro.cli(top, prog=command, description="", args=words, return_unknown_args=True)
     values, problems = {}, _unexpected(rest, groups, f"{command} --help lists them")
     for number, group in enumerate(groups):
         parsed = getattr(found, _place(number)) if several_groups else found
@@ -239,13 +239,13 @@ def build_parts(
 def with_flags[T: "DataclassInstance"](algo: T, values: Mapping[str, Mapping[str, Any]]) -> T:
     """`algo` with what was read for its flags, its parts made; what was not given stays as it is."""
 
-    def given(group):
+    def set_fields(group):
         return {name: value for name, value in values[group].items() if not isinstance(value, DefaultText)}
 
-    changes = given(type(algo).__name__)
+    changes = set_fields(type(algo).__name__)
     for field in dataclasses.fields(algo):
         if field.name in values and changes.get(field.name) is None:  # else a network of the user's own
-            changes[field.name] = dataclasses.replace(getattr(algo, field.name), **given(field.name))
+            changes[field.name] = dataclasses.replace(getattr(algo, field.name), **set_fields(field.name))
     return dataclasses.replace(algo, **changes)
 
 
@@ -266,17 +266,17 @@ def _unexpected(words, groups, listing):
 
 def _with_values(argv, groups):
     """`--switch` as `--switch true` and `--no-switch` as `--switch false`, of flags that may be None too."""
-    asked, refused = {}, {}
+    positive, refused = {}, {}
     for group in groups:
         for flag in group.flags:
             if flag.kind == optional(BOOL):
                 option = group.option(flag)
                 start, name = (f"--{group.title}.", flag.word) if group.prefix else ("--", flag.word)
-                asked[option], refused[f"{start}no-{name}"] = option, option
+                positive[option], refused[f"{start}no-{name}"] = option, option
     words: list[str] = []
     for word, following in zip(argv, [*argv[1:], "-"], strict=False):
         name = word.replace("_", "-")
-        bare = name in asked and following.startswith("-")
+        bare = name in positive and following.startswith("-")
         words += [refused[name], "False"] if name in refused else [name, "True"] if bare else [word]
     return words
 

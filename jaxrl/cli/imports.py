@@ -30,7 +30,7 @@ def import_modules(argv: Sequence[str]) -> list[str]:
     Raises:
       ConfigError: there is no such module, or importing it raised, whose traceback is printed.
     """
-    names, others = _asked(argv)
+    names, others = _requested(argv)
     if (names or any(map(_OF_A_MODULE.search, others))) and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     if not names:
@@ -40,7 +40,7 @@ def import_modules(argv: Sequence[str]) -> list[str]:
     return [*others, f"{_OPTION}={','.join(names)}"]
 
 
-def _asked(argv):
+def _requested(argv):
     """The names after `--import`, and all other words."""
     names: list[str] = []
     others, words = [], iter(argv)
@@ -50,10 +50,10 @@ def _asked(argv):
             others.append(word)
             continue
         value = value if equals else next(words, "")
-        given = [name for name in value.split(",") if name]
-        if not given or value.startswith("-"):
+        modules = [name for name in value.split(",") if name]
+        if not modules or value.startswith("-"):
             raise ConfigError(f"{_OPTION} needs the name of a module, such as {_OPTION} my_environments")
-        names += given
+        names += modules
     return names, others
 
 

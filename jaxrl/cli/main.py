@@ -205,22 +205,22 @@ def _plot(argv: Sequence[str]) -> int:
     from jaxrl.cli.flags import PATH, TEXT, Flag, Group, optional, parse
 
     flags = [
-        Flag("runs", PATH, (), "run directories", shown="required", many=True, positional=True),
+        Flag("runs", PATH, (), "run directories", hint="required", many=True, positional=True),
         Flag("out", PATH, Path("learning_curves.png"), "file to write; its suffix sets the format"),
         Flag("metric", optional(TEXT), None, "metric to draw; None: the return"),
         imports.FLAG,
     ]
     what = "Draws learning curves; runs that differ only in their seed become one curve with an interval."
     values, problems = parse("jaxrl plot", what, [Group("plot", flags)], argv)
-    asked = values["plot"]
-    if not asked["runs"]:
+    arguments = values["plot"]
+    if not arguments["runs"]:
         problems.append("no runs to plot: jaxrl plot RUN ...")
     if problems:
         raise ConfigError(problems)
     from jaxrl.run.plotting import plot_runs
 
-    plot_runs(asked["runs"], asked["out"], metric=asked["metric"])
-    print(asked["out"])
+    plot_runs(arguments["runs"], arguments["out"], metric=arguments["metric"])
+    print(arguments["out"])
     return 0
 
 

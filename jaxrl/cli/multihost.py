@@ -22,80 +22,80 @@ def flags() -> list[Flag]:
     return table.command_flags("processes")
 
 
-def problems(asked: Mapping[str, Any], command: str = "train") -> list[str]:
+def problems(run: Mapping[str, Any], command: str = "train") -> list[str]:
     """What is wrong with the values of `flags` for a command, one line each."""
     try:
-        how = launch.parse(asked["launch"])
+        how = launch.parse(run["launch"])
     except ConfigError as error:
         return [f"--launch: {problem}" for problem in error.problems]
     found = [f"--launch: {problem}" for problem in launch.problems(how)]
-    if asked["distributed"] and isinstance(how, Several):
-        found.append(f"--distributed: not with --launch {asked['launch']}, which starts the processes itself")
-    if isinstance(how, Several) and how.restarts > 0 and asked.get("run_dir") is None:
-        found.append(f"--launch {asked['launch']}: needs --run-dir, whose newest checkpoint a restart goes on from")
+    if run["distributed"] and isinstance(how, Several):
+        found.append(f"--distributed: not with --launch {run['launch']}, which starts the processes itself")
+    if isinstance(how, Several) and how.restarts > 0 and run.get("run_dir") is None:
+        found.append(f"--launch {run['launch']}: needs --run-dir, whose newest checkpoint a restart goes on from")
     if isinstance(how, Several) and how.evaluators > 0:
         if command in ("sweep", "compile"):  # tune has no --launch at all
             found.append(
-                f"--launch {asked['launch']}: not with {command}; an evaluator plays the checkpoints of jaxrl train: "
+                f"--launch {run['launch']}: not with {command}; an evaluator plays the checkpoints of jaxrl train: "
                 "leave evaluators out"
             )
-        elif command == "train" and asked["run_dir"] is None:
-            found.append(f"--launch {asked['launch']}: needs --run-dir, whose checkpoints the evaluator plays")
-    given = {name: asked[name] for name in _EXPLICIT if asked[name] is not None}
+        elif command == "train" and run["run_dir"] is None:
+            found.append(f"--launch {run['launch']}: needs --run-dir, whose checkpoints the evaluator plays")
+    explicit = {name: run[name] for name in _EXPLICIT if run[name] is not None}
     written = {name: f"--{name.replace('_', '-')}" for name in _EXPLICIT}
-    if not given:
+    if not explicit:
         return found
     from jaxrl.parallel.multihost import distributed
 
-    found += distributed.problems(**given)
-    if not (asked["distributed"] or isinstance(how, Cluster)):
-        found.append(f"{', '.join(written[name] for name in given)}: only with --distributed")
-    if len(given) < len(_EXPLICIT):
-        missing = ", ".join(written[name] for name in _EXPLICIT if name not in given)
+    found += distributed.problems(**explicit)
+    if not (run["distributed"] or isinstance(how, Cluster)):
+        found.append(f"{', '.join(written[name] for name in explicit)}: only with --distributed")
+    if len(explicit) < len(_EXPLICIT):
+        missing = ", ".join(written[name] for name in _EXPLICIT if name not in explicit)
         found.append(f"{missing}: missing; give all three, or none of them where the cluster is detected")
     return found
 
 
-def is_one_of_several(asked: Mapping[str, Any]) -> bool:
+def is_one_of_several(run: Mapping[str, Any]) -> bool:
     """Whether this process is to join others, by the values of `flags` and by who started it."""
-    return asked["distributed"] or own_place() is not None or launch.parse(asked["launch"]) == Cluster()
+    return run["distributed"] or own_place() is not None or launch.parse(run["launch"]) == Cluster()
 
 
-def has_evaluator(asked: Mapping[str, Any]) -> bool:
+def has_evaluator(run: Mapping[str, Any]) -> bool:
     """Whether an evaluator is a part of the run, by the values of `flags`."""
-    how = launch.parse(asked["launch"])
+    how = launch.parse(run["launch"])
     return isinstance(how, Several) and how.evaluators > 0
 
 
-def start(command: str, argv: Sequence[str], asked: Mapping[str, Any]) -> int | None:
+def start(command: str, argv: Sequence[str], run: Mapping[str, Any]) -> int | None:
     """Starts the processes that `--launch` asks for, and waits for them; the exit code. None: the run is in this one.
 
     Args:
       command: of jaxrl.
       argv: its words.
-      asked: the values of `flags`.
+      run: the values of `flags`.
     """
-    how = launch.parse(asked["launch"])
+    how = launch.parse(run["launch"])
     if not isinstance(how, Several) or own_place() is not None:
         return None
-    again = ["--no-overwrite"] if asked.get("overwrite") else []  # what a restart goes on from
+    again = ["--no-overwrite"] if run.get("overwrite") else []  # what a restart goes on from
     return launch.run_processes([sys.executable, "-m", "jaxrl", command, *argv], how, again)
 
 
-def join(asked: Mapping[str, Any]) -> int:
+def join(run: Mapping[str, Any]) -> int:
     """Joins the other processes if that was asked for; how many there are. Before JAX is asked for its devices.
 
     Raises:
       ConfigError: no cluster was detected; versions differ between processes.
     """
-    if not is_one_of_several(asked):
+    if not is_one_of_several(run):
         return 1
-    if found := problems(asked):
+    if found := problems(run):
         raise ConfigError(found)
     from jaxrl.parallel.multihost import distributed
 
     own = own_place()
-    place = [asked[name] for name in _EXPLICIT] if own is None else [own.coordinator, own.num_processes, own.process_id]
+    place = [run[name] for name in _EXPLICIT] if own is None else [own.coordinator, own.num_processes, own.process_id]
     note = threading.Timer(_PATIENCE, _say_what_is_awaited, [place[0], place[2]])
     note.daemon = True
     note.start()

@@ -140,14 +140,14 @@ def _help_groups(run, fields, name):
     for flag in run.flags:
         title = next((title for title, names in _TITLES.items() if flag.name in names), "run")
         if flag.name == "dataset" and name in (*_OFFLINE, *table.load()["from_datasets"]):
-            flag = dataclasses.replace(flag, shown="required")
+            flag = dataclasses.replace(flag, hint="required")
         elif flag.name == "env" and name in _OFFLINE and _takes_dataset(run):
-            flag = dataclasses.replace(flag, shown=None)
-        by_title["required" if flag.shown == "required" else title].append(flag)
-    shown = [Group(title, flags, rare=title in _RARE) for title, flags in by_title.items() if flags]
+            flag = dataclasses.replace(flag, hint=None)
+        by_title["required" if flag.hint == "required" else title].append(flag)
+    groups = [Group(title, flags, rare=title in _RARE) for title, flags in by_title.items() if flags]
     own = [dataclasses.replace(fields[0], help=""), *fields[1:]]  # the algorithm's line begins the help
-    first = sum(group.title == "required" for group in shown)
-    return [*shown[:first], *own, *shown[first:]]
+    first = sum(group.title == "required" for group in groups)
+    return [*groups[:first], *own, *groups[first:]]
 
 
 def _takes_dataset(run):
@@ -231,7 +231,7 @@ def _own_flags(command, preset):
     flags = table.command_flags("train" if command == "compile" else command)
     if preset is None:
         return flags
-    known = {"total_steps": {"default": preset.total_steps, "shown": None}}
+    known = {"total_steps": {"default": preset.total_steps, "hint": None}}
     if _is_offline(preset):
         known["eval_env"] = {"default": preset.env}
     return [dataclasses.replace(flag, **known.get(flag.name, {})) for flag in flags]

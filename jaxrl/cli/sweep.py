@@ -23,16 +23,16 @@ _IN_ONE_PROGRAM = ("devices", "mapping", "checkpoint_every", "overwrite")
 PICTURES = (".png", ".svg", ".pdf")  # what --out ends in for curves
 
 
-def sweep(given: ParsedCommand) -> int:
+def sweep(parsed: ParsedCommand) -> int:
     """Sweeps as the flags say; the exit code."""
-    asked = prepare("sweep", given)
-    arguments = {name: value for name, value in asked.arguments.items() if name not in ("out", "seeds", "grid")}
-    seeds, out = asked.arguments["seeds"], asked.arguments["out"]
-    space = read_space(asked.algo, "--grid", asked.arguments["grid"])
-    if asked.num_envs is not None:
-        arguments["num_envs"] = asked.num_envs
+    request = prepare("sweep", parsed)
+    arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "seeds", "grid")}
+    seeds, out = request.arguments["seeds"], request.arguments["out"]
+    space = read_space(request.algo, "--grid", request.arguments["grid"])
+    if request.num_envs is not None:
+        arguments["num_envs"] = request.num_envs
     run = _backend(arguments)
-    result = run(asked.algo, asked.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
+    result = run(request.algo, request.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
     if distributed.is_leader():
         print(result.table())
         how = "including start-up and evaluation" if isinstance(result, Experiments) else "while training"
@@ -53,8 +53,8 @@ def _backend(arguments):
     """What runs the sweep; of its `arguments`, those of the other one are taken away."""
     with_ray = arguments.pop("backend") == "ray"
     others = _IN_ONE_PROGRAM if with_ray else _RAY
-    given = [f"--{name.replace('_', '-')}" for name in others if arguments.pop(name) not in (None, False)]
-    problems = [f"{flag}: not with --backend {'ray' if with_ray else 'jax'}" for flag in given]
+    unusable = [f"--{name.replace('_', '-')}" for name in others if arguments.pop(name) not in (None, False)]
+    problems = [f"{flag}: not with --backend {'ray' if with_ray else 'jax'}" for flag in unusable]
     if with_ray:
         for name in _RAY:
             if arguments[name] is None:

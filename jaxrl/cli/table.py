@@ -176,9 +176,9 @@ def _group(written: Mapping[str, Any]) -> Group:
 
 def _flag(written: Mapping[str, Any]) -> Flag:
     kind = _kind(written["kind"])
-    others = {"choices": tuple(written.get("choices", ()))}
-    told = {name: written[name] for name in ("help", "shown", "many", "limits") if name in written}
-    return Flag(written["name"], kind, _default(written["default"], kind), **told, **others)
+    others: dict[str, Any] = {name: written[name] for name in ("help", "many", "limits") if name in written}
+    others |= {"hint": written.get("shown"), "choices": tuple(written.get("choices", ()))}
+    return Flag(written["name"], kind, _default(written["default"], kind), **others)
 
 
 def _default(value: Any, kind: Kind) -> Any:

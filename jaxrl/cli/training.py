@@ -37,30 +37,30 @@ _LAYOUT = tuple({f.name: None for kind in (Sebulba, Anakin) for f in dataclasses
 _SLOW_TO_TRACE = ("brax:",)
 
 
-def train(given: ParsedCommand) -> int:
+def train(parsed: ParsedCommand) -> int:
     """Trains as the flags say; the exit code. The process of an evaluator ends within."""
-    settings = train_settings(given)
-    project = given.values["run"]["wandb"]
+    settings = train_settings(parsed)
+    project = parsed.values["run"]["wandb"]
     leader = distributed.is_leader()
     loggers = [_wandb(project, settings)] if project is not None and leader else []
     result = training.run_training(settings.replace(loggers=loggers))
     if leader:
         _report(result)
         if result.run_dir is not None:
-            finished_run.save_command(given, result.run_dir)
+            finished_run.save_command(parsed, result.run_dir)
     return {"non_finite": 1, "unsaved": 1, "interrupted": 130}.get(result.stopped, 0)
 
 
 # --- what the flags say --------------------------------------------------------------------------------------------
 
 
-def train_settings(given: ParsedCommand) -> RunSettings:
+def train_settings(parsed: ParsedCommand) -> RunSettings:
     """Return the settings of the run that the flags describe.
 
     Raises:
       ConfigError: every value that is wrong, whichever part it belongs to.
     """
-    request = prepare("train", given)
+    request = prepare("train", parsed)
     arguments = dict(request.arguments)
     layout = {name: value for name in _LAYOUT if (value := arguments[name]) is not None}
     topology = _topology(request.env, request.num_envs, layout)
@@ -68,7 +68,7 @@ def train_settings(given: ParsedCommand) -> RunSettings:
         arguments["record"] = Record(arguments["record"], arguments["record_every"])
     elif arguments["record_every"] != 1:
         raise ConfigError("--record-every needs --record")
-    env = _with_threads(request, given.values["run"], topology)
+    env = _with_threads(request, parsed.values["run"], topology)
     if arguments["eval_env"] is not None:
         arguments["eval_env"] = make_environment(arguments["eval_env"])
     return RunSettings.of(arguments | {"algo": request.algo, "env": env, "topology": topology})
@@ -84,14 +84,14 @@ class TrainRequest:
     arguments: dict[str, Any]  # the command's own flags
 
 
-def prepare(command: str, given: ParsedCommand) -> TrainRequest:
+def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
     """The algorithm and the environment of `train`, `sweep` and `tune`.
 
     Raises:
       ConfigError: every value that is wrong, whichever part it belongs to.
     """
-    values, problems = build_parts(given.groups, given.values)
-    algo = make_algorithm(given.algorithm) if given.preset is None else preset(given.preset).algorithm
+    values, problems = build_parts(parsed.groups, parsed.values)
+    algo = make_algorithm(parsed.algorithm) if parsed.preset is None else preset(parsed.preset).algorithm
     run, algo = values["run"], with_flags(algo, values)
     problems += field_problems(algo)
     if problems and multihost.is_one_of_several(run):
@@ -113,15 +113,15 @@ def prepare(command: str, given: ParsedCommand) -> TrainRequest:
     if problems:
         raise ConfigError(problems)
     if run.get("dataset") is None and learns_from_dataset(algo):
-        raise ConfigError(_no_dataset(command, given, algo))
+        raise ConfigError(_no_dataset(command, parsed, algo))
     common = ("preset", "import_", "env", "env_params", "num_envs", *multihost.FLAGS)
     return TrainRequest(algo, env, run["num_envs"], {name: v for name, v in run.items() if name not in common})
 
 
-def _no_dataset(command, given, algo):
+def _no_dataset(command, parsed, algo):
     """What is wrong where an algorithm is to learn from a dataset and there is none."""
-    wanted = dataset_settings(algo)
-    flags = [group.option(flag) for group in given.groups for flag in group.flags if flag.name in wanted]
+    settings = dataset_settings(algo)
+    flags = [group.option(flag) for group in parsed.groups for flag in group.flags if flag.name in settings]
     what = f"{type(algo).__name__} with {' and '.join(flags)}" if flags else type(algo).__name__
     if command == "train":
         return f"{what} learns from a dataset: --dataset PATH, such as rlds:data/pendulum"

@@ -17,24 +17,24 @@ from jaxrl.sweeps.tune import tune as run_tune
 _NOT_OF_THE_RUN = ("run_dir", "overwrite", "progress", "devices")
 
 
-def tune(given: ParsedCommand, argv: Sequence[str]) -> int:
+def tune(parsed: ParsedCommand, argv: Sequence[str]) -> int:
     """Searches as the flags say; the exit code.
 
     Args:
-      given: the flags, read.
+      parsed: the flags, read.
       argv: the words that they were.
     """
-    if given.values["run"]["distributed"] or given.values["run"]["launch"] != "here":
+    if parsed.values["run"]["distributed"] or parsed.values["run"]["launch"] != "here":
         raise ConfigError("--launch, --distributed: not with tune; --backend ray has several trials under way at once")
-    asked = prepare("tune", given)
-    arguments = {name: value for name, value in asked.arguments.items() if name not in ("out", "seeds", "space")}
-    seeds, out = asked.arguments["seeds"], asked.arguments["out"]
-    space = read_space(asked.algo, "--space", asked.arguments["space"])
+    request = prepare("tune", parsed)
+    arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "seeds", "space")}
+    seeds, out = request.arguments["seeds"], request.arguments["out"]
+    space = read_space(request.algo, "--space", request.arguments["space"])
     space = {
         name: values[0] if isinstance(values, list) and len(values) == 1 else values for name, values in space.items()
     }
-    arguments |= {"env": asked.env, "num_envs": asked.num_envs, "seeds": seeds[0] if len(seeds) == 1 else seeds}
-    result = run_tune(asked.algo, **arguments, **space)
+    arguments |= {"env": request.env, "num_envs": request.num_envs, "seeds": seeds[0] if len(seeds) == 1 else seeds}
+    result = run_tune(request.algo, **arguments, **space)
     print(result.table())
     print(f"best: {' '.join(_best(result, argv))}")
     if out is not None:
@@ -54,15 +54,15 @@ def _best(result: TuneResult, argv: Sequence[str]) -> list[str]:
 
 def _without(names: set[str], argv: Sequence[str]) -> list[str]:
     """The words without the flags of these names, and their values."""
-    kept: list[str] = []
+    others: list[str] = []
     keeping = True
     for word in argv:
         if word.startswith("--"):
             name = word.removeprefix("--").partition("=")[0].replace("-", "_")
             keeping = name not in names and name.removeprefix("no_") not in names
         if keeping:
-            kept.append(word)
-    return kept
+            others.append(word)
+    return others
 
 
 def _flag(name: str, value: Any) -> list[str]:

@@ -45,9 +45,11 @@ def check_pictures(encoded: Iterable[bytes], shape: Sequence[int | None] | None 
             raise ValueError(f"it is no picture in {' or '.join(_PICTURES)}: {said}") from error
         if height * width * max(bands, 4) > MOST_NUMBERS:
             raise ValueError(f"a picture has {height:,} x {width:,} pixels; at most {MOST_NUMBERS // 4:,} are decoded")
-        wanted = (height, width) if shape is None else tuple(shape[:2])
-        if any(want not in (None, found) for want, found in zip(wanted, (height, width), strict=True)):
-            raise ValueError(f"a picture has {height} x {width} pixels where {wanted[0]} x {wanted[1]} were promised")
+        expected = (height, width) if shape is None else tuple(shape[:2])
+        if any(want not in (None, found) for want, found in zip(expected, (height, width), strict=True)):
+            raise ValueError(
+                f"a picture has {height} x {width} pixels where {expected[0]} x {expected[1]} were promised"
+            )
         needed += 4 * height * width * bands
         check_memory(needed, "the pictures of an episode")
 

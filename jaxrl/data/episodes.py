@@ -155,8 +155,8 @@ def broken_steps(episode: Episode) -> list[tuple[str, str]]:
     for name, where, word in (("is_first", 0, "first"), ("is_last", steps - 1, "last")):
         marked = np.flatnonzero(getattr(episode, name)).tolist()
         if marked != [where]:
-            shown = "no step" if not marked else f"step {', '.join(map(str, marked[:5]))}"
-            found.append((name, f"is true at {shown}; it must be at the {word} of {steps} steps, {where}, alone"))
+            marks = "no step" if not marked else f"step {', '.join(map(str, marked[:5]))}"
+            found.append((name, f"is true at {marks}; it must be at the {word} of {steps} steps, {where}, alone"))
     if np.any(episode.is_terminal[:-1]):
         at = int(np.argmax(episode.is_terminal[:-1]))
         found.append(("is_terminal", f"is true at step {at} of {steps}; only the last step can be terminal"))

@@ -181,19 +181,19 @@ class Batches:
             period = self._sequence.period
             return (-(-first // period) + within) * period, np.full_like(within, self._sequence.rows)
         stretches = [self._stretch(length, self._sequence) for length in lengths.tolist()]
-        pairs = [(starts[i], kept[i]) for (starts, kept), i in zip(stretches, within.tolist(), strict=True)]
-        start, kept = np.asarray(pairs, np.int64).reshape(-1, 2).T
-        return first + start, kept
+        pairs = [(starts[i], extents[i]) for (starts, extents), i in zip(stretches, within.tolist(), strict=True)]
+        start, extents = np.asarray(pairs, np.int64).reshape(-1, 2).T
+        return first + start, extents
 
     def _read(self, episode, start, extent):
         """Items, in parts, with the episodes they lie in: so many at once as may be kept."""
         last = episode
         if self._sequence is not None and self._sequence.end == "continue":
             last = np.searchsorted(self._first_row, start + extent - 1, side="right") - 1
-        wanted = sorted(
+        numbers = sorted(
             {e for low, high in {*zip(episode.tolist(), last.tolist(), strict=True)} for e in range(low, high + 1)}
         )
-        stream, held, size, begin = self._cache.get(wanted), {}, 0, 0
+        stream, held, size, begin = self._cache.get(numbers), {}, 0, 0
         for item in range(len(episode)):
             while last[item] not in held:
                 number, rows = next(stream)
@@ -306,14 +306,14 @@ class _Cache:
         """Whether so many bytes of so many episodes are enough."""
         return size >= self._max_bytes and episodes >= self._min_episodes
 
-    def get(self, wanted: Iterable[int]) -> Iterator[tuple[int, _Rows]]:
+    def get(self, numbers: Iterable[int]) -> Iterator[tuple[int, _Rows]]:
         """These episodes, each read unless it is here."""
         with self._lock:
-            here = {number: self._rows[number] for number in wanted if number in self._rows}
+            here = {number: self._rows[number] for number in numbers if number in self._rows}
             for number in here:
                 self._rows.move_to_end(number)
-        fresh = self._reader.read(np.asarray([number for number in wanted if number not in here], np.int64))
-        for number in wanted:
+        fresh = self._reader.read(np.asarray([number for number in numbers if number not in here], np.int64))
+        for number in numbers:
             if number in here:
                 yield number, here.pop(number)
                 continue

@@ -161,11 +161,11 @@ class Loader:
         """
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "loader")
-        wanted = (first_batch, count)
-        if self._ahead is not None and self._ahead[0] == wanted:
+        request = (first_batch, count)
+        if self._ahead is not None and self._ahead[0] == request:
             made = self._ahead[1]
         else:
-            made = self._thread.submit(self._stacked, *wanted)
+            made = self._thread.submit(self._stacked, *request)
         self._ahead = None
         found = made.result()
         following = (first_batch + count, count)

@@ -27,7 +27,7 @@ from jaxrl.data.minari_reader import (
     first_integers,
     package,
 )
-from jaxrl.data.staging import Staging, told_as_dataset_error
+from jaxrl.data.staging import Staging, as_dataset_errors
 
 _OWN = ("id", "total_steps")  # of an episode's metadata, those that Minari writes
 _AT_ONCE, _EPISODES_AT_ONCE = 1 << 22, 256  # bytes, and how many, of the episodes that are handed over together
@@ -53,7 +53,7 @@ class MinariWriter:
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
-    @told_as_dataset_error
+    @as_dataset_errors
     def __init__(
         self,
         dataset_id: str,
@@ -99,7 +99,7 @@ class MinariWriter:
             self._staging.discard()
             raise
 
-    @told_as_dataset_error
+    @as_dataset_errors
     def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
         """Adds an episode; `metadata` in addition to its own, and to its return, length and number.
 
@@ -139,7 +139,7 @@ class MinariWriter:
         if self._bytes >= _AT_ONCE or len(self._waiting) >= _EPISODES_AT_ONCE:
             self._flush()
 
-    @told_as_dataset_error
+    @as_dataset_errors
     def close(self) -> Path:
         """Completes the dataset, reads it again, and moves it to its place.
 

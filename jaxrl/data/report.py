@@ -26,7 +26,7 @@ _ABSENT = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
+class FieldSummary:
     """One array of the steps, over all episodes; the last steps' actions, rewards and discounts are left out."""
 
     name: str
@@ -53,7 +53,7 @@ class Report:
     returns: np.ndarray
     lengths: np.ndarray
     endings: dict[str, int]
-    fields: list[Shown]
+    fields: list[FieldSummary]
     faults: list[str]
     notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -127,7 +127,7 @@ class Tally:
     def report(self, path: str, episodes: int, absent: tuple[str, ...] = ()) -> Report:
         nowhere = (np.nan, np.nan)
         fields = [
-            Shown(name, str(dtype), shape, *self._ranges.get(name, nowhere))
+            FieldSummary(name, str(dtype), shape, *self._ranges.get(name, nowhere))
             for name, (dtype, shape) in self._seen.items()
         ]
         returns, lengths = np.asarray(self._returns, np.float64), np.asarray(self._lengths, np.int64)

@@ -18,7 +18,7 @@ from jaxrl.data import features, tfrecord
 from jaxrl.data.episodes import Episode
 from jaxrl.data.metadata import check_features, check_files, check_info
 from jaxrl.data.order import runs
-from jaxrl.data.staging import Staging, told_as_dataset_error
+from jaxrl.data.staging import Staging, as_dataset_errors
 
 _VERSION = "1.0.0"
 _SPLIT = "train"
@@ -49,7 +49,7 @@ class RldsWriter:
       MissingExtraError: `jaxrl[data]` is not installed.
     """
 
-    @told_as_dataset_error
+    @as_dataset_errors
     def __init__(
         self, path: str | os.PathLike, name: str, *, shard_bytes: int = 1 << 28, file_format: str = "array_record"
     ):
@@ -75,7 +75,7 @@ class RldsWriter:
             template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}",
         )
 
-    @told_as_dataset_error
+    @as_dataset_errors
     def write(self, episode: Episode, metadata: dict[str, Any] | None = None) -> None:
         """Adds an episode; `metadata` in addition to its own, and to its return, length and number.
 
@@ -104,7 +104,7 @@ class RldsWriter:
         if self._shard_size >= self._shard_bytes or self._shard_lengths[-1] >= _SHARD_EPISODES:
             self._close_shard()
 
-    @told_as_dataset_error
+    @as_dataset_errors
     def close(self) -> Path:
         """Completes the dataset, reads it again, and moves it to its place.
 
@@ -265,8 +265,8 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
         return [RldsReader(path, split=split)]
     names = {child.name for child in whole.iterdir()}
     hosts = {int(match[2]) for name in names if (match := _HOST.fullmatch(name))}
-    wanted = {host_directory(index, count) for count in hosts for index in range(count)}
-    if gone := sorted(wanted - names):
+    expected = {host_directory(index, count) for count in hosts for index in range(count)}
+    if gone := sorted(expected - names):
         raise DatasetError(f"{path} is incomplete: {', '.join(gone)} is missing")
     readers = [RldsReader(child, split=split) for child in found]
     first = {field.name: (field.dtype, field.shape) for field in readers[0].fields if field.of_steps}
@@ -274,9 +274,8 @@ def open_directory(path: str | os.PathLike, *, split: str = _SPLIT) -> list[Rlds
         here = {field.name: (field.dtype, field.shape) for field in reader.fields if field.of_steps}
         for name in sorted(first | here):
             if here.get(name) != first.get(name):
-                raise DatasetError(
-                    f"{reader.path}: {name} is {_told(here, name)}; in {readers[0].path} it is {_told(first, name)}"
-                )
+                there = f"in {readers[0].path} it is {_describe_field(first, name)}"
+                raise DatasetError(f"{reader.path}: {name} is {_describe_field(here, name)}; {there}")
     return readers
 
 
@@ -309,7 +308,7 @@ def check_hosts(path: Path, count: int) -> None:
             raise ConfigError(f"path={str(path)!r} holds {child.name} already; use another, or move it away")
 
 
-def _told(fields, name):
+def _describe_field(fields, name):
     if name not in fields:
         return "missing"
     dtype, shape = fields[name]

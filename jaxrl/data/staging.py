@@ -13,7 +13,7 @@ from jaxrl.core.errors import ConfigError, DatasetError, JaxrlError
 from jaxrl.core.interrupts import cleaning_up
 
 
-def told_as_dataset_error[**P, R](method: Callable[P, R]) -> Callable[P, R]:
+def as_dataset_errors[**P, R](method: Callable[P, R]) -> Callable[P, R]:
     """A method of a writer: what the file system and libraries raise, each in its own way, becomes a DatasetError."""
 
     @functools.wraps(method)

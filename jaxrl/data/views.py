@@ -60,16 +60,16 @@ def stretches(count: int, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
     """
     longest, period = sequence.rows, sequence.period
     start = np.arange(count if count > 1 else 0)
-    kept = np.minimum(count - start, longest)
-    grid, full = start % period == 0, kept == longest
+    extent = np.minimum(count - start, longest)
+    grid, full = start % period == 0, extent == longest
     if sequence.end == "continue":
         found = grid & full
     elif sequence.end == "write":
         found = full & (grid | (start + longest == count))
     else:
         # Past the last full stretch there is one short one, and none where a full one ends with the episode.
-        found = grid & (full | (start < period) | (kept > longest - period))
-    return start[found], kept[found]
+        found = grid & (full | (start < period) | (extent > longest - period))
+    return start[found], extent[found]
 
 
 def check_sequence(sequence: Sequence) -> None:
@@ -116,17 +116,19 @@ def gather_transitions(take: Take, start: np.ndarray, left: np.ndarray, n_step: 
     )
 
 
-def gather_sequences(take: Take, start: np.ndarray, kept: np.ndarray, sequence: Sequence) -> SequenceBatch[np.ndarray]:
+def gather_sequences(
+    take: Take, start: np.ndarray, extent: np.ndarray, sequence: Sequence
+) -> SequenceBatch[np.ndarray]:
     """The stretches that begin at rows.
 
     Args:
       take: gives a field at rows; every row but an episode's first has its own before it.
       start: numbers of rows, int [N].
-      kept: how many rows from there on belong to them, int [N]; the others are zero.
+      extent: how many rows from there on belong to them, int [N]; the others are zero.
       sequence: the rules.
     """
     offset = np.arange(sequence.rows)[:, None]
-    mask = offset < kept
+    mask = offset < extent
     at = start + np.where(mask, offset, 0)
     fields = ("observation", "action", "reward", "terminated", "truncated", "first", "weight", "extras")
     stretch = Trajectory(

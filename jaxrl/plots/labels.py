@@ -123,9 +123,9 @@ def _label(group: Group, with_algorithm: bool, short: Mapping[str, str]) -> str:
 def _name_settings(groups: Sequence[Group]) -> None:
     """Enter into each group of one algorithm and environment the settings in which these groups differ."""
     found = list(_differing([group.runs[0].config for group in groups], ()))
-    told_apart = [entry for entry in found if entry[0][:2] not in _SPACES] or found
-    names = _unique_names([path for path, _ in told_apart])
-    for name, (_, values) in zip(names, told_apart, strict=True):
+    differences = [entry for entry in found if entry[0][:2] not in _SPACES] or found
+    names = _unique_names([path for path, _ in differences])
+    for name, (_, values) in zip(names, differences, strict=True):
         for group, text in zip(groups, _texts(values), strict=True):
             if text is not None:
                 group.settings[name] = text

@@ -166,17 +166,17 @@ class Callbacks:
         self._env = changed or self._env
         return Decision(stop, changed, metrics)
 
-    def asked_to_stop(self, moment: Moment, kept: Mapping[str, Any], due: bool) -> str | None:
+    def stop_reason(self, moment: Moment, record: Mapping[str, Any], due: bool) -> str | None:
         """Return why a run that is resumed here does not go on; None if it does.
 
         Callbacks that stopped the run here decide again, and those that it did not have before, if they are due. The
         others were called here before the checkpoint was saved, and are not called twice; but the target return may
         have changed.
         """
-        states, stopped = kept.get("states", {}), kept.get("stopped", ())
+        states, stopped = record.get("states", {}), record.get("stopped", ())
         new = [one for one in self._callbacks if one.name not in states or isinstance(one, StopAtReturn)]
-        asked = [one for one in self._callbacks if one.name in stopped or (due and one in new)]
-        decisions = [_decision(callback.name, callback(moment)) for callback in asked]
+        deciding = [one for one in self._callbacks if one.name in stopped or (due and one in new)]
+        decisions = [_decision(callback.name, callback(moment)) for callback in deciding]
         return next((decision.stop for decision in decisions if decision.stop), None)
 
     def keep(self) -> dict[str, Any]:
@@ -194,14 +194,14 @@ class Callbacks:
         leaves = None if self._env is None else [encode(leaf) for leaf in jax.tree.leaves(jax.device_get(self._env))]
         return {"states": states, "stopped": self._stopped, "env": leaves}
 
-    def restore(self, kept: Mapping[str, Any], env: Environment | None) -> Environment | None:
+    def restore(self, record: Mapping[str, Any], env: Environment | None) -> Environment | None:
         """Gives them back what was kept; the environment that the run trains in, if it is not `env`.
 
         Raises:
           CheckpointError: what was kept does not fit.
         """
-        states, set_by_callback = kept.get("states", {}), kept.get("env")
-        fits = isinstance(states, dict) and isinstance(kept.get("stopped", []), list)
+        states, set_by_callback = record.get("states", {}), record.get("env")
+        fits = isinstance(states, dict) and isinstance(record.get("stopped", []), list)
         if not fits or not isinstance(set_by_callback, list | None):
             raise CheckpointError("the manifest of the checkpoint keeps nothing of callbacks that could be read")
         for callback in self._callbacks:
@@ -221,7 +221,7 @@ class Callbacks:
             raise CheckpointError("the checkpoint keeps an environment of another structure, which a callback had set")
         try:
             check_sizes(set_by_callback)
-            found = [_kept_leaf(old, decode(now)) for old, now in zip(leaves, set_by_callback, strict=True)]
+            found = [_restored_leaf(old, decode(now)) for old, now in zip(leaves, set_by_callback, strict=True)]
         except (ConfigError, OverflowError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint keeps an environment that does not fit: {error!s:.200}") from error
         self._env = jax.tree.unflatten(structure, found)
@@ -309,7 +309,7 @@ def _same_form(name: str, env: Environment | None, new: Environment) -> Environm
     return jax.tree.map(_like, env, new)
 
 
-def _kept_leaf(old, new):
+def _restored_leaf(old, new):
     """As `_like`, of what a file holds.
 
     Raises:

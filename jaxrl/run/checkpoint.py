@@ -75,7 +75,7 @@ class Checkpointer:
         self.failures = 0  # failed saves since the start
         self._failures_in_a_row = 0
         self._failure: str | None = None  # of the last save
-        self.told = False  # that saves fail, since the last one that did not
+        self.has_warned = False  # that saves fail, since the last one that did not
         self._config = files.as_read_back(config)  # as it will be read back; a value that is no JSON fails here
         self._keep = keep
         self._max_failures = max_failures
@@ -175,7 +175,7 @@ class Checkpointer:
         error = future.exception()
         self._pending = None
         if error is None:
-            self._failures_in_a_row, self._failure, self.told = 0, None, False
+            self._failures_in_a_row, self._failure, self.has_warned = 0, None, False
             return True
         self.failures += 1
         self._failures_in_a_row += 1
@@ -187,9 +187,9 @@ class Checkpointer:
             raise CheckpointError(
                 f"{message}; {self._failures_in_a_row} saves in a row failed, so continuing would risk losing the run"
             ) from error
-        if not self.told:
+        if not self.has_warned:
             warnings.warn(f"{message}; training continues, and the next save tries again", RuntimeWarning, stacklevel=2)
-        self.told = True
+        self.has_warned = True
         return False
 
     def steps(self) -> list[int]:
@@ -359,13 +359,13 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
     record = manifests.read(path / manifests.FILE)
     if record.step != int(path.name):
         raise Damaged(f"its manifest is of step {record.step}")
-    wanted = manifests.named_leaves(template)
-    problems = manifests.differences(record, wanted, partial)
+    template_leaves = manifests.named_leaves(template)
+    problems = manifests.differences(record, template_leaves, partial)
     if problems:
         raise CheckpointError(f"checkpoint {path} does not fit this configuration:\n  " + "\n  ".join(problems))
-    entries = [entry for entry in record.leaves if entry.name in wanted]
+    entries = [entry for entry in record.leaves if entry.name in template_leaves]
     for entry in entries:
-        if (entry.data_dtype, entry.data_shape) != manifests.stored_as(wanted[entry.name]):
+        if (entry.data_dtype, entry.data_shape) != manifests.stored_as(template_leaves[entry.name]):
             raise Damaged(f"leaf {entry.name} is said to lie there as {entry.data_dtype}{list(entry.data_shape)}")
     _check_memory(path, entries)
     names = [entry.name for entry in entries if math.prod(entry.data_shape)]
@@ -397,8 +397,8 @@ def _read_step(path: Path, template: PyTree, partial: bool) -> tuple[PyTree, Man
             raise Damaged(f"leaf {entry.name} is {value.dtype}{list(value.shape)}, the manifest says otherwise")
         if entry.crc32 is not None and manifests.checksum(value) != entry.crc32:
             raise Damaged(f"leaf {entry.name} does not match its checksum")
-        leaves[entry.name] = host_copy.put(value, wanted[entry.name])
-    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in wanted]), record
+        leaves[entry.name] = host_copy.put(value, template_leaves[entry.name])
+    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in template_leaves]), record
 
 
 def _check_shapes(entries: list[manifests.Leaf], described: Mapping[str, Any]) -> None:

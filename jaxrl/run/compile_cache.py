@@ -55,13 +55,13 @@ def keep_compiled_programs() -> Path | None:
         if _tried:
             return None
         _tried = True
-    asked = os.environ.get(VARIABLE, "")
+    setting = os.environ.get(VARIABLE, "")
     by_user = jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache
-    if asked.lower() in _OFF or by_user or any(name in os.environ for name in _JAX_VARIABLES):
+    if setting.lower() in _OFF or by_user or any(name in os.environ for name in _JAX_VARIABLES):
         return None
-    folder = Path(asked or "the user's cache folder")  # for the warning
+    folder = Path(setting or "the user's cache folder")  # for the warning
     try:
-        root = files.expand(asked) if asked else _user_cache() / "jaxrl"
+        root = files.expand(setting) if setting else _user_cache() / "jaxrl"
         folder = root / _processor(requested() or cores())
         _make_usable(folder)
     except (OSError, RuntimeError, ConfigError) as error:  # this user has no home
@@ -108,15 +108,15 @@ def _count(event: str, **_: object) -> None:
 jax.monitoring.register_event_listener(_count)
 
 
-def kept_in() -> str | None:
+def cache_folder() -> str | None:
     """Where compiled programs are kept now, by jaxrl or by JAX's own settings; None: nowhere."""
     return jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
 
 
 def _user_cache() -> Path:
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if given.is_absolute():  # as its specification asks; an empty one is none
-        return given
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if folder.is_absolute():  # as its specification asks; an empty one is none
+        return folder
     if platform.system() == "Darwin":
         return Path.home() / "Library" / "Caches"
     return Path.home() / ".cache"
@@ -135,8 +135,8 @@ def _processor(threads: int) -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         features = next((line for line in lines if line.startswith(("flags", "Features"))), features)
     flags = os.environ.get("XLA_FLAGS", "")
-    told = [platform.machine(), features, str(threads), flags, jax.__version__, jaxlib.__version__]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    parts = [platform.machine(), features, str(threads), flags, jax.__version__, jaxlib.__version__]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _make_usable(folder: Path) -> None:

@@ -104,8 +104,8 @@ def export_rlds(
             where /= host_directory(jax.process_index(), processes)
         return RldsWriter(where, env.name, file_format=file_format)
 
-    asked = _Asked(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
-    return _export(open_writer, policy, env, asked)
+    request = _Request(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
+    return _export(open_writer, policy, env, request)
 
 
 @interruptible
@@ -171,12 +171,12 @@ def export_minari(
             algorithm=type(policy.algo).__name__,
         )
 
-    asked = _Asked(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
-    return _export(open_writer, policy, env, asked)
+    request = _Request(episodes, seed, explore, num_envs, max_steps, policy_version, progress)
+    return _export(open_writer, policy, env, request)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
+class _Request:
     """What both exports ask for."""
 
     episodes: int
@@ -200,31 +200,33 @@ class _Asked:
             raise ConfigError(problems)
 
 
-def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, env, asked):
+def _export(open_writer: Callable[[Environment | HostRecipe], Writer], policy, env, request):
     """Plays, and hands every episode to the writer."""
     env = envs.prepared(env)
     process, processes = jax.process_index(), jax.process_count()
-    asked.check(processes)
-    asked = dataclasses.replace(asked, seed=checked_seed("seed", asked.seed))
+    request.check(processes)
+    request = dataclasses.replace(request, seed=checked_seed("seed", request.seed))
     check_spaces(policy.spec, env)
     most = processes * _NUM_ENVS if only_instance(env) is None else 1
-    num_envs = min(asked.episodes, most if asked.num_envs is None else asked.num_envs)
+    num_envs = min(request.episodes, most if request.num_envs is None else request.num_envs)
     here = np.array_split(np.arange(num_envs), processes)[process]
-    left = asked.episodes // num_envs + (here < asked.episodes % num_envs)
-    mine, limit = int(left.sum()), int(left.max()) * (asked.max_steps + 1)
+    left = request.episodes // num_envs + (here < request.episodes % num_envs)
+    mine, limit = int(left.sum()), int(left.max()) * (request.max_steps + 1)
     common = {
         "algorithm": type(policy.algo).__name__,
         "environment": env.name,
-        "seed": asked.seed,
-        "policy_version": asked.policy_version,
+        "seed": request.seed,
+        "policy_version": request.policy_version,
         "configuration_hash": configuration_hash(policy.algo, env),
     }
-    cutter, rows, written = EpisodeCutter(len(here), asked.max_steps), 0, 0
+    cutter, rows, written = EpisodeCutter(len(here), request.max_steps), 0, 0
     with open_writer(env) as writer, contextlib.ExitStack() as stack:
-        bar = stack.enter_context(ProgressBar(unit="episodes")) if asked.progress else None
+        bar = stack.enter_context(ProgressBar(unit="episodes")) if request.progress else None
         if bar is not None:
             bar.start(mine)
-        stream = recording.play(policy, env, env_index=here, all_envs=num_envs, seed=asked.seed, explore=asked.explore)
+        stream = recording.play(
+            policy, env, env_index=here, all_envs=num_envs, seed=request.seed, explore=request.explore
+        )
         stack.callback(stream.close)
 
         def write(found):

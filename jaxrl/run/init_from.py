@@ -216,9 +216,9 @@ def _matched(shapes, learner):
             for name in ("params", "model_state"):
                 if same(getattr(mine, name), getattr(theirs, name)):
                     take(getattr(numbers, name), getattr(theirs, name))
-                for given in (getattr(theirs, f"target_{name}"), getattr(theirs, name)):
-                    if same(getattr(mine, f"target_{name}"), given):
-                        take(getattr(numbers, f"target_{name}"), given)
+                for candidate in (getattr(theirs, f"target_{name}"), getattr(theirs, name)):
+                    if same(getattr(mine, f"target_{name}"), candidate):
+                        take(getattr(numbers, f"target_{name}"), candidate)
                         break
         else:
             parts, ours, others = _parts(mine), _parts(numbers), _parts(theirs)

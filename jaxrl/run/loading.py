@@ -140,16 +140,16 @@ def load_learner(
     config = read_config(path)
     if missing := [name for name in _NEEDED if name not in config]:
         raise RunDirectoryError(f"{path} is not a run directory: its config.json lacks {', '.join(missing)}")
-    given = None if env is None else envs.as_environment(env)
+    made = None if env is None else envs.as_environment(env)
     with _described(path):
         algo = _algorithm(config["algorithm"]) if algo is None else algo
         if not isinstance(config["environment"], dict):
             raise ConfigError("config.json describes no environment under 'environment'")
-        if given is None:
-            given = _with_native(from_config(config["environment"]), config.get("native"))
+        if made is None:
+            made = _with_native(from_config(config["environment"]), config.get("native"))
         else:
-            _check_spaces(config["environment"], given)
-        env = envs.prepared(given)
+            _check_spaces(config["environment"], made)
+        env = envs.prepared(made)
         spec = env_spec(env)
         algo = algo.resolve(spec, 0)  # a policy has no environments
         initial = resolve_schedules(algo, 0.0)

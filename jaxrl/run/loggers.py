@@ -86,14 +86,14 @@ class JSONLLogger:
         """The file with the whole rows up to step `last`; written anew, in one piece, where that changes something."""
         try:
             if self.path.is_file():
-                kept, changed = [], False
+                whole_rows, changed = [], False
                 for line, row in _lines(self.path):
                     keep = row is not None and row["step"] <= last
-                    kept += [files.to_json(row) + "\n"] if keep else []
-                    changed |= not keep or kept[-1].encode() != line
+                    whole_rows += [files.to_json(row) + "\n"] if keep else []
+                    changed |= not keep or whole_rows[-1].encode() != line
                 if changed:
                     with files.replacing(self.path) as file:
-                        file.writelines(kept)
+                        file.writelines(whole_rows)
             return files.open_to_append(self.path)
         except OSError as error:
             raise RunDirectoryError(f"metrics cannot be written to {self.path}: {error}") from error
@@ -257,7 +257,7 @@ class WandbLogger:
         self._to_keep: Path | None = None
         if directory is not None and run_id is None:
             self._to_keep = directory / WANDB_ID
-            run_id = (_kept_id(self._to_keep) if resume else None) or secrets.token_hex(8)
+            run_id = (_saved_id(self._to_keep) if resume else None) or secrets.token_hex(8)
         self._id = run_id
         self._run = wandb.init(
             project=project,
@@ -288,13 +288,13 @@ class WandbLogger:
         self._run.finish()
 
 
-def _kept_id(path: Path) -> str | None:
+def _saved_id(path: Path) -> str | None:
     """None where there is none, or something else."""
     try:
-        kept = files.read_json(path)
+        record = files.read_json(path)
     except (OSError, ValueError):
         return None
-    found = kept.get("id") if isinstance(kept, dict) else None
+    found = record.get("id") if isinstance(record, dict) else None
     return found if isinstance(found, str) and re.fullmatch(r"[\w-]{1,64}", found, re.ASCII) else None
 
 
@@ -340,7 +340,7 @@ class _Outlet:
         self.logger = logger
         self._waiting: collections.deque[tuple[int, Mapping[str, float]]] = collections.deque()
         self._lost = self._failures = self._pause = 0
-        self._told = self._told_of_videos = False
+        self._has_warned = self._has_warned_of_videos = False
 
     def write(self, step, metrics):
         self._waiting.append((step, metrics))
@@ -355,9 +355,9 @@ class _Outlet:
         try:
             logger.show(step, video)
         except Exception as error:  # whatever a backend raises; it says nothing of the rows, which go on
-            if not self._told_of_videos:
+            if not self._has_warned_of_videos:
                 self._warn(f"did not take a video; training continues: {type(error).__name__}: {error}")
-            self._told_of_videos = True
+            self._has_warned_of_videos = True
 
     def close(self):
         self._failures = _MOST_REFUSALS  # this attempt is the last
@@ -388,9 +388,9 @@ class _Outlet:
         except Exception as error:  # whatever a backend raises
             self._failures += 1
             self._pause = min(2**self._failures, _LONGEST_PAUSE)
-            if not self._told:
+            if not self._has_warned:
                 self._warn(f"failed; training continues, and it is tried again: {type(error).__name__}: {error}")
-            self._told = True
+            self._has_warned = True
 
     def _warn(self, what):
         warnings.warn(f"{type(self.logger).__name__} {what}", RuntimeWarning, stacklevel=5)

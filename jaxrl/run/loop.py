@@ -139,7 +139,7 @@ class Loop:
             raise
         finally:
             completions.close()
-            if self.signals.asked is not None and interrupts.owned():  # the process leaves them behind
+            if self.signals.received is not None and interrupts.owned():  # the process leaves them behind
                 self.background.clear()
             for under_way in self.background.values():
                 under_way.wait()
@@ -235,7 +235,7 @@ class Loop:
             self._at_border(position)
             return
         due = self.schedule.evaluates(done) or self.schedule.calls_back(done)
-        stop = self.callbacks.asked_to_stop(self._moment(state, done), callback_states, due)
+        stop = self.callbacks.stop_reason(self._moment(state, done), callback_states, due)
         if (stop := distributed.from_leader("stopped before", stop)) is not None:
             raise Stop(stop)
         if unevaluated and not self.schedule.is_last(done):
@@ -429,7 +429,7 @@ class Loop:
             problem=stop.problem,
             total_steps=step,
             steps_per_second=self.times.steps_per_second(self.schedule.rows),
-            wall_seconds=self.laps.told,
+            wall_seconds=self.laps.session_seconds,
             seconds=dict(self.laps.seconds),
             session_steps=step - self.first_step,
             earlier_seconds=self.journal.earlier_seconds,

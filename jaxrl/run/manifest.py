@@ -96,11 +96,11 @@ def checksum(array: Any) -> int | None:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
-def differences(record: Manifest, wanted: Mapping[str, Any], partial: bool) -> list[str]:
+def differences(record: Manifest, template: Mapping[str, Any], partial: bool) -> list[str]:
     """How the leaves of a template differ from those saved, one line each; `partial` allows it to leave some out."""
     saved = {entry.name: (tuple(entry.shape), entry.dtype) for entry in record.leaves}
     lines = []
-    for name, leaf in wanted.items():
+    for name, leaf in template.items():
         shape, dtype = _signature(leaf)
         if name not in saved:
             lines.append(f"leaf {name} was not saved")
@@ -109,7 +109,7 @@ def differences(record: Manifest, wanted: Mapping[str, Any], partial: bool) -> l
                 f"leaf {name} was saved as {saved[name][1]}{list(saved[name][0])}, here it is {dtype}{list(shape)}"
             )
     if not partial:
-        lines += [f"leaf {name} was saved, here there is none" for name in saved if name not in wanted]
+        lines += [f"leaf {name} was saved, here there is none" for name in saved if name not in template]
     return lines if len(lines) <= 20 else [*lines[:20], f"and {len(lines) - 20} more"]
 
 

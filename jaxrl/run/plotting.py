@@ -39,11 +39,11 @@ def read_runs(path: str | os.PathLike) -> list[Run]:
 
 def as_run(name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Run:
     """Return a run as a plot needs it: without what runs of one configuration, or a resumed run, may differ in."""
-    kept = {key: value for key, value in config.items() if key not in (*MAY_CHANGE, "seed", "sweep")}
-    if isinstance(topology := kept.get("topology"), Mapping):  # on other devices it is the same run, up to rounding
-        kept["topology"] = {key: value for key, value in topology.items() if key != "devices"}
+    identity = {key: value for key, value in config.items() if key not in (*MAY_CHANGE, "seed", "sweep")}
+    if isinstance(topology := identity.get("topology"), Mapping):  # on other devices it is the same run, up to rounding
+        identity["topology"] = {key: value for key, value in topology.items() if key != "devices"}
     seed = config.get("seed")
-    return Run(name, kept, rows, seed if type(seed) is int else None)
+    return Run(name, identity, rows, seed if type(seed) is int else None)
 
 
 def plot_runs(paths: Sequence[str | os.PathLike], out: str | os.PathLike, *, metric: str | None = None) -> "Chart":

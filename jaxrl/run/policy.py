@@ -260,13 +260,13 @@ def checked_batch(observation: PyTree, space: spaces.Space, where: str = "observ
       ConfigError: it is neither; says both shapes.
     """
     if isinstance(space, spaces.Composite):
-        wanted, kind = [key for key, _ in space.items], dict if isinstance(space, spaces.Dict) else tuple
+        expected, kind = [key for key, _ in space.items], dict if isinstance(space, spaces.Dict) else tuple
         has = sorted(observation) if isinstance(observation, dict) else type(observation).__name__
         if isinstance(observation, tuple):
             has = list(range(len(observation)))
-        if not isinstance(observation, kind) or has != wanted:
+        if not isinstance(observation, kind) or has != expected:
             what = "dictionary" if kind is dict else "tuple"
-            raise ConfigError(f"{where} has {has}, the policy was trained on a {what} of {wanted}")
+            raise ConfigError(f"{where} has {has}, the policy was trained on a {what} of {expected}")
         sizes = {checked_batch(observation[name], child, f"{where}[{name!r}]") for name, child in space.items}
         if len(sizes) != 1:
             raise ConfigError(f"{where} mixes batches of {sorted(map(str, sizes))}; one leading axis for all")

@@ -51,8 +51,8 @@ class ProgressBar:
         self._timed, self._timed_step = False, 0
         self._timings: collections.deque[tuple[int, float]] = collections.deque(maxlen=10)  # steps, seconds
         self._phase: str | None = None
-        self._shown_step, self._printed = -1, ""
-        self._shown_at = -math.inf
+        self._drawn_step, self._printed = -1, ""
+        self._drawn_at = -math.inf
         self._gone = False  # what it is drawn on: a terminal that was closed, a disk that is full
 
     def start(self, total: int, initial: int = 0, *, timed: bool = False, phase: str | None = None) -> None:
@@ -145,17 +145,17 @@ class ProgressBar:
 
     def _show(self, last: bool) -> None:
         is_live = self._bar is not None or self._notebook is not None
-        if is_live and not last and self._clock() - self._shown_at < _LEAST_INTERVAL:
+        if is_live and not last and self._clock() - self._drawn_at < _LEAST_INTERVAL:
             return
         if is_live:
-            self._shown_at = self._clock()
+            self._drawn_at = self._clock()
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self.step, description=self._line())
             self._bar.refresh()
         elif self._notebook is not None:
             self._notebook.update(_Line(self._line()))
-        elif self._clock() - self._shown_at >= self._interval or (last and self.step != self._shown_step):
-            self._shown_at, self._shown_step = self._clock(), self.step
+        elif self._clock() - self._drawn_at >= self._interval or (last and self.step != self._drawn_step):
+            self._drawn_at, self._drawn_step = self._clock(), self.step
             if (line := self._line()) != self._printed:  # after an evaluation the step may be the same
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._printed = line

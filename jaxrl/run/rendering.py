@@ -266,8 +266,8 @@ def _write_mp4(path: Path, frames: list[Image.Image], per_second: float) -> None
         stream = video.add_stream("libx264", rate=Fraction(per_second).limit_denominator(1000))
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for frame in frames:
-            shown = np.ascontiguousarray(np.asarray(frame.convert("RGB"))[:height, :width])
-            video.mux(stream.encode(_av().VideoFrame.from_ndarray(shown, format="rgb24")))
+            pixels = np.ascontiguousarray(np.asarray(frame.convert("RGB"))[:height, :width])
+            video.mux(stream.encode(_av().VideoFrame.from_ndarray(pixels, format="rgb24")))
         video.mux(stream.encode())
 
 

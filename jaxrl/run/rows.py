@@ -20,9 +20,9 @@ def row_period(iterations: int, evaluation_period: int, every: int | None) -> in
     """
     if every is not None or iterations < _FEWEST_ITERATIONS:
         return every
-    wanted = max(iterations // _ROWS, 1)
+    target = max(iterations // _ROWS, 1)
     near = [n for n in range(-(-iterations // _MOST), iterations // _FEWEST + 1) if evaluation_period % n == 0]
-    return min(near, key=lambda n: max(n / wanted, wanted / n), default=wanted)
+    return min(near, key=lambda n: max(n / target, target / n), default=target)
 
 
 class TrainingRows:

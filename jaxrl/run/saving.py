@@ -138,7 +138,7 @@ class Saver:
 
     def describe_unsaved(self, problem: str | None, step: int) -> str:
         """Return what to tell the user of a run that could not be saved."""
-        reported = self.directory is not None and self.checkpointer is not None and self.checkpointer.told
+        reported = self.directory is not None and self.checkpointer is not None and self.checkpointer.has_warned
         problem = "saving failed to the end" if reported else problem  # each failure is reported once
         message = f"{problem}; what was learned until step {step} is in the result, whose `save` writes it elsewhere"
         return message if self.directory is None else f"{message}, and the same call goes on from the last checkpoint"

@@ -22,16 +22,16 @@ class Signals:
     A step of host environments that does not return within seconds then ends the run with its error.
 
     Args:
-      told: called at the first Ctrl-C, whatever the main thread is doing.
+      announce: called at the first Ctrl-C, whatever the main thread is doing.
 
     Attributes:
-      asked: the signal that this process got.
+      received: the signal that this process got.
       agreed: the one that some process got, as of the last moment at which they spoke of it.
     """
 
-    def __init__(self, told: Callable[[], None] = lambda: None):
-        self._told = told
-        self.asked: int | None = None
+    def __init__(self, announce: Callable[[], None] = lambda: None):
+        self._announce = announce
+        self.received: int | None = None
         self.agreed: int | None = None
         self._stack = contextlib.ExitStack()
         self._held = False
@@ -58,7 +58,7 @@ class Signals:
         """
         with self._leaving:
             self._save = save
-            if self.asked is not None:
+            if self.received is not None:
                 self._leave_soon()
         try:
             yield
@@ -74,41 +74,41 @@ class Signals:
 
     def _leave(self, save):
         with self._leaving:
-            if self._save is save and self.asked is not None:
+            if self._save is save and self.received is not None:
                 save()
-                interrupts.leave(self.asked)
+                interrupts.leave(self.received)
 
     def _ask(self, number):
-        if self.asked is not None and number == signal.SIGINT:
+        if self.received is not None and number == signal.SIGINT:
             interrupts.leave(number)
             return  # a moment before it is raised
         ask_to_end(True)
         if not interrupts.owned():
-            self.asked = number
+            self.received = number
             self._tell()
             return
         with self._leaving:
-            self.asked = number
+            self.received = number
             self._leave_soon()
         threading.Thread(target=self._tell, daemon=True).start()  # a stopped terminal holds up whoever writes to it
 
     def _tell(self):
-        if self.asked == signal.SIGINT:
+        if self.received == signal.SIGINT:
             with contextlib.suppress(RuntimeError):  # it came in the middle of another line
-                self._told()
+                self._announce()
 
     @property
     def exit_code(self) -> int | None:
         """With which the process ends once all is saved; None where a result is returned."""
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if number in (self.agreed, self.asked):
+            if number in (self.agreed, self.received):
                 return 128 + number
         return None
 
     def agree(self, *, with_leader: Any = None) -> Any:
         """Brings `agreed` up to date on all processes alike; gives what the first process has `with_leader`."""
-        found = distributed.exchange("signals", [self.asked or 0, with_leader])
-        self.agreed = max(asked for asked, _ in found) or None
+        found = distributed.exchange("signals", [self.received or 0, with_leader])
+        self.agreed = max(received for received, _ in found) or None
         return found[0][1]
 
     def __exit__(self, *_):

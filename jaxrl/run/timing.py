@@ -60,7 +60,7 @@ class Laps:
         self.seconds[to] += seconds
 
     @property
-    def told(self) -> float:
+    def session_seconds(self) -> float:
         """Seconds from the beginning to the last lap; imports came before."""
         return sum(self.seconds.values()) - self.seconds["import"]
 

@@ -61,7 +61,7 @@ def side_by_side(
     trials: int,
     how: Actors,
     devices: int,
-    told: "Callable[[int, Trial], None]",
+    report: "Callable[[int, Trial], None]",
 ) -> None:
     """Tries settings until the study has so many trials, several at once.
 
@@ -73,7 +73,7 @@ def side_by_side(
       trials: those that ended before included.
       how: the actors.
       devices: of a processor that each splits into as many.
-      told: called with the number of each trial that ended, and the trial.
+      report: called with the number of each trial that ended, and the trial.
 
     Raises:
       ConfigError: the cluster has no room for a trial.
@@ -85,34 +85,34 @@ def side_by_side(
     # In a list it is not read before the actor's own first line, since to read arrays is to start JAX.
     arguments = [ray.put(evaluations)], devices, how.gpus_per_run > 0
     actors: list[Any] = []
-    asked: dict[Any, tuple[Any, UnderWay | None]] = {}  # what actors were asked, with the trial; None: to start
+    pending: dict[Any, tuple[Any, UnderWay | None]] = {}  # what actors were asked, with the trial; None: to start
 
     def start():
         actors.append(cls.remote(*arguments))
-        asked[actors[-1].__ray_ready__.remote()] = actors[-1], None
+        pending[actors[-1].__ray_ready__.remote()] = actors[-1], None
 
     try:
         for _ in range(min(how.max_concurrent or _room(ray, how), trials - study.begun)):
             start()
         while len(study.trials()) < trials:
-            reference = _first(ray, asked)
-            actor, under_way = asked.pop(reference)
+            reference = _first(ray, pending)
+            actor, under_way = pending.pop(reference)
             outcome = _outcome(ray, reference)
             if under_way is not None:
                 ended = study.take(under_way, outcome)
                 if ended is None:
-                    asked[actor.evaluate.remote()] = actor, under_way
+                    pending[actor.evaluate.remote()] = actor, under_way
                     continue
-                told(under_way.number, ended)
+                report(under_way.number, ended)
             if isinstance(outcome, PeerError):
                 _kill(ray, actor)
                 if under_way is None:
-                    _go_on_without(outcome, asked)
+                    _go_on_without(outcome, pending)
                 elif study.begun < trials:
                     start()
             elif study.begun < trials:
                 under_way = study.begin()
-                asked[actor.evaluate.remote(under_way.settings)] = actor, under_way
+                pending[actor.evaluate.remote(under_way.settings)] = actor, under_way
     finally:
         for actor in actors:
             _kill(ray, actor)
@@ -161,14 +161,14 @@ def _room(ray, how):
     return room
 
 
-def _first(ray, asked):
+def _first(ray, pending):
     """What is answered first.
 
     Raises:
       ConfigError: no trial is under way, and no actor could be started in time.
     """
-    trained = any(under_way is not None for _, under_way in asked.values())
-    ready, _ = ray.wait(list(asked), timeout=None if trained else START_TIMEOUT)
+    trained = any(under_way is not None for _, under_way in pending.values())
+    ready, _ = ray.wait(list(pending), timeout=None if trained else START_TIMEOUT)
     if not ready:
         free = ray.available_resources()
         raise ConfigError(
@@ -191,13 +191,13 @@ def _outcome(ray, reference):
         return lost
 
 
-def _go_on_without(lost, asked):
+def _go_on_without(lost, pending):
     """After one that could not be started.
 
     Raises:
       PeerError: there is no other.
     """
-    if not asked:
+    if not pending:
         raise PeerError(f"no process could be started for the trials: {lost.__cause__ or lost}")
     warnings.warn(f"a process could not be started for the trials: {lost}", RuntimeWarning, stacklevel=4)
 

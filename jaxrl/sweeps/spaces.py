@@ -99,14 +99,14 @@ def _ranges(algo: Algorithm) -> dict[str, Range]:
     return SPACES.get(type(algo).__name__.lower(), of_groups)
 
 
-def search_space(algo: Algorithm, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Range]]:
+def search_space(algo: Algorithm, overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Range]]:
     """The fields that are fixed, and those that are searched.
 
     Of the table, a field is searched if it is at its default in `algo` and has an effect there.
 
     Args:
       algo: what is tuned.
-      given: by field, a range or a list in place of the table's; a single value fixes it.
+      overrides: by field, a range or a list in place of the table's; a single value fixes it.
 
     Raises:
       ConfigError: a field does not exist or cannot have one of its values, or nothing is searched; all problems.
@@ -117,7 +117,7 @@ def search_space(algo: Algorithm, given: Mapping[str, Any]) -> tuple[dict[str, A
         for name, values in _ranges(algo).items()
         if has_effect(algo, name) and getattr(algo, name) == getattr(default, name)
     }
-    space = table | {name: list(values) if isinstance(values, range) else values for name, values in given.items()}
+    space = table | {name: list(values) if isinstance(values, range) else values for name, values in overrides.items()}
     fixed = {name: value for name, value in space.items() if not isinstance(value, Uniform | LogUniform | list | tuple)}
     ranges = {name: values for name, values in space.items() if name not in fixed}
     problems = field_problems(replace(algo, **fixed))

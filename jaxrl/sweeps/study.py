@@ -111,7 +111,7 @@ class Study:
         self._trials: dict[int, Trial] = {}  # by number
         self._begun: set[int] = set()  # numbers, those of trials that ended included
         self._unsaved: list[bytes] = []
-        self._told = False
+        self._has_warned = False
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(direction="maximize", pruner=PRUNERS[pruner]())
         try:
@@ -142,13 +142,13 @@ class Study:
             if not rest:
                 return
             try:
-                kept = files.parse_json(rest)
+                record = files.parse_json(rest)
             except ValueError:
                 if not rest.startswith(_BEGINNING) and not _BEGINNING.startswith(rest):
                     raise
                 file.truncate(len(data) - len(rest))  # a process that is killed may leave part of a line
             else:  # of which an editor took the end of the line
-                self._add(kept)
+                self._add(record)
                 os.write(file.fileno(), b"\n")
 
     def trials(self) -> list[Trial]:
@@ -237,7 +237,7 @@ class Study:
 
     def _keep(self, path: Path, number: int, frozen: FrozenTrial) -> None:
         trial = self._trials[number]
-        kept: dict[str, Any] = {
+        record: dict[str, Any] = {
             "settings": frozen.params,
             "returns": trial.returns,
             "ended": trial.ended,
@@ -245,44 +245,44 @@ class Study:
             "rungs": {name: value for name, value in frozen.system_attrs.items() if name.startswith(_RUNG)},
         }
         if number != len(self._trials) - 1:  # else its line says it
-            kept["number"] = number
-        self._unsaved.append((files.to_json(kept) + "\n").encode())
+            record["number"] = number
+        self._unsaved.append((files.to_json(record) + "\n").encode())
         try:
             _append(path, b"".join(self._unsaved))
             self._unsaved = []
         except OSError as error:
-            if not self._told:
+            if not self._has_warned:
                 what = f"a trial could not be written to {path}: {error}; the search goes on, and tries again"
                 warnings.warn(what, RuntimeWarning, stacklevel=4)
-            self._told = True
+            self._has_warned = True
 
-    def _add(self, kept: Any) -> None:
+    def _add(self, record: Any) -> None:
         """Adds the trial that a line keeps.
 
         Raises:
           ValueError, TypeError, KeyError: it is none of this search.
         """
-        frozen, number = self._read(kept), kept.get("number", len(self._trials))
+        frozen, number = self._read(record), record.get("number", len(self._trials))
         if type(number) is not int or not 0 <= number < MOST_TRIALS or number in self._trials:
             raise ValueError("its number is none, or that of another trial")
         self._study.add_trial(frozen)
         self._trials[number] = self._trial(frozen)
         self._begun.add(number)
 
-    def _read(self, kept: Any) -> FrozenTrial:
+    def _read(self, record: Any) -> FrozenTrial:
         """The trial that a line keeps.
 
         Raises:
           ValueError, TypeError, KeyError: it is none of this search.
         """
-        params, returns, problem, rungs = (kept[name] for name in ("settings", "returns", "problem", "rungs"))
-        finished, failed = kept["ended"] == "finished", kept["ended"] == "failed"
+        params, returns, problem, rungs = (record[name] for name in ("settings", "returns", "problem", "rungs"))
+        finished, failed = record["ended"] == "finished", record["ended"] == "failed"
         numbers = [math.nan if value is None else value for value in returns]
         if not all(value is None or is_number(value) for value in (*returns, *rungs.values())):
             raise ValueError("a return is no number")
         if not set(rungs) <= {f"{_RUNG}{number}" for number in range(len(numbers))}:
             raise ValueError("it was pruned in no way that is known")
-        if kept["ended"] not in ("finished", "pruned", "failed") or failed != isinstance(problem, str):
+        if record["ended"] not in ("finished", "pruned", "failed") or failed != isinstance(problem, str):
             raise ValueError("it ended in no way that is known")
         if set(params) != set(self._distributions):
             raise ValueError("its settings are not those that are searched")

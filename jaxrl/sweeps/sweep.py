@@ -274,16 +274,16 @@ def _train_many(many, algos, run, keys, points, display, done_before, checkpoint
             at_iteration = border
             done += length * rows * many.runs
             if display is not None:
-                shown = {"train/return_mean": float(np.nanmean(_mean_return(report, many.runs)))}
+                metrics = {"train/return_mean": float(np.nanmean(_mean_return(report, many.runs)))}
                 if len(timed) > 1:  # the first part compiles
-                    shown["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
-                display.update(done, shown)
-            progress.add(states, report, signals.asked)
+                    metrics["steps_per_second"] = timed[-1][1] / max(timed[-1][0], 1e-9)
+                display.update(done, metrics)
+            progress.add(states, report, signals.received)
             since = time.monotonic()  # what saving took is not training
         if checkpointer is not None:
             checkpointer.wait()
-    if signals.asked is not None:  # since the last point, which is saved
-        raise interrupted(signals.asked)
+    if signals.received is not None:  # since the last point, which is saved
+        raise interrupted(signals.received)
     with np.errstate(invalid="ignore", divide="ignore"):  # means where no episode ended are NaN
         curves = [report.metrics() for report in progress.reports]
     failed = np.stack([report.failed_at for report in progress.reports], axis=-1).max(axis=-1) >= 0

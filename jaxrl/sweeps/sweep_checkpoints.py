@@ -78,22 +78,22 @@ class Progress:
         runs = NamedSharding(mesh, PartitionSpec("runs"))
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=runs), self.states)
         self.states = shapes  # those that had begun are not held beside those restored
-        kept, step, _ = self._checkpointer.restore({"states": shapes, "reports": self._room(report)})
+        saved, step, _ = self._checkpointer.restore({"states": shapes, "reports": self._room(report)})
         if step not in self._steps:
             raise CheckpointError(
                 f"{self._checkpointer.directory} has step {step}, which is none of this sweep's points"
             )
-        self.states, self._saved = kept["states"], step
+        self.states, self._saved = saved["states"], step
         done = self._steps.index(step) + 1
-        self.reports = [jax.tree.map(lambda x, point=point: x[point], kept["reports"]) for point in range(done)]
+        self.reports = [jax.tree.map(lambda x, point=point: x[point], saved["reports"]) for point in range(done)]
 
-    def add(self, states: RunState, report: Report, asked: int | None) -> None:
+    def add(self, states: RunState, report: Report, signal_number: int | None) -> None:
         """A point more; saved if it is time, if it is the last one, or if the sweep was asked to end.
 
         Args:
           states: of all runs there.
           report: since the point before.
-          asked: the signal that asked for an end.
+          signal_number: the signal that calls for an end, if one came.
 
         Raises:
           KeyboardInterrupt, SystemExit: it was asked to, and is saved.
@@ -103,18 +103,18 @@ class Progress:
         step = self._steps[len(self.reports) - 1]
         if self._checkpointer is None:
             return
-        if asked is not None or step - self._saved >= self._every or step == self._steps[-1]:
+        if signal_number is not None or step - self._saved >= self._every or step == self._steps[-1]:
             room = self._room(report)
             for point, one in enumerate(self.reports):
                 jax.tree.map(lambda x, y, point=point: x.__setitem__(point, y), room, one)
             self._checkpointer.save(step, {"states": states, "reports": room})
             self._saved = step
-        if asked is not None:
+        if signal_number is not None:
             if self._checkpointer.wait():
                 where = self._checkpointer.directory.parent.parent
                 text = f"saved at step {step} of each run in {where}; the same call goes on there"
                 warnings.warn(text, RuntimeWarning, stacklevel=5)
-            raise interrupted(asked)
+            raise interrupted(signal_number)
 
     def _room(self, report):
         """For a report of every point; of the same shapes however many there are."""

@@ -239,8 +239,8 @@ def tune(
     if backend == "ray":
         problems += how.problems(devices)
     else:
-        given = [f for f in dataclasses.fields(how) if getattr(how, f.name) != f.default]
-        problems += [f"{f.name}={getattr(how, f.name)!r} has no meaning without backend='ray'" for f in given]
+        unused = [f for f in dataclasses.fields(how) if getattr(how, f.name) != f.default]
+        problems += [f"{f.name}={getattr(how, f.name)!r} has no meaning without backend='ray'" for f in unused]
     if run.topology is not None and run.num_envs is not None:
         problems.append(f"num_envs={run.num_envs} and topology={run.topology}: set num_envs in the topology")
     if run.run_dir is None and run.overwrite:
@@ -294,16 +294,16 @@ def tune(
             display.note(f"searched: {', '.join(ranges)}")
             display.start(trials, len(study.trials()))
 
-        def told(number, trial):
+        def report(number, trial):
             if display is not None:
                 display.note(_line(number, trial))
                 display.update(len(study.trials()))
 
         while len(study.trials()) < trials:
             if backend == "ray":
-                side_by_side(study, training, trials, how, devices, told)
+                side_by_side(study, training, trials, how, devices, report)
             else:
-                told(study.next_number, study.run(training))
+                report(study.next_number, study.run(training))
         return TuneResult(study.trials(), title)
 
 

@@ -97,7 +97,7 @@ def test_mistakes_are_told_as_by_train(capsys):
 
 
 def test_an_interrupted_one_has_compiled_no_whole_run(monkeypatch, capsys):
-    monkeypatch.setattr(ahead, "kept_in", lambda: "somewhere")
+    monkeypatch.setattr(ahead, "cache_folder", lambda: "somewhere")
 
     def train(*_, **__):
         raise KeyboardInterrupt

@@ -224,7 +224,7 @@ def test_a_function_that_returns_what_stable_baselines3_takes(answer, stop):
 
     [callback] = as_callbacks([mine])
     assert Callbacks([callback])(moment()).stop == stop
-    assert Callbacks([callback]).asked_to_stop(moment(), {}, True) == stop
+    assert Callbacks([callback]).stop_reason(moment(), {}, True) == stop
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_other_answers_are_refused_with_the_name_of_the_callback(answer, said):
     with pytest.raises(ConfigError, match=f"callback mine returns .*{said}"):
         callbacks(moment())
     with pytest.raises(ConfigError, match="callback mine"):
-        callbacks.asked_to_stop(moment(), {}, True)
+        callbacks.stop_reason(moment(), {}, True)
 
 
 def test_functions_are_callbacks_and_have_names_of_their_own():
