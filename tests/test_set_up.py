@@ -141,7 +141,9 @@ def test_every_test_is_run_by_one_of_the_targets():
         recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
         runs = re.findall(r' -m (?:"([^"]*)"|(\w+))', recipe)
         rest = re.search(r"^REST := (.*)$", makefile, re.MULTILINE)[1]
-        chosen[target] = " or ".join(f"({(quoted or word).replace('$(REST)', rest)})" for quoted, word in runs)
+        chosen[target] = " or ".join(
+            f"({(quoted or word).replace('$(REST)', rest)})" for quoted, word in runs if word != "pytest"
+        )
     of_ci = re.findall(r"^(?:timeout .* )?make (\S+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert re.findall(r"^\t\$\(MAKE\) (\S+)$", makefile, re.MULTILINE) == ["test", "test-rest"]
     assert of_ci == ["test", "test-rest"]
