@@ -14,7 +14,7 @@ from jaxrl.parallel.program import Program
 from jaxrl.run import background, evaluating
 from jaxrl.run.background import BackgroundTask, import_later_modules
 
-OURS = ("_chunk", "init", "play", "policy_at")
+OURS = ("_chunk", "_init", "play", "policy_at")
 
 
 def train(algo=PPO, run_dir=None, **settings):
@@ -62,7 +62,7 @@ def test_imports_that_are_missing_are_left_to_who_needs_them(monkeypatch):
 @pytest.mark.long
 def test_what_a_run_compiles_is_compiled_once_and_side_by_side(compiled, tmp_path):
     train(dataclasses.replace(PPO, epochs=3), tmp_path / "run")
-    assert sorted(compiled) == [("_chunk", True), ("init", False), ("play", True), ("policy_at", True)]
+    assert sorted(compiled) == [("_chunk", True), ("_init", False), ("play", True), ("policy_at", True)]
     assert not threads()
 
 

@@ -36,7 +36,7 @@ def test_a_lap_may_have_ended_before_it_is_written_down():
     clock.now += 5.0
     assert laps.lap("train", until=clock.now - 2.0) == 3.0
     assert laps.lap("train", until=clock.now - 4.0) == 0.0, "no second is counted twice"
-    assert laps.lap("save") == 2.0 and laps.told == laps.wall == 5.0
+    assert laps.lap("save") == 2.0 and laps.session_seconds == laps.wall == 5.0
 
 
 def test_programs_from_the_cache_are_told_apart():
