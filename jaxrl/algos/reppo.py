@@ -54,7 +54,7 @@ class REPPOState(struct.PyTreeNode):
 
 @algorithm
 class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
-    """Up the gradient of a critic that is learned on-policy, within a KL limit, with a learned entropy bonus."""
+    """Relative entropy pathwise policy optimization: on-policy, up a critic's gradient, within a KL limit."""
 
     normalize_reward: bool | None = changed(True)
     temperature: Scalar = changed(0.01)
@@ -150,7 +150,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         return REPPOState(*learned, statistics, state.updates + 1), UpdateInfo(replicas.mean(metrics))
 
     def _data(self, state, rollout, key, spec, replicas) -> TransitionBatch:
-        """The rows [T, B], with their targets and what follows each, as the networks before the update have it."""
+        """Return the rows [T, B] with targets and next features, by the networks before the update."""
         rows = rollout.rows
         inputs = on_policy.network_inputs(self, rollout.timesteps, rollout.statistics)
         policy, critic = state.policy.variables, state.critic.variables
@@ -158,7 +158,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         env_keys = q_learning.transition_keys(key, envs, replicas)
 
         def of_timestep(x):
-            """The policy, its soft value and the features of one action of it, all [B, ...]."""
+            """Return the policy, its soft value and the features of one of its actions, all [B, ...]."""
             number, observation, mask = x
             keys = jax.vmap(lambda k: jax.random.fold_in(k, number))(env_keys)
             distribution = off_policy.evaluate_policy(self.policy, policy, observation, spec, mask)
