@@ -12,7 +12,6 @@ from jaxrl import envs, networks
 from jaxrl.core import spaces
 from jaxrl.core.types import Rollout, TimeStep
 from jaxrl.envs.episode import restart, transition
-from jaxrl.parallel import program as programs
 from jaxrl.parallel.rollout import with_previous_action
 
 T, B = 60, 5
@@ -131,9 +130,6 @@ def test_a_compiled_iteration_holds_the_observations_of_a_rollout_once(algo, mos
     env = envs.prepared(Frames())
     program = jaxrl.Anakin(num_envs=16, devices=1).bind(algo, env)
     state = program.start(algo, env, 0)
-    numbers = jnp.int32(1), jnp.float32(100.0)
-    compiled = programs._chunk.lower(
-        program, algo, env, state.replace(buffers={}), state.buffers, *numbers, None
-    ).compile()
+    compiled = program.compile_chunk(algo, env, state)
     frames = 16 * 32 * np.prod(FRAME)
     assert 1.0 <= compiled.memory_analysis().temp_size_in_bytes / frames < most

@@ -115,19 +115,21 @@ class HostLearning:
             episodes = episodes + collected.episodes
         return Collected(whole, episodes)
 
+    @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def learn(self, algo, state, buffers, rollouts, dataset):
         """Store what `gathered` gave and update, on all devices. `algo` has its schedules resolved."""
         return self._on_devices(_learn, algo, state, buffers, rollouts, dataset, None)
 
+    @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def store(self, algo, state, buffers, rollouts):
         """Store what `gathered` gave, and make no update; for a learner that is not in step with its actors."""
         return self._on_devices(_store, algo, state, buffers, rollouts, None, None)
 
+    @partial(jax.jit, static_argnums=0, donate_argnums=3)
     def update(self, algo, state, buffers, dataset, number):
         """Make the update `number` since rows were stored last. `algo` has its schedules resolved."""
         return self._on_devices(_update, algo, state, buffers, [], dataset, number)
 
-    @partial(jax.jit, static_argnums=(0, 1), donate_argnums=4)
     def _on_devices(self, function, algo, state, buffers, rollouts, dataset, number):
         layout, partition, everywhere = self.layout, self.layout.partition(algo), PartitionSpec()
         collected = rollouts[0] if len(rollouts) == 1 else self._joined(rollouts) if rollouts else None
