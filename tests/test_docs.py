@@ -119,6 +119,7 @@ def test_the_table_of_fields_is_the_code(path):
     )
 
 
+@pytest.mark.long
 def test_the_tables_of_what_takes_what_are_the_code():
     text = kind_table.PAGE.read_text()
     assert kind_table.with_tables(text) == text, "run scripts/update_field_tables.py"
@@ -311,6 +312,7 @@ def page(path):
 ELSEWHERE = ROOT / "docs" / "new_suite.md"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", [page(p) for p in PAGES if p != ELSEWHERE and list(steps(p))], ids=identity)
 def test_a_page_works_as_printed_from_top_to_bottom(path, as_users_have_it, monkeypatch):
     namespace = {"__name__": "__main__"}

@@ -142,6 +142,7 @@ def test_the_ladder_is_horgans():
     )
 
 
+@pytest.mark.long
 def test_losses_by_head():
     action, low, high = jnp.asarray([0, 2]), -2.0, 2.0
     values, logits = random(2, 3), random(2, 3, 5)

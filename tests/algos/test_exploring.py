@@ -94,6 +94,7 @@ def test_another_random_action_replaces_a_forbidden_one():
     np.testing.assert_array_equal(random, action)
 
 
+@pytest.mark.long
 def test_random_actions_end_with_their_episode():
     spec = EnvSpec("probe", Box(-1.0, 1.0, (2,)), Discrete(3))
     network = QNetwork(MLP((4,)))

@@ -58,6 +58,7 @@ def sequences(seed=0):
     return jax.tree.map(jnp.asarray, batch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_transitions_are_those_of_a_loop(n_step):
     batch = sequences()

@@ -68,6 +68,7 @@ def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant(
     assert explained_variance(targets, jnp.full((1, 3), 7.0), weight, ONE) == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.long
 @given(st.floats(-1e6, 1e6, width=32))
 def test_advantages_and_targets_that_hardly_vary_are_zero_and_unexplained(constant):
     """Their deviation is what rounding leaves: to divide by it gives rounding the size of a good advantage."""

@@ -45,6 +45,7 @@ def as_jax(*arrays):
 # --- the equations ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 20.0])
 def test_the_improved_policy_and_its_dual_are_the_papers(temperature):
     values, prior = random_values()

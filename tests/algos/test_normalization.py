@@ -154,6 +154,7 @@ def test_only_floating_leaves_by_default():
     np.testing.assert_array_equal(result["body"]["touch"], seen["body"]["touch"])
 
 
+@pytest.mark.long
 def test_integers_where_asked():
     statistics = normalization.init(SPACE, integers=True)
     seen = nested(1)

@@ -154,6 +154,7 @@ def test_the_target_is_of_the_smallest_critic_and_stops_only_at_terminations():
     np.testing.assert_allclose(expected.atoms, found.atoms, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_distributions_target_is_its_atoms_moved():
     algo = resolve_schedules(D4PG.replace(n_step=3, gamma=0.9), jnp.float32(0))
     critic = algo.init(jax.random.key(0), SPEC).critic

@@ -263,6 +263,7 @@ def test_d4pg():
 # --- stochastic policies ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(["sac", "cql"], "sac"))
 def test_sac_and_cql(name):
     algo = {"sac": continuous.SAC, "cql": offline.CQL}[name].replace(**ACTOR_CRITIC, temperature=0.3)
@@ -356,6 +357,7 @@ def normed_values(params, state, observation, action, training=False, correction
     return np.stack(value), correction, jax.tree.map(lambda *x: np.stack(x), *after)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seen", one_quick([0, 100_000], 100_000))
 def test_crossq(seen):
     """By turns before and after the warm-up of the statistics, which are of the rows that count."""

@@ -137,6 +137,7 @@ def test_no_gradient_goes_into_the_burn_in():
     assert not observation[:BURN_IN].any() and not carry.any() and observation[BURN_IN:].any()
 
 
+@pytest.mark.long
 def test_a_sequences_priority_is_mixed_of_its_largest_and_its_mean_error():
     batch = sequences(5)
     view = q_views.view(batch, NETWORK, SPEC, 1)

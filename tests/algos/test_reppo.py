@@ -231,6 +231,7 @@ def experience(discrete):
     return spec, learner(ALGO, 0, spec), collect(ALGO, actor, broken_moments(), jax.random.key(3), spec)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("discrete", one_quick([False, True], False))
 def test_a_whole_update_is_numpys(discrete):
     spec, state, rollout = experience(discrete)
@@ -255,6 +256,7 @@ def test_two_devices_make_the_update_of_one():
     close(info.metrics, info_of_two.metrics, 1e-4)
 
 
+@pytest.mark.long
 def test_the_return_of_a_last_row_is_reward_and_soft_value():
     """With lambda 0 and no entropy each target is one step; terminations have no value behind them."""
     spec, state, rollout = experience(True)
@@ -330,6 +332,7 @@ def test_it_learns_and_resumes_bit_for_bit(tmp_path):
     assert_equal(whole.state, again.state)
 
 
+@pytest.mark.long
 def test_observations_and_rewards_are_normalized_by_what_was_acted_with():
     algo = ALGO.replace(normalize_observation=True, normalize_reward=True)
     state = learner(algo, 0, BOXED)

@@ -138,6 +138,7 @@ def test_the_entropy_bonus_suits_actions_and_observations():
             assert jaxrl.VMPO(entropy_cost=fixed).resolve(spec, 4).entropy_cost == fixed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("field", ["minibatches", "entropy_cost"])
 def test_what_is_open_is_not_guessed(field):
     state, rollout = made(ALGO)

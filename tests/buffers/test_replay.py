@@ -88,6 +88,7 @@ def test_a_run_resumed_with_new_host_environments_loses_the_row_before():
         assert float(batch.next_observation[i]) == 2007.0 and bool(batch.bootstrap[i])
 
 
+@pytest.mark.long
 def test_uniform_draws_every_item_alike():
     fed = Fed({"replay": source(batch_size=4000)}, ROWS, rollout=2, shards=2).feed(ROWS)
     items = sorted(begins(1, TICKS))
@@ -110,6 +111,7 @@ def test_uniform_draws_every_item_alike():
     np.testing.assert_array_equal(batch.sample_info.importance, 1.0)
 
 
+@pytest.mark.long
 def test_how_unevenly_shards_of_their_own_lengths_are_drawn_is_told():
     fed = Fed({"replay": source(batch_size=64)}, ROWS, rollout=2, shards=4).feed(ROWS)
     figures = fed.buffers["replay"].statistics(fed.states["replay"], fed.sample(0).sample_info)
@@ -176,6 +178,7 @@ def test_bad_priorities_are_refused_and_counted():
     assert int(after.refused.sum()) == 3 and float(after.largest[0]) == 3.0
 
 
+@pytest.mark.long
 def test_the_larger_priority_of_an_item_drawn_twice_counts():
     fed = Fed({"replay": source(Prioritized(), batch_size=4)}, ROWS, rollout=2).feed(ROWS)
     drawn = jax.tree.map(lambda x: jnp.repeat(x[:1], 4, axis=0), fed.sample(0).sample_info)
@@ -211,6 +214,7 @@ def test_priorities_at_insertion():
     assert fed.starts() == begins(2, TICKS)
 
 
+@pytest.mark.long
 def test_new_items_get_the_largest_priority_so_far():
     fed = Fed({"replay": source(Prioritized(), batch_size=2)}, ROWS, rollout=2)
     fed.feed(jax.tree.map(lambda x: x[:8], ROWS))
@@ -222,6 +226,7 @@ def test_new_items_get_the_largest_priority_so_far():
     assert set(priority[new].ravel()) == {-1.0, 9.0}
 
 
+@pytest.mark.long
 def test_ages_and_times_sampled():
     fed = Fed({"replay": source(Prioritized(), batch_size=64)}, ROWS, rollout=2)
     fed.feed(jax.tree.map(lambda x: x[:8], ROWS))
@@ -242,6 +247,7 @@ def test_ages_and_times_sampled():
     assert float(statistics["samples_per_insert"]) == pytest.approx(256 / 96)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", one_quick([Fifo(), Lifo(), MinHeap(), MaxHeap()]))
 def test_ordered_samplers_and_max_times_sampled(sampler):
     rows = jax.tree.map(lambda x: x[:12], ROWS)
@@ -272,6 +278,7 @@ def test_ordered_samplers_and_max_times_sampled(sampler):
     assert fed.starts() == set()
 
 
+@pytest.mark.long
 def test_prioritized_items_go_after_max_times_sampled():
     fed = Fed({"replay": source(Prioritized(), batch_size=16, max_times_sampled=3)}, ROWS, rollout=2).feed(ROWS)
     counts = {}

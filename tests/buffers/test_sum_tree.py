@@ -49,6 +49,7 @@ def test_writes_to_nowhere_are_dropped(size):
     assert float(sum_tree.total(levels)) == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [20, 700])
 def test_frequencies_are_in_proportion(size):
     weight = RNG.random(size).astype(np.float32) ** 3
@@ -68,6 +69,7 @@ def test_frequencies_are_in_proportion(size):
     assert stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 1e-3
 
 
+@pytest.mark.long
 def test_a_million_equal_weights_are_drawn_evenly():
     """One number of 24 bits for all levels would favor some of a million items by 12 %."""
     size = 2**20
@@ -79,6 +81,7 @@ def test_a_million_equal_weights_are_drawn_evenly():
         assert stats.chisquare(counts).pvalue > 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("u", [0.0, 1.0 - 2.0**-24, 1.0])
 @pytest.mark.parametrize("only", [0, 7, 99])
 def test_the_edges_of_the_uniform_never_give_a_weight_of_0(u, only):

@@ -42,6 +42,7 @@ def flags():
                 yield algorithm, flag["name"], f"{prefix}{flag['name']}", flag.get("help", "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [80, 100])
 @pytest.mark.parametrize(
     "words",

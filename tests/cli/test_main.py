@@ -160,6 +160,7 @@ def test_eval(said, run_dir):
     assert f"return {found.return_mean:.2f} ± {found.return_std:.2f} over 2 episodes" in printed
 
 
+@pytest.mark.long
 def test_eval_judges_on_other_episodes_than_those_that_chose(said, run_dir):
     """Without a seed; 3 is the run's, by which its own evaluations played."""
     printed = said("eval", str(run_dir), "--episodes", "20", "--best")

@@ -58,6 +58,7 @@ def test_json_is_strict_and_loses_nothing_that_it_can_hold(value):
     assert parse_strictly(files.to_json(value, indent=2)) == files.as_read_back(value)
 
 
+@pytest.mark.long
 def test_one_function_writes_the_json_of_all_files():
     root = Path(jaxrl.__file__).parent
     for path in root.rglob("*.py"):

@@ -60,6 +60,7 @@ def of_an_iteration(name, fine, made=1.0):
     return reported(EpisodeSums.zero(), {"loss": jnp.float32(2.0)}, jnp.float32(made), {name: jnp.asarray(fine)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rewards", "losses", "failed_at"),
     [

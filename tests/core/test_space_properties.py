@@ -96,6 +96,7 @@ def test_what_is_sampled_is_contained_as_jax_and_as_numpy_arrays(space):
         jax.tree.map(np.testing.assert_array_equal, spaces.clip(one, space), one)
 
 
+@pytest.mark.long
 @given(SPACES)
 @settings(max_examples=150)
 def test_files_give_back_the_space_that_was_written(space):
@@ -119,6 +120,7 @@ def test_bounded_dimensions_are_drawn_in_both_halves(box):
     assert ((found <= middle).any(0) | ~several).all() and ((found > middle).any(0) | ~several).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_are_uniform_over_their_whole_range(dtype):
     limits = np.iinfo(dtype)
@@ -151,6 +153,7 @@ def test_with_64_bit_types_wide_integers_are_uniform_too():
         assert np.isfinite(found).all() and found.dtype == np.float64
 
 
+@pytest.mark.long
 def test_samples_of_boxes_with_a_finite_range_are_those_of_earlier_versions():
     """What random actions of existing seeds are."""
     key = keys.root_key(3)
@@ -165,6 +168,7 @@ def test_samples_of_boxes_with_a_finite_range_are_those_of_earlier_versions():
     np.testing.assert_array_equal(half.sample(key), jnp.asarray([2.0 + normal[0], 3.0 - normal[1]]))
 
 
+@pytest.mark.long
 @given(ARRAYS, st.data())
 @settings(max_examples=200)
 def test_containing_is_comparing_exactly(space, data):

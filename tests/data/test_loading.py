@@ -80,6 +80,7 @@ SEQUENCES = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 7), min_size=1, max_size=7),

@@ -115,6 +115,7 @@ def test_a_limit_that_the_pool_would_not_keep_is_refused(name):
         make(name, max_episode_steps=3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "observation", "action"),
     [
@@ -283,6 +284,7 @@ def test_a_lost_life_ends_an_episode_and_not_the_game():
     assert set(np.unique(shown.reward)) == {0.0, 1.0} and told["reward"].max() >= 5
 
 
+@pytest.mark.long
 def test_frames_are_stacked_as_a_replay_that_keeps_each_once_makes_them_again():
     shown = moments(make("Breakout-v5"), 2, 250)
     assert shown.first[1:].any()
@@ -294,6 +296,7 @@ def test_frames_are_stacked_as_a_replay_that_keeps_each_once_makes_them_again():
             np.testing.assert_array_equal(shown.observation[t, environment], np.stack(frames))
 
 
+@pytest.mark.long
 def test_returns_are_counted_where_games_end():
     _, shown, _ = invaders("classic")
     sums = ro.episode_sums(Rollout(shown, None, {}, carry=(), final_carry=()))
@@ -332,6 +335,7 @@ class TwoLives:
         pass
 
 
+@pytest.mark.long
 def test_evaluations_play_whole_games():
     recipe = TwoLives()
     spec = EnvSpec(recipe.name, recipe.observation_space, recipe.action_space)

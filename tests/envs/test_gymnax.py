@@ -109,6 +109,7 @@ def test_a_time_limit_truncates_and_a_fall_terminates():
     assert fragile.terminated[0] and not fragile.truncated[0] and fragile.first[1]
 
 
+@pytest.mark.long
 def test_termination_wins_over_truncation():
     # The deep sea ends at its bottom, on the very step of its time limit.
     env = envs.make("gymnax:DeepSea-bsuite", auto_reset=None)
@@ -143,6 +144,7 @@ def test_parameters_are_leaves_and_can_be_mapped_over():
 FIELDS = [*gymnax.make("CartPole-v1")[1].__dataclass_fields__]
 
 
+@pytest.mark.long
 def test_two_makes_share_one_compiled_program():
     reset = jax.jit(lambda env, key: env.reset(key)[1].observation)
     for gravity in (9.8, 12.0, 3):

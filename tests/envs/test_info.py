@@ -58,6 +58,7 @@ def test_an_environment_that_tells_nothing_has_nothing_in_its_program():
     assert time_step.info is None and time_step.episode.info is None
 
 
+@pytest.mark.long
 def test_sums_are_over_the_episode_and_begin_anew():
     env = jaxrl.envs.prepared(Telling())
     state, _ = env.reset(jax.random.key(0))

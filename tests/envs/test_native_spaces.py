@@ -103,6 +103,7 @@ def dtypes(space):
     return [x for child in space.spaces for x in dtypes(child)] if isinstance(space, foreign.Tuple) else [space.dtype]
 
 
+@pytest.mark.long
 @given(NESTS, st.integers(0, 2**31))
 @settings(max_examples=200)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Gymnasium, on precision

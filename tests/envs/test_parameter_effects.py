@@ -108,6 +108,7 @@ def made(name, **chosen):
     return jaxrl.make(f"gymnax:{name}", auto_reset=None, **chosen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_of_gymnax_changes_what_an_agent_sees_or_is_refused(name):
     default = made(name)
@@ -243,6 +244,7 @@ def one_step(name):
     return jax.jit(step)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EQUATIONS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())

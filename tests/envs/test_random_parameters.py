@@ -47,6 +47,7 @@ def played(env, steps=60):
     return np.concatenate([drawn(state)[None], drawn(states)]), time_steps
 
 
+@pytest.mark.long
 def test_each_episode_draws_its_own():
     lengths, time_steps = played(made())
     assert len(set(lengths[0])) == ENVS and ((lengths >= 0.25) & (lengths <= 1.0)).all()

@@ -163,6 +163,7 @@ def test_frame_stack_refills_at_a_new_episode(over):
     assert (tags == tags[:, :1]).all() and tags[0, 0] != tags[4, 0]
 
 
+@pytest.mark.long
 def test_action_repeat_adds_rewards_and_stops_at_the_end():
     for env in (
         AutoReset(ActionRepeat(EpisodeStatistics(Counter(length=5)), 3)),
@@ -246,6 +247,7 @@ def test_flatten_is_one_vector_in_the_order_of_keys():
     np.testing.assert_array_equal(env.observation_space.high, [2] * 4 + [1] * 8 + [255])
 
 
+@pytest.mark.long
 def test_hidden_entries_are_left_out():
     whole, env = jaxrl.make("gymnax:Pendulum-v1"), jaxrl.make("gymnax:Pendulum-v1", hide=(0, -1))
     key = jax.random.key(0)

@@ -212,6 +212,7 @@ def test_a_learner_that_raises_while_actors_wait():
         program.chunk(PPO, ServedFromHost(ENV), state, 1, 100)
 
 
+@pytest.mark.long
 def test_a_learner_that_raises_in_a_run_while_actors_wait(monkeypatch):
     made, learn, numbers = [], HostLearning.learn, itertools.count(1)
 

@@ -81,6 +81,7 @@ def test_a_close_that_goes_wrong_after_training_is_told_and_the_result_there(han
 # --- outside a rollout -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_first_reset(hang):
     env, began = Spoiled(ENV, at=0, then=hang), time.monotonic()
     with named():
@@ -136,6 +137,7 @@ def test_the_command_line_says_how_long_a_step_of_an_evaluation_may_take(hang, t
         assert "step_timeout is 0.5 s" in capsys.readouterr().err and env.built
 
 
+@pytest.mark.long
 def test_what_is_exported(hang, monkeypatch):
     monkeypatch.setattr(recording, "STEP_TIMEOUT", 1.0)
     policy = Policy(PPO, actor(), env_spec(HOST))
@@ -145,6 +147,7 @@ def test_what_is_exported(hang, monkeypatch):
         next(stream)
 
 
+@pytest.mark.long
 def test_one_that_comes_back_is_closed_then(hang):
     free = threading.Event()
     env = Spoiled(ENV, at=2, then=lambda host: free.wait(PATIENCE))
@@ -162,6 +165,7 @@ def test_one_that_comes_back_is_closed_then(hang):
 # --- when an end was asked for ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["rollout", "evaluation"])
 def test_ctrl_c_does_not_wait_for_a_step_that_hangs(hang, where, monkeypatch):
     monkeypatch.setattr(watchdog, "_LAST_STEP", 0.5)

@@ -73,6 +73,7 @@ def gone(pid):
 # --- what raises -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [0, 2], ids=["in process", "workers"])
 @pytest.mark.parametrize("call", ["reset", "step"])
 def test_an_exception_reaches_the_user_with_its_traceback(count, call):
@@ -111,6 +112,7 @@ def test_an_environment_that_only_a_worker_cannot_make(monkeypatch):
         recipe.build(4, 0)
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_start_in_time():
     """No process is there, with Gymnasium imported, in a thousandth of a second."""
     with pytest.raises(ConfigError, match="cannot be made.*not ready after start_timeout=0.001 seconds"):
@@ -163,6 +165,7 @@ def lose_one(fault, **parameters):
     return host, pids, shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("fault", "parameters"), [("kill", {}), ("hang", {"step_timeout": 0.7})])
 def test_a_lost_worker_is_replaced_and_its_environments_begin_new_episodes(fault, parameters):
     host, pids, shown = lose_one(fault, **parameters)
@@ -212,6 +215,7 @@ def test_a_worker_that_is_killed_between_steps_is_replaced():
     host.close()
 
 
+@pytest.mark.long
 def test_restarts_are_counted_and_then_it_stops():
     host = build(1, fault="kill", at=(0, 1), restarts=2)  # in every environment, hence again and again
     host.reset()
@@ -223,6 +227,7 @@ def test_restarts_are_counted_and_then_it_stops():
     assert host._stepper._workers == []
 
 
+@pytest.mark.long
 def test_a_reset_that_hangs_every_time_stops_too():
     host = build(1, fault="hang", call="reset", step_timeout=0.5, restarts=1)
     with (
@@ -244,6 +249,7 @@ def test_new_environments_have_new_seeds():
 # --- who ends with whom ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_closing_does_not_wait_for_what_hangs(monkeypatch):
     monkeypatch.setattr(workers, "CLOSE_TIMEOUT", 0.5)
     host = build(2, fault="hang", at=(0, 0), seeds=[SEEDS[2]])
@@ -343,6 +349,7 @@ stuck.step(np.zeros(4, np.int32))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "end", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL], ids=["Ctrl-C", "killed"]
 )
@@ -389,6 +396,7 @@ def test_a_close_that_goes_wrong_is_told_and_not_waited_for(monkeypatch, closing
     assert not actor_threads()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closing", ["hang", "raise", "exit"])
 def test_a_close_that_goes_wrong_in_a_worker_is_nobodys(monkeypatch, closing):
     monkeypatch.setattr(workers, "CLOSE_TIMEOUT", 0.5)

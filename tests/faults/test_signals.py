@@ -181,6 +181,7 @@ def test_sigterm_saves_and_exits_143(tmp_path, handlers):
     assert_equal(train(tmp_path / "run").state, train().state)
 
 
+@pytest.mark.long
 def test_a_closed_terminal_saves_and_exits_129(tmp_path, handlers):
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:

@@ -132,6 +132,7 @@ def test_what_cannot_be_written_from_half_of_the_run_on(kind, how, error, refere
     assert_it_goes_on(tmp_path / "run", reference)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "how"), one_quick([(kind, how) for kind in KINDS for how in ("made", "written")], ("result", "made"))
 )
@@ -162,6 +163,7 @@ def test_the_directory_is_deleted_at_a_write(kind, how, reference, tmp_path, mon
     assert_it_goes_on(run_dir, reference)
 
 
+@pytest.mark.long
 def test_three_checkpoints_in_a_row_that_fail_end_the_run_with_what_it_learned(reference, tmp_path, monkeypatch):
     disk = Disk(monkeypatch, tmp_path, ["checkpoints/"], "made", refuse(errno.ENOSPC))
     ended, lines = told_of(tmp_path / "run", At(ROWS, lambda: setattr(disk, "on", True)), checkpoint_every=ROWS)
@@ -192,6 +194,7 @@ def test_a_disk_without_room_for_what_libraries_write(reference, tmp_path, monke
     assert_it_goes_on(tmp_path / "run", reference)
 
 
+@pytest.mark.long
 def test_another_process_in_the_directory_is_turned_away_and_disturbs_nothing(reference, tmp_path):
     told = []
 

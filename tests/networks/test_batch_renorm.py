@@ -67,6 +67,7 @@ def test_outputs_and_running_statistics_are_the_papers():
     assert clipped and inside, "both sides of the limits are met"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seen", [0, WARM_UP])
 def test_no_gradient_passes_through_the_correction(seen):
     x, slope = batches(1)[0], np.random.default_rng(1).normal(size=(8, FEATURES))

@@ -44,6 +44,7 @@ def test_it_is_the_convolution_of_jax_and_so_are_its_gradients(size, window, str
         np.testing.assert_allclose(mine, other, atol=1e-4)
 
 
+@pytest.mark.long
 def test_it_can_be_mapped_over_networks():
     x, kernels = of((4, 6, 6, 2), 0), of((3, 3, 3, 2, 5), 1)
 
@@ -117,6 +118,7 @@ def test_many_images_are_computed_in_slices_with_the_same_features_and_gradients
     jax.tree.map(assert_close, whole, sliced)
 
 
+@pytest.mark.long
 def test_what_is_normalized_over_a_batch_is_computed_whole(monkeypatch):
     monkeypatch.setattr(convolutions, "_MANY_BYTES", 0)
     _, loss, params, x = loss_of(MinAtarCNN(2, 3, 4, normalization="batch"), GRIDS, 24)

@@ -120,6 +120,7 @@ def test_the_deviation_depends_on_the_observation():
     assert output.log_std.std() > 1e-2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", [SMALL, POLICY], ids=["critic", "policy"])
 def test_every_field_changes_the_program(network):
     other = {"torso": MLP((3,)), "widths": (5,), "activation": "tanh", "normalization": "layer"}

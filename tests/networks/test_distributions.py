@@ -285,6 +285,7 @@ def test_tanh_entropy_and_kl_match_integrals():
     assert np.all(np.isfinite(gradient)) and np.any(np.abs(gradient) > 0.1)
 
 
+@pytest.mark.long
 def test_distributions_are_trees_that_compare_by_structure():
     a, b = tanh_gaussian(0), tanh_gaussian(1)
     assert jax.tree.structure(a) == jax.tree.structure(b)

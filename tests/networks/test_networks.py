@@ -290,6 +290,7 @@ def test_the_compiled_program_is_the_bare_products(batch):
 # --- inputs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", [ActorCritic(SMALL), QNetwork(SMALL)])
 def test_previous_action_and_reward_are_seen_only_if_wanted(network):
     base = inputs(DISCRETE)

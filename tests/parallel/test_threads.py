@@ -86,6 +86,7 @@ def test_what_does_not_fit_is_left_for_training_to_tell(two_cores):
     assert not one_suffices(*asked(3, minibatches=1000))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", ["", "many"])
 def test_a_variable_that_is_no_number_says_nothing(two_cores, monkeypatch, value):
     monkeypatch.setenv(threads.VARIABLES[0], value)

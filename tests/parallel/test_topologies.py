@@ -94,6 +94,7 @@ def test_four_devices_are_one(name):
     assert_equal(one_report, four_report, 1e-5)
 
 
+@pytest.mark.long
 def test_the_comparison_can_fail():
     one, _ = run("ppo", anakin())
     other, _ = run("ppo", anakin(), seed=4)

@@ -111,6 +111,7 @@ RUNS = st.lists(
 )
 
 
+@pytest.mark.long
 @given(RUNS)
 def test_the_summary_is_that_of_the_runs_that_have_a_value_there(runs):
     read = [tuple(np.array(sorted(points), float).T) for points in runs]

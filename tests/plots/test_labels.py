@@ -121,6 +121,7 @@ VALUES = st.one_of(st.integers(-3, 3), st.floats(allow_nan=False), st.booleans()
 NAMES = st.sampled_from(["learning_rate", "gamma", "epochs", "value_learning_rate", "clip_value", "rollout_length"])
 
 
+@pytest.mark.long
 @given(st.lists(st.dictionaries(NAMES, VALUES | st.lists(VALUES, max_size=2), max_size=6), min_size=1, max_size=12))
 def test_different_configurations_have_different_labels(configs):
     groups = labels.grouped([Run(str(i), {"algorithm": config}, []) for i, config in enumerate(configs)])
@@ -133,6 +134,7 @@ JSON = st.recursive(VALUES, lambda inner: st.lists(inner, max_size=3) | st.dicti
 PARTS = st.sampled_from(["algorithm", "environment", "topology", "type", "suite", "name"])
 
 
+@pytest.mark.long
 @given(st.lists(st.dictionaries(PARTS, JSON | st.dictionaries(PARTS, JSON)), min_size=1, max_size=5))
 def test_whatever_a_configuration_holds_it_has_a_label(configs):
     runs = [Run(str(number), config, []) for number, config in enumerate(configs)]

@@ -167,6 +167,7 @@ class Patient:
         self.calls, self.highest = state["calls"], state["highest"]
 
 
+@pytest.mark.long
 def test_a_killed_run_stops_where_it_would_have_and_tells_the_same_metrics(tmp_path):
     def killed(moment):
         if moment.step == 4 * ROWS:

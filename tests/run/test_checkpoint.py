@@ -297,6 +297,7 @@ def test_more_memory_than_there_is_is_not_asked_for(saved, monkeypatch):
         restore(saved, make_state(), 30)
 
 
+@pytest.mark.long
 def test_every_flipped_bit_is_noticed_or_harmless(saved):
     """A flip in any file either changes nothing that is restored, or is noticed; never a wrong state."""
     expected = make_state(30)
@@ -388,6 +389,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_once(tmp_path):
         Checkpointer(tmp_path / "file" / "checkpoints", config={})
 
 
+@pytest.mark.long
 def test_failed_saves_warn_then_raise_and_leave_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -162,6 +162,7 @@ def test_exploring_samples_actions():
     assert list(sampled.returns) != list(greedy.returns)
 
 
+@pytest.mark.long
 def test_the_seed_is_all_the_chance_there_is():
     algo, actor, env, spec = prepare(PPO, ShortOrLong())
     one, again, other = (

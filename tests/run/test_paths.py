@@ -45,6 +45,7 @@ def at_home(tmp_path, monkeypatch, request):
     assert [path for path in home.rglob("*") if "~" in path.name] == []
 
 
+@pytest.mark.long
 def test_no_path_is_made_of_a_users_text_elsewhere():
     """`Path(name)` of an argument would take `~` for the name of a folder; `files.expand(name)` does not."""
     found = []
@@ -104,6 +105,7 @@ def test_datasets(at_home, tmp_path, monkeypatch):
     assert len(jaxrl.load_dataset("minari:~/minari/a-v0")) == len(MinariReader(at_home("minari/a-v0"))) == 1
 
 
+@pytest.mark.long
 def test_directories_and_logs(at_home, tmp_path):
     home = tmp_path / "home"
     with RunDirectory(at_home("run"), {}) as directory:

@@ -157,6 +157,7 @@ def test_an_episode_begins_where_there_is_no_memory():
     assert single == jax.tree.map(lambda x: x.shape[1:], begun)
 
 
+@pytest.mark.long
 def test_a_key_samples():
     policy = policy_of(PPO)
     same = np.broadcast_to(OBSERVATIONS[0], (2000, 4))
@@ -239,6 +240,7 @@ def test_within_compiled_functions():
     policy(OBSERVATIONS)  # what it keeps is not of that function
 
 
+@pytest.mark.long
 def test_a_batch_of_nothing_is_a_batch():
     for policy in (policy_of(PPO), policy_of(RECURRENT_PPO)):
         action, carry = policy(OBSERVATIONS[:0])

@@ -197,6 +197,7 @@ class Lamp:
         return state, transition(observation, jnp.float32(1.0), state >= 4, jnp.asarray(False))
 
 
+@pytest.mark.long
 def test_images_are_drawn_as_observed_and_drawings_can_be_added(tmp_path):
     policy = untrained(Lamp())
     frames = [frame for frame, _ in gif(rendering.render(policy, Lamp(), tmp_path / "lamp.gif", max_steps=6))]

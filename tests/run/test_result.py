@@ -144,6 +144,7 @@ def test_notebooks_see_figures_and_the_curve(trained):
     assert "img" not in dataclasses.replace(trained, metrics=[])._repr_html_()
 
 
+@pytest.mark.long
 def test_a_result_goes_to_another_process_by_pickle(trained):
     found = pickle.loads(pickle.dumps(trained))
     np.testing.assert_array_equal(found.evaluate(2).returns, trained.evaluate(2).returns)

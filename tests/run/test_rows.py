@@ -102,6 +102,7 @@ def report(rng, lives=True):
     )
 
 
+@pytest.mark.long
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.booleans())
 def test_joined_reports_are_the_sum_that_one_program_makes(seed, number, lives):
     rng = np.random.default_rng(seed)

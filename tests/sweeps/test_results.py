@@ -19,6 +19,8 @@ from jaxrl.run.directory import read_config
 from jaxrl.run.loggers import read_metrics
 from jaxrl.sweeps.results import SweepResult
 
+pytestmark = pytest.mark.long
+
 SEEDS = [0, 4]
 RATES = [1e-2, 1e30, 3e-3]  # the second destroys its run
 FILES = {"sweep.json", "metrics.jsonl", "curves.csv", "table.csv", "table.md", "curves.png", "best"}
@@ -37,7 +39,6 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.long
 def test_a_sweep_leaves_its_curves_tables_picture_and_best_policy(swept):
     result, path = swept
     assert {found.name for found in path.iterdir()} == FILES | {"program-0"}
@@ -62,7 +63,6 @@ def test_a_sweep_leaves_its_curves_tables_picture_and_best_policy(swept):
     assert [cells[0], *cells[2:]] == [line.split() for line in result.table().splitlines()]
 
 
-@pytest.mark.long
 def test_the_best_policy_of_a_sweep_loads_and_is_evaluated(swept, capsys):
     result, path = swept
     number = int(np.nanargmax(result.interquartile_means))
@@ -80,7 +80,6 @@ def test_the_best_policy_of_a_sweep_loads_and_is_evaluated(swept, capsys):
     assert f"checkpoint at step {10 * ROWS}" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_the_directory_of_a_sweep_is_drawn_as_the_sweep_itself(swept, tmp_path):
     result, path = swept
     of_files = plotting.plot_runs([path], tmp_path / "files.png")

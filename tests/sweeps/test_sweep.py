@@ -167,6 +167,7 @@ def test_a_sweep_in_which_all_fail_says_so():
 # --- what is searched, and what comes back ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_labels():
     result = swept("in_turn", 1)
     assert result.configurations == [{"learning_rate": rate} for rate in RATES] and result.seeds == SEEDS

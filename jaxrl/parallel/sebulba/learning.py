@@ -139,20 +139,17 @@ class HostLearning:
             state, report = function(HostRollouts(layout), algo, state, rollout, dataset, number)
             return state, report.with_state(state, jnp.int32(0)).over(layout.replicas)
 
+        advance = one_device
         if layout.devices > 1:
             rings = None if dataset is None else fixed.partition(dataset, "data")
             rows = None if rollout is None else _rollout_specs(rollout)
             specs = (everywhere, partition, rows, rings, everywhere)
             advance = meshes.over_devices(one_device, layout.mesh, specs, (partition, everywhere))
-        else:
-            advance = one_device
         state, report = advance(algo, state.replace(buffers=buffers), rollout, dataset, number)
         if collected is None:
             return state, report
-        episodes = collected.episodes
-        if self.processes > 1:
-            episodes = episodes.merged(partial(jax.tree.map, jnp.sum))
-        return state, report.replace(episodes=episodes)
+        episodes, summed = collected.episodes, partial(jax.tree.map, jnp.sum)
+        return state, report.replace(episodes=episodes if self.processes == 1 else episodes.merged(summed))
 
 
 def _learn(collects, algo, state, rollout, dataset, number):

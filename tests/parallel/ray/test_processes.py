@@ -19,6 +19,8 @@ from jaxrl.parallel.multihost import launch, place
 from jaxrl.parallel.multihost.launch import RayProcesses
 from jaxrl.parallel.ray import processes
 
+pytestmark = pytest.mark.long
+
 LAUNCHED = Path(__file__).parents[1] / "multihost" / "launched.py"
 
 
@@ -37,7 +39,6 @@ def program(started, tmp_path, monkeypatch):
         yield scripts(tmp_path)
 
 
-@pytest.mark.long
 def test_each_finds_its_place_and_the_first_alone_is_heard(program, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("JAX_OF_TEST", "passed on")
     text = """
@@ -93,7 +94,6 @@ if sys.argv[1:] == ["first"]:
     assert "(restart 1 of 1)" in said
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_passed_on_and_end_the_run_for_good(program, started, tmp_path, number):
     """From a process of its own, whose Ray is not connected yet."""
@@ -178,7 +178,6 @@ def test_what_the_cluster_has_not_or_cannot_start_is_told(program, monkeypatch, 
         launch.run_processes([sys.executable], RayProcesses(1))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "how"),
     [
@@ -192,7 +191,6 @@ def test_ways_as_text(text, how):
     assert launch.parse(text) == how
 
 
-@pytest.mark.long
 def test_numbers_that_do_not_fit(monkeypatch):
     found = launch.problems(RayProcesses(0, 0, 0, -1))
     words = ("count=0 must be at least 1", "cpus=0 must be at least 1", "gpus=-1 must be at least 0")
@@ -207,7 +205,6 @@ def test_numbers_that_do_not_fit(monkeypatch):
     assert launch.problems(RayProcesses(2)) == ["ray: Ray is not installed; pip install 'jaxrl[ray]'"]
 
 
-@pytest.mark.long
 def test_a_run_whose_process_is_killed_is_started_again(program, tmp_path, capfd):
     """What it comes to is what it does on one machine: tests/parallel/multihost/test_launch.py."""
     words = [sys.executable, str(LAUNCHED), "ray:2", str(tmp_path)]

@@ -217,6 +217,7 @@ def test_who_waits_for_whom(monkeypatch):
     assert run("dqn", iterations=4, lockstep=True, groups=2)[1].actors["learner_blocked_seconds"] > 0
 
 
+@pytest.mark.long
 def test_failures_between_two_chunks_are_told(monkeypatch):
     """Actors go on there. Before, each chunk told of what failed since its own beginning."""
     algo, failures = ALGORITHMS["ppo"], [0]
