@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrl import envs, networks
+    from jaxrl import envs, networks, schedules, spaces
     from jaxrl.algos import (
         A2C,
         ALGORITHMS,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         CrossQ,
         make_algorithm,
     )
-    from jaxrl.core import schedules, spaces
     from jaxrl.core.errors import JaxrlError
     from jaxrl.core.registry import register
     from jaxrl.core.resources import Resources
@@ -125,8 +124,8 @@ _PUBLIC = {
     "preset": "run.presets",
     "register": "core.registry",
     "render": "run.rendering",
-    "schedules": "core.schedules",
-    "spaces": "core.spaces",
+    "schedules": "schedules",
+    "spaces": "spaces",
     "sweep": "sweeps.sweep",
     "train": "run.training",
     "tune": "sweeps.tune",
