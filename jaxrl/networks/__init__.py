@@ -88,7 +88,7 @@ def __dir__() -> list[str]:
 
 
 def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  # noqa: B008  frozen
-    """`network` with what it leaves open as it suits the observation space, if it is one of jaxrl's.
+    """Return `network` with its open settings chosen for the observation space, if it is one of jaxrl's.
 
     The torso is `default_torso`, with `vectors` for vectors; those of `Actor` and `Critic` choose otherwise. A network
     that reads some keys of the observation keeps None: its torso suits those entries, which may differ by body. Policy

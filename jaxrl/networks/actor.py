@@ -1,4 +1,4 @@
-"""The policies of the off-policy actor-critics: a squashed Gaussian, one action for certain, or probabilities."""
+"""Policies of the off-policy actor-critics: squashed Gaussian, deterministic, or categorical."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ from jaxrl.networks.torsos import Torso
 
 @dataclasses.dataclass(frozen=True)
 class Actor:
-    """Actions of a bounded `Box` of shape (n,), by a tanh within its bounds, or of a `Discrete` space.
+    """A policy over a bounded `Box` of shape (n,), squashed by tanh into its bounds, or over a `Discrete` space.
 
     Args:
       torso: from observations to features; None: a CNN for images, and vectors as they are.
@@ -60,12 +60,12 @@ class Actor:
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is a carry."""
+        """Return whether the network has a carry."""
         return self.core is not None
 
     @property
     def requires(self) -> frozenset[str]:
-        """The fields of `NetworkInputs` that it cannot do without."""
+        """Return the fields of `NetworkInputs` that the network needs."""
         return required_inputs(
             recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
         )
@@ -74,11 +74,11 @@ class Actor:
         return _ActorModule(self, spec, rngs)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Fresh parameters and model state; see `types.Network`."""
+        """Return fresh parameters and model state; see `types.Network`."""
         return init_variables(self, key, spec)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """The recurrent state of one environment; `()` if feed-forward."""
+        """Return the initial recurrent state of one environment; `()` if feed-forward."""
         return () if self.core is None else self.core.initial_carry()
 
     def apply(
@@ -92,7 +92,7 @@ class Actor:
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Any, Carry, ModelState]:
-        """A distribution, or actions `[T, B, n]`, for time steps `[T, B, ...]`; see `types.Network`."""
+        """Return a distribution, or actions `[T, B, n]`, for time steps `[T, B, ...]`; see `types.Network`."""
         (output, carry), model_state = run_module(
             self, params, model_state, spec, lambda module: module(inputs, carry), train=train
         )

@@ -16,7 +16,7 @@ from jaxrl.networks.torsos import Torso
 
 
 class PolicyValue(struct.PyTreeNode):
-    """What an actor-critic gives at time steps `[T, B]`."""
+    """Output of an actor-critic at time steps `[T, B]`."""
 
     distribution: Distribution  # over actions, leaves [T, B, ...]
     value: jax.Array  # [T, B]
@@ -61,12 +61,12 @@ class ActorCritic:
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is a carry."""
+        """Return whether the network has a carry."""
         return self.core is not None
 
     @property
     def requires(self) -> frozenset[str]:
-        """The fields of `NetworkInputs` that it cannot do without."""
+        """Return the fields of `NetworkInputs` that the network needs."""
         return required_inputs(
             recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
         )
@@ -75,11 +75,11 @@ class ActorCritic:
         return _Shared(self, spec, rngs) if self.shared else _Separate(self, spec, rngs)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Fresh parameters and model state; see `types.Network`."""
+        """Return fresh parameters and model state; see `types.Network`."""
         return init_variables(self, key, spec)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """The recurrent state of one environment; `()` if feed-forward, one for each body if separate."""
+        """Return the initial recurrent state of one environment; `()` if feed-forward, a pair if separate."""
         if self.core is None:
             return ()
         if self.shared:
@@ -97,7 +97,7 @@ class ActorCritic:
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[PolicyValue, Carry, ModelState]:
-        """Distribution and value at time steps `[T, B, ...]`, and the carry after the last. See `types.Network`."""
+        """Return distribution and value at time steps `[T, B, ...]`, and the next carry; see `types.Network`."""
         (output, carry), model_state = run_module(
             self, params, model_state, spec, lambda module: module(inputs, carry), train=train
         )
@@ -106,7 +106,7 @@ class ActorCritic:
     def value(
         self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
     ) -> jax.Array:
-        """Only the values `[T, B]`, not as in training; the policy is not computed."""
+        """Return the values `[T, B]` in evaluation mode, without computing the policy."""
         return run_module(self, params, model_state, spec, lambda module: module.value_of(inputs, carry), train=False)[
             0
         ]

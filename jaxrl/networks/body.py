@@ -1,6 +1,6 @@
-"""What stands before every head: a torso, the previous action and reward if wanted, and a core if recurrent.
+"""The encoder before every head: a torso, optionally the previous action and reward, and a core if recurrent.
 
-Also how a network's modules become pure functions: parameters and model state are plain nested dicts, and the
+Also turns a network's modules into pure functions: parameters and model state are plain nested dicts, and the
 structure around them is rebuilt without computing anything, once for each network and spec.
 """
 
@@ -28,7 +28,7 @@ class Buildable(Protocol):
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def init_variables(network: Buildable, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-    """Fresh parameters and model state: nested dicts of arrays with string keys; `()` for no model state."""
+    """Return fresh parameters and model state: nested dicts of arrays with string keys; `()` for no model state."""
     return _split(network, key, spec)[1:]
 
 
@@ -41,7 +41,7 @@ def run_module[Output](
     *,
     train: bool,
 ) -> tuple[Output, ModelState]:
-    """What `call` gives of the network's module, and the model state after it, which only training moves."""
+    """Return the result of `call` on the network's module, and the next model state, which only training changes."""
     structure = _structure(network, spec)
     if not jax.tree.leaves(model_state):
         return call(nnx.merge(structure, params)), model_state
@@ -70,10 +70,10 @@ def _structure(network: Buildable, spec: EnvSpec) -> Any:
 
 
 def select_space(space: spaces.Space, keys: tuple[str, ...] | None) -> spaces.Space:
-    """The part of a dictionary space under `keys`: the entry itself of one key, a dictionary of several.
+    """Return the part of a dictionary space under `keys`: the entry itself for one key, a dictionary for several.
 
     Raises:
-      ConfigError: there is no such key, or the space is no dictionary.
+      ConfigError: there is no such key, or the space is not a dictionary.
     """
     if keys is None:
         return space
@@ -88,24 +88,24 @@ def select_space(space: spaces.Space, keys: tuple[str, ...] | None) -> spaces.Sp
 
 
 def select_observation(observation: PyTree, keys: tuple[str, ...] | None) -> PyTree:
-    """The part of an observation that `select_space` describes."""
+    """Return the part of an observation that `select_space` describes."""
     if keys is None:
         return observation
     return observation[keys[0]] if len(keys) == 1 else {key: observation[key] for key in keys}
 
 
 def required_inputs(*, recurrent: bool, previous_action: bool, previous_reward: bool) -> frozenset[str]:
-    """The fields of `NetworkInputs` that a `Body` of these settings reads."""
-    wanted = {
+    """Return the fields of `NetworkInputs` that a `Body` with these settings reads."""
+    optional_inputs = {
         "first": recurrent or previous_action,
         "previous_action": previous_action,
         "previous_reward": previous_reward,
     }
-    return frozenset({"observation"} | {name for name, needed in wanted.items() if needed})
+    return frozenset({"observation"} | {name for name, needed in optional_inputs.items() if needed})
 
 
 class Body(nnx.Module):
-    """Maps inputs `[T, B, ...]` and a carry `[B, ...]` to features `[T, B, features]` and the carry after.
+    """Map inputs `[T, B, ...]` and a carry `[B, ...]` to features `[T, B, features]` and the next carry.
 
     The previous action (one-hot where discrete, zeros where an episode begins) and the reward that arrived with the
     observation join the torso's features before the core, as in IMPALA and R2D2.

@@ -1,4 +1,4 @@
-"""Convolutions as a CPU computes them quickly: their gradients within loops, and many images in slices.
+"""Convolutions that are fast on a CPU: their gradients within loops, and many images in slices.
 
 XLA's CPU backend brings convolutions into the one form that its fast kernels know, and those within loops it leaves as
 they are. A network learns within a scan, where the gradient of the kernel is of another form and ran 17 times slower
@@ -23,7 +23,7 @@ _FEWEST = 8  # images of a slice
 
 
 def convolution(x: jax.Array, kernel: jax.Array, strides: tuple[int, ...], padding: str | Pads) -> jax.Array:
-    """A two-dimensional convolution, as `jax.lax.conv_general_dilated`; for gradients in reverse mode alone.
+    """Compute a two-dimensional convolution, as `jax.lax.conv_general_dilated`; reverse-mode gradients only.
 
     Args:
       x: [N, H, W, C].
@@ -72,7 +72,7 @@ _convolution.defvjp(_forward, _backward)
 
 
 def _by_x(strides, padding, x, kernel, gradient):
-    """Spreads the gradient by the strides, and convolves it with the kernel turned around."""
+    """Dilate the gradient by the strides, and convolve it with the kernel turned around."""
     turned = _as_it_is(kernel[::-1, ::-1].swapaxes(2, 3))
     pads = []
     for size, width, steps, stride, (before, _) in _axes(x, kernel, gradient, strides, padding):
@@ -82,7 +82,7 @@ def _by_x(strides, padding, x, kernel, gradient):
 
 
 def _by_kernel(strides, padding, x, kernel, gradient):
-    """Convolves the inputs with the gradient spread by the strides; examples are what is summed over."""
+    """Convolve the inputs with the gradient dilated by the strides, summed over the batch."""
     examples_last, spread = _as_it_is((x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)))
     pads = []
     for size, width, steps, stride, (before, _) in _axes(x, kernel, gradient, strides, padding):
@@ -95,12 +95,12 @@ def _axes(x, kernel, gradient, strides, padding):
 
 
 def _as_it_is(tree):
-    """Keeps XLA from taking a transposition into the convolution, which would be of another form then."""
+    """Keep XLA from fusing a transposition into the convolution, which would change its layout."""
     return lax.optimization_barrier(tree)
 
 
 def patch_bytes(height: int, width: int, kernel: int, channels: int) -> int:
-    """Bytes of the patches that a convolution of stride 1 or more reads of an image.
+    """Return the bytes of the patches that a convolution of stride 1 or more reads from an image.
 
     Args:
       height, width: of what it gives.
@@ -111,7 +111,7 @@ def patch_bytes(height: int, width: int, kernel: int, channels: int) -> int:
 
 
 def in_slices(function: Callable[[jax.Array], jax.Array], images: jax.Array, most_patch_bytes: int) -> jax.Array:
-    """`function(images)`; on a CPU, where their patches are too many, of some images after the others.
+    """Return `function(images)`, computed in slices of the images on a CPU where their patches are too large.
 
     Its gradient computes each slice again, which costs less than to keep what all slices computed.
 

@@ -23,14 +23,14 @@ class Core(Protocol):
     def width(self) -> int: ...
 
     def initial_carry(self) -> Carry:
-        """The carry at the start of an episode, no batch axis."""
+        """Return the carry at the start of an episode, without a batch axis."""
         ...
 
     def build(self, inputs: int, rngs: nnx.Rngs) -> nnx.Module: ...
 
 
 def _gates(count: int):
-    """Kernels of `count` gates side by side, each orthogonal by itself."""
+    """Return the kernels of `count` gates side by side, each orthogonal by itself."""
     orthogonal = nnx.initializers.orthogonal()
 
     def init(key, shape, dtype=jnp.float32):
@@ -49,7 +49,7 @@ def unroll(
     first: jax.Array,
     initial: Carry,
 ) -> tuple[PyTree, Carry]:
-    """Steps over time, with the carry reset wherever an episode begins.
+    """Scan a core over time, with the carry reset wherever an episode begins.
 
     Args:
       step: from a carry and one time step's inputs to the next carry and this step's outputs, all `[B, ...]`.
@@ -72,7 +72,7 @@ def unroll(
 def scan_time[State](
     step: Callable[[State, PyTree], tuple[State, PyTree]], carried: State, inputs: PyTree
 ) -> tuple[PyTree, State]:
-    """`jax.lax.scan` over inputs `[T, ...]`: outputs `[T, ...]`, and what is carried after the last."""
+    """Apply `jax.lax.scan` to inputs `[T, ...]`: return outputs `[T, ...]` and the last carry."""
     if jax.tree.leaves(inputs)[0].shape[0] == 1:  # acting: a scan of one step would only cost
         carried, output = step(carried, jax.tree.map(lambda x: x[0], inputs))
         return jax.tree.map(lambda x: x[None], output), carried

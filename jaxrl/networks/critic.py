@@ -1,4 +1,4 @@
-"""Values of actions for the actor-critics: an ensemble of critics, each with parameters of its own."""
+"""Action values for the actor-critics: an ensemble of critics, each with its own parameters."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ from jaxrl.networks.torsos import MLP, Torso, default_torso
 
 
 def encoder(space: spaces.Space) -> Torso:
-    """The torso that suits a space, where dense layers follow anyway: a vector is left as it is."""
+    """Return the default torso of a space for a network with further dense layers: the identity for a vector."""
     torso = default_torso(space)
     return MLP(()) if isinstance(torso, MLP) else torso
 
@@ -27,14 +27,14 @@ def encoder(space: spaces.Space) -> Torso:
 def encoding_body(
     torso: Torso | None, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs, **memory: Any
 ) -> Body:
-    """A body with `encoder`'s torso unless another is given; `memory` are a `Body`'s core and what joins it."""
+    """Return a body with `torso`, or `encoder`'s where it is None; `memory` holds a `Body`'s core and its inputs."""
     if torso is None:
         torso = encoder(select_space(spec.observation_space, observation_keys))
     return Body(torso, spec, rngs, observation_keys=observation_keys, **memory)
 
 
 def bounded_size(space: spaces.Space) -> int:
-    """The n of a bounded `Box` of shape (n,).
+    """Return the n of a bounded `Box` of shape (n,).
 
     Raises:
       ConfigError: it is another space.
@@ -45,20 +45,20 @@ def bounded_size(space: spaces.Space) -> int:
 
 
 def to_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
-    """Actions `[..., n]` of a bounded box in units of half its range: -1 is `low`, 1 is `high`."""
+    """Return actions `[..., n]` of a bounded box in units of half its range: -1 is `low`, 1 is `high`."""
     low, high = (jnp.expand_dims(jnp.asarray(bound), range(action.ndim - 1)) for bound in (space.low, space.high))
     return (action - low) / (0.5 * (high - low)) - 1.0
 
 
 def from_unit(action: jax.Array, space: spaces.Box) -> jax.Array:
-    """The inverse of `to_unit`; what is beyond -1 and 1 is clipped to the box."""
+    """Invert `to_unit`; values beyond -1 and 1 are clipped to the box."""
     low, high = (jnp.expand_dims(jnp.asarray(bound), range(action.ndim - 1)) for bound in (space.low, space.high))
     return jnp.clip(low + (high - low) * (0.5 * (action + 1.0)), low, high)
 
 
 @dataclasses.dataclass(frozen=True)
 class Critic:
-    """An ensemble of values of (observation, action) pairs, or of all actions of a `Discrete` space at once.
+    """An ensemble of critics of (observation, action) pairs, or of all actions of a `Discrete` space at once.
 
     Each member encodes the observation, or with a core all of them up to now, joins the action of a bounded `Box` of
     shape (n,) in units of half its range, and ends in dense layers and a head. Members differ in their initial
@@ -99,12 +99,12 @@ class Critic:
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is a carry."""
+        """Return whether the network has a carry."""
         return self.core is not None
 
     @property
     def requires(self) -> frozenset[str]:
-        """The fields of `NetworkInputs` that it cannot do without."""
+        """Return the fields of `NetworkInputs` that the network needs."""
         return required_inputs(
             recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
         )
@@ -113,7 +113,7 @@ class Critic:
         return _Member(self, spec, rngs)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Fresh parameters and model state, every leaf with a leading axis of `ensemble`.
+        """Return fresh parameters and model state, every leaf with a leading axis of `ensemble`.
 
         Raises:
           ConfigError: if the network does not fit the spaces.
@@ -121,7 +121,7 @@ class Critic:
         return jax.vmap(lambda member: init_variables(self, member, spec))(jax.random.split(key, self.ensemble))
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """The recurrent state of one member for one environment; `()` if feed-forward."""
+        """Return the initial recurrent state of one member for one environment; `()` if feed-forward."""
         return () if self.core is None else self.core.initial_carry()
 
     def apply(
@@ -134,7 +134,7 @@ class Critic:
         model_state: ModelState,
         train: bool,
     ) -> tuple[Any, ModelState]:
-        """The head's output, leaves `[ensemble, T, B, actions, ...]`, for inputs `[T, B, ...]`, and the model state.
+        """Return the head's output, leaves `[ensemble, T, B, actions, ...]`, for inputs `[T, B, ...]`, and model state.
 
         Of a box it is that of the actions `[T, B, n]` taken there, and `actions` is 1; of a discrete space that of
         all actions, and `action` None. Values of actions that the mask forbids are the most negative finite number.
@@ -157,7 +157,7 @@ class Critic:
         model_state: ModelState,
         train: bool,
     ) -> tuple[jax.Array, Carry, ModelState]:
-        """The features `[ensemble, T, B, features]` of inputs `[T, B, ...]` and of all before, and what follows.
+        """Return the features `[ensemble, T, B, features]` of inputs `[T, B, ...]`, the next carry and the model state.
 
         From a carry `[ensemble, B, ...]`, and gives the carry after the last time step and the model state.
         """
@@ -181,7 +181,7 @@ class Critic:
         model_state: ModelState,
         train: bool,
     ) -> tuple[Any, ModelState]:
-        """The head's output, as of `apply`, from features `[ensemble, T, B, features]` of `remember`."""
+        """Return the head's output, as `apply` does, from features `[ensemble, T, B, features]` of `remember`."""
 
         def member(params, model_state, features):
             return run_module(

@@ -16,7 +16,7 @@ from flax import struct
 
 from jaxrl.core.types import PyTree
 
-# What the logit of a forbidden action becomes. Its probability is exactly 0 in float32, yet sums and differences of a
+# The logit of a forbidden action. Its probability is exactly 0 in float32, yet sums and differences of a
 # few such numbers stay finite, which those of the most negative float do not.
 FORBIDDEN = -1e30
 
@@ -28,13 +28,13 @@ _UNROLLED_CLASSES = 128
 
 
 def _per_key(draw, keys: jax.Array) -> jax.Array:
-    """`draw(key)` of every key; keys of any shape."""
+    """Return `draw(key)` for every key, in the shape of the keys."""
     drawn = jax.vmap(draw)(keys.reshape(-1))
     return drawn.reshape(keys.shape + drawn.shape[1:])
 
 
 def _inverse_cdf(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The index [...] that `uniform` [...] in [0, 1) falls on, never one of zero probability; logits [..., n].
+    """Return the index [...] that `uniform` [...] in [0, 1) selects, never one of zero probability; logits [..., n].
 
     Rounding could leave `uniform * total` at or beyond the last partial sum, or the partial sums uneven where they
     are computed in another order; so a class is only ever chosen if its own weight is positive.
@@ -74,7 +74,7 @@ class Categorical(struct.PyTreeNode):
 
     @classmethod
     def masked(cls, logits: jax.Array, mask: jax.Array | None) -> "Categorical":
-        """With only the classes where `mask` `[..., n]` is True; None allows all.
+        """Return the distribution of `logits` over the classes where `mask` `[..., n]` is True; None allows all.
 
         Forbidden classes have probability exactly 0, are never sampled, and add 0 to the entropy and to gradients.
         Where a mask forbids everything, all classes are equally likely, so that nothing becomes NaN.
@@ -82,37 +82,37 @@ class Categorical(struct.PyTreeNode):
         return cls(logits if mask is None else jnp.where(mask, logits, jnp.asarray(FORBIDDEN, logits.dtype)))
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Actions `[...]`, from one uniform number each; keys `[...]`."""
+        """Return actions `[...]`, from one uniform number each; keys `[...]`."""
         uniform = _per_key(lambda key: jax.random.uniform(key, (), self.logits.dtype), keys)
         return _inverse_cdf(self.logits, uniform)
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions `[...]` and their log-probabilities `[...]`; keys `[...]`."""
+        """Return actions `[...]` and their log-probabilities `[...]`; keys `[...]`."""
         action = self.sample(keys)
         return action, self.log_prob(action)
 
     def mode(self) -> jax.Array:
-        """The most likely class `[...]`, the first of several."""
+        """Return the most likely class `[...]`, the first of several."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def log_probs(self) -> jax.Array:
-        """Normalized log-probabilities `[..., n]`."""
+        """Return normalized log-probabilities `[..., n]`."""
         return jax.nn.log_softmax(self.logits, axis=-1)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability `[...]` of classes `[...]`."""
+        """Return the log-probability `[...]` of classes `[...]`."""
         # A comparison and a sum rather than a gather, whose gradient is a scatter: several times slower on CPU.
         classes = jnp.arange(self.logits.shape[-1], dtype=jnp.int32)
         chosen = jnp.expand_dims(action.astype(jnp.int32), -1) == jnp.expand_dims(classes, range(action.ndim))
         return jnp.sum(jnp.where(chosen, self.log_probs(), 0.0), axis=-1)
 
     def entropy(self) -> jax.Array:
-        """Entropy `[...]` in nats."""
+        """Return the entropy `[...]` in nats."""
         log_probs = self.log_probs()
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
     def kl(self, other: "Categorical") -> jax.Array:
-        """KL(self || other) `[...]` in nats; huge but finite where `other` forbids what `self` does not."""
+        """Return KL(self || other) `[...]` in nats; finite even where `other` forbids what `self` allows."""
         log_probs = self.log_probs()
         return jnp.sum(jnp.exp(log_probs) * (log_probs - other.log_probs()), axis=-1)
 
@@ -130,35 +130,35 @@ class MultiCategorical(struct.PyTreeNode):
 
     @classmethod
     def masked(cls, logits: jax.Array, nvec: tuple[int, ...], mask: jax.Array | None) -> "MultiCategorical":
-        """With only the classes where `mask` `[..., sum(nvec)]` is True; None allows all. See `Categorical.masked`."""
+        """Mask classes where `mask` `[..., sum(nvec)]` is False; None allows all. See `Categorical.masked`."""
         return cls(Categorical.masked(logits, mask).logits, nvec)
 
     @property
     def components(self) -> list[Categorical]:
-        """The categorical of each component."""
+        """Return the categorical of each component."""
         ends = np.cumsum(self.nvec)[:-1].tolist()
         return [Categorical(part) for part in jnp.split(self.logits, ends, axis=-1)]
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Actions `[..., k]`, from one uniform number for each component; keys `[...]`."""
+        """Return actions `[..., k]`, from one uniform number for each component; keys `[...]`."""
         uniform = _per_key(lambda key: jax.random.uniform(key, (len(self.nvec),), self.logits.dtype), keys)
         drawn = [_inverse_cdf(part.logits, uniform[..., i]) for i, part in enumerate(self.components)]
         return jnp.stack(drawn, axis=-1)
 
     def mode(self) -> jax.Array:
-        """The most likely class of each component, `[..., k]`."""
+        """Return the most likely class of each component, `[..., k]`."""
         return jnp.stack([part.mode() for part in self.components], axis=-1)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """Log-probability `[...]` of actions `[..., k]`."""
+        """Return the log-probability `[...]` of actions `[..., k]`."""
         return _total([part.log_prob(action[..., i]) for i, part in enumerate(self.components)])
 
     def entropy(self) -> jax.Array:
-        """Entropy `[...]` in nats, the sum over components."""
+        """Return the entropy `[...]` in nats, the sum over components."""
         return _total([part.entropy() for part in self.components])
 
     def kl(self, other: "MultiCategorical") -> jax.Array:
-        """KL(self || other) `[...]` in nats, the sum over components."""
+        """Return KL(self || other) `[...]` in nats, the sum over components."""
         return _total([mine.kl(theirs) for mine, theirs in zip(self.components, other.components, strict=True)])
 
 
@@ -173,12 +173,12 @@ class DiagonalGaussian(struct.PyTreeNode):
     log_std: jax.Array
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Actions `[..., n]`; keys `[...]`."""
+        """Return actions `[..., n]`; keys `[...]`."""
         noise = _per_key(lambda key: jax.random.normal(key, self.mean.shape[-1:], self.mean.dtype), keys)
         return self.mean + jnp.exp(self.log_std) * noise
 
     def mode(self) -> jax.Array:
-        """The mean, `[..., n]`."""
+        """Return the mean, `[..., n]`."""
         return self.mean
 
     def log_prob(self, action: jax.Array) -> jax.Array:
@@ -187,11 +187,11 @@ class DiagonalGaussian(struct.PyTreeNode):
         return -jnp.sum(0.5 * jnp.square(scaled) + self.log_std + _LOG_SQRT_2PI, axis=-1)
 
     def entropy(self) -> jax.Array:
-        """Differential entropy `[...]` in nats."""
+        """Return the differential entropy `[...]` in nats."""
         return jnp.sum(self.log_std + (0.5 + _LOG_SQRT_2PI), axis=-1)
 
     def kl(self, other: "DiagonalGaussian") -> jax.Array:
-        """KL(self || other) `[...]` in nats."""
+        """Return KL(self || other) `[...]` in nats."""
         log_ratio = self.log_std - other.log_std
         distance = jnp.square((self.mean - other.mean) * jnp.exp(-other.log_std))
         return 0.5 * jnp.sum(jnp.exp(2.0 * log_ratio) + distance - 1.0 - 2.0 * log_ratio, axis=-1)
@@ -203,7 +203,7 @@ _QUADRATURE = tuple(zip(_NODES.tolist(), (_WEIGHTS / _WEIGHTS.sum()).tolist(), s
 
 
 def _log_tanh_slope(x: jax.Array) -> jax.Array:
-    """log(1 - tanh(x)^2), without the cancellation that makes it -inf from |x| = 9 on in float32."""
+    """Return log(1 - tanh(x)^2), without the cancellation that makes it -inf from |x| = 9 on in float32."""
     return 2.0 * (_LOG_2 - x - jax.nn.softplus(-2.0 * x))
 
 
@@ -224,7 +224,7 @@ class TanhGaussian(struct.PyTreeNode):
 
     @property
     def base(self) -> DiagonalGaussian:
-        """The Gaussian before tanh."""
+        """Return the Gaussian before tanh."""
         return DiagonalGaussian(self.mean, self.log_std)
 
     def _bounds(self, ndim: int) -> tuple[jax.Array, jax.Array]:
@@ -243,20 +243,20 @@ class TanhGaussian(struct.PyTreeNode):
         return self.base.log_prob(x) - jnp.sum(_log_tanh_slope(x), axis=-1) - self._log_scale()
 
     def sample(self, keys: jax.Array) -> jax.Array:
-        """Actions `[..., n]` within the bounds; keys `[...]`."""
+        """Return actions `[..., n]` within the bounds; keys `[...]`."""
         return self._squash(self.base.sample(keys))
 
     def of_noise(self, noise: jax.Array) -> jax.Array:
-        """Actions `[..., n]` of standard normal noise `[..., n]`: a sample, if that is one."""
+        """Return the actions `[..., n]` that standard normal noise `[..., n]` maps to."""
         return self._squash(self.mean + jnp.exp(self.log_std) * noise)
 
     def sample_and_log_prob(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions `[..., n]` and their exact log-density `[...]`, both differentiable; keys `[...]`."""
+        """Return actions `[..., n]` and their exact log-density `[...]`, both differentiable; keys `[...]`."""
         x = self.base.sample(keys)
         return self._squash(x), self._log_prob_of(x)
 
     def mode(self) -> jax.Array:
-        """The Gaussian's mean, squashed, `[..., n]`: the median, which is what evaluation conventionally acts by."""
+        """Return the squashed mean of the Gaussian, `[..., n]`: the median, by which evaluation conventionally acts."""
         return self._squash(self.mean)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
@@ -271,7 +271,7 @@ class TanhGaussian(struct.PyTreeNode):
         return self._log_prob_of(jnp.arctanh(squashed))
 
     def entropy(self) -> jax.Array:
-        """Differential entropy `[...]` in nats, by quadrature, as it has no closed form.
+        """Return the differential entropy `[...]` in nats, by quadrature, as it has no closed form.
 
         It is the Gaussian's entropy plus E[log |d action / d x|], each dimension's expectation by 8 Gauss-Hermite
         nodes: within 1e-3 nats for a standard deviation up to 1, 0.03 at 2, 0.2 at 4. Deterministic and
@@ -282,7 +282,7 @@ class TanhGaussian(struct.PyTreeNode):
         return self.base.entropy() + jnp.sum(slope, axis=-1) + self._log_scale()
 
     def kl(self, other: "TanhGaussian") -> jax.Array:
-        """KL(self || other) `[...]` in nats; that of the Gaussians, as both are squashed alike."""
+        """Return KL(self || other) `[...]` in nats; that of the Gaussians, as both are squashed alike."""
         return self.base.kl(other.base)
 
 
@@ -298,39 +298,39 @@ class Joint(struct.PyTreeNode):
     parts: "dict[Any, Distribution] | tuple[Distribution, ...]"
 
     def _each(self) -> list[tuple[Any, Any]]:
-        """Key and distribution, in the order of an action's leaves."""
+        """Return pairs of key and distribution, in the order of an action's leaves."""
         return sorted(self.parts.items()) if isinstance(self.parts, dict) else list(enumerate(self.parts))
 
     @property
     def leaves(self) -> "list[Distribution]":
-        """The distributions of single arrays, in the order of an action's leaves."""
+        """Return the distributions of single arrays, in the order of an action's leaves."""
         return [leaf for _, part in self._each() for leaf in (part.leaves if isinstance(part, Joint) else [part])]
 
     def _tree(self, of_part: "Callable[[int, Distribution], Any]") -> PyTree:
-        """`of_part(number, part)` of every part, as an action has them."""
+        """Return `of_part(number, part)` of every part, in the structure of an action."""
         found = {key: of_part(number, part) for number, (key, part) in enumerate(self._each())}
         return found if isinstance(self.parts, dict) else tuple(found.values())
 
     def sample(self, keys: jax.Array) -> PyTree:
-        """Actions, part by part with keys of their own, `[..., *shape]`; keys `[...]`."""
+        """Return actions `[..., *shape]`, each part with its own key; keys `[...]`."""
 
         each = _per_key(lambda key: jax.random.split(key, len(self.parts)), keys)
         return self._tree(lambda number, part: part.sample(each[..., number]))
 
     def mode(self) -> PyTree:
-        """The mode of every part."""
+        """Return the mode of every part."""
         return self._tree(lambda _, part: part.mode())
 
     def log_prob(self, action: PyTree) -> jax.Array:
-        """Log-probability `[...]` of actions, the sum over parts; a density where some are continuous."""
+        """Return the log-probability `[...]` of actions, the sum over parts; a density where some are continuous."""
         return _total([part.log_prob(action[key]) for key, part in self._each()])
 
     def entropy(self) -> jax.Array:
-        """Entropy `[...]` in nats, the sum over parts."""
+        """Return the entropy `[...]` in nats, the sum over parts."""
         return _total([part.entropy() for _, part in self._each()])
 
     def kl(self, other: "Joint") -> jax.Array:
-        """KL(self || other) `[...]` in nats, the sum over parts; both have the same ones."""
+        """Return KL(self || other) `[...]` in nats, the sum over parts, which both must share."""
         pairs = zip(self._each(), other._each(), strict=True)
         return _total([mine.kl(theirs) for (_, mine), (_, theirs) in pairs])
 

@@ -9,7 +9,7 @@ or `[N, 1]`. The policy needs logits for discrete actions, `[N, n]`, or `[N, sum
 `[N, n]` and logarithm of the standard deviation, `[N, n]` or `[n]`; for dictionaries and tuples of actions a
 dictionary or tuple with what each part needs.
 
-State besides parameters, which batch normalization has, is kept as the network's model state: batch statistics of
+State besides parameters, which batch normalization has, is the network's model state: batch statistics of
 NNX, every collection but `params` of Linen, `equinox.nn.State`. A Linen module that has any takes the argument `train`;
 NNX modules are put into training or evaluation mode by `train()` and `eval()`, Equinox's by `inference_mode`. Random
 state, such as dropout's, is refused.
@@ -42,7 +42,7 @@ OUTPUTS = ("actor_critic", "q")
 
 
 class Library(Protocol):
-    """How one library makes parameters and calls a module with them; frozen and hashable."""
+    """The interface to one library: making parameters, and calling a module with them; frozen and hashable."""
 
     def init(self, key: jax.Array, spec: EnvSpec, example: tuple) -> tuple[PyTree, ModelState]: ...
     def call(
@@ -71,16 +71,16 @@ class ForeignNetwork:
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is a carry."""
+        """Return whether the network has a carry."""
         return self.carry is not None
 
     @property
     def requires(self) -> frozenset[str]:
-        """The fields of `NetworkInputs` that it cannot do without."""
+        """Return the fields of `NetworkInputs` that the network needs."""
         return required_inputs(recurrent=self.recurrent, previous_action=False, previous_reward=False)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Fresh parameters and model state.
+        """Return fresh parameters and model state.
 
         Raises:
           ConfigError: if the module's outputs do not fit the action space, or it holds state that is random.
@@ -102,7 +102,7 @@ class ForeignNetwork:
         return params, model_state
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """The recurrent state of one environment; `()` if feed-forward."""
+        """Return the initial recurrent state of one environment; `()` if feed-forward."""
         return () if self.carry is None else self.carry()
 
     def apply(
@@ -116,7 +116,7 @@ class ForeignNetwork:
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Any, Carry, ModelState]:
-        """`PolicyValue`, or action values `[T, B, n]`, at time steps `[T, B, ...]`; see `types.Network`."""
+        """Return a `PolicyValue`, or action values `[T, B, n]`, at time steps `[T, B, ...]`; see `types.Network`."""
         observed = (inputs.observation, inputs.action_mask)
         if not self.recurrent:
             leading = jax.tree.leaves(inputs.observation)[0].shape[:2]
@@ -141,11 +141,11 @@ class ForeignNetwork:
     def value(
         self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
     ) -> jax.Array:
-        """Only the values `[T, B]`, not as in training."""
+        """Return the values `[T, B]` in evaluation mode."""
         return self.apply(params, inputs, carry, spec=spec, model_state=model_state, train=False)[0].value
 
     def _outputs(self, params, model_state, observation, carry, mask, spec, *, train):
-        """Of one batch `[N, ...]`: the outputs as algorithms know them, the next carry and the model state."""
+        """Return a batch's `[N, ...]` outputs in the form algorithms expect, the next carry and the model state."""
         arguments = (observation, carry) if self.recurrent else (observation,)
         with _standard_rules():
             output, model_state = self.library.call(params["policy"], model_state, spec, arguments, train=train)
@@ -153,19 +153,19 @@ class ForeignNetwork:
             output, carry = output
         if self.outputs == "q":
             return mask_values(_checked("action values", output, spec.action_space.n), mask), carry, model_state
-        policy, value = _pair("the given module must return a pair of the policy's output and the value", output)
+        policy, value = _pair("the module must return a pair of the policy's output and the value", output)
         distribution = self._distribution("the policy's output", spec.action_space, policy, mask)
         batch = jax.tree.leaves(observation)[0].shape[:1]
         return PolicyValue(distribution, value.reshape(batch)), carry, model_state
 
     def _distribution(self, what, space, policy, mask):
-        """Over an action space, from what the module gives for it; `what` names that in errors."""
+        """Return the distribution over an action space from the module's output; `what` names that output in errors."""
         if isinstance(space, spaces.Composite):
             keys = [key for key, _ in space.items]
             kind = dict if isinstance(space, spaces.Dict) else tuple
             if not isinstance(policy, kind) or sorted(policy if kind is dict else range(len(policy))) != keys:
-                shown = jax.tree.map(jnp.shape, policy)
-                raise ConfigError(f"{what} of the given module must be a {kind.__name__} with {keys}, not {shown}")
+                shapes = jax.tree.map(jnp.shape, policy)
+                raise ConfigError(f"{what} of the module must be a {kind.__name__} with {keys}, not {shapes}")
             masks = masks_of_parts(space, mask)
             return joint(
                 space, lambda key, child: self._distribution(f"{what}[{key!r}]", child, policy[key], masks[key])
@@ -178,7 +178,7 @@ class ForeignNetwork:
 
 
 def from_nnx(build: Callable[[EnvSpec, nnx.Rngs], nnx.Module], **options: Any) -> ForeignNetwork:
-    """A network of a Flax NNX module.
+    """Return a network of a Flax NNX module.
 
     Args:
       build: makes the module, called with a batch of observations, and of carries if recurrent.
@@ -188,7 +188,7 @@ def from_nnx(build: Callable[[EnvSpec, nnx.Rngs], nnx.Module], **options: Any) -
 
 
 def from_linen(module: Any, **options: Any) -> ForeignNetwork:
-    """A network of a Flax Linen module.
+    """Return a network of a Flax Linen module.
 
     Args:
       module: called with a batch of observations, and of carries if recurrent; with `train=` too if it has state
@@ -199,7 +199,7 @@ def from_linen(module: Any, **options: Any) -> ForeignNetwork:
 
 
 def from_equinox(build: Callable[[EnvSpec, jax.Array], Any], **options: Any) -> ForeignNetwork:
-    """A network of an Equinox module, whose arrays of floats are the parameters.
+    """Return a network of an Equinox module, whose floating-point arrays are the parameters.
 
     Args:
       build: makes the module from the spec and a key; it is called with one observation, and one carry if recurrent.
@@ -234,11 +234,11 @@ class _NNX:
         structure, params, statistics, rest = nnx.split(
             self.build(spec, nnx.Rngs(params=key)), nnx.Param, nnx.BatchStat, ...
         )
-        kept = {path[-1] if path else "": type(leaf).__name__ for path, leaf in nnx.to_flat_state(rest)}
-        if kept:
+        unsupported = {path[-1] if path else "": type(leaf).__name__ for path, leaf in nnx.to_flat_state(rest)}
+        if unsupported:
             raise ConfigError(
-                f"the NNX module holds state besides parameters and batch statistics ({kept}), which nothing would "
-                "carry; use layers without it (no dropout)"
+                f"the NNX module holds state besides parameters and batch statistics ({unsupported}), which "
+                "nothing would carry; use layers without it (no dropout)"
             )
         return structure, nnx.to_pure_dict(params), nnx.to_pure_dict(statistics)
 
@@ -311,7 +311,7 @@ def _equinox_structure(library: _Equinox, spec: EnvSpec) -> tuple[PyTree, PyTree
 
 
 def _equinox_parts(built: Any) -> tuple[Any, Any]:
-    """The module and its state, `()` if `build` returned a module alone."""
+    """Return the module and its state, `()` if `build` returned a module alone."""
     return built if isinstance(built, tuple) and len(built) == 2 else (built, ())
 
 
@@ -328,7 +328,7 @@ def _standard_rules():
 
 
 def _named(tree: PyTree) -> dict[str, jax.Array]:
-    """The leaves by their path, so that parameters are a plain dict whatever holds them."""
+    """Return the leaves by their path, so that parameters are a plain dict whatever their container."""
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -352,5 +352,5 @@ def _pair(rule: str, x: Any) -> tuple[Any, Any]:
 
 def _checked(what: str, x: jax.Array, size: int) -> jax.Array:
     if x.ndim != 2 or x.shape[-1] != size:
-        raise ConfigError(f"{what} of the given module must have shape (batch, {size}), not {x.shape}")
+        raise ConfigError(f"{what} of the module must have shape (batch, {size}), not {x.shape}")
     return x

@@ -29,7 +29,7 @@ _LOG_STD_RANGE = (-20.0, 2.0)  # of standard deviations that depend on the state
 
 
 def action_size(space: spaces.Space, continuous: str = "gaussian") -> int:
-    """How many numbers give the location of a distribution over `space`: logits, or means; of all parts together.
+    """Return the number of logits or means of a distribution over `space`, summed over all parts.
 
     Args:
       space: of actions.
@@ -65,7 +65,7 @@ def to_distribution(
     mask: PyTree | None = None,
     continuous: str = "gaussian",
 ) -> Distribution:
-    """The distribution over `space` that a policy's outputs stand for.
+    """Return the distribution over `space` parametrized by a policy's outputs.
 
     Args:
       space: of actions, as `action_size` accepts it.
@@ -86,8 +86,8 @@ def to_distribution(
         )
     if mask is not None and (isinstance(space, spaces.Box) or getattr(mask, "shape", ())[-1:] != location.shape[-1:]):
         allowed = "None" if isinstance(space, spaces.Box) else f"[..., {location.shape[-1]}], or None"
-        shown = jax.tree.map(jnp.shape, mask)
-        raise ConfigError(f"the action mask of {space} has the shape {shown}; allowed is {allowed}")
+        shape = jax.tree.map(jnp.shape, mask)
+        raise ConfigError(f"the action mask of {space} has the shape {shape}; allowed is {allowed}")
     if isinstance(space, spaces.Discrete):
         return Categorical.masked(location, mask)
     if isinstance(space, spaces.MultiDiscrete):
@@ -107,13 +107,13 @@ def to_distribution(
 
 
 def joint(space: spaces.Composite, of_part: Callable[[Any, spaces.Space], Distribution]) -> Joint:
-    """`of_part(key, child)` of every part of a composite space, as one distribution."""
+    """Return the joint distribution of `of_part(key, child)` over the parts of a composite space."""
     parts = {key: of_part(key, child) for key, child in space.items}
     return Joint(parts if isinstance(space, spaces.Dict) else tuple(parts.values()))
 
 
 def masks_of_parts(space: spaces.Composite, mask: PyTree | None) -> dict[Any, PyTree | None]:
-    """The mask of each part of a composite space, None where everything is allowed.
+    """Return the mask of each part of a composite space, None where everything is allowed.
 
     Raises:
       ConfigError: it is not like the action.
@@ -125,7 +125,7 @@ def masks_of_parts(space: spaces.Composite, mask: PyTree | None) -> dict[Any, Py
 
 
 class PolicyHead(nnx.Module):
-    """Maps features `[..., inputs]` and a mask to a distribution over the action space.
+    """Map features `[..., inputs]` and a mask to a distribution over the action space.
 
     For boxes the log standard deviation is a parameter of each dimension, or an output beside the mean. Each part of a
     `Dict` or `Tuple` has a head of its own.
@@ -181,7 +181,7 @@ class PolicyHead(nnx.Module):
 
 
 class ValueHead(nnx.Module):
-    """Maps features `[..., inputs]` to values `[...]`."""
+    """Map features `[..., inputs]` to values `[...]`."""
 
     def __init__(self, inputs: int, gain: float, rngs: nnx.Rngs):
         self.output = dense(inputs, 1, gain, rngs)
@@ -191,5 +191,5 @@ class ValueHead(nnx.Module):
 
 
 def mask_values(values: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """`values`, with the most negative finite number where `mask` is False; the same shape."""
+    """Return `values` with the most negative finite number where `mask` is False."""
     return values if mask is None else jnp.where(mask, values, jnp.finfo(values.dtype).min)

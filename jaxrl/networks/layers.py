@@ -1,4 +1,4 @@
-"""The layers that every network here is made of: dense and convolutional, orthogonal, with activations by name."""
+"""Layers shared by all networks: dense and convolutional, orthogonally initialized, with activations by name."""
 
 import math
 from collections.abc import Callable
@@ -30,10 +30,10 @@ HIDDEN_GAIN = math.sqrt(2.0)
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-    """An activation by name.
+    """Return an activation by name.
 
-    Raises:
-      ConfigError: naming the close ones, if there is none of that name.
+        Raises:
+    ConfigError: there is no activation of that name; it suggests close ones.
     """
     if name not in _ACTIVATIONS:
         raise unknown("activation", str(name), _ACTIVATIONS)
@@ -41,7 +41,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
 
 
 def freeze(description: Any, field: str) -> None:
-    """Make a field a tuple, so that the description is hashable whether a tuple, a list or an array was written.
+    """Convert a field to a tuple, so that a description made with a list or an array is hashable.
 
     Raises:
       ConfigError: the value is not a sequence, and None only where that is the default.
@@ -55,7 +55,7 @@ def freeze(description: Any, field: str) -> None:
 
 
 def check_positive(label: str, sizes: int | tuple[int, ...]) -> None:
-    """Raises a ConfigError unless every size is a whole number of at least 1."""
+    """Raise a ConfigError unless every size is a whole number of at least 1."""
     for size in sizes if isinstance(sizes, tuple) else (sizes,):
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ConfigError(f"{label}={sizes!r}: a size must be a whole number of at least 1, not {size!r}")
@@ -65,10 +65,10 @@ DTYPES = ("float32", "bfloat16")
 
 
 def compute_dtype(name: str) -> jnp.dtype:
-    """What a layer computes in, by name; parameters are float32 in either.
+    """Return a layer's compute dtype by name; parameters are always float32.
 
-    Raises:
-      ConfigError: it is none of `DTYPES`.
+        Raises:
+    ConfigError: it is not one of `DTYPES`.
     """
     if name not in DTYPES:
         raise unknown("dtype", str(name), DTYPES)
@@ -76,7 +76,7 @@ def compute_dtype(name: str) -> jnp.dtype:
 
 
 class Dense(nnx.Module):
-    """An affine map of the last axis, `[..., inputs]` to `[..., outputs]`, computed and given in `dtype`."""
+    """An affine map of the last axis, `[..., inputs]` to `[..., outputs]`, computed and returned in `dtype`."""
 
     def __init__(self, inputs: int, outputs: int, gain: float, rngs: nnx.Rngs, dtype: str = "float32"):
         self.dtype = compute_dtype(dtype)
@@ -92,14 +92,14 @@ class Dense(nnx.Module):
 
 
 def dense(inputs: int, outputs: int, gain: float, rngs: nnx.Rngs, dtype: str = "float32") -> Dense:
-    """A dense layer with an orthogonal kernel of the given gain (Saxe et al., 2014) and zero bias."""
+    """Return a dense layer with an orthogonal kernel of gain `gain` (Saxe et al., 2014) and zero bias."""
     return Dense(inputs, outputs, gain, rngs, dtype)
 
 
 def conv(
     inputs: int, outputs: int, kernel: int, stride: int, padding: str, rngs: nnx.Rngs, dtype: str = "float32"
 ) -> nnx.Conv:
-    """A square convolution over `[N, H, W, C]` with an orthogonal kernel of gain sqrt(2) and zero bias."""
+    """Return a square convolution over `[N, H, W, C]` with an orthogonal kernel of gain sqrt(2) and zero bias."""
     check_positive("filters", outputs)
     check_positive("kernel", kernel)
     return nnx.Conv(
@@ -116,7 +116,7 @@ def conv(
 
 
 def _convolve(x, kernel, strides, padding, **others):
-    """What `nnx.Conv` calls; `others` are what it calls the convolution of `conv` by anyway."""
+    """Adapt `convolution` to the signature that `nnx.Conv` calls; `others` are arguments that `conv` fixes anyway."""
     return convolution(x, kernel, strides, padding)
 
 
@@ -125,7 +125,7 @@ NORMALIZATIONS = ("layer", *OVER_BATCH)
 
 
 def normalization(name: str, features: int, rngs: nnx.Rngs) -> nnx.Module:
-    """A normalization of the last axis, with a scale and an offset that are learned.
+    """Return a normalization of the last axis, with a learned scale and offset.
 
     Args:
       name: "layer" (Ba et al., 2016), of each vector by itself; "batch" (Ioffe and Szegedy, 2015), of each feature

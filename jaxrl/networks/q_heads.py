@@ -36,15 +36,15 @@ class QuantileReturns(struct.PyTreeNode):
 
 
 class QHead(Protocol):
-    """What a Q-network ends in; frozen and hashable."""
+    """The head of a Q-network; frozen and hashable."""
 
     @property
     def noisy(self) -> bool:
-        """Whether its layers draw noise from keys."""
+        """Return whether its layers draw noise from keys."""
         ...
 
     def build(self, inputs: int, actions: int, rngs: nnx.Rngs) -> nnx.Module:
-        """A module of (features `[T, B, inputs]`, mask `[T, B, actions]` or None, keys `[B]` or None) -> the output."""
+        """Return a module: features `[T, B, inputs]`, mask `[T, B, actions]` or None, keys `[B]` or None -> output."""
         ...
 
 
@@ -212,7 +212,7 @@ def _layer(head, inputs, outputs, gain, rngs):
 
 
 class _HeadModule(nnx.Module):
-    """`size` numbers for every action, each V + A - mean A over the actions if dueling; made an output by `finish`."""
+    """Module with `size` numbers for every action, each V + A - mean A if dueling; `finish` makes them the output."""
 
     def __init__(self, head: Any, inputs: int, actions: int, size: int, finish: Callable, rngs: nnx.Rngs):
         self.dueling = head.dueling
@@ -266,5 +266,5 @@ def _expected(values, mask):
 
 
 def _folded(key, number):
-    """The keys [B] for one part."""
+    """Return the keys [B] for one part."""
     return None if key is None else jax.vmap(lambda k: jax.random.fold_in(k, number))(key)

@@ -1,4 +1,4 @@
-"""The network of the DQN family: one value for each action, or what another head makes of the features."""
+"""The network of the DQN family: a value for each action, or the output of another head."""
 
 import dataclasses
 from typing import Any
@@ -41,12 +41,12 @@ class QNetwork:
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is a carry."""
+        """Return whether the network has a carry."""
         return self.core is not None
 
     @property
     def requires(self) -> frozenset[str]:
-        """The fields of `NetworkInputs` that it cannot do without."""
+        """Return the fields of `NetworkInputs` that the network needs."""
         return required_inputs(
             recurrent=self.recurrent, previous_action=self.previous_action, previous_reward=self.previous_reward
         )
@@ -55,7 +55,7 @@ class QNetwork:
         return _QModule(self, spec, rngs)
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Fresh parameters, a dict with the keys "torso" (torso and core) and "head", and model state.
+        """Return fresh parameters, a dict with the keys "torso" (torso and core) and "head", and model state.
 
         Raises:
           ConfigError: if the network does not fit the spaces.
@@ -63,7 +63,7 @@ class QNetwork:
         return init_variables(self, key, spec)
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """The recurrent state of one environment; `()` if feed-forward."""
+        """Return the initial recurrent state of one environment; `()` if feed-forward."""
         return () if self.core is None else self.core.initial_carry()
 
     def apply(
@@ -77,7 +77,7 @@ class QNetwork:
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Any, Carry, ModelState]:
-        """The head's output for time steps `[T, B, ...]`, and the carry after the last; see `types.Network`.
+        """Return the head's output for time steps `[T, B, ...]`, and the next carry; see `types.Network`.
 
         Of `ActionValues`: values `[T, B, n]`, the most negative finite number where the action mask forbids. `key` is
         of noisy heads: keys `[B]`, one noise for each element of the batch at all time steps; None: no noise.

@@ -1,4 +1,4 @@
-"""What a network is in an environment: the sizes of its layers, and how many parameters it has."""
+"""Summary of a network for an environment: the sizes of its layers and the number of parameters."""
 
 import math
 from itertools import groupby
@@ -41,7 +41,7 @@ def _text(module: nnx.Module) -> str:
     chain, groups = _layers(module)
     runs = [(layer, len(list(same))) for layer, same in groupby(chain)]
     text = ", ".join(f"{n} x {layer}" if n > 2 else ", ".join([layer] * n) for layer, n in runs)
-    if len(groups) == 1:  # nothing to tell it from
+    if len(groups) == 1:  # there is only one, so no name is needed
         return ", ".join([*([text] if text else []), groups[0].partition(" ")[2]])
     return "; ".join([*([text] if text else []), *groups])
 

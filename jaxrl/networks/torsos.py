@@ -1,4 +1,4 @@
-"""Torsos: descriptions of what turns observations into features.
+"""Torsos: descriptions of modules that map observations to features.
 
 A torso is a frozen, hashable description. `build(space, rngs)` makes a `flax.nnx` module that maps observations with
 any number of leading axes to features `[..., features]`, and says how many in its attribute `features`.
@@ -22,7 +22,7 @@ from jaxrl.networks.layers import OVER_BATCH, DenseStack, activation, check_posi
 
 
 class Encoder(Protocol):
-    """The module that a torso makes: from observations `[..., *shape]` to `[..., features]`."""
+    """The module that a torso builds: maps observations `[..., *shape]` to `[..., features]`."""
 
     @property
     def features(self) -> int: ...
@@ -30,10 +30,10 @@ class Encoder(Protocol):
 
 
 class Torso(Protocol):
-    """What turns observations into features; frozen and hashable."""
+    """Description of a module that maps observations to features; frozen and hashable."""
 
     def build(self, space: spaces.Space, rngs: nnx.Rngs) -> Encoder:
-        """A `flax.nnx` module.
+        """Return a `flax.nnx` module.
 
         Raises:
           ConfigError: if the torso does not fit the space.
@@ -45,7 +45,7 @@ class Torso(Protocol):
 
 
 def to_float(x: jax.Array, space: spaces.Box) -> jax.Array:
-    """float32; uint8 divided by the space's largest bound (255 for pixels), so that it lies in [0, 1].
+    """Convert to float32, with uint8 divided by the space's largest bound (255 for pixels), so that it lies in [0, 1].
 
     What arrives as another dtype than the space's uint8 was normalized already, and is only cast.
     """
@@ -55,7 +55,7 @@ def to_float(x: jax.Array, space: spaces.Box) -> jax.Array:
 
 
 def flat_size(space: spaces.Space) -> int:
-    """How many numbers `flatten` gives for one element."""
+    """Return the size of the vector that `flatten` returns for one element."""
     if isinstance(space, spaces.Composite):
         return sum(map(flat_size, spaces.leaves(space)))
     if isinstance(space, spaces.Discrete):
@@ -66,7 +66,7 @@ def flat_size(space: spaces.Space) -> int:
 
 
 def flatten(x: Any, space: spaces.Space) -> jax.Array:
-    """Elements `[..., *shape]` as float32 vectors `[..., n]`: boxes flattened, integers that are names one-hot.
+    """Return elements `[..., *shape]` as float32 vectors `[..., n]`: boxes flattened, categories one-hot.
 
     The parts of a dictionary or a tuple come one after the other.
     """
@@ -83,7 +83,7 @@ def flatten(x: Any, space: spaces.Space) -> jax.Array:
 
 
 def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
-    """Numbers of a bounded box that never reach 1 in size, over the largest that they can be; all else as it is."""
+    """Divide the numbers of a box with bounds within (-1, 1) by their largest magnitude; return others unchanged."""
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.bounded:
         return x
     largest = np.maximum(np.abs(space.low), np.abs(space.high)).astype(np.float32)
@@ -153,19 +153,19 @@ class MLP:
 
 
 def has_images(space: spaces.Space) -> bool:
-    """Whether a space is of images (height, width, channels), or a dictionary with some."""
+    """Return whether a space is of images (height, width, channels), or a dictionary with some."""
     if isinstance(space, spaces.Dict):
         return any(has_images(child) for _, child in space.items)
     return isinstance(space, spaces.Box) and len(space.shape) == 3
 
 
 def has_grids(space: spaces.Space) -> bool:
-    """Whether a space is of images of 10 x 10, as MinAtar's games have them."""
+    """Return whether a space is of images of 10 x 10, as in MinAtar's games."""
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[:2] == (10, 10)
 
 
 def _image_space(name: str, space: spaces.Space) -> tuple[spaces.Box, tuple[int, int, int], bool]:
-    """An image space, its height, width and channels, and whether the channels come first (as EnvPool's do)."""
+    """Return an image space, its height, width and channels, and whether the channels come first (as in EnvPool)."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3:
         what = "a dictionary" if isinstance(space, spaces.Dict) else "a tuple"
         if not isinstance(space, spaces.Composite):
@@ -211,7 +211,7 @@ class _ImageTorso(nnx.Module):
 
 
 class _ConvStack(nnx.Module):
-    """Convolutions, each followed by a normalization of its channels if asked for, and the activation."""
+    """Convolutions, each followed by an optional normalization of its channels, and the activation."""
 
     def __init__(
         self,
@@ -434,7 +434,7 @@ class DictEncoder:
     """One encoder for each key of a dictionary observation, their features one after the other in sorted order.
 
     Args:
-      encoders: a torso for every key of the space, or None for a key that is not to be read; kept as sorted `items`.
+      encoders: a torso for every key of the space, or None for a key that is not to be read; stored as sorted `items`.
     """
 
     items: tuple[tuple[str, Torso | None], ...]
@@ -468,7 +468,7 @@ class DictEncoder:
 
 
 def default_torso(space: spaces.Space, vectors: MLP = MLP()) -> Torso:  # noqa: B008  frozen
-    """The torso that suits a space: `vectors` for vectors, a CNN for images by size, a `DictEncoder` of these.
+    """Return the default torso of a space: `vectors` for vectors, a CNN for images by size, a `DictEncoder` of these.
 
     Images of 36 x 36 and more get `NatureCNN()`, which fits no smaller ones, and those of 3 x 3 and more
     `MinAtarCNN()`, both with the normalization of `vectors`. Empty entries of a dictionary are left out.
