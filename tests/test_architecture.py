@@ -31,7 +31,7 @@ BUDGET = {
     "envs": 3998,
     "networks": 1999,
     "buffers": 1596,
-    "algos": 5036,
+    "algos": 4940,
     "parallel": 4150,
     "data": 2995,
     "plots": 492,

@@ -6,8 +6,7 @@ from jaxrl.algos.bc import BC
 from jaxrl.algos.cql import CQL
 from jaxrl.algos.crossq import CrossQ
 from jaxrl.algos.crr import CRR
-from jaxrl.algos.d4pg import D4PG
-from jaxrl.algos.ddpg import DDPG
+from jaxrl.algos.ddpg import D4PG, DDPG, TD3
 from jaxrl.algos.dqn import DQN
 from jaxrl.algos.gail import GAIL
 from jaxrl.algos.impala import IMPALA
@@ -18,7 +17,6 @@ from jaxrl.algos.pqn import PQN
 from jaxrl.algos.r2d2 import R2D2
 from jaxrl.algos.reppo import REPPO
 from jaxrl.algos.sac import SAC
-from jaxrl.algos.td3 import TD3
 from jaxrl.algos.td3_bc import TD3BC
 from jaxrl.algos.vmpo import VMPO
 

@@ -1,4 +1,8 @@
-"""Deep deterministic policy gradients (Lillicrap et al., 2016, arXiv:1509.02971)."""
+"""Deterministic policies that ascend their critic: DDPG, and with one change after another TD3 and D4PG.
+
+Lillicrap et al. (2016, arXiv:1509.02971), Fujimoto et al. (2018, arXiv:1802.09477) and Barth-Maron et al. (2018,
+arXiv:1804.08617).
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,23 +12,25 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxrl.algos import off_policy, train_state
+from jaxrl.algos import acting, combined_replay, off_policy, q_learning, train_state
 from jaxrl.algos.acting import DeterministicActing
-from jaxrl.algos.base import algorithm, changed, field_problems
+from jaxrl.algos.base import algorithm, changed, field_group, field_problems, number
 from jaxrl.algos.fields import (
     CombinedReplayFields,
+    DelayedPolicyFields,
+    NStepFields,
+    PrioritizedFields,
     SequenceFields,
+    SupportFields,
     TargetFields,
 )
-from jaxrl.algos.off_policy import Statistics
-from jaxrl.algos.train_state import TrainState
-from jaxrl.core.types import (
-    EnvSpec,
-    Replicas,
-    Source,
-    UpdateInfo,
-)
-from jaxrl.networks import Critic
+from jaxrl.algos.off_policy import CriticLoss, Statistics
+from jaxrl.algos.q_learning import Returns
+from jaxrl.algos.train_state import TrainState, polyak_update
+from jaxrl.core.schedules import Scalar
+from jaxrl.core.sources import Prioritized, by_priority
+from jaxrl.core.types import EnvSpec, Replicas, Source, TransitionBatch, UpdateInfo
+from jaxrl.networks import ActionValues, CategoricalValues, Critic, QuantileValues
 
 
 class DDPGState(struct.PyTreeNode):
@@ -36,27 +42,15 @@ class DDPGState(struct.PyTreeNode):
     updates: jax.Array  # int32
 
 
-@algorithm
-class DDPG(DeterministicActing, TargetFields, SequenceFields, CombinedReplayFields):
-    """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
+class TD3State(DDPGState):
+    """All that the learner is."""
 
-    critic: Critic = changed(Critic(ensemble=1))
+    policy_loss: jax.Array  # at the policy's last step: most updates have none
 
-    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        return dataclasses.replace(
-            self,
-            **self.resolved_networks(spec),
-            rollout_length=self.steps_per_update_with_memory(num_envs),
-        )
 
-    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        return field_problems(self) + off_policy.problems(
-            "DDPG", self.policy, self.critic, spec, stochastic=False, memory=True
-        )
-
-    @property
-    def experience(self) -> Mapping[str, Source]:
-        return self.combined_sources(self.source_with_memory())
+@field_group
+class Learner(DeterministicActing, TargetFields, CombinedReplayFields):
+    """A deterministic policy and critics, with target networks of both."""
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DDPGState:
         policy_key, critic_key = jax.random.split(key)
@@ -67,22 +61,154 @@ class DDPG(DeterministicActing, TargetFields, SequenceFields, CombinedReplayFiel
             updates=jnp.int32(0),
         )
 
+    def target_action(self, state: DDPGState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
+        """What the target policy does where the transitions lead, [batch, n]."""
+        return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)
+
+    def target(
+        self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec, **support: Any
+    ) -> Returns:
+        """What the critics should say of each transition, by the target of the critic that expects least."""
+        slow = state.critic.target_variables
+        return off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec, **support)
+
+    def critic_step(
+        self,
+        critic: TrainState,
+        replay: TransitionBatch,
+        target: Returns,
+        spec: EnvSpec,
+        replicas: Replicas,
+        **loss: Any,
+    ) -> tuple[TrainState, CriticLoss]:
+        optimizer = self.critic_optimizer
+        return off_policy.critic_step(self.critic, critic, optimizer, replay, target, spec, replicas, **loss)
+
+    def policy_step(
+        self,
+        policy: TrainState,
+        critic: TrainState,
+        replay: TransitionBatch,
+        spec: EnvSpec,
+        replicas: Replicas,
+        **support: Any,
+    ) -> tuple[TrainState, jax.Array]:
+        optimizer = self.policy_optimizer
+        return off_policy.dpg_step(
+            self.policy, policy, optimizer, self.critic, critic, replay, spec, replicas, **support
+        )
+
+
+@field_group
+class SequenceLearner(SequenceFields, Learner):
+    """Learns from single transitions, or if a network is recurrent from sequences."""
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        steps = self.steps_per_update_with_memory(num_envs)
+        return dataclasses.replace(self, **self.resolved_networks(spec), rollout_length=steps)
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        name = type(self).__name__
+        networks = off_policy.problems(name, self.policy, self.critic, spec, stochastic=False, memory=True)
+        return field_problems(self) + networks
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        return self.combined_sources(self.source_with_memory())
+
+
+@algorithm
+class DDPG(SequenceLearner):
+    """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
+
+    critic: Critic = changed(Critic(ensemble=1))
+
     def update(
         self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DDPGState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
-        next_action = off_policy.evaluate_policy(
-            self.policy, state.policy.target_variables, replay.next_observation, spec
-        )
-        slow = state.critic.target_variables
-        target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
-        critic, fit = off_policy.critic_step(
-            self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas
-        )
-
-        policy, loss = off_policy.dpg_step(
-            self.policy, state.policy, self.policy_optimizer, self.critic, critic, replay, spec, replicas
-        )
-        policy, critic = train_state.polyak_update(policy, self.tau), train_state.polyak_update(critic, self.tau)
+        target = self.target(state, replay, self.target_action(state, replay, spec), spec)
+        critic, fit = self.critic_step(state.critic, replay, target, spec, replicas)
+        policy, loss = self.policy_step(state.policy, critic, replay, spec, replicas)
+        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
         metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
         return DDPGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics)
+
+
+@algorithm
+class TD3(SequenceLearner, DelayedPolicyFields):
+    """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
+
+    min_size: int = changed(5_000)
+    noise_correlation: float = changed(0.9, before=0.0)
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> TD3State:
+        return TD3State(**vars(super().init(key, spec)), policy_loss=jnp.float32(0.0))
+
+    def update(
+        self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[TD3State, UpdateInfo]:
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
+        keys = off_policy.transition_keys(key, replay, replicas)
+        following = self.target_action(state, replay, spec)
+        smoothed = acting.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
+        target = self.target(state, replay, smoothed, spec)
+        critic, fit = self.critic_step(state.critic, replay, target, spec, replicas)
+
+        def policy_step(policy):
+            return self.policy_step(policy, critic, replay, spec, replicas)
+
+        updates = state.updates + 1
+        due = updates % self.policy_delay == 0
+        policy, critic, loss = off_policy.delayed_step(
+            policy_step, state.policy, critic, state.policy_loss, due, self.tau, replicas
+        )
+        metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
+        return TD3State(policy, critic, statistics, updates, loss), UpdateInfo(metrics)
+
+
+@algorithm
+class D4PG(PrioritizedFields, NStepFields, SupportFields, Learner):
+    """DDPG with a distributional critic, n-step returns and prioritized replay."""
+
+    n_step: int = changed(5)
+    exploration_noise: Scalar = changed(0.3)
+    critic: Critic = changed(Critic(ensemble=1, head=CategoricalValues(51)))
+    quantile_huber: Scalar = number(
+        1.0, above=0, only_with="critic.head=quantilevalues", help="Huber threshold, above which the loss is linear"
+    )
+
+    def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
+        steps = self.steps_per_update(num_envs)
+        return dataclasses.replace(self, **self.resolved_networks(spec), rollout_length=steps)
+
+    def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
+        heads = (ActionValues, CategoricalValues, QuantileValues)
+        networks = off_policy.problems("D4PG", self.policy, self.critic, spec, stochastic=False, heads=heads)
+        return field_problems(self) + networks
+
+    @property
+    def experience(self) -> Mapping[str, Source]:
+        prioritized = Prioritized(exponent=self.priority_exponent, beta=self.importance_exponent)
+        replay = self.source(prioritized if self.prioritized else None, n_step=self.n_step)
+        return self.combined_sources(replay)
+
+    def update(
+        self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[DDPGState, UpdateInfo]:
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
+        support = {"v_min": self.v_min, "v_max": self.v_max}
+        target = self.target(state, replay, self.target_action(state, replay, spec), spec, **support)
+        importance = replay.importance if self._by_priority else None
+        loss = support | {"importance": importance, "quantile_huber": self.quantile_huber}
+        critic, fit = self.critic_step(state.critic, replay, target, spec, replicas, **loss)
+        policy, policy_loss = self.policy_step(state.policy, critic, replay, spec, replicas, **support)
+        policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
+        error = combined_replay.replay_part(fit.error, batch, replicas)
+        priorities = {"replay": error + q_learning.LEAST_PRIORITY} if self._by_priority else {}
+        metrics = replicas.mean(fit.metrics | {"policy_loss": policy_loss})
+        return DDPGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics, priorities)
+
+    @property
+    def _by_priority(self) -> bool:
+        return self.prioritized or by_priority(self.sampler, self.remover)

@@ -362,15 +362,13 @@ def critic_step(
     target: Returns,
     spec: EnvSpec,
     replicas: Replicas,
-    *,
-    v_min: Number = 0.0,
-    v_max: Number = 0.0,
+    **options: Any,
 ) -> tuple[TrainState, CriticLoss]:
     """One step of every member of the ensemble towards the targets; the arguments of `critic_loss`."""
 
     def loss(params):
         variables = critic.variables.replace(params=params)
-        return critic_loss(network, variables, batch, target, spec, replicas, v_min=v_min, v_max=v_max)
+        return critic_loss(network, variables, batch, target, spec, replicas, **options)
 
     gradients, told = jax.grad(loss, has_aux=True)(critic.params)
     critic, _ = train_state.apply_gradients(critic, gradients, transformation, replicas, told.model_state)

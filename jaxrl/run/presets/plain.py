@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from jaxrl.algos.ddpg import TD3
 from jaxrl.algos.optimizers import Adam, RAdam
 from jaxrl.algos.ppo import PPO
 from jaxrl.algos.sac import SAC
-from jaxrl.algos.td3 import TD3
 from jaxrl.networks import MLP, Actor, ActorCritic, Critic, Torso
 
 ORTHOGONAL = " Initialization differs: here it is orthogonal."
