@@ -6,7 +6,7 @@ from typing import Any
 from jaxrl.cli import imports, table
 from jaxrl.cli.flags import BOOL, INT, PATH, TEXT, Flag, Group, optional, parse
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.files import shown
+from jaxrl.core.files import escape_for_terminal
 
 _FLAGS = (
     Flag("episodes", INT, 1000, "number of episodes"),
@@ -122,5 +122,5 @@ def dataset(argv: Sequence[str]) -> int:
     source = arguments["source"]
     named = source if source.startswith(("rlds:", "minari:")) else f"rlds:{source}"
     report = load_dataset(named, split=arguments["split"]).report()
-    print(shown(str(report)))
+    print(escape_for_terminal(str(report)))
     return 1 if report.faults else 0

@@ -36,7 +36,7 @@ _OBSERVATION = Box(-1.0, 1.0, (4,))
 _BOX = Box(-1.0, 1.0, (2,))
 _ACTIONS = {"discrete": Discrete(2), "continuous": _BOX, "composite": Dict({"a": Tuple((Discrete(2),)), "b": _BOX})}
 # The suites whose names are in the table, with the package that they are of, and the names that their modules know
-# and refuse; not those of `jaxrl.core.suites.ASKED`.
+# and refuse; not those of `jaxrl.core.suites.INSTALLED_NAMES`.
 SUITES: dict[str, tuple[str | None, Callable[[], Sequence[str]]]] = {
     "brax": ("brax", brax.refused),
     "envpool": ("envpool", envpool.refused),

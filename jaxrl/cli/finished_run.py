@@ -43,7 +43,7 @@ def print_finished_run(parsed: ParsedCommand) -> bool:
         lines = report(record, parsed.groups[1].title, name, path.absolute())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # the ordinary way says what is wrong with them
-    print(files.shown("\n".join([*lines, ALREADY_FINISHED])))
+    print(files.escape_for_terminal("\n".join([*lines, ALREADY_FINISHED])))
     return True
 
 

@@ -26,7 +26,7 @@ from jaxrl.core.errors import (
     RunStoppedWarning,
     unknown,
 )
-from jaxrl.core.files import shown
+from jaxrl.core.files import escape_for_terminal
 from jaxrl.run.timing import command_begins
 
 _BAD_INPUT = (ConfigError, EnvironmentContractError, MissingExtraError, RunDirectoryError)
@@ -64,7 +64,7 @@ def _exit_code(argv):
         if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)  # of the user's own code
         for problem in problems:
-            print(f"error: {shown(problem)}", file=sys.stderr)
+            print(f"error: {escape_for_terminal(problem)}", file=sys.stderr)
         return 2 if isinstance(error, _BAD_INPUT) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -82,7 +82,7 @@ def _exit_code(argv):
         print(f"error: the device is out of memory; {advice} ({str(error).splitlines()[0]})", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"error: {shown(str(error))}", file=sys.stderr)
+        print(f"error: {escape_for_terminal(str(error))}", file=sys.stderr)
         return 1
 
 
@@ -130,7 +130,7 @@ def _plain_warnings():
     def show(message, category, filename, lineno, file=None, line=None):
         with contextlib.suppress(OSError):  # the terminal was closed, say, and the run is to save
             kind = "error" if issubclass(category, RunStoppedWarning) else "warning"
-            print(f"{kind}: {shown(str(message))}", file=sys.stderr)
+            print(f"{kind}: {escape_for_terminal(str(message))}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # ty: ignore[invalid-assignment]  # as its documentation says to replace it

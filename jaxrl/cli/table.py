@@ -157,8 +157,8 @@ def _may_be(suite: str, name: str) -> bool:
 
 
 def _names(suite: str) -> Iterable[str]:
-    if suite in suites.ASKED:
-        return suites.ASKED[suite]()
+    if suite in suites.INSTALLED_NAMES:
+        return suites.INSTALLED_NAMES[suite]()
     if suite not in suite_modules.SUITES:
         return suite_modules.load(suite).names()
     module, known = sys.modules.get(suite_modules.SUITES[suite]), load()["environments"][suite]

@@ -22,7 +22,7 @@ def members(annotation: Any) -> tuple[Any, ...]:
 
 
 def is_whole(annotation: Any) -> bool:
-    """Whether an argument of this annotation is counted: `int`, `int | None`, `int | Sequence[int]`."""
+    """Return whether an annotation is of whole numbers: `int`, `int | None`, `int | Sequence[int]`."""
     return int in members(annotation) and float not in members(annotation)
 
 
@@ -43,7 +43,7 @@ def whole_arguments[**P, R](function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a function refuse what its arguments cannot be, by their annotations, with one `ConfigError` for all.
+    """Check a function's arguments by their annotations, with one `ConfigError` for all problems.
 
     Arguments annotated as `int`, `float`, `bool`, `str`, a path, a class, or one of these or None, are checked; whole
     numbers of any type become an `int`.
@@ -58,11 +58,11 @@ def checked[**P, R](**limits: Limits) -> Callable[[Callable[P, R]], Callable[P, 
         @functools.wraps(function)
         def call(*args, **kwargs):
             try:
-                given = signature.bind(*args, **kwargs).arguments
+                bound = signature.bind(*args, **kwargs).arguments
             except TypeError:  # Python's own error names the function
                 return function(*args, **kwargs)
             problems = []
-            for name, value in given.items():
+            for name, value in bound.items():
                 parameter = signature.parameters[name]
                 several = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
                 if not several and parameter.annotation is not parameter.empty:

@@ -25,7 +25,7 @@ _NUMBERS = "fiub"  # kinds of dtypes that files may hold
 
 
 def encode(value: Any) -> Any:
-    """`value` as JSON values: dataclasses become objects with a "type"; what JSON lacks becomes an object too.
+    """Return `value` as JSON values: dataclasses become objects with a "type", other types without JSON too.
 
     A value that cannot be read back (an unregistered class or function) becomes {"opaque": its repr}.
     """
@@ -52,17 +52,17 @@ def encode(value: Any) -> Any:
 
 
 def encode_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, as `encode` writes them."""
+    """Return the fields of a dataclass by name, as `encode` writes them."""
     return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
 
 
 def opaque(value: Any) -> dict[str, str]:
-    """What stands in a file for something that cannot be read back; the same in every process."""
+    """Return the placeholder in a file for a value that cannot be read back; the same in every process."""
     return {"opaque": re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given; lists come back as tuples.
+    """Return the value that `encode` wrote; lists come back as tuples.
 
     Raises:
       ConfigError: a name is not registered, a value does not fit, or a part could not be written as JSON.
@@ -73,8 +73,8 @@ def decode(value: Any) -> Any:
         raise ConfigError("the configuration is nested too deeply to be one that jaxrl wrote") from None
 
 
-def decode_fields(cls: Any, fields: Mapping[str, Any], **given: Any) -> Any:
-    """An instance of the dataclass `cls` from what `encode_fields` gave, and fields that are given as they are.
+def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
+    """Build an instance of the dataclass `cls` from the output of `encode_fields`, with some fields overridden.
 
     Raises:
       ConfigError: it has no such field, or a value does not fit it.
@@ -82,11 +82,11 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **given: Any) -> Any:
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be made from a file")
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
-    return made(cls, older | {name: decode(item) for name, item in fields.items()} | given)
+    return made(cls, older | {name: decode(item) for name, item in fields.items()} | overrides)
 
 
 def made(cls: Any, values: Mapping[str, Any]) -> Any:
-    """An instance of the dataclass `cls` with these values, each of the type that its field is annotated with.
+    """Build an instance of the dataclass `cls`, after checking each value against its field's annotation.
 
     Raises:
       ConfigError: it has no such field, or a value does not fit it.
@@ -98,7 +98,7 @@ def made(cls: Any, values: Mapping[str, Any]) -> Any:
     hints = _hints(cls)
     for field, item in values.items():
         if not _fits(item, hints.get(field, Any)):
-            raise ConfigError(f"{name} cannot have {field}={_shown(item)}")
+            raise ConfigError(f"{name} cannot have {field}={_short_repr(item)}")
     if not cls.__dataclass_params__.init:  # its __init__ takes something else than its fields
         if lacking := sorted(known - set(values)):
             raise ConfigError(f"{name} lacks {', '.join(lacking)}")
@@ -115,7 +115,7 @@ def made(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def check_sizes(config: Any) -> None:
-    """Whether the arrays and spaces of a configuration have at most 2^28 numbers together, before any is made.
+    """Check that the arrays and spaces of a configuration have at most 2^28 numbers together, before any is made.
 
     Raises:
       ValueError: they have more.
@@ -135,7 +135,7 @@ def check_sizes(config: Any) -> None:
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted names."""
+    """Flatten nested mappings into one with dotted names."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -192,12 +192,12 @@ def _decode_items(pairs):
 def _decode_array(array, shape, dtype):
     kind = _dtype(dtype)
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape):
-        raise ConfigError(f"an array of a configuration has the shape {_shown(shape)}")
+        raise ConfigError(f"an array of a configuration has the shape {_short_repr(shape)}")
     bounded = is_bounded_shape(shape)
     size = math.prod(shape) if bounded else 0
     if not bounded or not isinstance(array, list) or len(array) not in (1, size):
-        many = len(array) if isinstance(array, list) else _shown(array)
-        raise ConfigError(f"an array of a configuration of shape {_shown(shape)} has {many} values")
+        many = len(array) if isinstance(array, list) else _short_repr(array)
+        raise ConfigError(f"an array of a configuration of shape {_short_repr(shape)} has {many} values")
     try:
         values = np.asarray([_decode(item) for item in array], kind)
         return np.broadcast_to(values, (size,)).reshape(shape)  # of one number no more memory than that
@@ -211,7 +211,7 @@ def _dtype(name):
     except TypeError:
         dtype = None
     if dtype is None or dtype.kind not in _NUMBERS or dtype.itemsize > 8:
-        raise ConfigError(f"a configuration has no dtype {_shown(name)}")
+        raise ConfigError(f"a configuration has no dtype {_short_repr(name)}")
     return dtype
 
 
@@ -223,7 +223,7 @@ def _hints(cls):
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the type that a field is annotated with; arrays of numbers stand for JAX's."""
+    """Return whether `value` has the type of a field's annotation; arrays of numbers stand for JAX's."""
     if isinstance(hint, typing.TypeAliasType):
         return _fits(value, hint.__value__)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -249,11 +249,11 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is jax.Array:
         return isinstance(value, (np.ndarray, np.generic))
-    return isinstance(value, hint) if isinstance(hint, type) and _can_be_asked(hint) else True
+    return isinstance(value, hint) if isinstance(hint, type) and _supports_isinstance(hint) else True
 
 
-def _can_be_asked(hint):
-    """Whether `isinstance` takes it; protocols that are not for run time it does not."""
+def _supports_isinstance(hint):
+    """Return whether `isinstance` accepts a type, which it does not for protocols without `runtime_checkable`."""
     try:
         isinstance(None, hint)
     except TypeError:
@@ -261,6 +261,6 @@ def _can_be_asked(hint):
     return True
 
 
-def _shown(value):
+def _short_repr(value):
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,4 +1,4 @@
-"""Whether JAX has a device at all."""
+"""A check that JAX has a device."""
 
 import os
 
@@ -6,14 +6,14 @@ import jax
 
 
 def device_problem() -> str | None:
-    """Why JAX has no device, in a line; None if it has one. Starts JAX if nothing has yet."""
+    """Return why JAX has no device, in a line; None if it has one. Starts JAX if it has not started yet."""
     try:
         jax.devices()
     except Exception as error:  # an AssertionError without a word, where JAX_PLATFORMS names what is not installed
-        asked = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
+        platforms = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
         said = " ".join(str(error).split())
         return (
-            f"JAX has no device of JAX_PLATFORMS={asked!s}{': ' if said else ''}{said:.300}; unset it to use what "
+            f"JAX has no device of JAX_PLATFORMS={platforms!s}{': ' if said else ''}{said:.300}; unset it to use what "
             "there is, or install what is missing, for NVIDIA GPUs: pip install 'jaxrl[cuda13]'"
         )
     return None

@@ -1,4 +1,4 @@
-"""One number of an episode from what its environment reports at every step (`TimeStep.info`), as the name says.
+"""Reductions over an episode of what its environment reports at every step (`TimeStep.info`), selected by name.
 
 "distance" is averaged over the episode's steps. "distance:last", "distance:max", "distance:min" and "distance:sum" are
 the last, the largest, the smallest of them, and their sum: several of the same report are several names.
@@ -11,22 +11,22 @@ REDUCTIONS = ("mean", "sum", "max", "min", "last")
 
 
 def parts(name: str) -> tuple[str, str]:
-    """What is reported, and which of `REDUCTIONS` is made of it."""
+    """Split a name into the reported quantity and one of `REDUCTIONS`."""
     report, colon, reduction = name.rpartition(":")
     return (report, reduction) if colon and reduction in REDUCTIONS else (name, "mean")
 
 
 def reports(names: Iterable[str]) -> tuple[str, ...]:
-    """What is reported for each of these names."""
+    """Return the reported quantity of each name."""
     return tuple(parts(name)[0] for name in names)
 
 
 def fold(name: str, so_far: Any, value: Any, steps: Any, xp: Any) -> Any:
-    """What is kept of an episode after a step.
+    """Update the running value of an episode after a step.
 
     Args:
       name: with its reduction.
-      so_far: what was kept after the step before; ignored at the first, whatever it is, where nothing is summed.
+      so_far: the running value before this step; ignored at the first step, except by sums and means.
       value: of this step.
       steps: of the episode so far, with this one.
       xp: numpy or jax.numpy, of which these are arrays of one shape.
@@ -40,6 +40,6 @@ def fold(name: str, so_far: Any, value: Any, steps: Any, xp: Any) -> Any:
     return so_far + value
 
 
-def of_episode(name: str, kept: Any, steps: Any, xp: Any) -> Any:
-    """The episode's number, of what `fold` has kept at its end after so many steps."""
-    return kept / xp.maximum(steps, 1.0) if parts(name)[1] == "mean" else kept
+def of_episode(name: str, total: Any, steps: Any, xp: Any) -> Any:
+    """Return the episode's reduction from the running value of `fold` after its last step."""
+    return total / xp.maximum(steps, 1.0) if parts(name)[1] == "mean" else total

@@ -31,8 +31,8 @@ class EnvironmentFailedError(JaxrlError):
 
     Attributes:
       index: of the environment, among all of the run; None: of a whole group.
-      seed: that it was begun with; None if it never was.
-      action: that it was given; None in a reset.
+      seed: of its first reset; None if it was never reset.
+      action: of the step that failed; None in a reset.
     """
 
     def __init__(self, message: str, index: int | None = None, seed: int | None = None, action: Any = None):
@@ -61,11 +61,11 @@ class DatasetError(JaxrlError):
 
 
 class NoDatasetError(DatasetError, ConfigError):
-    """Where a dataset was named there is none."""
+    """There is no dataset under the requested name or path."""
 
 
 class RecordingError(JaxrlError):
-    """What a run lived through could not be written; says where and why."""
+    """A run's trajectories could not be written; says where and why."""
 
 
 class PeerError(JaxrlError):
@@ -119,11 +119,11 @@ _ELSEWHERE = {
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> ConfigError:
-    """The error for a name that does not exist, with the close ones suggested, or the one that others call so.
+    """Return the error for an unknown name, suggesting close names or jaxrl's name for another library's setting.
 
     Args:
       kind: what was looked up, in words ("environment", "algorithm", "field of PPO").
-      name: what was asked for.
+      name: the name that was looked up.
       known: every name that exists.
       listing: where to see them all, a short clause, may be empty.
     """

@@ -1,4 +1,4 @@
-"""Files that somebody else may have made: read within bounds, and written where they lie and nowhere else."""
+"""Reading and writing of untrusted files: reads are bounded, and writes never follow links elsewhere."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ def expand(path: str | os.PathLike) -> Path:
 
 
 def open_to_read(path: str | os.PathLike) -> IO[bytes]:
-    """The open file, which is a regular one: a pipe or a device would be waited for.
+    """Open a regular file for reading; pipes and devices, which could block, are refused.
 
     Raises:
       OSError: it cannot be read.
@@ -44,7 +44,7 @@ def open_to_read(path: str | os.PathLike) -> IO[bytes]:
 
 
 def open_to_append(path: str | os.PathLike) -> IO[str]:
-    """The open file, a regular one in this very place: a link would have another file written to.
+    """Open a regular file for appending; links, which could redirect the writes, are refused.
 
     Raises:
       OSError: it cannot be written to.
@@ -54,10 +54,10 @@ def open_to_append(path: str | os.PathLike) -> IO[str]:
 
 
 def check_regular(directory: str | os.PathLike) -> None:
-    """Whether all files below a directory are regular ones: a library that reads them would wait for a pipe for ever.
+    """Check that all files below a directory are regular: a library that reads them would block on a pipe.
 
     Raises:
-      OSError: one is a pipe, a device, or a link to one; or a folder is a link, behind which nobody has looked.
+      OSError: one is a pipe, a device, or a link to one; or a folder is a link, which is not followed.
     """
     for folder, folders, names in os.walk(directory):
         for path in (os.path.join(folder, name) for name in folders):
@@ -69,11 +69,11 @@ def check_regular(directory: str | os.PathLike) -> None:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """What a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises:
-      OSError: it cannot be read, or is no regular file.
-      ValueError: it is too large, nested too deeply, or no JSON.
+      OSError: it cannot be read, or is not a regular file.
+      ValueError: it is too large, nested too deeply, or not JSON.
     """
     with open_to_read(path) as file:
         data = file.read(LARGEST + 1)
@@ -83,10 +83,10 @@ def read_json(path: str | os.PathLike) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What JSON text stands for.
+    """Parse JSON text.
 
     Raises:
-      ValueError: it is nested too deeply, or no JSON.
+      ValueError: it is nested too deeply, or not JSON.
     """
     try:
         value = json.loads(text)
@@ -100,14 +100,14 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def shown(text: str) -> str:
-    """Text of somebody else's as it may be printed: characters that a terminal would obey are written out."""
+def escape_for_terminal(text: str) -> str:
+    """Escape unprintable characters, such as terminal control sequences, in untrusted text."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, mode: str = "w") -> Generator[IO[Any]]:
-    """A file to write, which takes the place of the one at `path` in one piece: all of it is there then, or none.
+    """Open a temporary file that atomically replaces the one at `path` on exit.
 
     Raises:
       OSError: it cannot be written.
@@ -143,13 +143,13 @@ def as_read_back(value: Any) -> Any:
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Writes a JSON file in one piece."""
+    """Write a JSON file atomically."""
     with replacing(path) as file:
         file.write(to_json(value, indent=2) + "\n")
 
 
 def clear_temporaries(directory: Path) -> None:
-    """Removes what processes left that were killed while they wrote."""
+    """Remove temporary files of processes that were killed while writing."""
     for left in directory.glob(f".*.{'[0-9a-f]' * 16}.tmp"):
         left.unlink()
 

@@ -1,7 +1,7 @@
-"""How a run's randomness is derived from its one root key.
+"""Derivation of a run's random keys from its one root key.
 
-Streams are told apart by what the root is folded with, environments by their global index and never by device, and
-moments by their tick. So the same seed is the same run on any number of devices and in any topology.
+The root is folded with a number for each stream, with the global index of an environment, never with its device, and
+with the tick of a time step. So the same seed is the same run on any number of devices and in any topology.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def root_key(seed: int) -> jax.Array:
 
 
 def unrolled(key: jax.Array) -> jax.Array:
-    """Keys whose numbers are drawn without a loop, bit for bit those of `key`; keys of another algorithm stay.
+    """Return keys that draw the same numbers as `key` without a loop; keys of another algorithm are unchanged.
 
     They are a type of their own: JAX refuses, say, a `where` between them and keys of `jax.random.key`.
     """
@@ -43,30 +43,30 @@ def unrolled(key: jax.Array) -> jax.Array:
 
 
 def kind(key: Any) -> Any:
-    """What draws the numbers of typed keys, as `impl` of `jax.random.wrap_key_data` takes it; `key` may be a shape."""
+    """Return the implementation of typed keys, as `impl` of `jax.random.wrap_key_data`; `key` may be a shape."""
     found = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
     return found[0]
 
 
 def algorithm(key: Any) -> str:
-    """The name of the algorithm by which typed keys draw, as files have it; `key` may be a shape."""
+    """Return the name of the algorithm of typed keys, as stored in files; `key` may be a shape."""
     found = kind(key)
     return threefry.NAME if found == threefry.KEYS else str(found)
 
 
 def initial_key(key: jax.Array) -> jax.Array:
-    """For the first parameters."""
+    """Return the key for initializing parameters."""
     return jax.random.fold_in(key, _INIT)
 
 
 def environment_keys(key: jax.Array, env_index: jax.Array) -> jax.Array:
-    """The root key [B] of each environment, by its global index [B]."""
+    """Return the root key [B] of each environment, by its global index [B]."""
     return _per_environment(jax.random.fold_in(key, _ENVIRONMENT), env_index)
 
 
 def policy_keys(key: jax.Array, env_index: jax.Array) -> jax.Array:
-    """The root key [B] of each environment's action sampling, by its global index [B]."""
+    """Return the root key [B] of each environment's action sampling, by its global index [B]."""
     return _per_environment(jax.random.fold_in(key, _POLICY), env_index)
 
 
@@ -75,43 +75,43 @@ def _per_environment(key, env_index):
 
 
 def reset_keys(roots: jax.Array) -> jax.Array:
-    """Keys [B] of each environment's first reset."""
+    """Return the keys [B] of each environment's first reset."""
     return jax.vmap(lambda root: jax.random.fold_in(root, 0))(roots)
 
 
 def episode_keys(env_keys: jax.Array) -> jax.Array:
-    """Keys [B] of episodes that begin at will, from those of the environments' steps at the same tick [B]."""
+    """Return the keys [B] of explicit resets, from those of the environments' steps at the same tick [B]."""
     return jax.vmap(lambda key: jax.random.fold_in(key, 1))(env_keys)
 
 
 def tick_keys(roots: jax.Array, first_tick: jax.Array, length: int) -> jax.Array:
-    """Keys [length, B] of the ticks that follow `first_tick` (uint32), all in one call."""
+    """Return the keys [length, B] of the ticks that follow `first_tick` (uint32), all in one call."""
     steps_per_env = first_tick + jnp.arange(1, length + 1, dtype=jnp.uint32)  # tick 0 is the first reset's
     return jax.vmap(lambda tick: jax.vmap(lambda root: jax.random.fold_in(root, tick))(roots))(steps_per_env)
 
 
 def update_key(key: jax.Array, tick: jax.Array) -> jax.Array:
-    """For the updates of the iteration that begins at `tick`."""
+    """Return the key for the updates of the iteration that begins at `tick`."""
     return jax.random.fold_in(jax.random.fold_in(key, _UPDATE), tick)
 
 
 def sample_key(key: jax.Array, tick: jax.Array) -> jax.Array:
-    """For the replay draws of the iteration that begins at `tick`."""
+    """Return the key for the replay draws of the iteration that begins at `tick`."""
     return jax.random.fold_in(jax.random.fold_in(key, _SAMPLE), tick)
 
 
 def evaluation_key(key: jax.Array) -> jax.Array:
-    """For evaluations, which never disturb training."""
+    """Return the key for evaluations, which never disturb training."""
     return jax.random.fold_in(key, _EVALUATE)
 
 
 def evaluation_seed(seed: int) -> int:
-    """In [0, 2^31), for the host environments of evaluations: else they would begin with the episodes of training."""
+    """Return the seed in [0, 2^31) for host environments of evaluations, other than that of training."""
     return _derived_seed(seed, _EVALUATE)
 
 
 def held_out_seed(seed: int) -> int:
-    """In [0, 2^31), for judging what a run's evaluations chose, on episodes that they did not play."""
+    """Return the seed in [0, 2^31) for a final evaluation on episodes that a run's evaluations did not play."""
     return _derived_seed(seed, _HELD_OUT)
 
 

@@ -1,4 +1,4 @@
-"""The limits of a number, in words; without JAX, so that the command line knows them before it imports it."""
+"""Limits of numbers and their messages; without JAX, so that the command line checks before importing it."""
 
 import math
 import operator
@@ -10,7 +10,7 @@ from jaxrl.core.errors import ConfigError
 _SMALLEST, _TOO_LARGE = 2.0**-126, 2.0**128 - 2.0**103  # in size: XLA takes smaller ones for 0, larger ones for inf
 WORDS = {"low": "at least", "above": "more than", "high": "at most", "below": "less than"}
 
-# The least of the counts that a training is given, in Python and on the command line.
+# The least values of a training's counts, in Python and on the command line.
 LEAST = {
     "total_steps": 1,
     "num_envs": 1,
@@ -25,12 +25,12 @@ LEAST = {
 
 
 def described(limits: Mapping[str, float]) -> str:
-    """ "at least 0 and at most 1"; other entries than limits are passed over."""
+    """Return limits in words, "at least 0 and at most 1"; entries that are not limits are skipped."""
     return " and ".join(f"{WORDS[name]} {limit:g}" for name, limit in limits.items() if name in WORDS)
 
 
 def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | None:
-    """Return what a number that programs compute with must be, where it is not: "must be at least 0".
+    """Explain why a number is outside its limits or float32's range, as "must be at least 0"; None if it is fine.
 
     Args:
       number: anything; numbers are scalars, also of NumPy and JAX.
@@ -57,7 +57,7 @@ def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | Non
 
 
 def whole(value: Any) -> Any:
-    """Return a whole number of any type as an int: `1e6`, `np.int64(5)`; anything else as it is."""
+    """Convert a whole number of any type to an int: `1e6`, `np.int64(5)`; return anything else unchanged."""
     if isinstance(value, bool | int):
         return value
     try:
@@ -72,7 +72,7 @@ def whole(value: Any) -> Any:
 
 
 def count_problems(**counts: tuple[object, int]) -> list[str]:
-    """Why values are no whole numbers of at least so many, by name: `total_steps=(1000, 1)`; None is left alone."""
+    """Explain which values are not whole numbers of at least a minimum: `total_steps=(1000, 1)`; None is allowed."""
     problems = []
     for name, (value, least) in counts.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -122,5 +122,5 @@ def checked_seed(name: str, seed: Any) -> int:
 
 
 def training_problems(**counts: object) -> list[str]:
-    """The same of counts in `LEAST`, by name: `total_steps=1000`."""
+    """Explain which counts are below their minimum in `LEAST`, by name: `total_steps=1000`."""
     return count_problems(**{name: (value, LEAST[name]) for name, value in counts.items()})

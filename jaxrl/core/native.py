@@ -1,6 +1,6 @@
-"""Spaces as environments outside JAX have them, and elements on the way to them and back.
+"""Native spaces of environments outside JAX, and conversion of their elements to and from ours.
 
-An environment outside JAX may count from another number than 0, or have types that JAX lacks. Its spaces are kept as
+An environment outside JAX may count from another number than 0, or have types that JAX lacks. Its spaces are stored as
 one `Box` or `Integers` for every array, in the order of the leaves of our space, which gives the structure.
 """
 
@@ -79,7 +79,7 @@ def reader(space: spaces.Space, native: Sequence[Native], where: str) -> Callabl
 
 
 def differs(space: spaces.Space, native: Sequence[Native]) -> bool:
-    """Whether an element of the native space may mean another one of ours: where it counts from another number."""
+    """Return whether native elements differ from ours, because they count from another number."""
     return any(
         own.dtype != leaf.dtype if leaf.dtype == np.bool_ else not isinstance(leaf, spaces.Box) and np.any(_first(own))
         for leaf, own in zip(spaces.leaves(space), native, strict=True)
@@ -100,7 +100,7 @@ def _over_parts(space, native, of_leaf):
 
 
 def _first(native: Native) -> Any:
-    """Where whole numbers begin: an int, or an array of the box's dtype."""
+    """Return the first of the whole numbers: an int, or an array of the box's dtype."""
     return native.first if isinstance(native, Integers) else native.low
 
 
@@ -134,7 +134,7 @@ def _leaf_reader(space, native, where):
 
 
 def _floats(x: Any, dtype: np.dtype, where: str) -> np.ndarray:
-    """Numbers as this floating-point type; what is not finite stays so, and the run tells of it."""
+    """Convert to a floating-point dtype; numbers that are not finite stay so, and the run reports them."""
     x = np.asarray(x)
     if x.dtype == dtype:
         return x
@@ -149,7 +149,7 @@ def _floats(x: Any, dtype: np.dtype, where: str) -> np.ndarray:
 
 
 def _integers(x: Any, dtype: Any, start: Any, low: Any, high: Any, where: str) -> np.ndarray:
-    """Whole numbers within bounds, counted from `start`."""
+    """Convert to whole numbers within bounds, counted from `start`."""
     x, dtype = np.asarray(x), np.dtype(dtype)
     shape = np.shape(high)
     if x.dtype == dtype == np.uint8 or (shape and x.shape[-len(shape) :] != shape):

@@ -1,4 +1,4 @@
-"""Pickling for multiprocessing and joblib: what can be pickled is, anything else says what to do instead."""
+"""Pickling for multiprocessing and joblib, with an error that says what to do where it is not possible."""
 
 import pickle
 from typing import Any
@@ -27,7 +27,7 @@ def dumped(what: str, parts: Any, instead: str) -> bytes:
     """Return `parts` pickled, arrays as numpy.
 
     Args:
-      what: is pickled, for the message.
+      what: name of the value, for the message.
       parts: a pytree, or anything else that Python pickles.
       instead: what to do where it cannot be pickled.
 
@@ -41,7 +41,7 @@ def dumped(what: str, parts: Any, instead: str) -> bytes:
 
 
 def loaded(data: bytes) -> Any:
-    """Return what `dumped` was given."""
+    """Return the value that `dumped` pickled."""
     return jax.tree.map(_unpacked, pickle.loads(data), is_leaf=lambda x: isinstance(x, _Key))
 
 

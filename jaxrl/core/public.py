@@ -1,4 +1,4 @@
-"""What tab completion shows of a module."""
+"""Names of a module for tab completion."""
 
 import types
 from collections.abc import Mapping

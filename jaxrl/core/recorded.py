@@ -1,4 +1,4 @@
-"""Which environments of a run are recorded, and how much of their rows leaves the devices at once."""
+"""The environments of a run that are recorded, and how many of their rows leave the devices at once."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Fetch = Callable[[], tuple[Trajectory, np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """What leaves the devices with every chunk. Static: a key of the compilation cache.
+    """The environments whose rows leave the devices with every chunk. Static: a key of the compilation cache.
 
     Attributes:
       num_envs: over all devices and processes.
@@ -31,10 +31,10 @@ class Recorded:
 
     @classmethod
     def every(cls, every: int, num_envs: int, iteration_bytes: int) -> "Recorded":
-        """About one in `every` environments, evenly spaced, one of each process at least; all where there are fewer.
+        """Select about one in `every` environments, evenly spaced, at least one a process; all if there are fewer.
 
         Args:
-          every: which share of the episodes is wanted.
+          every: one in how many episodes is recorded.
           num_envs: over all devices and processes.
           iteration_bytes: that the rows of one environment take in one iteration.
         """
@@ -44,16 +44,16 @@ class Recorded:
 
     @property
     def here(self) -> tuple[int, ...]:
-        """Those of this process."""
+        """Return the recorded environments of this process."""
         block, process = self.num_envs // jax.process_count(), jax.process_index()
         return tuple(index for index in self.env_index if index // block == process)
 
     def within(self, first: int, count: int) -> list[int]:
-        """The places of those among `count` environments from `first` on."""
+        """Return the offsets of recorded environments among the `count` environments from `first` on."""
         return [index - first for index in self.env_index if first <= index < first + count]
 
     def columns(self, devices: int) -> tuple[np.ndarray, np.ndarray]:
-        """The places of those on each device, int32 `[devices, m]`, and which of them are some and no padding, bool."""
+        """Return the columns recorded on each device, int32 `[devices, m]`, and a mask, False at padding."""
         block = self.num_envs // devices
         each = [self.within(device * block, block) for device in range(devices)]
         columns = np.zeros((devices, max(map(len, each))), np.int32)

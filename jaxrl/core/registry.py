@@ -1,4 +1,4 @@
-"""Registered names: what files and the command line call things, in one table by kind.
+"""Registered names of classes and functions in files and on the command line, in one table by kind.
 
 jaxrl's own classes are entered by the package that defines them (`add`), those of users by `jaxrl.register`. A file
 names things as "kind:name", never by module, so it outlives every move of code, and reading it can make nothing that
@@ -51,7 +51,7 @@ _HOW = (
 
 
 def add(kind: str, *classes: type, **named: type) -> None:
-    """Enter classes of jaxrl's own, under their lower-case names or the given ones, and finish them (`core.settings`).
+    """Enter classes of jaxrl's own, under their lower-case names or keywords, and finish them (`core.settings`).
 
     Raises:
       ConfigError: a name is taken.
@@ -68,7 +68,7 @@ def register[T: Callable[..., Any]](name: str, thing: T, /) -> T: ...
 @overload
 def register[T: Callable[..., Any]](name: str, /) -> Callable[[T], T]: ...
 def register(name, thing=None, /):
-    """Makes something of your own known by name: to `jaxrl.make`, and to `jaxrl.load`, which reads names from files.
+    """Register your own class or function by name, for `jaxrl.make` and for `jaxrl.load`, which reads names from files.
 
         jaxrl.register("mine:Corridor-v0", Corridor)    # an environment: jaxrl.make("mine:Corridor-v0", length=5)
 
@@ -81,7 +81,7 @@ def register(name, thing=None, /):
     cell of a notebook is run twice.
 
     Args:
-      name: "suite:name" for an environment; else a word. A class or function that is given alone has its own name.
+      name: "suite:name" for an environment; else a word. A class or function without it is registered by its own.
       thing: for an environment, a function of its parameters that gives an `Environment` or a `HostRecipe`; if that is
         a dataclass, runs on it can be loaded, else the class that it makes has to be registered too. Otherwise a
         dataclass or a function.
@@ -90,7 +90,7 @@ def register(name, thing=None, /):
       `thing`; without it a decorator.
 
     Raises:
-      ConfigError: the name is taken or no name.
+      ConfigError: the name is taken or invalid.
     """
     if not isinstance(name, str):
         return register(_own_name(name), name)
@@ -113,7 +113,7 @@ def register(name, thing=None, /):
 
 
 def registered(kind: str) -> Mapping[str, Any]:
-    """Everything of a kind by name, a live view.
+    """Return everything of a kind by name, as a live view.
 
     Raises:
       ConfigError: there is no such kind.
@@ -126,7 +126,7 @@ def registered(kind: str) -> Mapping[str, Any]:
 
 
 def find(name: str) -> Any:
-    """What "kind:name" stands for.
+    """Return the class or function registered as "kind:name".
 
     Raises:
       ConfigError: nothing is registered under it; says how to register it, and the close names.
@@ -147,7 +147,7 @@ def find(name: str) -> Any:
 
 
 def name_of(thing: Any) -> str | None:
-    """The "kind:name" of a class or function; None if it is not registered."""
+    """Return the "kind:name" of a class or function; None if it is not registered."""
     try:
         return _NAMES.get(thing)
     except TypeError:  # not hashable
@@ -165,7 +165,7 @@ def _enter[T](kind: str, name: str, thing: T) -> T:
 
 
 def _place(thing: object) -> tuple[str | None, str | None]:
-    """Module and qualified name; a callable of another kind than class and function may have none."""
+    """Return module and qualified name; a callable other than a class or function may have none."""
     return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
 
 

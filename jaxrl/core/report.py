@@ -1,4 +1,4 @@
-"""What iterations tell: sums that can be added over iterations, chunks and devices, and whether all was finite."""
+"""Reports of iterations: sums that add over iterations, chunks and devices, and whether all values were finite."""
 
 from collections.abc import Callable, Sequence
 
@@ -39,7 +39,7 @@ class EpisodeSums(struct.PyTreeNode):
         return total.replace(squares=total.squares + between, lives=lives)
 
     def merged(self, total: Callable[[PyTree], PyTree]) -> "EpisodeSums":
-        """Those of several parts together, such as devices; `total` adds arrays, in a tree, over the parts."""
+        """Return the sums over several parts, such as devices; `total` adds arrays, in a tree, over the parts."""
         whole = total(self)
         between = total(self.count * jnp.square(self._mean() - whole._mean()))
         lives = None if self.lives is None else self.lives.merged(total)
@@ -49,7 +49,7 @@ class EpisodeSums(struct.PyTreeNode):
         return self.returns / jnp.maximum(self.count, 1.0)
 
     def metrics(self) -> Metrics:
-        """Means over the episodes that ended; NaN where none did. Where they are lives: over games, and over lives."""
+        """Return means over completed episodes, NaN if there are none; where a game has lives, also over lives."""
         lives = {} if self.lives is None else {f"life_{name}": x for name, x in self.lives.means().items()}
         lives |= {} if self.lives is None else {"lives": self.lives.count}
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -57,7 +57,7 @@ class EpisodeSums(struct.PyTreeNode):
         return {"episodes": self.count, **self.means(), "transitions": self.steps, **lives, **info}
 
     def means(self) -> Metrics:
-        """Of returns and lengths."""
+        """Return the means of returns and lengths, and the returns' standard deviation."""
         with np.errstate(divide="ignore", invalid="ignore"):  # numpy arrays come here too, and warn of 0 / 0
             mean = self.returns / self.count
             variance = self.squares / self.count
@@ -66,7 +66,7 @@ class EpisodeSums(struct.PyTreeNode):
 
 
 class Report(struct.PyTreeNode):
-    """What happened, as sums, so that iterations, chunks and devices can be added."""
+    """Statistics as sums, so that iterations, chunks and devices can be added."""
 
     episodes: EpisodeSums
     updates: Metrics  # summed over the iterations that had an update
@@ -78,13 +78,13 @@ class Report(struct.PyTreeNode):
 
     @classmethod
     def zeros_like(cls, shapes: "Report") -> "Report":
-        """The empty sum, for reports of the given shapes."""
+        """Return the empty sum for reports of these shapes."""
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         finite = jax.tree.map(jnp.ones_like, zero.finite)
         return zero.replace(finite=finite, failed_at=jnp.full_like(zero.failed_at, -1))
 
     def add(self, other: "Report", number: jax.Array) -> "Report":
-        """With iteration `number`'s report added."""
+        """Return the sum with iteration `number`'s report added."""
         new = (other.failed_at >= 0) & (self.failed_at < 0)
         return Report(
             episodes=self.episodes + other.episodes,
@@ -96,7 +96,7 @@ class Report(struct.PyTreeNode):
         )
 
     def with_updates(self, updates: "Report", last: int) -> "Report":
-        """A report of rollouts that were stored, `last` the number of the last, with that of updates in between."""
+        """Merge the report of updates into that of the rollouts stored meanwhile, the last of number `last`."""
         here, there = self.failed_at, jnp.minimum(updates.failed_at, last)
         both = (here >= 0) & (there >= 0)
         return updates.replace(
@@ -106,7 +106,7 @@ class Report(struct.PyTreeNode):
         )
 
     def over(self, replicas: Replicas) -> "Report":
-        """The same for all devices together; updates are reduced already."""
+        """Reduce over all devices; updates are reduced already."""
         return self.replace(
             episodes=self.episodes.merged(replicas.sum),
             finite=jax.tree.map(lambda fine: ~replicas.any(~fine), self.finite),
@@ -114,7 +114,7 @@ class Report(struct.PyTreeNode):
         )
 
     def with_state(self, state: RunState, last: jax.Array) -> "Report":
-        """With what `state`, that iteration `last` left behind, says: it counts as failed unless all is finite.
+        """Mark iteration `last` as failed unless all of `state`, which it returned, is finite.
 
         The metrics of an iteration are of the parameters before its last update, so they cannot vouch for the state.
         """
@@ -130,7 +130,7 @@ class Report(struct.PyTreeNode):
         return self.replace(failed_at=jnp.where(failed, jnp.asarray(last, jnp.int32), self.failed_at))
 
     def metrics(self) -> dict[str, jax.Array]:
-        """Means by name: `train/...` of episodes that ended, `update/...` of updates, `actors/...` of host actors."""
+        """Return means by name: `train/...` of ended episodes, `update/...` of updates, `actors/...` of host actors."""
         episodes = {f"train/{name}": value for name, value in self.episodes.metrics().items()}
         episodes["train/updates"] = self.made
         if self.actors:
@@ -140,7 +140,7 @@ class Report(struct.PyTreeNode):
 
 
 def joined(parts: Sequence[tuple[Report, int]]) -> Report:
-    """Return the reports of chunks in a row, none of which failed, as that of one chunk; numpy in, numpy out.
+    """Join the reports of consecutive chunks, none of which failed, into one; numpy in, numpy out.
 
     Args:
       parts: each report, its leaves on the host, and how many iterations it is of.
@@ -155,7 +155,7 @@ def joined(parts: Sequence[tuple[Report, int]]) -> Report:
 
 
 def _joined_episodes(parts):
-    """As `EpisodeSums.merged`, of parts on the host."""
+    """Merge like `EpisodeSums.merged`, for parts on the host."""
     whole = jax.tree.map(lambda *xs: np.sum(np.asarray(xs), axis=0), *parts)
     means = [one.returns / np.maximum(one.count, 1.0) for one in parts]
     mean = whole.returns / np.maximum(whole.count, 1.0)
@@ -165,7 +165,7 @@ def _joined_episodes(parts):
 
 
 def lasting(state: RunState) -> dict[str, PyTree]:
-    """The parts of a state that must be finite; environments may hold infinities, and rows are checked as they come."""
+    """Return the parts of a state that must be finite; environments may hold infinities; rows are checked apart."""
     parts = {"learner": state.learner, "carry": state.carry}
     if isinstance(state.timestep, TimeStep):
         parts["timestep"] = {"observation": state.timestep.observation, "reward": state.timestep.reward}
@@ -173,7 +173,7 @@ def lasting(state: RunState) -> dict[str, PyTree]:
 
 
 def reported(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite: dict[str, jax.Array]) -> Report:
-    """The report of one iteration on this device, which made `made` updates (float32) with these means of metrics."""
+    """Return the report of one iteration on this device, with `made` updates (float32) and these mean metrics."""
     fine = jnp.all(jnp.stack(list(finite.values())))
     iterations = (made > 0.0).astype(jnp.float32)
     return Report(episodes, metrics, iterations, made, finite, jnp.where(fine, jnp.int32(-1), jnp.int32(0)))
@@ -181,7 +181,7 @@ def reported(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite: d
 
 @jax.jit
 def summed(total: Report, report: Report, number: jax.Array, begins: jax.Array) -> Report:
-    """`total` with iteration `number`'s report added; where the sum begins (a bool), whatever `total` holds.
+    """Add iteration `number`'s report to `total`, or to an empty sum where `begins` (a bool).
 
     So one program serves a chunk's first report and all others.
     """

@@ -1,7 +1,7 @@
-"""Which processor cores the parts of a run may use, and how much memory those of them that are processes.
+"""Limits on the processor cores of the parts of a run, and on the memory of its worker processes.
 
 Linux has both: a mask of cores for each thread, which the threads and processes that it starts inherit, and limits of a
-process. What is in force is known in one place, `applied`; whoever starts a part starts it within `on`.
+process. What is in force is known in one place, `applied`; every part is started within `on`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class Resources:
       learner: cores of this process with all its threads, but for those below. On a CPU that includes the threads of
         XLA, which all parts share. None: all.
       actors: cores of the actor threads. None: the learner's.
-      environments: cores of EnvPool's threads, and of worker processes. None: those of whoever makes them.
+      environments: cores of EnvPool's threads, and of worker processes. None: those of the thread that makes them.
       evaluator: cores of the thread that evaluates (`async_evaluation`). None: the learner's.
       worker_memory: GiB of data that each worker process may hold; what it asks for beyond is a `MemoryError` there,
         which ends the run. None: no limit.
@@ -45,7 +45,7 @@ registry.add("topology", Resources)
 
 @dataclasses.dataclass(frozen=True)
 class _Applied:
-    """Numbers of the machine's cores by part, and the bytes of a worker."""
+    """The machine's cores by part, and the memory limit of a worker in bytes."""
 
     cores: Mapping[str, Set[int]]
     worker_bytes: int | None
@@ -55,22 +55,22 @@ _applied = _Applied({}, None)
 
 
 def problems(resources: Resources, absent: dict[str, str], workers: int) -> list[str]:
-    """What is wrong with `resources`, or more than this machine has; one line each.
+    """Return problems of `resources` on this machine, one line each.
 
     Args:
-      resources: what is asked for.
-      absent: parts that the run has not, and why.
+      resources: the settings to check.
+      absent: parts that the run does not have, and why.
       workers: how many worker processes the run has.
     """
-    given = {field.name: getattr(resources, field.name) for field in dataclasses.fields(resources)}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given and not hasattr(os, "sched_setaffinity"):
-        return [f"resources: {', '.join(given)}: only Linux has cores and memory for parts of a run; leave them out"]
-    found = [f"resources: {name}={given[name]!r}: {why}" for name, why in absent.items() if name in given]
-    here = sorted(os.sched_getaffinity(0)) if given else []
+    settings = {field.name: getattr(resources, field.name) for field in dataclasses.fields(resources)}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if settings and not hasattr(os, "sched_setaffinity"):
+        return [f"resources: {', '.join(settings)}: only Linux has cores and memory for parts of a run; leave them out"]
+    found = [f"resources: {name}={settings[name]!r}: {why}" for name, why in absent.items() if name in settings]
+    here = sorted(os.sched_getaffinity(0)) if settings else []
     for name in PARTS:
-        if name in given:
-            found += _core_problems(name, given[name], len(here))
+        if name in settings:
+            found += _core_problems(name, settings[name], len(here))
     memory = resources.worker_memory
     if memory is None:
         return found
@@ -87,7 +87,7 @@ def problems(resources: Resources, absent: dict[str, str], workers: int) -> list
 
 @contextlib.contextmanager
 def applied(resources: Resources | None) -> Generator[None]:
-    """Has the parts of a run that are started within use what `resources` says.
+    """Apply `resources` to the parts of a run that are started within.
 
     All threads of this process that are there get the learner's cores, and on leaving those that they had.
 
@@ -99,8 +99,8 @@ def applied(resources: Resources | None) -> Generator[None]:
         yield
         return
     here, before = sorted(os.sched_getaffinity(0)), _applied
-    asked = {part: getattr(resources, part) for part in PARTS}
-    cores = {part: {here[index] for index in _indices(text)} for part, text in asked.items() if text is not None}
+    settings = {part: getattr(resources, part) for part in PARTS}
+    cores = {part: {here[index] for index in _indices(text)} for part, text in settings.items() if text is not None}
     memory = resources.worker_memory
     _applied = _Applied(cores, None if memory is None else int(memory * _GIB))
     own: dict[int, Set[int]] = {}
@@ -119,7 +119,7 @@ def applied(resources: Resources | None) -> Generator[None]:
 
 @contextlib.contextmanager
 def on(part: str) -> Generator[None]:
-    """Threads and processes that the caller's thread starts within have the cores of `part`, for good.
+    """Give threads and processes that the caller's thread starts within the cores of `part`, permanently.
 
     Args:
       part: one of `PARTS`.
@@ -143,7 +143,7 @@ def on_cores(cores: Collection[int] | None) -> Generator[None]:
 
 
 def limit_worker(process: int) -> None:
-    """Limits the memory of a worker process, by its number, as it was asked for."""
+    """Limit the memory of a worker process, by its process id, to the applied `worker_memory`."""
     limit = _applied.worker_bytes
     if limit is not None:
         import resource  # there is none on Windows
@@ -153,7 +153,7 @@ def limit_worker(process: int) -> None:
 
 
 def _indices(text: str) -> list[int]:
-    """Of "0-3,8"."""
+    """Parse core numbers such as "0-3,8"."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")

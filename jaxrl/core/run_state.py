@@ -1,4 +1,4 @@
-"""What a run is between two iterations."""
+"""The state of a run between two iterations."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxrl.core.types import Counter, PyTree, TimeStep
 
 
 class RunState(struct.PyTreeNode):
-    """Everything a run is; a checkpoint holds all of it."""
+    """The complete state of a run, all of which a checkpoint holds."""
 
     learner: PyTree
     env_state: PyTree  # [B, ...]; () where environments are on the host

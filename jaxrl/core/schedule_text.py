@@ -1,4 +1,4 @@
-"""Schedules as text: how they are written, read without importing JAX."""
+"""Parsing of schedules as text, without importing JAX."""
 
 import math
 
@@ -16,7 +16,7 @@ COUNTS = {"constant": (1, 1), "linear": (2, 3), "cosine": (2, 3), "exponential":
 
 
 def split(text: str) -> float | tuple[str, tuple[float, ...]]:
-    """A number, or the name of a schedule and its numbers in the order in which they are written.
+    """Return a number, or the name of a schedule and its numbers in the order in which they are written.
 
     Whether the numbers make a schedule, rising boundaries for instance, is for its class to say.
 

@@ -24,10 +24,10 @@ _StandsForANumber = jax.Array if TYPE_CHECKING else object
 
 
 class Schedule(_StandsForANumber):
-    """The interface: a frozen pytree that is called with progress, a float32 scalar in [0, 1]."""
+    """Interface of schedules: a frozen pytree that is called with progress, a float32 scalar in [0, 1]."""
 
     def __call__(self, progress: Number) -> jax.Array:
-        """The value at `progress`, a float32 scalar."""
+        """Return the value at `progress`, a float32 scalar."""
         raise NotImplementedError
 
 
@@ -39,7 +39,7 @@ else:  # what a field may hold, as files and flags are read by
 
 @struct.dataclass
 class Constant(Schedule):
-    """`value` throughout; the same as the number alone."""
+    """A constant `value`, the same as the number alone."""
 
     value: Number
 
@@ -49,7 +49,7 @@ class Constant(Schedule):
 
 @struct.dataclass
 class Linear(Schedule):
-    """From `start` to `end` in a straight line, reached at progress `until`; then `end`."""
+    """A straight line from `start` to `end`, reached at progress `until`; then `end`."""
 
     start: Number
     end: Number
@@ -62,7 +62,7 @@ class Linear(Schedule):
 
 @struct.dataclass
 class Cosine(Schedule):
-    """From `start` to `end` along half a cosine, reached at progress `until`; then `end` (arXiv:1608.03983)."""
+    """Half a cosine from `start` to `end`, reached at progress `until`; then `end` (arXiv:1608.03983)."""
 
     start: Number
     end: Number
@@ -75,7 +75,7 @@ class Cosine(Schedule):
 
 @struct.dataclass
 class Exponential(Schedule):
-    """From `start` to `end`, both positive, by a constant factor, reached at progress `until`; then `end`."""
+    """Exponential decay or growth from `start` to `end`, both positive, reached at progress `until`; then `end`."""
 
     start: Number
     end: Number
@@ -120,10 +120,10 @@ def is_schedule(value: Any) -> bool:
 
 
 def resolve_schedules[T](algorithm: T, progress: Number) -> T:
-    """The algorithm as it is at one moment: every number and schedule of it a float32 scalar.
+    """Return the algorithm at `progress`, with every number and schedule a float32 scalar.
 
     Args:
-      algorithm: a pytree whose leaves are numbers (what is static is none), with schedules in place of some.
+      algorithm: a pytree whose leaves are numbers, with schedules in place of some.
       progress: the fraction of the run that is done, a scalar in [0, 1], may be traced.
 
     Returns:
@@ -137,11 +137,11 @@ def resolve_schedules[T](algorithm: T, progress: Number) -> T:
 
 
 def schedule_problems(label: str, value: Any) -> list[str]:
-    """What is wrong with a schedule's own numbers, one line each; empty for a good one, and for a plain number.
+    """Return problems of a schedule's own numbers, one line each; empty for a plain number.
 
     Args:
-      label: what it is the value of, for the message ("PPO.learning_rate").
-      value: a schedule or a number; numbers that are traced are not looked at.
+      label: the field's name, for the message ("PPO.learning_rate").
+      value: a schedule or a number; traced numbers are not checked.
     """
     if not is_schedule(value) or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         return []
@@ -158,8 +158,8 @@ def schedule_problems(label: str, value: Any) -> list[str]:
             )
         edges = [0.0, *(float(boundary) for boundary in value.boundaries), 1.0]
         if any(after <= before for before, after in zip(edges, edges[1:], strict=False)):
-            shown = ", ".join(f"{edge:g}" for edge in edges[1:-1])
-            problems.append(f"{label}.boundaries={shown} must rise, between 0 and 1")
+            boundaries = ", ".join(f"{edge:g}" for edge in edges[1:-1])
+            problems.append(f"{label}.boundaries={boundaries} must rise, between 0 and 1")
     if hasattr(value, "until") and not 0.0 < float(value.until) <= 1.0:
         problems.append(f"{label}.until={float(value.until):g} must be more than 0 and at most 1")
     if isinstance(value, Exponential) and not (float(value.start) > 0.0 and float(value.end) > 0.0):
@@ -171,11 +171,11 @@ def schedule_problems(label: str, value: Any) -> list[str]:
 
 
 def parse(text: str | float) -> float | Schedule:
-    """A number, or a schedule, from the command line: `3e-4`, `linear:2.5e-4:0`, `cosine:1e-3:1e-5:0.5`.
+    """Parse a number or a schedule of the command line: `3e-4`, `linear:2.5e-4:0`, `cosine:1e-3:1e-5:0.5`.
 
     Args:
       text: a number, or the name of a schedule and its numbers with colons between; `piecewise` takes values with the
-        boundaries between them (`piecewise:1e-3:0.5:1e-4`). A number that is none of text is returned as a float.
+        boundaries between them (`piecewise:1e-3:0.5:1e-4`). A number instead of text is returned as a float.
 
     Raises:
       ConfigError: what is wrong and what is allowed.
@@ -195,7 +195,7 @@ def parse(text: str | float) -> float | Schedule:
 
 
 def to_config(value: Scalar) -> float | str:
-    """What `config.json` holds for a number or schedule; `parse` gives it back, digit for digit.
+    """Return the text of a number or schedule in `config.json`, which `parse` reads back exactly.
 
     Args:
       value: a number, or a schedule of numbers; not traced.

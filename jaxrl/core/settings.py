@@ -1,4 +1,4 @@
-"""How classes of settings present themselves: help that lists every field, short reprs, tables in notebooks."""
+"""Presentation of classes of settings: help that lists every field, short reprs, tables in notebooks."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ def finish[T](cls: type[T]) -> type[T]:
 
 
 def short(value: Any) -> str:
-    """Return how a dataclass is made, with the fields only that differ from their defaults."""
+    """Return the repr of a dataclass, with only the fields that differ from their defaults."""
     return f"{type(value).__name__}({', '.join(f'{name}={text(x)}' for name, x in changed(value).items())})"
 
 
@@ -42,7 +42,7 @@ def changed(value: Any) -> dict[str, Any]:
 
 
 def made(name: str, parameters: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
-    """Return the call of `jaxrl.make` that makes an environment, with the parameters only that are not `usual`."""
+    """Return the call of `jaxrl.make` that makes an environment, with only the parameters that differ from `usual`."""
     different = [f"{key}={text(x)}" for key, x in parameters.items() if key not in usual or not _equal(x, usual[key])]
     return f"make({', '.join([repr(name), *different])})"
 
@@ -67,7 +67,7 @@ def text(value: Any) -> str:
 
 
 def field_help(field: dataclasses.Field) -> str:
-    """Return what a field is, what it may be, and with which other setting it has an effect."""
+    """Return a field's help, its limits, and the setting that it has an effect with."""
     limits, only_with = field.metadata.get("limits", {}), field.metadata.get("only_with")
     parts = [field.metadata.get("help", ""), described(limits), f"only with {only_with}" if only_with else ""]
     return "; ".join(part for part in parts if part)

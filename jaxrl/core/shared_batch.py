@@ -1,4 +1,4 @@
-"""What layers that normalize by a whole batch know of it: the devices that share it, and the rows that count."""
+"""Context of layers that normalize by a whole batch: the devices that share it, and the weights of its rows."""
 
 import contextlib
 import contextvars

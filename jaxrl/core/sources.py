@@ -1,4 +1,4 @@
-"""What an algorithm can ask for as experience: rollouts, whole episodes, and replay in its many forms.
+"""Sources of experience for algorithms: rollouts, whole episodes, and replay in its many forms.
 
 These are descriptions, and plain data. A replay source says what is stored, what an item is (an n-step transition or
 a sequence) and by which sampler items are drawn; `jaxrl.buffers` does it.
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from jaxrl.core import registry
 
-_LONGEST_ROLLOUT = 128  # steps of every environment, unless told
+_LONGEST_ROLLOUT = 128  # steps of every environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Episodes:
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """Every item alike: sequences, and the transitions of a dataset, among all.
+    """Uniform sampling: of sequences, and of the transitions of a dataset, among all.
 
     Of the transitions of a run's own rows each logical shard of environments gives an equal part of the batch, and all
     of a shard are alike.
@@ -70,7 +70,7 @@ class Prioritized:
       normalize: "batch": importance weights are divided by the largest in the batch (over all devices), so that they
         only ever scale an update down; "none": they are as they are.
       insertion: the name of an entry of the rows' `extras`, float32 `[T, B]`, that holds each row's priority when it
-        is stored; None: the largest priority that was ever given, 1 at first.
+        is stored; None: the largest priority so far, 1 at first.
       eta: with `insertion` and sequences, a sequence begins with eta * max + (1 - eta) * mean of its rows' entries
         (Kapturowski et al., 2019).
     """
@@ -110,7 +110,7 @@ PlainRemover = Fifo | Lifo
 
 
 def by_priority(*rules: Sampler | None) -> bool:
-    """Whether priorities change what any of these rules chooses."""
+    """Return whether priorities change what any of these rules chooses."""
     return any(isinstance(rule, Prioritized | MinHeap | MaxHeap) for rule in rules)
 
 
@@ -119,7 +119,7 @@ def by_priority(*rules: Sampler | None) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Sequence:
-    """Which stretches of rows are items, and what happens where an episode ends within one (Reverb's adders).
+    """Sequences of rows as items, and how they treat the ends of episodes (as Reverb's adders).
 
     A stretch is `burn_in + length` rows. Episodes have a row more than transitions: the last observation's.
 
@@ -145,13 +145,13 @@ class Sequence:
 
     @property
     def rows(self) -> int:
-        """Rows of a stretch."""
+        """Return the number of rows of a sequence."""
         return self.burn_in + self.length
 
 
 @dataclasses.dataclass(frozen=True)
 class FrameStack:
-    """Observations are stacks of the last `frames` frames; each frame is stored once and stacks are made when drawn.
+    """Frame stacking at sampling: each frame is stored once, and observations stack the last `frames` frames.
 
     Args:
       frames: how many a stack holds.
@@ -165,10 +165,10 @@ class FrameStack:
 
 
 def steps_per_update(replay_ratio: float, num_envs: int) -> int:
-    """Steps of every environment that make one update, so that updates do not come in bursts; from 1 to 128.
+    """Return the steps of every environment per update, from 1 to 128, so that updates do not come in bursts.
 
     Args:
-      replay_ratio: gradient updates per environment step. Of what is no such number, which is refused later, 1.
+      replay_ratio: gradient updates per environment step. The result is 1 for invalid values, which are refused later.
       num_envs: 0 where nothing acts.
     """
     if not isinstance(replay_ratio, int | float) or not replay_ratio > 0:
@@ -178,14 +178,14 @@ def steps_per_update(replay_ratio: float, num_envs: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """An off-policy source: items drawn from stored experience; transitions, or sequences where `sequence` is given.
+    """An off-policy source: transitions, or sequences if `sequence` is set, drawn from stored experience.
 
     Args:
       capacity: rows over all environments; with `storage="table"` items.
       batch_size: items of one update, over all devices.
       min_size: rows before the first update, which also waits until every environment has those of one item.
       rollout_length: steps of every environment between two rounds of updates.
-      replay_ratio: gradient updates per environment step, over all environments; kept exactly.
+      replay_ratio: gradient updates per environment step, over all environments; held exactly.
       n_step: rewards of a transition.
       sequence: items are sequences instead.
       sampler: by which items are drawn.
@@ -217,15 +217,15 @@ class Replay:
 
     @property
     def transitions(self) -> int:
-        """That an item has, to learn from."""
+        """Return the number of transitions to learn from in an item."""
         return 1 if self.sequence is None else max(self.sequence.length - 1, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A source that only a dataset can serve: items drawn from rows that were there before, every item alike.
+    """A source that only a dataset can serve: items drawn uniformly from existing rows.
 
-    Algorithms that also learn from what they do themselves ask for a `Replay`; a dataset serves that as well.
+    Algorithms that also learn from their own experience declare a `Replay`, which a dataset can serve as well.
 
     Args:
       batch_size: items of one update, over all devices.

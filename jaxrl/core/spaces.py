@@ -1,4 +1,4 @@
-"""Spaces: what an observation or an action may be. Immutable and hashable, hence static under `jit`."""
+"""Spaces of observations and actions. Immutable and hashable, hence static under `jit`."""
 
 import dataclasses
 import math
@@ -18,9 +18,9 @@ _MOST_DIMENSIONS = 32
 
 
 def is_bounded_shape(shape: Sequence[int]) -> bool:
-    """Whether an array of this shape has at most 2^26 numbers, in at most 32 dimensions.
+    """Return whether an array of this shape has at most 2^26 numbers, in at most 32 dimensions.
 
-    Files ask for arrays, and the product of a long list of sizes alone may take days.
+    Shapes come from files, and the product of a long list of sizes alone may take days.
     """
     return len(shape) <= _MOST_DIMENSIONS and math.prod(shape) <= MOST_NUMBERS
 
@@ -66,7 +66,7 @@ class Box:
         return self is other or (isinstance(other, Box) and self._key() == other._key())
 
     def __hash__(self):
-        # Of the first bounds alone: a compiled function that is told a space hashes it at every call.
+        # Of the first bounds alone: a compiled function with a space as argument hashes it at every call.
         return hash((self.shape, self.dtype.str, self.low.flat[:1].tobytes(), self.high.flat[:1].tobytes()))
 
     def __repr__(self):
@@ -79,7 +79,7 @@ class Box:
 
     @property
     def bounded(self) -> bool:
-        """Whether every bound is finite, and so is the range (a bound at the dtype's largest float is infinite)."""
+        """Return whether every bound and the range are finite (a bound at the dtype's largest float is infinite)."""
         if self.dtype.kind != "f":
             return True
         largest, kind = float(np.finfo(self.dtype).max), np.promote_types(self.dtype, np.float32)
@@ -105,7 +105,7 @@ class Box:
         return _sample_integers(key, low, high) if dtype.kind in "iu" else _sample_floats(key, low, high)
 
     def contains(self, x: Any) -> jax.Array:
-        """Whether `x` is of shape `shape` and lies within the bounds, whatever its dtype; a scalar bool."""
+        """Return whether `x` is of shape `shape` and lies within the bounds, whatever its dtype; a scalar bool."""
         return _contains(x, self.low, self.high)
 
 
@@ -132,7 +132,7 @@ class Discrete:
         return jax.random.randint(key, (), 0, self.n, self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
-        """Whether `x` is one of them, as a scalar of any dtype; a scalar bool."""
+        """Return whether `x` is one of them, as a scalar of any dtype; a scalar bool."""
         return _contains(x, np.asarray(0, np.int64), np.asarray(self.n - 1, np.int64))
 
 
@@ -166,13 +166,13 @@ class MultiDiscrete:
         return jax.random.randint(key, self.shape, 0, np.asarray(self.nvec), self.dtype)
 
     def contains(self, x: Any) -> jax.Array:
-        """Whether `x` is a vector of them, of any dtype; a scalar bool."""
+        """Return whether `x` is a vector of them, of any dtype; a scalar bool."""
         return _contains(x, np.zeros(self.shape, np.int64), np.asarray(self.nvec, np.int64) - 1)
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class Dict:
-    """Named spaces; an element is a dictionary with the same keys, in sorted order as JAX keeps them."""
+    """Named spaces; an element is a dictionary with the same keys, in sorted order as in JAX."""
 
     items: tuple[tuple[str, "Space"], ...]
 
@@ -193,13 +193,13 @@ class Dict:
         return {name: space.sample(keys[i]) for i, (name, space) in enumerate(self.items)}
 
     def contains(self, x: Any) -> jax.Array:
-        """Whether `x` is a mapping with these names whose parts lie within their spaces; a scalar bool."""
+        """Return whether `x` is a mapping with these names whose parts lie within their spaces; a scalar bool."""
         return _contains_parts(self, x if isinstance(x, Mapping) and set(x) == set(self.spaces) else None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuple:
-    """Spaces by position; an element is a tuple of their elements. Of actions."""
+    """Spaces by position, for actions; an element is a tuple of their elements."""
 
     spaces: tuple["Space", ...]
 
@@ -212,7 +212,7 @@ class Tuple:
 
     @property
     def items(self) -> tuple[tuple[int, "Space"], ...]:
-        """Position and space, as `Dict.items` has name and space."""
+        """Return pairs of position and space, as `Dict.items` has name and space."""
         return tuple(enumerate(self.spaces))
 
     def sample(self, key: jax.Array) -> tuple[Any, ...]:
@@ -220,7 +220,7 @@ class Tuple:
         return tuple(space.sample(keys[i]) for i, space in self.items)
 
     def contains(self, x: Any) -> jax.Array:
-        """Whether `x` is a tuple or list whose parts lie within their spaces; a scalar bool."""
+        """Return whether `x` is a tuple or list whose parts lie within their spaces; a scalar bool."""
         return _contains_parts(self, x if isinstance(x, tuple | list) and len(x) == len(self.spaces) else None)
 
 
@@ -243,7 +243,7 @@ def _number_dtype(dtype: Any, kinds: str = "biuf") -> np.dtype:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number as Python's, or None."""
+    """Return a whole number as a Python int, or None."""
     found = whole(value)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
@@ -322,7 +322,7 @@ def _bounds_in(dtype: np.dtype, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 
 
 def _contains(x: Any, low: np.ndarray, high: np.ndarray) -> jax.Array:
-    """Whether `x` has the shape of the bounds and lies within them; whole, if they are whole numbers."""
+    """Return whether `x` has the shape of the bounds and lies within them; whole, if they are whole numbers."""
     whole = low.dtype.kind != "f"
     if not isinstance(x, jax.Array):
         try:
@@ -386,33 +386,33 @@ def _check_parts(space: "Composite", items: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _contains_parts(space: "Composite", x: Any) -> jax.Array:
-    """Whether every part lies within its space; `x` is None where it lacks one, or has others."""
+    """Return whether every part lies within its space; `x` is None where it has other parts."""
     if x is None:
         return jnp.asarray(False)
     return jnp.all(jnp.asarray([part.contains(x[name]) for name, part in space.items], bool))
 
 
 def expect[Kind: Space](space: Space, *kinds: type[Kind]) -> Kind:
-    """`space`, where only these kinds will do.
+    """Return `space` if it is of one of these kinds.
 
     Raises:
       ConfigError: it is of another kind.
     """
     if not isinstance(space, kinds):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise ConfigError(f"a {wanted} space is needed here, not {space!r}; use another environment or a wrapper")
+        allowed = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"a {allowed} space is needed here, not {space!r}; use another environment or a wrapper")
     return space
 
 
 def leaves(space: Space) -> list[ArraySpace]:
-    """The spaces of single arrays that a space is made of, in the order of an element's leaves."""
+    """Return the spaces of single arrays that make up a space, in the order of an element's leaves."""
     if isinstance(space, Composite):
         return [leaf for _, child in space.items for leaf in leaves(child)]
     return [space]
 
 
 def leaves_with_path(space: Space, *trees: Any, path: str = "") -> Iterator[tuple[Any, ...]]:
-    """(path, array space, *parts) of every space of single arrays, in the order of an element's leaves.
+    """Return (path, array space, *parts) of every space of single arrays, in the order of an element's leaves.
 
     Args:
       space: gives the structure.
@@ -427,12 +427,12 @@ def leaves_with_path(space: Space, *trees: Any, path: str = "") -> Iterator[tupl
 
 
 def is_continuous(space: Space) -> bool:
-    """Whether any part of it is a `Box`."""
+    """Return whether any part of a space is a `Box`."""
     return any(isinstance(leaf, Box) for leaf in leaves(space))
 
 
 def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:
-    """By key, what a tree has for each part of `space`: None where that is None, or is left out of a dictionary.
+    """Return the part of a tree for each key of `space`: None where it is None, or left out of a dictionary.
 
     Raises:
       ConfigError: it is no dictionary or tuple, or has parts that `space` has not.
@@ -455,7 +455,7 @@ def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:
 
 
 def tree_map(function: Callable[..., Any], space: Space, *trees: Any) -> Any:
-    """`function(array_space, *parts)` of every space of single arrays, as a tree like the space's elements.
+    """Return `function(array_space, *parts)` of every space of single arrays, as a tree like the space's elements.
 
     Args:
       function: of a space and of what each of `trees` has at its place.
@@ -470,17 +470,17 @@ def tree_map(function: Callable[..., Any], space: Space, *trees: Any) -> Any:
 
 
 def form(space: Space) -> Any:
-    """What two spaces share whose elements one network reads or one policy gives: all but the bounds of boxes."""
+    """Return a space without the bounds of boxes, equal for spaces that fit the same network or policy."""
     return tree_map(lambda part: ("Box", part.shape, part.dtype) if isinstance(part, Box) else part, space)
 
 
 def zeros(space: Space) -> Any:
-    """An element-shaped tree of zeros, as JAX arrays of the space's shape and dtype (not always an element)."""
+    """Return an element-shaped tree of zeros, as JAX arrays of the space's shape and dtype (not always an element)."""
     return tree_map(lambda space: jnp.zeros(space.shape, jax.dtypes.canonicalize_dtype(space.dtype)), space)
 
 
 def clip(x: Any, space: Space) -> Any:
-    """Elements `[..., *shape]` within the bounds of floating-point boxes; other spaces have nothing to clip."""
+    """Clip elements `[..., *shape]` to the bounds of floating-point boxes; other spaces are unchanged."""
     return tree_map(_clipped, space, x)
 
 
@@ -495,12 +495,12 @@ def _clipped(space: ArraySpace, x: Any) -> Any:
 
 
 def size(space: Space) -> int:
-    """How many numbers one element holds."""
+    """Return the number of scalars in one element."""
     return sum(math.prod(leaf.shape) for leaf in leaves(space))
 
 
 def named(x: Any) -> Any:
-    """Elements of a space with dictionaries in the place of tuples, as datasets have them; names are "0", "1", ..."""
+    """Return elements with tuples as dictionaries, as datasets have them; names are "0", "1", ..."""
     if isinstance(x, tuple):
         return {str(i): named(part) for i, part in enumerate(x)}
     return {name: named(part) for name, part in x.items()} if isinstance(x, Mapping) else x

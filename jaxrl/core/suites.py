@@ -1,4 +1,4 @@
-"""The names of environments, judged by lists of them: the same words whether the suites were imported or not."""
+"""Lookup of environment names in lists of them, with the same errors whether suites are imported or not."""
 
 import importlib.util
 import warnings
@@ -15,15 +15,15 @@ _HINTS = {"dm_control": "on Python 3.13, for which its labmaze has no wheel, the
 
 
 def installed(suite: str) -> bool:
-    """Whether the package of a suite is there."""
+    """Return whether the package of a suite is installed."""
     return suite not in EXTRAS or importlib.util.find_spec(EXTRAS[suite]) is not None
 
 
 def environments(names: Callable[[str], Iterable[str]]) -> list[str]:
-    """Every environment, "suite:name", sorted; suites that are not installed are left out.
+    """Return every environment as "suite:name", sorted; suites that are not installed are left out.
 
     Args:
-      names: of the environments of a suite.
+      names: returns the environments of a suite.
     """
     listed = [f"{suite}:{name}" for suite in suite_modules.SUITES if installed(suite) for name in names(suite)]
     for suite in suite_modules.declared():
@@ -39,10 +39,10 @@ def suite_of(name: str, names: Callable[[str], Iterable[str]]) -> tuple[str, str
 
     Args:
       name: "suite:name".
-      names: of the environments of a suite; asked for where the suite is not said.
+      names: returns the environments of a suite; called where `name` has no suite.
 
     Raises:
-      ConfigError: there is no such suite, or none is said.
+      ConfigError: there is no such suite, or the name has none.
       MissingExtraError: the suite's package is not installed.
     """
     if name in _REGISTERED:
@@ -76,7 +76,7 @@ def unknown_name(suite: str, name: str, names: Iterable[str]) -> ConfigError:
 
 
 def gymnasium_names() -> Sequence[str]:
-    """What is registered with Gymnasium, each in its newest version; some need a package that is not installed."""
+    """Return the environments registered with Gymnasium, each in its newest version; some need other packages."""
     import gymnasium
 
     newest: dict[str, gymnasium.envs.registration.EnvSpec] = {}
@@ -90,12 +90,12 @@ def gymnasium_names() -> Sequence[str]:
 
 
 def dm_control_names() -> Sequence[str]:
-    """The tasks of dm_control's suite, "domain-task"."""
+    """Return the tasks of dm_control's suite, "domain-task"."""
     with warnings.catch_warnings(action="ignore"):  # of glfw's, where there is no display
         from dm_control import suite
 
     return tuple(f"{domain}-{task}" for domain, task in suite.ALL_TASKS)
 
 
-# The suites whose names depend on what is installed beside jaxrl; they are asked, which needs no JAX.
-ASKED: dict[str, Callable[[], Sequence[str]]] = {"dm_control": dm_control_names, "gymnasium": gymnasium_names}
+# Suites whose names depend on the installed packages, with functions that list them without JAX.
+INSTALLED_NAMES: dict[str, Callable[[], Sequence[str]]] = {"dm_control": dm_control_names, "gymnasium": gymnasium_names}

@@ -25,7 +25,7 @@ _DTYPES = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 
 def _hash(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The two words of each 64-bit counter, under the key [2]."""
+    """Return the hash of each 64-bit counter as two words, under the key [2]."""
     # XLA would compute the key again in each of the many places that use it, and in each of those what that was
     # drawn from: compiling a draw from a drawn key would not end.
     key = jax.lax.optimization_barrier(key)
@@ -42,7 +42,7 @@ def _hash(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[jax.Array, j
 
 
 def _counted(key, shape):
-    """The hash of the counters 0, 1, ..., in `shape`."""
+    """Return the hash of the counters 0, 1, ..., in `shape`."""
     size = math.prod(shape)
     if size >= 2**32:
         raise ValueError(f"{size} random numbers in one call; the most is 2^32 - 1: draw them in several")

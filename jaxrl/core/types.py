@@ -1,4 +1,4 @@
-"""What crosses packages: the data that flows, and the protocols.
+"""Data types and protocols that packages share.
 
 Everything is time-major, `[time, environment, ...]`. A *row* is an observation, the action taken there, and the
 reward and ending that followed. The last observation of an episode is a row of its own: its action is ignored, its
@@ -27,7 +27,7 @@ from jaxrl.core.sources import Source as Source
 if TYPE_CHECKING:
     import typing_extensions
 
-# What leaves are: arrays of JAX, unless it says otherwise: `TimeStep[np.ndarray]` lies in the host's memory. Bracketed
+# The type of leaves: JAX arrays by default; `TimeStep[np.ndarray]` lies in the host's memory. Bracketed
 # type parameters (UP046) have defaults from Python 3.13 on only.
 if not TYPE_CHECKING:
     Array = TypeVar("Array")
@@ -55,7 +55,7 @@ class Episode(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
 
 class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """What an environment shows at once; reward and endings are those that *arrived with* the observation."""
+    """Output of an environment at one step; reward and endings are those that *arrived with* the observation."""
 
     observation: PyTree
     reward: Array  # float32; 0 where first
@@ -64,17 +64,17 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     first: Array  # bool: an episode begins here
     # Bool, True where allowed, shape (n,); None: everything is. A tree like the action where that has parts.
     action_mask: PyTree | None = None
-    previous_action: PyTree | None = None  # filled in by whoever acts; zeros where first
+    previous_action: PyTree | None = None  # filled in by the acting loop; zeros where first
     episode: Episode[Array] | None = None
     info: dict[str, Array] | None = None  # what else it reports: float32 scalars by name; 0 where first
 
     @property
     def last(self) -> Array:
-        """Bool: this observation is its episode's last; the action taken here is ignored."""
+        """Return whether this observation is its episode's last, where the action is ignored; bool."""
         return operator.or_(self.terminated, self.truncated)
 
     def __getitem__(self, index: int | slice | None) -> "TimeStep[Array]":
-        """Every leaf at `index` of its first axis; `[None]` adds an axis."""
+        """Return every leaf at `index` of its first axis; `[None]` adds an axis."""
         return jax.tree.map(lambda x: x[index], self)
 
 
@@ -89,11 +89,11 @@ class Trajectory(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     first: Array  # the observation begins an episode
     weight: Array  # bool: False at last observations (and masked rows), which are never learned from
     action_mask: PyTree | None = None
-    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # what the algorithm kept: log_prob, value, ...
+    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # stored by the algorithm: log_prob, value, ...
 
 
 class Rollout(struct.PyTreeNode):
-    """What a `Rollouts` or `Episodes` source delivers: T + 1 time steps of B environments, and what was done at T.
+    """Batch of a `Rollouts` or `Episodes` source: T + 1 time steps of B environments, and T actions.
 
     Observations lie once, in `timesteps`; rows are derived from them. Slices and rows cost nothing within a compiled
     program: XLA reads them where the time steps lie.
@@ -103,8 +103,8 @@ class Rollout(struct.PyTreeNode):
     """
 
     timesteps: TimeStep  # [T + 1, B, ...]
-    action: PyTree  # [T, B, ...] the algorithm's; environments were given it within the bounds of their boxes
-    extras: dict[str, PyTree]  # [T, B, ...] what the algorithm kept: log_prob, value, ...
+    action: PyTree  # [T, B, ...] of the algorithm; environments received it clipped to the bounds of their boxes
+    extras: dict[str, PyTree]  # [T, B, ...] stored by the algorithm: log_prob, value, ...
     carry: Carry  # [B, ...] at the first time step
     final_carry: Carry  # [B, ...] at the last one
     statistics: PyTree = ()  # the frozen normalizer statistics that were acted with
@@ -114,12 +114,12 @@ class Rollout(struct.PyTreeNode):
 
     @property
     def final(self) -> TimeStep:
-        """The time step [B, ...] after the last row."""
+        """Return the time step [B, ...] after the last row."""
         return self.timesteps[-1]
 
     @property
     def rows(self) -> Trajectory:
-        """The rows [T, B, ...], of each time step and of what its action brought with the next one."""
+        """Return the rows [T, B, ...]: each time step with its action, and the reward and ending that followed."""
         now, following = self.timesteps[:-1], self.timesteps.replace(observation=(), action_mask=None)[1:]
         # A first time step where the one before was not the last: the environment broke, and was built again.
         weight = ~now.last & ~following.first
@@ -140,7 +140,7 @@ class Rollout(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class EnvSpec:
-    """What an algorithm may know of an environment; static."""
+    """Static description of an environment for algorithms and networks."""
 
     name: str
     observation_space: spaces.Space
@@ -174,7 +174,7 @@ class Environment(HasSpaces, Protocol):
 
     @property
     def resets(self) -> bool:
-        """Whether stepping past an episode's end begins the next one."""
+        """Return whether stepping past an episode's end begins the next one."""
         ...
 
     def reset(self, key: jax.Array) -> tuple[PyTree, TimeStep]: ...
@@ -203,21 +203,21 @@ class WatchedEnvironment(HostEnvironment, Protocol):
 
     @property
     def failures(self) -> int:
-        """How often something was built again after a fault."""
+        """Return how often environments were rebuilt after a fault."""
         ...
 
     @property
     def doing(self) -> str:
-        """Which environments it is waiting for, and in what, in words; empty when it is not."""
+        """Return in words which environments it is waiting for, and in what call; empty when it is not."""
         ...
 
 
 @runtime_checkable
 class AsyncEnvironment(HostEnvironment, Protocol):
-    """A host environment that gives the `batch_size` of its environments that are ready first.
+    """A host environment that returns the `batch_size` of its environments that are ready first.
 
-    `async_reset` begins all episodes; then `recv` and `send` as often as there is somebody to receive or to send to,
-    from one thread. Where `batch_size` is `num_envs`, `reset` and `step` are these in one.
+    `async_reset` begins all episodes; then `recv` and `send` are called in turn, from one thread. Where `batch_size` is
+    `num_envs`, `reset` and `step` do both in one call.
     """
 
     batch_size: int
@@ -225,25 +225,25 @@ class AsyncEnvironment(HostEnvironment, Protocol):
     def async_reset(self) -> None: ...
 
     def send(self, actions: PyTree, env_ids: np.ndarray) -> None:
-        """Actions `[B, ...]` for the environments `env_ids` [B], which `recv` gave and were sent none since.
+        """Send actions `[B, ...]` to the environments `env_ids` [B], which `recv` returned and which await an action.
 
         Returns at once. The actions are never written to again.
         """
         ...
 
     def recv(self) -> tuple[np.ndarray, TimeStep[np.ndarray]]:
-        """The indices, int32 `[batch_size]`, of what is ready, in any order, and its time steps; waits for them.
+        """Wait for `batch_size` environments; return their indices, int32 `[batch_size]`, in any order, and time steps.
 
-        Never fewer: as many must have been sent actions, or been reset, and not been received.
+        At least as many must have been reset or sent actions, and not received yet.
         """
         ...
 
 
 class HostRecipe(HasSpaces, Protocol):
-    """How to build a `HostEnvironment`; what `jaxrl.make` returns for suites that are not JAX."""
+    """Recipe for building a `HostEnvironment`; `jaxrl.make` returns one for suites that are not JAX."""
 
     def build(self, num_envs: int, seed: int, first_env: int = 0) -> HostEnvironment:
-        """`num_envs` environments, each begun from `seed` and its index: `first_env` and those that follow.
+        """Build `num_envs` environments, each seeded with `seed` and its index: `first_env` and those that follow.
 
         So the environments of a run are the same however they are grouped.
         """
@@ -251,26 +251,26 @@ class HostRecipe(HasSpaces, Protocol):
 
 
 class RenderedEnvironment(HostEnvironment, Protocol):
-    """Host environments that draw themselves."""
+    """Host environments that can be rendered."""
 
     name: str
 
     @property
     def frames_per_second(self) -> float:
-        """At which an episode looks natural, a frame a step."""
+        """Return the frame rate at which an episode looks natural, with a frame a step."""
         ...
 
     def render(self) -> np.ndarray | None:
-        """What the first environment looks like now, uint8 [height, width, 3]; None where it draws nothing."""
+        """Render the first environment, uint8 [height, width, 3]; None where it draws nothing."""
         ...
 
 
 @runtime_checkable
 class RenderedRecipe(HostRecipe, Protocol):
-    """A recipe whose environments can be watched."""
+    """A recipe whose environments can be rendered."""
 
     def build_rendered(self, seed: int) -> RenderedEnvironment:
-        """One environment, as `build` makes it, that draws itself."""
+        """Build one environment, as `build` does, that can be rendered."""
         ...
 
 
@@ -279,17 +279,17 @@ class AsyncRecipe(HostRecipe, Protocol):
     """A recipe whose environments can be asynchronous too."""
 
     def build_async(self, num_envs: int, batch_size: int, seed: int, first_env: int = 0) -> AsyncEnvironment:
-        """The environments that `build` makes, of which every `recv` gives `batch_size`."""
+        """Build the environments of `build`, of which every `recv` returns `batch_size`."""
         ...
 
 
 @runtime_checkable
 class ResumingRecipe(HostRecipe, Protocol):
-    """A recipe of environments that may go on with an episode where they are reset within it."""
+    """A recipe of environments whose reset may continue the episode instead of beginning a new one."""
 
     @property
     def resumes(self) -> str | None:
-        """What makes them go on, and what to set instead; None where every reset begins a new episode."""
+        """Return why a reset continues an episode, and what to set instead; None if every reset begins a new one."""
         ...
 
 
@@ -299,7 +299,7 @@ class InstanceRecipe(HostRecipe, Protocol):
 
     @property
     def instance(self) -> Any | None:
-        """The only environment; None where others can be made."""
+        """Return the only environment; None where others can be made."""
         ...
 
 
@@ -309,17 +309,17 @@ class NativeRecipe(HostRecipe, Protocol):
 
     @property
     def native(self) -> NativeSpaces | None:
-        """The spaces; None where a file has not kept them."""
+        """Return the spaces; None where a file lacks them."""
         ...
 
 
 def only_instance(env: Environment | HostRecipe) -> Any | None:
-    """Return the one environment of a recipe that can make no others; None of all others."""
+    """Return the one environment of an `InstanceRecipe`; None for recipes that can build more."""
     return env.instance if isinstance(env, InstanceRecipe) else None
 
 
 def env_spec(env: Environment | HostRecipe) -> EnvSpec:
-    """What an algorithm may know of `env`."""
+    """Return the `EnvSpec` of an environment or recipe."""
     masked, native = False, env.native if isinstance(env, NativeRecipe) else None
     if isinstance(env, Environment):
         masked = jax.eval_shape(lambda key: env.reset(key)[1], jax.random.key(0)).action_mask is not None
@@ -330,7 +330,7 @@ def env_spec(env: Environment | HostRecipe) -> EnvSpec:
 
 
 class NetworkInputs(struct.PyTreeNode):
-    """What a network may read, leaves `[T, B, ...]`; None: not known."""
+    """Inputs of a network, leaves `[T, B, ...]`; None: not known."""
 
     observation: PyTree
     first: jax.Array | None = None  # bool [T, B]: an episode begins here
@@ -340,7 +340,7 @@ class NetworkInputs(struct.PyTreeNode):
 
     @classmethod
     def of_timesteps(cls, timesteps: TimeStep) -> "NetworkInputs":
-        """Of time steps `[T, B, ...]`, as acting, rollouts and sequences have them: everything is known."""
+        """Return the inputs of time steps `[T, B, ...]`, as in acting, rollouts and sequences: everything is known."""
         return cls(
             observation=timesteps.observation,
             first=timesteps.first,
@@ -351,7 +351,7 @@ class NetworkInputs(struct.PyTreeNode):
 
     @classmethod
     def of_transitions(cls, observation: PyTree, action_mask: PyTree | None = None) -> "NetworkInputs":
-        """Of one end of the transitions of a replay, `[batch, ...]`, with a time axis of 1 before it.
+        """Return the inputs of one end of a replay's transitions, `[batch, ...]`, with a time axis of 1 before it.
 
         A replay of single transitions holds nothing of what came before; see `TRANSITION_INPUTS`.
         """
@@ -367,22 +367,22 @@ TRANSITION_INPUTS = frozenset({"observation", "action_mask"})
 class Network(Protocol):
     """A network as a pair of pure functions over a parameter tree; frozen and hashable itself.
 
-    What it keeps besides parameters, such as the running statistics of batch normalization, is its `model_state`, a
+    Its state besides parameters, such as the running statistics of batch normalization, is its `model_state`, a
     pytree of arrays; `()` for most networks. Replicas average its floats.
     """
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is a carry."""
+        """Return whether the network has a carry."""
         ...
 
     @property
     def requires(self) -> frozenset[str]:
-        """The fields of `NetworkInputs` that it cannot do without."""
+        """Return the fields of `NetworkInputs` that the network needs."""
         ...
 
     def init(self, key: jax.Array, spec: EnvSpec) -> tuple[Params, ModelState]:
-        """Fresh parameters and model state.
+        """Return fresh parameters and model state.
 
         Raises:
           ConfigError: if the network does not fit the spaces.
@@ -390,7 +390,7 @@ class Network(Protocol):
         ...
 
     def initial_carry(self, spec: EnvSpec) -> Carry:
-        """The recurrent state of one environment, no batch axis; `()` for feed-forward networks."""
+        """Return the initial recurrent state of one environment, no batch axis; `()` for feed-forward networks."""
         ...
 
     def apply(
@@ -404,7 +404,7 @@ class Network(Protocol):
         train: bool,
         key: jax.Array | None = None,
     ) -> tuple[Any, Carry, ModelState]:
-        """Unrolls over time.
+        """Unroll the network over time.
 
         Args:
           params: as from `init`.
@@ -429,7 +429,7 @@ class ValueNetwork(Network, Protocol):
     def value(
         self, params: Params, inputs: NetworkInputs, carry: Carry, *, spec: EnvSpec, model_state: ModelState
     ) -> jax.Array:
-        """Only the values `[T, B]`, not as in training."""
+        """Return the values `[T, B]` in evaluation mode."""
         ...
 
 
@@ -437,7 +437,7 @@ class ValueNetwork(Network, Protocol):
 
 
 class SampleInfo(struct.PyTreeNode):
-    """What a replay tells of the items it drew, `[batch]`; an algorithm hands back new priorities in this order.
+    """Sampling statistics of a replay's items, `[batch]`; an algorithm returns new priorities in this order.
 
     `position` and `step` name an item: where it was stored, and the row that was there. Once the row is overwritten, a
     new priority for it is dropped.
@@ -454,7 +454,7 @@ class SampleInfo(struct.PyTreeNode):
 
 
 class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """What a `Replay` source delivers: n-step transitions, leaves `[batch, ...]`; rewards not yet discounted.
+    """Batch of a `Replay` source: n-step transitions, leaves `[batch, ...]`; rewards not yet discounted.
 
     `rewards[:, k]` and `discounts[:, k]` belong to the k-th step: rewards after an ending are 0, and `bootstrap` is
     False where the episode terminated within the n steps. gamma is applied by the update, so it stays traced.
@@ -474,12 +474,12 @@ class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
     @property
     def importance(self) -> jax.Array:
-        """Weights [batch] for having been drawn with unequal chances; 1 where nothing was told of the draws."""
+        """Return importance weights [batch] of the draws; 1 where there is no `sample_info`."""
         return jnp.ones(self.weight.shape, jnp.float32) if self.sample_info is None else self.sample_info.importance
 
 
 class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
-    """What a `Replay` source with a `sequence` delivers: stretches of rows, leaves `[length, batch, ...]`.
+    """Batch of a `Replay` source with a `sequence`: sequences of rows, leaves `[length, batch, ...]`.
 
     `timesteps` are those at which the actions were taken, so that a recurrent network can be unrolled from
     `carry`. The first `burn_in` rows are there for that only: their weight is False.
@@ -501,7 +501,7 @@ class SequenceBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
 
 
 class ActorState(struct.PyTreeNode):
-    """What acting needs of a learner; this is what is published to actors and versioned."""
+    """The part of a learner's state that acting needs; it is published to actors and versioned."""
 
     params: Params
     statistics: PyTree = ()  # frozen normalizer statistics
@@ -510,7 +510,7 @@ class ActorState(struct.PyTreeNode):
 
 
 class ActorOutput(struct.PyTreeNode):
-    """What acting at one time step gives, `[environment, ...]`."""
+    """Output of acting at one time step, `[environment, ...]`."""
 
     action: PyTree
     carry: Carry
@@ -518,14 +518,14 @@ class ActorOutput(struct.PyTreeNode):
 
 
 class UpdateInfo(struct.PyTreeNode):
-    """What an update tells: scalar metrics, and new priorities for the sources that want them."""
+    """Output of an update besides the state: scalar metrics, and new priorities for prioritized sources."""
 
     metrics: Metrics
     priorities: dict[str, jax.Array] = struct.field(default_factory=dict)
 
 
 class Replicas(Protocol):
-    """What a topology hands to `update` so that an algorithm need not know devices; the identity on one device.
+    """Reductions over devices that a topology passes to `update`; the identity on one device.
 
     A *shard* is one of a fixed number of logical groups of environments; minibatches are drawn within shards, so
     their content does not depend on how many devices there are. This device holds `shards` of them, numbered
@@ -534,12 +534,12 @@ class Replicas(Protocol):
 
     @property
     def shards(self) -> int:
-        """Logical shards on this device, static."""
+        """Return the number of logical shards on this device, static."""
         ...
 
     @property
     def devices(self) -> int:
-        """How many devices share the work, static."""
+        """Return the number of devices that share the work, static."""
         ...
 
     @property
@@ -561,14 +561,14 @@ class Algorithm(Protocol):
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # it is a dataclass
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
-        """The algorithm with every default that depends on the environment; called once, before anything else.
+        """Return the algorithm with every default that depends on the environment; called once, before anything else.
 
         A field whose default depends on the environment is None until then. `num_envs` is 0 where nothing acts.
         """
         ...
 
     def validate(self, spec: EnvSpec, num_envs: int, shards: int) -> list[str]:
-        """Every problem with these settings, one line each; empty when they are fine. Called before any compile."""
+        """Return every problem of these settings, one line each; empty if they are valid. Called before compiling."""
         ...
 
     @property
@@ -577,13 +577,13 @@ class Algorithm(Protocol):
     def init(self, key: jax.Array, spec: EnvSpec) -> PyTree: ...
     def actor(self, state: PyTree) -> ActorState: ...
     def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> Carry:
-        """The carry of environment `env_index` (a scalar) of `num_envs` over all devices, no batch axis."""
+        """Return the carry of environment `env_index` (a scalar) of `num_envs` over all devices, no batch axis."""
         ...
 
     def act(
         self, actor: ActorState, timestep: TimeStep, carry: Carry, key: jax.Array, *, spec: EnvSpec, explore: bool
     ) -> ActorOutput:
-        """One action for each environment: time step and carry `[B, ...]`, keys `[B]`."""
+        """Return one action for each environment: time step and carry `[B, ...]`, keys `[B]`."""
         ...
 
     def update(
@@ -593,13 +593,13 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class RolloutExtras(Protocol):
-    """An algorithm that adds to rollouts what is known only once they are complete, as priorities at insertion are."""
+    """An algorithm that adds extras to complete rollouts, such as priorities at insertion."""
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
-        """More entries `[T, B]` of the rows' `extras`, beside those of `act`; pure, and alike in every topology.
+        """Return more entries `[T, B]` of the rows' `extras`, beside those of `act`; pure, and alike in every topology.
 
         Args:
-          actor: what the rollout was acted with.
+          actor: the state that acted in the rollout.
           rollout: of training, with the time step after its last row to bootstrap from.
           spec: of the environment.
         """
@@ -620,24 +620,24 @@ class Counter(struct.PyTreeNode):
         return cls(jnp.uint32(0), jnp.uint32(0))
 
     def add(self, n: int | jax.Array) -> "Counter":
-        """Adds `n`, at most 2^32 - 1."""
+        """Return the counter plus `n`, at most 2^32 - 1."""
         low = self.low + jnp.asarray(n, jnp.uint32)
         return Counter(self.high + (low < self.low).astype(jnp.uint32), low)
 
     def since(self, before: "Counter") -> jax.Array:
-        """How much more this is than `before`, float32, rounded once."""
+        """Return the difference to `before`, float32, rounded once."""
         borrow = (self.low < before.low).astype(jnp.uint32)
         return Counter(self.high - before.high - borrow, self.low - before.low).as_float()
 
     def modulo(self, divisor: int) -> jax.Array:
-        """The remainder of the division by `divisor`, at most 2^16; uint32."""
+        """Return the remainder of the division by `divisor`, at most 2^16; uint32."""
         rest = jnp.uint32(0)
         for word in (self.high >> 16, self.high & 0xFFFF, self.low >> 16, self.low & 0xFFFF):
             rest = ((rest << 16) + word) % divisor
         return rest
 
     def as_float(self) -> jax.Array:
-        """float32, rounded."""
+        """Return the count as float32, rounded."""
         return self.high.astype(jnp.float32) * 4294967296.0 + self.low.astype(jnp.float32)
 
     def __int__(self) -> int:
@@ -645,7 +645,7 @@ class Counter(struct.PyTreeNode):
 
 
 def where_first(first: jax.Array, initial: PyTree, carry: PyTree) -> PyTree:
-    """`initial` (no batch axis) where `first` [B], else `carry` [B, ...]; leaf by leaf."""
+    """Return `initial` (no batch axis) where `first` [B], else `carry` [B, ...]; leaf by leaf."""
 
     def pick(start, now):
         mask = first.reshape(first.shape + (1,) * (now.ndim - first.ndim))

@@ -1,4 +1,4 @@
-"""What counts as varying, for normalization by a mean and a standard deviation."""
+"""The threshold of variation for normalization by a mean and a standard deviation."""
 
 from typing import Any
 

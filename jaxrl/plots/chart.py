@@ -124,7 +124,7 @@ def finish(figure: Chart, handles: Mapping[str, Artist], caption: Sequence[str] 
 
 def plain(text: str) -> str:
     """Text of files as it stands: between two $ matplotlib would read a formula, and it draws no half of a pair."""
-    return files.shown(text).replace("$", r"\$")
+    return files.escape_for_terminal(text).replace("$", r"\$")
 
 
 def _legend(figure: Chart, handles: Mapping[str, Artist], width: float) -> Legend | None:
