@@ -29,7 +29,7 @@ MOST_PAIRS = 60
 BUDGET = {
     "core": 2615,
     "envs": 3998,
-    "networks": 1999,
+    "networks": 2011,
     "buffers": 1596,
     "algos": 4940,
     "parallel": 4150,

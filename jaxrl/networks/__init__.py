@@ -98,7 +98,7 @@ def resolve_network(network: Any, spec: EnvSpec, vectors: MLP = MLP()) -> Any:  
         keys = network.policy_observation_keys or network.value_observation_keys
         choose = partial(default_torso, vectors=vectors)
         if network.shared is None:
-            shared = keys is None and has_images(spec.observation_space)
+            shared = keys is None and network.core_of == "both" and has_images(spec.observation_space)
             network = dataclasses.replace(network, shared=shared)
     elif isinstance(network, (QNetwork, Actor, Critic)):
         keys = network.observation_keys

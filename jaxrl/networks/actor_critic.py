@@ -5,7 +5,7 @@ import dataclasses
 import jax
 from flax import nnx, struct
 
-from jaxrl.core.errors import ConfigError
+from jaxrl.core.errors import ConfigError, unknown
 from jaxrl.core.types import Carry, EnvSpec, ModelState, NetworkInputs, Params
 from jaxrl.networks.body import Body, init_variables, required_inputs, run_module
 from jaxrl.networks.cores import Core
@@ -40,6 +40,8 @@ class ActorCritic:
       policy_gain, value_gain: gain of this head's orthogonal initialization.
       policy_observation_keys, value_observation_keys: of a dictionary observation, what each reads, so that the value
         may know more than the policy will (Pinto et al., 2018, arXiv:1710.06542); None: everything.
+      core_of: what has the core: "both", "policy" or "value". A value that reads the environment's whole state needs no
+        memory where the policy does.
     """
 
     torso: Torso | None = None
@@ -54,10 +56,18 @@ class ActorCritic:
     value_gain: float = 1.0
     policy_observation_keys: tuple[str, ...] | None = None
     value_observation_keys: tuple[str, ...] | None = None
+    core_of: str = "both"
 
     def __post_init__(self):
         freeze(self, "policy_observation_keys")
         freeze(self, "value_observation_keys")
+        if self.core_of not in (both := ("both", "policy", "value")):
+            raise unknown("core_of", str(self.core_of), both)
+        if self.core_of != "both" and (self.core is None or self.shared):
+            raise ConfigError(
+                f"core_of={self.core_of!r} needs a core, and policy and value with a body each: not core={self.core}, "
+                f"shared={self.shared}"
+            )
 
     @property
     def recurrent(self) -> bool:
@@ -84,7 +94,8 @@ class ActorCritic:
             return ()
         if self.shared:
             return self.core.initial_carry()
-        return {"policy": self.core.initial_carry(), "value": self.core.initial_carry()}
+        cores = {name: _core(self, name) for name in ("policy", "value")}
+        return {name: () if core is None else core.initial_carry() for name, core in cores.items()}
 
     def apply(
         self,
@@ -112,12 +123,17 @@ class ActorCritic:
         ]
 
 
-def _body(network: ActorCritic, observation_keys: tuple[str, ...] | None, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
+def _core(network: ActorCritic, name: str) -> Core | None:
+    return network.core if network.core_of in ("both", name) else None
+
+
+def _body(network: ActorCritic, name: str, spec: EnvSpec, rngs: nnx.Rngs) -> Body:
+    observation_keys = network.value_observation_keys if name == "value" else network.policy_observation_keys
     return Body(
         network.torso,
         spec,
         rngs,
-        core=network.core,
+        core=_core(network, name),
         previous_action=network.previous_action,
         previous_reward=network.previous_reward,
         observation_keys=observation_keys,
@@ -144,9 +160,9 @@ class _Branch(nnx.Module):
 
 class _Separate(nnx.Module):
     def __init__(self, network: ActorCritic, spec: EnvSpec, rngs: nnx.Rngs):
-        body = _body(network, network.policy_observation_keys, spec, rngs)
+        body = _body(network, "policy", spec, rngs)
         self.policy = _Branch(body, _policy_head(network, body.features, spec, rngs))
-        body = _body(network, network.value_observation_keys, spec, rngs)
+        body = _body(network, "value", spec, rngs)
         self.value = _Branch(body, ValueHead(body.features, network.value_gain, rngs))
         self.recurrent = network.recurrent
 
@@ -171,7 +187,7 @@ class _Shared(nnx.Module):
                 f"policy_observation_keys={keys!r} and value_observation_keys={network.value_observation_keys!r} "
                 "differ, but shared=True has one body for both; use shared=False"
             )
-        self.torso = _body(network, keys, spec, rngs)
+        self.torso = _body(network, "policy", spec, rngs)
         self.policy = _policy_head(network, self.torso.features, spec, rngs)
         self.value = ValueHead(self.torso.features, network.value_gain, rngs)
 

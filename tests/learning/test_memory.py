@@ -1,11 +1,16 @@
 """Recurrent networks remember, feed-forward ones cannot: MemoryChain, neither previous action nor reward as input."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 import jaxrl
+from jaxrl import spaces
 from jaxrl.algos.optimizers import Adam
 from jaxrl.core.schedules import Linear
+from jaxrl.envs.episode import restart, transition
 from jaxrl.networks import GRU, MLP, Actor, ActorCritic, Critic, QNetwork
 
 
@@ -121,3 +126,70 @@ def test_a_memory_balances_without_seeing_velocities(record_rows):
     record_rows("hidden-velocity", rows, settings={name: str(algo) for name, algo in algorithms.items()})
     assert min(row["mean"] for row in rows[:2]) >= -250, rows
     assert rows[2]["mean"] <= -400, rows
+
+
+LENGTH = 4
+
+
+@struct.dataclass
+class Recall:
+    """At the last step, 1 for the action of the sign that `seen` shows at the first, else -1; and `luck`, drawn before.
+
+    A policy that reads `seen` needs a memory; a value that reads `state` needs none, and without it cannot know `luck`.
+    """
+
+    luck: float = 2.0
+    continuous: bool = struct.field(pytree_node=False, default=False)
+
+    name, resets = "test:Recall", False
+    observation_space = spaces.Dict({"seen": spaces.Box(-1, 1, (1,)), "state": spaces.Box(-1, 1, (3,))})
+
+    @property
+    def action_space(self):
+        return spaces.Box(-1, 1, (1,)) if self.continuous else spaces.Discrete(2)
+
+    def reset(self, key):
+        state = (jnp.int32(0), jnp.sign(jax.random.normal(key, (2,))))
+        return state, restart(self.observe(state))
+
+    def step(self, state, action, key):
+        (time, (sign, luck)), up = state, (action[0] > 0 if self.continuous else action == 1)
+        last = time + 1 == LENGTH
+        reward = jnp.where(last, jnp.where(up == (sign > 0), 1.0, -1.0) + self.luck * luck, 0.0)
+        state = (time + 1, state[1])
+        return state, transition(self.observe(state), reward, terminated=last, truncated=False)
+
+    def observe(self, state):
+        time, signs = state
+        seen = jnp.where(time == 0, signs[:1], 0.0)
+        return {"seen": seen, "state": jnp.concatenate([signs, time[None] / LENGTH])}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("core_of", "least", "most"), [("policy", 0.95, 1.0), ("value", -0.3, 0.3)])
+def test_ppo_where_the_policy_alone_remembers_and_the_value_alone_knows(core_of, least, most):
+    keys = {"policy_observation_keys": ("seen",), "value_observation_keys": ("state",)}
+    network = ActorCritic(MLP((32,)), core=GRU(16), core_of=core_of, **keys)
+    algo = jaxrl.PPO(network=network, rollout_length=16, learning_rate=Linear(3e-3, 0.0), gamma=1.0)
+    result = jaxrl.train(algo, Recall(), eval_env=Recall(luck=0.0), total_steps=65_536, num_envs=64, progress=False)
+    assert least <= result.evaluation.return_mean <= most
+    explained = [entry["update/explained_variance"] for entry in result.metrics if "update/explained_variance" in entry]
+    assert explained[-1] > 0.75  # what one's own chance leaves is noise
+
+
+@pytest.mark.long
+def test_sac_where_the_policy_alone_remembers_and_the_critics_alone_know():
+    algo = jaxrl.SAC(
+        policy=Actor(widths=(32,), core=GRU(16), observation_keys=("seen",)),
+        critic=Critic(widths=(64,), observation_keys=("state",)),
+        sequence_length=5,
+        burn_in=LENGTH,
+        learning_rate=3e-3,
+        batch_size=128,
+        capacity=8_192,
+        gamma=1.0,
+    )
+    env = Recall(continuous=True)
+    settings = {"num_envs": 8, "evaluation_episodes": 128, "progress": False}
+    result = jaxrl.train(algo, env, eval_env=env.replace(luck=0.0), total_steps=5_000, **settings)
+    assert result.evaluation.return_mean >= 0.9

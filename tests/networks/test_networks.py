@@ -361,6 +361,32 @@ def test_policy_and_value_may_read_different_keys_of_the_observation():
     assert output.value.shape == (T, B)
 
 
+@pytest.mark.parametrize("core_of", ["policy", "value"])
+def test_policy_or_value_alone_may_have_the_core(core_of):
+    spec, inputs = EnvSpec("vector", VECTOR, spaces.Discrete(4)), states().replace(first=jnp.zeros((T, B), bool))
+    inputs = inputs.replace(observation=inputs.observation["state"])
+    network = ActorCritic(SMALL, core=GRU(4), core_of=core_of)
+    params, apply, (output, carry) = run(network, spec, inputs)
+    other = {"policy": "value", "value": "policy"}[core_of]
+    assert "core" in params[core_of]["body"] and "core" not in params[other]["body"]
+    assert carry[core_of].shape == (B, 4) and carry[other] == ()
+    # What was seen first changes what is said last by the one that remembers alone.
+    changed, _ = apply(
+        params, inputs.replace(observation=inputs.observation.at[0].add(1.0)), batched(network.initial_carry(spec), B)
+    )
+    same = {"policy": close, "value": close} | {
+        core_of: lambda a, b: np.testing.assert_raises(AssertionError, close, a, b)
+    }
+    same["policy"](changed.distribution.logits[-1], output.distribution.logits[-1])
+    same["value"](changed.value[-1], output.value[-1])
+
+
+def test_a_core_of_nothing_is_refused():
+    for wrong in ({"core_of": "actor"}, {"core_of": "policy"}, {"core_of": "value", "core": GRU(4), "shared": True}):
+        with pytest.raises(ConfigError, match="core_of"):
+            ActorCritic(SMALL, **wrong)
+
+
 def test_masks_are_not_required_and_a_network_of_statistics_trains_them():
     """In training a batch is normalized by itself; its statistics move those of the model state, as flax says."""
     network = QNetwork(MLP((4,), activation="identity", normalization="batch"))
@@ -536,6 +562,7 @@ def test_what_does_not_fit_is_said_before_anything_is_compiled(network, spec, wo
             {"head": [ActionValues(True, (3,)), ActionValues(True, (), 0.5), ActionValues(False)]},
         ),
         (ActorCritic(SMALL, GRU(2)), DISCRETE, {"core": GRU(3)}),
+        (ActorCritic(SMALL, GRU(2)), DISCRETE, {"core_of": ["policy", "value"]}),
         (
             ActorCritic(),
             EnvSpec("states", STATES, spaces.Discrete(2)),
@@ -558,7 +585,8 @@ def test_every_field_changes_the_program(network, spec, changes):
         return states().replace(first=jnp.zeros((T, B), bool)) if spec.observation_space is STATES else inputs(spec)
 
     if len(changes) > 1:
-        changed = {field.name for field in dataclasses.fields(network) if "observation_keys" not in field.name}
+        others = ("observation_keys", "core_of")  # each in a row of its own
+        changed = {field.name for field in dataclasses.fields(network) if not field.name.endswith(others)}
         assert set(changes) == changed or spec.observation_space is STATES
     before = program(network)
     for field, values in changes.items():
