@@ -1,4 +1,4 @@
-"""How off-policy actor-critics act: exploration noise, and random actions before the first update."""
+"""Acting of off-policy actor-critics: exploration noise, and random actions before the first update."""
 
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from jaxrl.networks import Actor, Distribution, TanhGaussian, from_unit, to_unit
 
 
 class ActorCriticState(Protocol):
-    """What acting needs of a learner."""
+    """The part of a learner's state that acting needs."""
 
     @property
     def policy(self) -> TrainState: ...
@@ -32,7 +32,7 @@ Noise = jax.Array | tuple[()]  # correlated and standard normal, [B, n]; () wher
 
 
 class ActingCarry(struct.PyTreeNode):
-    """What acting takes from a step of an environment to the next."""
+    """Carry of acting between steps of an environment."""
 
     network: Carry  # the policy's recurrent state; () if feed-forward
     noise: Noise
@@ -79,7 +79,7 @@ class DeterministicActing(ExplorationNoiseFields, NormalizationFields, ActorCrit
 
 
 def actor_state(state: ActorCriticState, **exploration: Number) -> ActorState:
-    """Return what acting needs; until the first update, which the replay's `min_size` steps precede, it is random."""
+    """Return the actor state; until the first update, which the replay's `min_size` steps precede, it acts randomly."""
     values = {name: jnp.asarray(value, jnp.float32) for name, value in exploration.items()}
     return ActorState(
         params=state.policy.params,
@@ -116,7 +116,7 @@ def correlation(algo: NoiseFields, actor: ActorState) -> Number:
 
 
 def next_noise(noise: Noise, correlation: Number, timestep: TimeStep, key: jax.Array) -> Noise:
-    """The noise of a step: of autocorrelation `correlation` to the power of the distance, new with each episode.
+    """Return the noise of a step, with autocorrelation `correlation` per step, drawn independently for each episode.
 
     Each step's is standard normal, so each action alone has the same distribution as with independent noise. It
     averages out more slowly, and so reaches more states (Eberhard et al., 2023,
@@ -144,7 +144,7 @@ def sample_action(
     explore: bool,
     noise: Noise = (),
 ) -> jax.Array:
-    """A stochastic policy's best action [B, ...]; if exploring a sample, or random before the first update.
+    """Return a stochastic policy's mode [B, ...]; if exploring a sample, or random before the first update.
 
     With `noise` the sample is what the policy makes of it; only for the actions of a box.
     """
@@ -161,7 +161,7 @@ def sample_action(
 def noisy_action(
     action: jax.Array, actor: ActorState, key: jax.Array, *, spec: EnvSpec, explore: bool, noise: Noise = ()
 ) -> jax.Array:
-    """A deterministic policy's action [B, n]; if exploring with noise, or random before the first update."""
+    """Return a deterministic policy's action [B, n]; if exploring with noise, or random before the first update."""
     if not explore:
         return action
     box, std = spaces.expect(spec.action_space, spaces.Box), actor.exploration["noise"]
@@ -177,7 +177,7 @@ def random_at_first(
     mask: jax.Array | None = None,
     noise: Noise = (),
 ) -> jax.Array:
-    """The actions [B, ...], or before the first update ones drawn uniformly with the keys [B] from what is allowed.
+    """Return the actions [B, ...], or before the first update ones drawn uniformly from those allowed, with keys [B].
 
     With `noise` they are uniform too, and correlated as it is.
     """
@@ -193,7 +193,7 @@ def random_at_first(
 def add_noise(
     action: jax.Array, key: jax.Array, std: Number, space: spaces.Box, limit: Number | None = None
 ) -> jax.Array:
-    """Actions with Gaussian noise, clipped to the box.
+    """Add Gaussian noise to actions, clipped to the box.
 
     Args:
       action: [B, n].
@@ -209,12 +209,12 @@ def add_noise(
 
 
 def shifted(action: jax.Array, noise: jax.Array, space: spaces.Box) -> jax.Array:
-    """Actions [B, n] moved by noise [B, n] in units of half the box's range, clipped to the box."""
+    """Add noise [B, n] in units of half the box's range to actions [B, n], clipped to the box."""
     return from_unit(to_unit(action, space) + noise, space)
 
 
 def smoothed_action(action: jax.Array, key: jax.Array, std: Number, limit: Number, spec: EnvSpec) -> jax.Array:
-    """Target actions [batch, n] with limited noise: like actions should have like values (TD3, section 5.3).
+    """Add clipped noise to target actions [batch, n]: similar actions should have similar values (TD3, section 5.3).
 
     `key` are keys [batch].
     """

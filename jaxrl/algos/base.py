@@ -1,4 +1,4 @@
-"""What every algorithm file starts from: fields with their allowed values, and the registry by name."""
+"""Base of algorithms: fields with their allowed values, and the registry by name."""
 
 import dataclasses
 import functools
@@ -50,7 +50,7 @@ def _field(
 
 
 def number(default: Any, **limits) -> Any:
-    """A traced field: a number or a schedule, so it can be swept, scheduled and vmapped.
+    """Declare a traced field: a number or a schedule, so it can be swept, scheduled and vmapped.
 
     Args:
       default: a number, a schedule, or None.
@@ -63,7 +63,7 @@ def number(default: Any, **limits) -> Any:
 
 
 def static(default: Any, **limits) -> Any:
-    """A static field: it changes shapes or control flow. Hashable.
+    """Declare a static, hashable field, which changes shapes or control flow.
 
     Limits as in `number`, and `choices`. One that is declared as `int` or `int | None` takes whole numbers only.
     """
@@ -72,18 +72,18 @@ def static(default: Any, **limits) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Change:
-    """What a class restates of a field of its groups."""
+    """The default and metadata that a class restates for a field of its groups."""
 
     default: Any
     metadata: dict[str, Any]
 
 
 def changed(default: Any, **metadata) -> Any:
-    """Restate a field of a group with another default, and with other `help`, `only_with` or limits where given.
+    """Restate a field of a group with another default, and optionally other `help`, `only_with` or limits.
 
     Args:
       default: as in `number` or `static`, whichever the group's field is.
-      **metadata: what differs; limits, if any is given, replace all of the group's.
+      **metadata: what differs; limits, if there are any, replace all of the group's.
     """
     return _Change(default, metadata)
 
@@ -112,7 +112,7 @@ def _own_fields(cls: type) -> dict[str, dataclasses.Field]:
 
 
 class StaticFunction(struct.PyTreeNode):
-    """A function of a user's in a traced field, such as an optimizer: a leaf would have to be a number."""
+    """A user's function in a traced field, such as an optimizer, held statically, as leaves have to be numbers."""
 
     function: Callable[..., Any] = struct.field(pytree_node=False)
 
@@ -124,7 +124,7 @@ registry.add("function", static=StaticFunction)
 
 
 def _hold_functions(algo: "DataclassInstance") -> None:
-    """What an algorithm does once its fields are set: a function in a traced one becomes static."""
+    """Wrap functions in traced fields as `StaticFunction`, after an algorithm's fields are set."""
     for field in dataclasses.fields(algo):
         value = getattr(algo, field.name)
         if field.metadata.get("pytree_node", True) and callable(value) and jax.tree_util.all_leaves([value]):
@@ -143,7 +143,7 @@ def field_group[T](cls: type[T]) -> type[T]:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(number, static, changed))
 def algorithm[T](cls: type[T]) -> type[T]:
-    """Makes a class an algorithm: a frozen, keyword-only dataclass, a pytree, known by its lower-case name."""
+    """Make a class an algorithm: a frozen, keyword-only dataclass, a pytree, registered by its lower-case name."""
     made: Any = _with_changes(cls)
     made.__post_init__ = _hold_functions
     algorithm_class = cast("type[T]", struct.dataclass(made, kw_only=True))
@@ -153,7 +153,7 @@ def algorithm[T](cls: type[T]) -> type[T]:
 
 
 def _explain_unknown_fields(cls: Any) -> None:
-    """Makes the constructor say which fields there are: ConfigError in place of a bare TypeError."""
+    """Make the constructor raise a ConfigError that lists the fields, instead of a bare TypeError."""
     original = cls.__init__
 
     @functools.wraps(original)
@@ -170,14 +170,14 @@ def _explain_unknown_fields(cls: Any) -> None:
 
 
 def _check_names(cls: type["DataclassInstance"], fields: Iterable[str]) -> None:
-    """Raises ConfigError where a class has not all of these fields."""
+    """Raise a ConfigError if a class lacks one of these fields."""
     known = [field.name for field in dataclasses.fields(cls)]
     if wrong := [str(unknown(f"field of {cls.__name__}", name, known)) for name in fields if name not in known]:
         raise ConfigError(wrong)
 
 
 def as_algorithm(algo: Algorithm | str) -> Algorithm:
-    """An algorithm, given as such or by its name.
+    """Return an algorithm, made by its name if `algo` is one.
 
     Raises:
       ConfigError: it is neither.
@@ -187,12 +187,12 @@ def as_algorithm(algo: Algorithm | str) -> Algorithm:
     if isinstance(algo, type):
         raise ConfigError(f"{algo.__name__} is a class; pass one of it: {algo.__name__}()")
     if not isinstance(algo, Algorithm):
-        raise ConfigError(f"{algo!r:.80} is no algorithm; pass one, such as jaxrl.PPO(), or its name")
+        raise ConfigError(f"{algo!r:.80} is not an algorithm; pass one, such as jaxrl.PPO(), or its name")
     return algo
 
 
 def make_algorithm(name: str, **fields: Any) -> Algorithm:
-    """Makes an algorithm by name, with some of its fields set.
+    """Make an algorithm by name, with some of its fields set.
 
     Raises:
       ConfigError: names the unknown algorithm, or every unknown field, with the closest names.
@@ -205,7 +205,7 @@ def make_algorithm(name: str, **fields: Any) -> Algorithm:
 
 
 def replace[T: "DataclassInstance"](algo: T, **fields: Any) -> T:
-    """`algo` with some fields changed.
+    """Return `algo` with some fields changed.
 
     Raises:
       ConfigError: naming every unknown field, with the close names.
@@ -216,7 +216,7 @@ def replace[T: "DataclassInstance"](algo: T, **fields: Any) -> T:
 
 @runtime_checkable
 class Readable(Protocol):
-    """A network, or an ensemble of critics: it says what it reads."""
+    """A network or ensemble of critics that declares which inputs it reads."""
 
     @property
     def requires(self) -> frozenset[str]: ...
@@ -224,7 +224,7 @@ class Readable(Protocol):
 
 
 def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozenset[str]) -> list[str]:
-    """Why a network does not fit the environment, or what it reads that is not known; one line each.
+    """Explain why a network does not fit the environment, or reads unknown inputs, one line each.
 
     Args:
       label: the field that holds it, such as `DQN.network`.
@@ -247,7 +247,7 @@ def network_problems(label: str, network: Readable, spec: EnvSpec, known: frozen
 
 
 def unresolved(algo: Any, field: str) -> ConfigError:
-    """The error of an algorithm that is used while `field` still depends on the environment."""
+    """Return the error for an algorithm that is used while `field` still depends on the environment."""
     return ConfigError(f"{type(algo).__name__}.{field} is open; call algo.resolve(spec, num_envs) before")
 
 
@@ -264,7 +264,7 @@ def field_problems(algo: "DataclassInstance") -> list[str]:
 
 
 def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[str]:
-    """Why the field cannot have this value, whatever the others are."""
+    """Explain why the field cannot have this value, whatever the others are."""
     limits, traced = field.metadata.get("limits", {}), field.metadata.get("pytree_node", True)
     if "choices" in limits:
         allowed = ", ".join(repr(choice) for choice in limits["choices"])
@@ -281,15 +281,15 @@ def _value_problems(label: str, field: dataclasses.Field, value: Any) -> list[st
     if isinstance(value, StaticFunction):
         return [f"{label} is a function; what changes is a schedule, such as jaxrl.schedules.Linear"]
     if isinstance(field.default, Readable) and not isinstance(value, Readable):
-        wanted = type(field.default).__name__
-        return [f"{label}={value!r:.80} is no network; pass {wanted}(...) of jaxrl.networks"]
+        expected = type(field.default).__name__
+        return [f"{label}={value!r:.80} is not a network; pass {expected}(...) of jaxrl.networks"]
     if value is None and not _takes_none(field):
         return [f"{label}=None must be a number or a schedule"]
     return _limit_problems(label, value, limits) if limits or traced else []
 
 
 def _is_whole(field: dataclasses.Field) -> bool:
-    """Whether it is declared as `int` or `int | None`."""
+    """Return whether a field is declared as `int` or `int | None`."""
     if isinstance(field.type, str):  # of a user's module
         return isinstance(field.default, int)
     return field.type is int or int in typing.get_args(field.type)
@@ -302,7 +302,7 @@ def _takes_none(field: dataclasses.Field) -> bool:
 
 
 def has_effect(algo: "DataclassInstance", name: str) -> bool:
-    """Whether the field `name` does anything with the other settings as they are (its `only_with`)."""
+    """Return whether the field `name` has an effect with the other settings (its `only_with`)."""
     [field] = [field for field in dataclasses.fields(algo) if field.name == name]
     condition = field.metadata.get("only_with")
     if condition is None:
@@ -311,18 +311,18 @@ def has_effect(algo: "DataclassInstance", name: str) -> bool:
 
 
 def _holds(algo: "DataclassInstance", part: str) -> bool:
-    """Whether "prioritized", "objective=kl" or "network.head=quantilevalues" is so."""
-    path, equals, wanted = part.partition("=")
+    """Return whether a condition such as "prioritized", "objective=kl" or "network.head=quantilevalues" holds."""
+    path, equals, expected = part.partition("=")
     value: object = algo
     for attribute in path.split("."):
         value = getattr(value, attribute, None)  # a network of a user's own need not have a head
     if not equals:
         return bool(value)
-    return value == wanted or (registry.name_of(type(value)) or "").partition(":")[2] == wanted
+    return value == expected or (registry.name_of(type(value)) or "").partition(":")[2] == expected
 
 
 def _is_default(value, default):
-    """Whether a field was left alone; a traced number, and one of several that are swept, cannot be told."""
+    """Return whether a field has its default; for a traced number, and for several that are swept, True."""
     if jax.tree.structure(value) != jax.tree.structure(default):
         return False
     for one, other in zip(jax.tree.leaves(value), jax.tree.leaves(default), strict=True):

@@ -1,4 +1,4 @@
-"""Behavioral cloning (Pomerleau, 1989): a policy fitted to the actions of data, whatever came of them."""
+"""Behavioral cloning (Pomerleau, 1989): a policy fitted to the actions of data, regardless of rewards."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ from jaxrl.networks import Actor, resolve_network
 
 
 class BCState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     policy: TrainState
     statistics: Statistics
@@ -108,10 +108,10 @@ class BC(NormalizationFields):
                 best = output
             loss = weighted_mean(losses, replay.weight, replicas)
             if isinstance(spec.action_space, spaces.Discrete):
-                told = {"accuracy": (best == replay.action).astype(jnp.float32)}
+                scores = {"accuracy": (best == replay.action).astype(jnp.float32)}
             else:
-                told = {"squared_distance": regression.squared_distance(best, replay.action, spec)}
-            metrics = {name: weighted_mean(x, replay.weight, replicas) for name, x in told.items()}
+                scores = {"squared_distance": regression.squared_distance(best, replay.action, spec)}
+            metrics = {name: weighted_mean(x, replay.weight, replicas) for name, x in scores.items()}
             return loss, (metrics | {"policy_loss": loss}, model_state)
 
         gradients, (metrics, model_state) = jax.grad(loss, has_aux=True)(state.policy.params)

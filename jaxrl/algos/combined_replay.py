@@ -10,7 +10,7 @@ from jaxrl.core.types import Replicas, TransitionBatch
 
 
 def combined_batch(batch: Mapping[str, Any], replicas: Replicas) -> Any:
-    """Return what both sources delivered as one batch; without the second what the replay did, also sequences."""
+    """Return the batches of both sources as one; without the second the replay's, also of sequences."""
     return concatenate_by_shard(batch["replay"], batch["newest"], replicas) if "newest" in batch else batch["replay"]
 
 
@@ -25,7 +25,7 @@ def concatenate_by_shard(one: TransitionBatch, other: TransitionBatch, replicas:
 
 
 def replay_part(x: jax.Array, batch: Mapping[str, Any], replicas: Replicas) -> jax.Array:
-    """Return those entries of x [transitions], of a combined batch, that the replay itself delivered."""
+    """Return the entries of x [transitions], of a combined batch, that belong to the replay itself."""
     if "newest" not in batch:
         return x
     own = batch["replay"].weight.shape[0] // replicas.shards

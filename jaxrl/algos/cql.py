@@ -1,4 +1,4 @@
-"""Conservative Q-learning (Kumar et al., 2020, arXiv:2006.04779): SAC whose critics penalize actions that data lack."""
+"""Conservative Q-learning (Kumar et al., 2020, arXiv:2006.04779): SAC with a penalty on actions outside data."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ MAX_COEFFICIENT = 1e6  # of a learned one, as in the authors' code
 
 
 class CQLState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     policy: TrainState
     critic: TrainState
@@ -107,7 +107,7 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
             drawn = proposals(self.policy, state.policy.variables, replay, next_key, self.samples, spec)
 
         def critic_loss(params):
-            """Half of what the authors' code minimizes: squared errors, and coefficient times the gap over all actions.
+            """Return half the authors' loss: squared errors, and coefficient times the gap over all actions.
 
             Equation 4 halves the squared errors alone, and so would count the penalty twice at the same coefficient.
             """
@@ -128,7 +128,7 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
             log_coefficient, _ = train_state.apply_gradients(log_coefficient, slope, optimizer, replicas)
 
         def value_or_likelihood(distribution, value):
-            """At first the likelihood of the data's actions takes the place of the value."""
+            """Return the value, in the first updates the likelihood of the data's actions instead."""
             cloning = state.updates.astype(jnp.float32) < self.cloning_updates
             return jnp.where(cloning, regression.log_likelihood(distribution, replay.action), value)
 
@@ -146,7 +146,7 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
 def proposals(
     network: Network, policy: Variables, batch: TransitionBatch, key: jax.Array, samples: int, spec: EnvSpec
 ) -> tuple[jax.Array, jax.Array]:
-    """Actions of a box to integrate over [K, batch, n], and their log-densities [K, batch]; keys [batch].
+    """Sample actions of a box to integrate over [K, batch, n], and their log-densities [K, batch]; keys [batch].
 
     As many drawn uniformly, from the policy at the observation, and from the policy at the next one (appendix F);
     densities are in units where the box is [-1, 1].
@@ -175,7 +175,7 @@ def soft_maximum(
     log_densities: jax.Array,
     spec: EnvSpec,
 ) -> jax.Array:
-    """log of the integral of exp Q over actions, [ensemble, batch], by importance sampling of `proposals`."""
+    """Return log of the integral of exp Q over actions, [ensemble, batch], by importance sampling of `proposals`."""
     # Mapped over the actions alone, so that an observation is encoded once.
     each = jax.vmap(lambda x: off_policy.evaluate_critic(network, critic, batch.observation, x, spec)[..., 0])
     weighted = each(actions) - log_densities[:, None]

@@ -90,7 +90,7 @@ class CrossQ(StochasticActing, ReplayFields, NStepFields, TemperatureFields):
         both = jax.tree.map(lambda *x: jnp.concatenate(x), *ends)
 
         def critic_loss(params):
-            """SAC's, of one pass in training, and with no gradient through the values of the next actions."""
+            """Return SAC's loss of one pass in training mode, without gradient through the next actions' values."""
             variables, (observation, action, mask) = state.critic.variables.replace(params=params), both
             with weighted_rows(jnp.concatenate([replay.weight, replay.weight])):
                 output, model_state = off_policy.train_critic(self.critic, variables, observation, action, spec, mask)
@@ -106,7 +106,7 @@ class CrossQ(StochasticActing, ReplayFields, NStepFields, TemperatureFields):
         )
 
         def policy_step(policy, log_temperature, _):
-            """SAC's steps, for which the critics use their running statistics."""
+            """Take SAC's steps of policy and temperature, with the critics' running statistics."""
             with weighted_rows(replay.weight):
                 policy, loss, log_prob = sac.policy_step(self, policy, critic, replay, temperature, key, spec, replicas)
             log_temperature = sac.temperature_step(self, log_temperature, replay, log_prob, spec, replicas)

@@ -28,7 +28,7 @@ from jaxrl.networks import Critic
 
 
 class CRRState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     policy: TrainState
     critic: TrainState
@@ -108,7 +108,7 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
     def _weights(
         self, policy: Variables, critic: Variables, batch: TransitionBatch, key: jax.Array, spec: EnvSpec
     ) -> jax.Array:
-        """How much each transition's action counts, [batch]: equations 2 to 4."""
+        """Return the weight [batch] of each transition's action: equations 2 to 4."""
         if self.weighting == "constant":
             return jnp.ones(batch.weight.shape, jnp.float32)
         baseline = self._policy_values(
@@ -138,7 +138,7 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
         reduction: str,
         spec: EnvSpec,
     ) -> jax.Array:
-        """The mean or largest value [batch] of what the policy does, by the smallest critic.
+        """Return the mean or largest value [batch] of the policy's actions, by the smallest critic.
 
         Of actions sampled with keys [batch] from a box; of all that are allowed where they are discrete.
         """

@@ -34,7 +34,7 @@ from jaxrl.networks import ActionValues, CategoricalValues, Critic, QuantileValu
 
 
 class DDPGState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     policy: TrainState
     critic: TrainState
@@ -43,7 +43,7 @@ class DDPGState(struct.PyTreeNode):
 
 
 class TD3State(DDPGState):
-    """All that the learner is."""
+    """State of the learner."""
 
     policy_loss: jax.Array  # at the policy's last step: most updates have none
 
@@ -62,13 +62,13 @@ class Learner(DeterministicActing, TargetFields, CombinedReplayFields):
         )
 
     def target_action(self, state: DDPGState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
-        """What the target policy does where the transitions lead, [batch, n]."""
+        """Return the target policy's actions at the next observations, [batch, n]."""
         return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)
 
     def target(
         self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec, **support: Any
     ) -> Returns:
-        """What the critics should say of each transition, by the target of the critic that expects least."""
+        """Return the critics' target for each transition, by the smallest target critic."""
         slow = state.critic.target_variables
         return off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec, **support)
 
@@ -101,7 +101,7 @@ class Learner(DeterministicActing, TargetFields, CombinedReplayFields):
 
 @field_group
 class SequenceLearner(SequenceFields, Learner):
-    """Learns from single transitions, or if a network is recurrent from sequences."""
+    """A learner from single transitions, or if a network is recurrent from sequences."""
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
         steps = self.steps_per_update_with_memory(num_envs)

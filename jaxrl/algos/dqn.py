@@ -1,4 +1,4 @@
-"""Deep Q-networks (Mnih et al., 2015) and what was added to them; Rainbow (Hessel et al., 2018, arXiv:1710.02298)."""
+"""Deep Q-networks (Mnih et al., 2015) and their extensions; Rainbow (Hessel et al., 2018, arXiv:1710.02298)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ from jaxrl.networks.torsos import has_images
 
 
 class DQNState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     network: TrainState
     updates: jax.Array  # int32
@@ -128,7 +128,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         network = resolve_network(self.network, spec, MLP((120, 84), activation="relu", stretch=True))
         images, rate = has_images(spec.observation_space), self.learning_rate
         if rate is None:
-            # The rate that MountainCar needs; kept to the end, it costs score in CartPole (docs/algorithms/dqn.md).
+            # The rate that MountainCar needs; constant to the end, it costs score in CartPole (docs/algorithms/dqn.md).
             rate = 2.5e-4 if images else Linear(1e-3, 0.0)
         n_step = 1 if images and self.n_step is None else self._n_step
         return dataclasses.replace(self, network=network, rollout_length=length, learning_rate=rate, n_step=n_step)
@@ -145,7 +145,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         return problems + self._head_problems()
 
     def _head_problems(self) -> list[str]:
-        """Why the settings do not go with the network's head; one line each."""
+        """Explain which settings do not fit the network's head, one line each."""
         name, head = type(self).__name__, self.network.head if isinstance(self.network, QNetwork) else ActionValues()
         categorical = isinstance(head, CategoricalValues)
         found = []
@@ -206,7 +206,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         return ActorOutput(action, carry)
 
     def rollout_extras(self, actor: ActorState, rollout: Rollout, *, spec: EnvSpec) -> dict[str, jax.Array]:
-        """What every row is stored with: its TD error, by what acted, within the rollout (R2D2, section 2.3)."""
+        """Return each row's TD error in the rollout, by the acting parameters, as its priority (R2D2, section 2.3)."""
         if not self.prioritized or self.initial_priorities == "max":
             return {}
         view = q_views.of_rollout(rollout, self.network, spec, self._n_step)
@@ -289,7 +289,7 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         output: PyTree,
         noise: list[jax.Array] | list[None],
     ) -> Returns:
-        """The distribution of returns that each transition should have; `output` is the online network's."""
+        """Return the target distribution of returns of each transition; `output` is the online network's."""
         low, high, rewards = self.v_min, self.v_max, view.rewards
         target_output, _ = view.output(slow, noise[1], train=False)
         next_output = view.next(target_output, slow, noise[2])

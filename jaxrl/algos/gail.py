@@ -34,19 +34,19 @@ from jaxrl.core.types import (
 from jaxrl.networks import ActionValues, Critic, resolve_network
 from jaxrl.networks.torsos import to_float
 
-# The fields that SAC has not; it has all others.
+# The fields that SAC lacks; it has all others.
 _OF_THE_DISCRIMINATOR = ("discriminator_learning_rate", "gradient_penalty", "reward", "absorbing", "discriminator")
 _LEAST_NORM = 1e-6  # of a gradient: a norm has no slope at 0
 
 
 class GAILState(SACState):
-    """All that the learner is."""
+    """State of the learner."""
 
     discriminator: TrainState  # "network", and "absorbing": the logit of what follows a termination
 
     @classmethod
     def of(cls, sac: SACState, discriminator: TrainState) -> Self:
-        """Both parts as one."""
+        """Join SAC's state and the discriminator."""
         return cls(sac.policy, sac.critic, sac.log_temperature, sac.statistics, sac.updates, discriminator)
 
 
@@ -94,7 +94,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 
     @property
     def sac(self) -> SAC:
-        """What learns from the discriminator's rewards: SAC with all settings but those of the discriminator."""
+        """Return the SAC that learns from the discriminator's rewards, with all settings but the discriminator's."""
         names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_THE_DISCRIMINATOR]
         return SAC(**{name: getattr(self, name) for name in names})
 
@@ -109,28 +109,28 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
     ) -> tuple[GAILState, UpdateInfo]:
         key, pair_key = jax.random.split(key)
         pair_key = q_learning.transition_keys(pair_key, batch["replay"].weight.shape[0], replicas)
-        clip, shown = self.observation_clip, batch["demonstrations"]
+        clip, expert = self.observation_clip, batch["demonstrations"]
         statistics, own = off_policy.normalize_batch(state.statistics, batch["replay"], clip, replicas)
-        shown = shown.replace(observation=off_policy.normalize_observation(statistics, shown.observation, clip))
+        expert = expert.replace(observation=off_policy.normalize_observation(statistics, expert.observation, clip))
 
         def loss(params):
-            """Cross-entropy (Ho & Ermon, equation 17), and the penalty."""
+            """Return the cross-entropy (Ho & Ermon, equation 17) plus the penalty."""
             variables = Variables(params["network"], state.discriminator.model_state)
-            parts = (own.observation, own.action), (shown.observation, shown.action)
+            parts = (own.observation, own.action), (expert.observation, expert.action)
             both = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
             logit, model_state = logits(self.discriminator, variables, *both, spec, train=True)
-            of_own, of_shown = jnp.split(logit, 2)
+            of_own, of_expert = jnp.split(logit, 2)
 
             def entropy_of(sign, logit, batch):  # each termination is followed by one absorbing state
                 logit = jnp.concatenate([logit, jnp.broadcast_to(params["absorbing"], logit.shape)])
                 ended = batch.weight & ~batch.bootstrap & self.absorbing
                 return weighted_mean(jax.nn.softplus(sign * logit), jnp.concatenate([batch.weight, ended]), replicas)
 
-            entropy = entropy_of(1.0, of_own, own) + entropy_of(-1.0, of_shown, shown)
-            penalty = gradient_penalty(self.discriminator, variables, own, shown, pair_key, spec)
-            penalty = weighted_mean(penalty, own.weight & shown.weight, replicas)
+            entropy = entropy_of(1.0, of_own, own) + entropy_of(-1.0, of_expert, expert)
+            penalty = gradient_penalty(self.discriminator, variables, own, expert, pair_key, spec)
+            penalty = weighted_mean(penalty, own.weight & expert.weight, replicas)
             accuracy = 0.5 * weighted_mean((of_own < 0.0).astype(jnp.float32), own.weight, replicas)
-            accuracy += 0.5 * weighted_mean((of_shown > 0.0).astype(jnp.float32), shown.weight, replicas)
+            accuracy += 0.5 * weighted_mean((of_expert > 0.0).astype(jnp.float32), expert.weight, replicas)
             metrics = {"discriminator_loss": entropy, "discriminator_accuracy": accuracy, "gradient_penalty": penalty}
             return entropy + self.gradient_penalty * penalty, (metrics, model_state)
 
@@ -151,7 +151,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
         return GAILState.of(learned, discriminator), UpdateInfo(info.metrics | replicas.mean(metrics))
 
     def _reward(self, logit: jax.Array) -> jax.Array:
-        """Of logits, log D - log(1 - D), where D is the probability of a demonstration."""
+        """Return the reward of logits: log D - log(1 - D), where D is the probability of a demonstration."""
         return logit if self.reward == "airl" else jax.nn.softplus(logit)
 
     def _optimizer(self) -> optax.GradientTransformation:
@@ -162,7 +162,7 @@ class GAIL(StochasticActing, ReplayFields, TargetFields, TemperatureFields):
 def logits(
     network: Critic, variables: Variables, observation: PyTree, action: jax.Array, spec: EnvSpec, *, train: bool = False
 ) -> tuple[jax.Array, ModelState]:
-    """The logits [batch] that actions [batch, ...] at observations are a demonstration's, and the new model state."""
+    """Return the logits [batch] of (observation, action) pairs being demonstrations, and the new model state."""
     discrete = isinstance(spec.action_space, spaces.Discrete)
     boxed = None if discrete else action
     output, model_state = off_policy.train_critic(network, variables, observation, boxed, spec, train=train)
@@ -171,15 +171,15 @@ def logits(
 
 
 def gradient_penalty(
-    network: Critic, variables: Variables, own: TransitionBatch, shown: TransitionBatch, key: jax.Array, spec: EnvSpec
+    network: Critic, variables: Variables, own: TransitionBatch, expert: TransitionBatch, key: jax.Array, spec: EnvSpec
 ) -> jax.Array:
-    """(|gradient of the logit| - 1)^2 [batch] at random points between pairs (Gulrajani et al., 2017, equation 3).
+    """Return (|gradient of the logit| - 1)^2 [batch] at random points between pairs (Gulrajani et al., 2017, eq. 3).
 
     By observations, images in [0, 1], and by continuous actions in units where their box is [-1, 1].
 
     Args:
       network, variables: the discriminator.
-      own, shown: the run's own transitions and demonstrations; pairs by their order.
+      own, expert: the run's own transitions and demonstrations; pairs by their order.
       key: keys [batch].
       spec: of the environment.
     """
@@ -196,11 +196,11 @@ def gradient_penalty(
     def total(observation, action):
         if not isinstance(spec.action_space, spaces.Discrete):
             return jnp.sum(logits(network, variables, observation, action, spec)[0])
-        ends = [logits(network, variables, observation, x.action, spec)[0] for x in (own, shown)]
+        ends = [logits(network, variables, observation, x.action, spec)[0] for x in (own, expert)]
         return jnp.sum((1.0 - share) * ends[0] + share * ends[1])
 
-    observation = between(own.observation, shown.observation, spec.observation_space)
-    action = between(own.action, shown.action, spec.action_space)
+    observation = between(own.observation, expert.observation, spec.observation_space)
+    action = between(own.action, expert.action, spec.action_space)
     slopes, by_action = jax.grad(total, argnums=(0, 1), allow_int=True)(observation, action)
     slopes = [x for x in jax.tree.leaves(slopes) if x.dtype != jax.dtypes.float0]
     if isinstance(spec.action_space, spaces.Box):

@@ -1,4 +1,4 @@
-"""Histories: all that a recurrent policy or critic reads up to a moment, where others read one observation.
+"""Histories: inputs of a recurrent policy or critic up to a time step, in place of one observation.
 
 A batch of sequences becomes a batch of the transitions within them, whose observations are histories. An update of
 transitions is then one of sequences too, and nothing in it changes.
@@ -24,28 +24,28 @@ from jaxrl.networks import Critic
 
 
 class History(struct.PyTreeNode):
-    """N moments within sequences, each with what came before it there.
+    """N time steps within sequences, each with those before it.
 
     The burn-in only warms up recurrent states: nothing is learned there, and no gradient goes there.
     """
 
     inputs: NetworkInputs  # of all rows, [burn_in + L, B, ...]
     carry: Carry  # of the policy before the first row, [B, ...]
-    at: jax.Array  # int32 [N], the moments: places among the L * B after the burn-in
+    at: jax.Array  # int32 [N], the time steps: indices into the L * B after the burn-in
     burn_in: int = struct.field(pytree_node=False)
 
     @property
     def columns(self) -> int:
-        """How many sequences there are, B."""
+        """Return the number of sequences, B."""
         return jax.tree.leaves(self.inputs.observation)[0].shape[1]
 
     @property
     def moments(self) -> NetworkInputs:
-        """The inputs of the moments alone, [1, N, ...]."""
+        """Return the inputs at the N time steps alone, [1, N, ...]."""
         return jax.tree.map(lambda x: self._taken(x)[None], self._part(slice(self.burn_in, None)))
 
     def policy(self, network: Network, policy: Variables, spec: EnvSpec, *, train: bool) -> tuple[PyTree, ModelState]:
-        """The policy's output at the moments, leaves [N, ...], and its new model state.
+        """Return the policy's output at the N time steps, leaves [N, ...], and its new model state.
 
         Its recurrent state begins with the one that acted.
         """
@@ -75,7 +75,7 @@ class History(struct.PyTreeNode):
         *,
         train: bool,
     ) -> tuple[PyTree, ModelState]:
-        """The critics' output for actions [N, n] at the moments, leaves [ensemble, N, actions, ...]; as `policy`.
+        """Return the critics' output for actions [N, n] at the time steps, leaves [ensemble, N, actions, ...].
 
         No actor has a critic's recurrent state: it begins as at an episode's beginning, and the burn-in has to do.
         """
@@ -113,7 +113,7 @@ class History(struct.PyTreeNode):
 
 
 def transitions(batch: TransitionBatch | SequenceBatch, n_step: int) -> TransitionBatch:
-    """A batch of transitions as it is; of L rows of each sequence after its burn-in the L * B that begin there.
+    """Return a batch's transitions; of sequences the L * B that begin at the L rows after the burn-in of each.
 
     Those of sequences are of up to `n_step` steps, and the last of each has a weight of 0: it only bootstraps.
     """

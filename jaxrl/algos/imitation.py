@@ -1,4 +1,4 @@
-"""Learning from demonstrations without rewards: what a dataset holds beside what a run lives through."""
+"""Learning from demonstrations without rewards: batches of a dataset and of the run's own replay."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from jaxrl.core.types import Replicas, TransitionBatch
 
 
 def sources(replay: Replay) -> dict[str, Source]:
-    """The run's own replay, and demonstrations for half of each batch."""
+    """Return the run's own replay, and demonstrations for half of each batch."""
     half = replay.batch_size // 2
     own = dataclasses.replace(replay, batch_size=replay.batch_size - half)
     return {"replay": own, "demonstrations": Dataset(half, n_step=replay.n_step)}
 
 
 def rewarded(batch: Mapping[str, Any], replicas: Replicas) -> TransitionBatch:
-    """Both parts as one batch, in which a demonstration's step has reward 1 and another 0 (SQIL, algorithm 1)."""
-    own, shown = batch["replay"], batch["demonstrations"]
-    taken = jnp.arange(shown.rewards.shape[1], dtype=jnp.int32)[None] < shown.steps[:, None]
+    """Join both parts, with reward 1 for steps of demonstrations and 0 for others (SQIL, algorithm 1)."""
+    own, expert = batch["replay"], batch["demonstrations"]
+    taken = jnp.arange(expert.rewards.shape[1], dtype=jnp.int32)[None] < expert.steps[:, None]
     own = own.replace(rewards=jnp.zeros_like(own.rewards))
-    shown = shown.replace(rewards=taken.astype(shown.rewards.dtype))
-    # What was told of the draws is the replays' own.
+    expert = expert.replace(rewards=taken.astype(expert.rewards.dtype))
+    # Statistics of the draws belong to each source alone.
     return combined_replay.concatenate_by_shard(
-        own.replace(sample_info=None), shown.replace(sample_info=None), replicas
+        own.replace(sample_info=None), expert.replace(sample_info=None), replicas
     )

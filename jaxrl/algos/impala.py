@@ -144,7 +144,7 @@ class IMPALA(OnPolicyFields):
 
 
 def clipped_reward(reward: jax.Array, how: str) -> jax.Array:
-    """Rewards as IMPALA's experiments clip them (Espeholt et al., 2018, appendix D.2 and its released code).
+    """Clip rewards as in IMPALA's experiments (Espeholt et al., 2018, appendix D.2 and its released code).
 
     Args:
       reward: any shape.

@@ -30,7 +30,7 @@ from jaxrl.networks import ActionValues, Critic, resolve_network
 
 
 class IQLState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     policy: TrainState
     critic: TrainState
@@ -90,7 +90,7 @@ class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
         taken = regression.taken_values(self.critic, state.critic.target_variables, replay, spec)
 
         def value_loss(params):
-            """Equation 5."""
+            """Return the value loss (equation 5)."""
             variables = state.value.variables.replace(params=params)
             value, model_state = state_value(self.value, variables, replay.observation, spec, train=True)
             loss = weighted_mean(expectile_loss(taken - value, self.expectile), replay.weight, replicas)
@@ -120,7 +120,7 @@ class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
 def state_value(
     network: Critic, value: Variables, observation: PyTree, spec: EnvSpec, *, train: bool
 ) -> tuple[jax.Array, ModelState]:
-    """V [batch] of observations [batch, ...], and the new model state."""
+    """Return V [batch] of observations [batch, ...], and the new model state."""
     inputs = NetworkInputs.of_transitions(observation)
     output, model_state = network.apply(
         value.params, inputs, None, spec=without_choice(spec), model_state=value.model_state, train=train
@@ -129,12 +129,12 @@ def state_value(
 
 
 def without_choice(spec: EnvSpec) -> EnvSpec:
-    """The same task with one action only: what a critic says of that is a value of the observation."""
+    """Return the same task with a single action, of which a critic is a value function."""
     return dataclasses.replace(spec, action_space=spaces.Discrete(1), masked=False)
 
 
 def expectile_loss(error: jax.Array, expectile: Scalar) -> jax.Array:
-    """|expectile - 1[error < 0]| error^2, whose minimum is the expectile (equation 3); any shape.
+    """Return |expectile - 1[error < 0]| error^2, whose minimum is the expectile (equation 3); any shape.
 
     Args:
       error: what was met minus what was said.

@@ -1,4 +1,4 @@
-"""Limits on how far a policy moves: Lagrange multipliers that are learned, as MPO and V-MPO have them."""
+"""KL limits on policy updates with learned Lagrange multipliers, as in MPO and V-MPO."""
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,20 @@ LEAST_DUAL = -18.0  # before the softplus, which makes 1.5e-8 of it
 
 
 def inverse_softplus(x: Scalar) -> jax.Array:
-    """The number whose softplus, log(1 + exp), is x > 0; float32."""
+    """Return the number whose softplus, log(1 + exp), is x > 0; float32."""
     x = jnp.asarray(x, jnp.float32)
     return x + jnp.log(-jnp.expm1(-x))
 
 
 def decoupled_kl(old: DiagonalGaussian, new: DiagonalGaussian) -> tuple[jax.Array, jax.Array]:
-    """KL(old || new) in nats of each dimension, [..., n]: if the mean alone were new, and the deviation alone."""
+    """Return KL(old || new) in nats by dimension, [..., n], of the mean alone and of the deviation alone."""
     mean, std, new_mean, new_std = (x[..., None] for x in (old.mean, old.log_std, new.mean, new.log_std))
     before = DiagonalGaussian(mean, std)
     return before.kl(DiagonalGaussian(new_mean, std)), before.kl(DiagonalGaussian(mean, new_std))
 
 
 def bounded(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
-    """The Lagrangian of kl <= epsilon: alpha kl for the policy, alpha (epsilon - kl) for alpha; kl and alpha [k].
+    """Return the Lagrangian of kl <= epsilon: alpha kl for the policy, alpha (epsilon - kl) for alpha; kl, alpha [k].
 
     Going down its gradient, the policy lowers what it pays for, and alpha rises where kl is more than epsilon.
     """
@@ -32,5 +32,5 @@ def bounded(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
 
 
 def clip_duals(duals: TrainState) -> TrainState:
-    """Multipliers whose softplus stays more than 0."""
+    """Clip multipliers so that their softplus stays above 0."""
     return duals.replace(params=jax.tree.map(lambda x: jnp.maximum(x, LEAST_DUAL), duals.params))

@@ -1,4 +1,4 @@
-"""Minibatches whose content does not depend on how many devices there are, drawn without a sort.
+"""Minibatches independent of the number of devices, drawn without a sort.
 
 Environments are grouped in a fixed number of logical shards. Each shard shuffles its own rows with a key of its own,
 and minibatch m takes the m-th portion of every shard; so however shards are spread over devices, the devices
@@ -24,7 +24,7 @@ _RANKED_UP_TO = 32  # below, counting is quick, and the two digits of a Feistel 
 
 
 def permutation(key: jax.Array, n: int) -> jax.Array:
-    """A pseudo-random permutation of 0 .. n-1.
+    """Return a pseudo-random permutation of 0 .. n-1.
 
     From 33 on it is an alternating Feistel network (Luby and Rackoff, 1988) over the digits (l, r) of
     i = l b + r: l <- l + f(r) mod a, then r <- r + f(l) mod b, and so on; each round is a bijection for any a and b.
@@ -57,7 +57,7 @@ def permutation(key: jax.Array, n: int) -> jax.Array:
 
 
 def shuffled_indices(key: jax.Array, rows_per_shard: int, shards: int, first_shard: jax.Array | int) -> jax.Array:
-    """One permutation a logical shard; that of a shard depends on its global number, not on where it lives.
+    """Return a permutation for each logical shard, which depends on its global number, not on its device.
 
     Args:
       key: a typed key, the same on every device.
@@ -83,7 +83,7 @@ def minibatch_indices(
     by: By = "row",
     epochs: int | None = 1,
 ) -> jax.Array:
-    """Which rows, or environments, of this device each minibatch takes; made to be scanned over.
+    """Return the indices of this device's rows or environments in each minibatch, for scanning over.
 
     Args:
       key: a typed key, the same on every device.
@@ -126,12 +126,12 @@ def minibatch_indices(
 
 
 def flatten_rows(tree: PyTree) -> PyTree:
-    """Leaves `[T, B, ...]` as `[T * B, ...]`."""
+    """Reshape leaves `[T, B, ...]` to `[T * B, ...]`."""
     return jax.tree.map(lambda x: x.reshape((x.shape[0] * x.shape[1],) + x.shape[2:]), tree)
 
 
 def take_rows(tree: PyTree, indices: jax.Array) -> PyTree:
-    """The rows `indices` (shape (n,)) of leaves `[T * B, ...]` -> `[n, ...]`.
+    """Return the rows `indices` (shape (n,)) of leaves `[T * B, ...]`, as `[n, ...]`.
 
     Leaf by leaf: packing the leaves into one matrix first was tried and is slower from 64 environments on
     (265 us against 199 us for the 16 minibatches of 8192 CartPole rows, 9.7 ms against 5.6 ms for 262144).
@@ -140,12 +140,12 @@ def take_rows(tree: PyTree, indices: jax.Array) -> PyTree:
 
 
 def take_environments(tree: PyTree, indices: jax.Array, axis: int = 1) -> PyTree:
-    """The environments `indices` (shape (n,)) of leaves `[T, B, ...]` -> `[T, n, ...]`; `axis=0` for `[B, ...]`."""
+    """Return the environments `indices` (shape (n,)) of leaves `[T, B, ...]`; with `axis=0` of leaves `[B, ...]`."""
     return jax.tree.map(lambda x: jnp.take(x, indices, axis=axis, mode="clip"), tree)
 
 
 def minibatch_problems(*, rows: int | None, num_envs: int, shards: int, count: int | None, by: By = "row") -> list[str]:
-    """Why `count` equal minibatches cannot be drawn; empty if they can.
+    """Explain why `count` equal minibatches cannot be drawn; empty if they can.
 
     Args:
       rows: T, rows of each environment; None, like `count` of None, is open, and no problem.
@@ -184,14 +184,14 @@ def minibatch_problems(*, rows: int | None, num_envs: int, shards: int, count: i
 
 
 def _ranks(bits):
-    """Each number's place in the order of all, by counting."""
+    """Return each number's rank, by counting."""
     index = jnp.arange(bits.shape[0], dtype=jnp.int32)
     before = (bits[None] < bits[:, None]) | ((bits[None] == bits[:, None]) & (index[None] < index[:, None]))
     return jnp.sum(before, axis=1, dtype=jnp.int32)
 
 
 def _digits(n):
-    """Bases a, b of two digits, of like size, with a b = n if n allows it, else a little above n."""
+    """Return bases a, b of two digits, of similar size, with a b = n if possible, else a little above n."""
     root = math.isqrt(n)
     for a in range(root, root // 4, -1):
         if n % a == 0 and n // a <= 2**16:
@@ -201,7 +201,7 @@ def _digits(n):
 
 
 def _rounds(a):
-    """Enough that pairs of rows are spread like those of a random permutation, for a smaller digit below `a`.
+    """Return enough rounds to spread pairs of rows like a random permutation, for a smaller digit below `a`.
 
     Two indices that share a digit still share it after every second round by a chance of 1 / a each. With 4 rounds,
     enough for the places of single rows, neighbors stay neighbors twice as often as they should.
@@ -210,7 +210,7 @@ def _rounds(a):
 
 
 def _scaled_hash(x, key, bound):
-    """A hash of x in 0 .. bound - 1, for bound <= 2^16: high bits of Wellons' `lowbias32`."""
+    """Return a hash of x in 0 .. bound - 1, for bound <= 2^16: high bits of Wellons' `lowbias32`."""
     x = x ^ key
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
@@ -223,13 +223,13 @@ def _add_modulo(x, y, modulus):
 
 
 def _multiples(value, step):
-    """The multiples of `step` on both sides of `value`, in words."""
+    """Return the multiples of `step` on both sides of `value`, in words."""
     below, above = value // step * step, -(-value // step) * step
     return f"{below} or {above}" if below else f"{above}"
 
 
 def _divisors(value, near):
-    """The divisors of `value` on both sides of `near`, in words."""
+    """Return the divisors of `value` on both sides of `near`, in words."""
     below = next(d for d in range(min(near, value), 0, -1) if value % d == 0)
     above = next((d for d in range(near, value + 1) if value % d == 0), None)
     return f"{below}" if above is None else f"{below} or {above}"
@@ -238,7 +238,7 @@ def _divisors(value, near):
 def steps_over_minibatches[State, Index](
     step: Callable[[State, Index], tuple[State, Metrics]], state: State, indices: Index
 ) -> tuple[State, Metrics]:
-    """A gradient step for each minibatch in turn, and the means of their metrics.
+    """Take a gradient step for each minibatch in turn, and return the means of their metrics.
 
     Args:
       step: from the state and a minibatch's indices to the next state and metrics, scalars by name.

@@ -44,7 +44,7 @@ from jaxrl.networks.q_heads import CategoricalReturns
 
 
 class MPOState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     policy: TrainState
     critic: TrainState
@@ -54,24 +54,24 @@ class MPOState(struct.PyTreeNode):
 
 
 class AllActions(struct.PyTreeNode):
-    """Every action of a discrete space in order, K of them, of which the critics think something."""
+    """All K actions of a discrete space in order, with the critics' values."""
 
     distribution: Categorical  # the policy's
     values: jax.Array  # [batch, K]
     returns: jax.Array | tuple[()]  # [batch, K, atoms] probabilities of a support's atoms; () of expected values
-    log_prior: jax.Array  # [batch, K] what the policy thinks of them: sums to 1
+    log_prior: jax.Array  # [batch, K] the policy's log-probabilities: their exponentials sum to 1
 
     def fit(self, new: Categorical, weights: jax.Array) -> jax.Array:
-        """Minus the weighted log-likelihood [batch] of these, of weights [batch, K], under the new policy."""
+        """Return the weighted negative log-likelihood [batch] of the actions by the new policy; weights [batch, K]."""
         return -jnp.sum(weights * new.log_probs(), axis=-1)
 
     def divergences(self, new: Categorical) -> dict[str, jax.Array]:
-        """How far the new policy is from this, by the name of what is limited, each [batch, k]."""
+        """Return the divergences of the new policy from this one, by the name of their limit, each [batch, k]."""
         return {"mean": self.distribution.kl(new)[:, None]}
 
 
 class SampledActions(struct.PyTreeNode):
-    """K actions of a box that a policy may take, of which the critics think something."""
+    """K sampled actions of a box, with the critics' values."""
 
     distribution: TanhGaussian  # the policy's
     points: jax.Array  # [K, batch, n] sampled from it, before the tanh
@@ -80,7 +80,7 @@ class SampledActions(struct.PyTreeNode):
     log_prior: jax.Array  # [batch, K] the share of each: sums to 1
 
     def fit(self, new: TanhGaussian, weights: jax.Array) -> jax.Array:
-        """Fit the mean and the deviation of a Gaussian, each beside the old other.
+        """Fit the mean and the deviation of a Gaussian, each with the other from the old policy.
 
         Both policies are squashed alike, so that likelihoods before the tanh differ from those after it by no more
         than a constant.
@@ -197,7 +197,7 @@ class MPO(
     def _candidates(
         self, state: MPOState, observation: PyTree, mask: jax.Array | None, key: jax.Array, spec: EnvSpec
     ) -> AllActions | SampledActions:
-        """What the target policy may do at observations [batch], and the smallest target critic's values of it.
+        """Return candidate actions of the target policy at observations [batch], with the smallest target values.
 
         All actions of a discrete space; actions sampled with keys [batch] from a box.
         """
@@ -219,7 +219,7 @@ class MPO(
         return SampledActions(distribution, points, values, returns, jnp.full_like(values, -jnp.log(self.samples)))
 
     def _target(self, following: AllActions | SampledActions, batch: TransitionBatch) -> Returns:
-        """What the critics should say of transitions [batch], if what may follow has the policy's shares."""
+        """Return the critics' target for transitions [batch], in expectation over the candidate actions."""
         share = jnp.exp(following.log_prior)
         if isinstance(following.returns, tuple):
             return off_policy.expected_target(batch, jnp.sum(share * following.values, axis=-1), self.gamma)
@@ -230,7 +230,7 @@ class MPO(
 
 
 def least(output: Any, v_min: Scalar, v_max: Scalar) -> tuple[jax.Array, jax.Array | tuple[()]]:
-    """What the critic that expects least has for each action.
+    """Return the smallest critic's entry for each action.
 
     Args:
       output: the critics', [ensemble, batch, K] or `CategoricalReturns` of it.
@@ -251,7 +251,7 @@ def least(output: Any, v_min: Scalar, v_max: Scalar) -> tuple[jax.Array, jax.Arr
 
 
 def improved(values: jax.Array, log_prior: jax.Array, temperature: Scalar) -> jax.Array:
-    """q proportional to pi exp(Q / eta): the policy that is best within a divergence of pi (section 4.1).
+    """Return q proportional to pi exp(Q / eta): the best policy within a divergence of pi (section 4.1).
 
     Args:
       values: Q [batch, K].
@@ -265,7 +265,7 @@ def improved(values: jax.Array, log_prior: jax.Array, temperature: Scalar) -> ja
 
 
 def temperature_loss(values: jax.Array, log_prior: jax.Array, temperature: Scalar, epsilon: Scalar) -> jax.Array:
-    """eta epsilon + eta log sum pi exp(Q / eta), whose minimum over eta is where KL(q || pi) is epsilon.
+    """Return eta epsilon + eta log sum pi exp(Q / eta), whose minimum over eta is where KL(q || pi) is epsilon.
 
     Args:
       values, log_prior, temperature: as of `improved`.
@@ -278,5 +278,5 @@ def temperature_loss(values: jax.Array, log_prior: jax.Array, temperature: Scala
 
 
 def divergence(weights: jax.Array, log_prior: jax.Array) -> jax.Array:
-    """KL(q || pi) [batch] in nats, of weights q and log pi [batch, K]."""
+    """Return KL(q || pi) [batch] in nats, of weights q and log pi [batch, K]."""
     return jnp.sum(jax.scipy.special.xlogy(weights, weights) - weights * log_prior, axis=-1)

@@ -24,7 +24,7 @@ class Moments(struct.PyTreeNode):
 
     mean: jax.Array
     variance: jax.Array
-    mean_rest: jax.Array  # what rounding left over of the additions to `mean`
+    mean_rest: jax.Array  # Kahan's rest of the additions to `mean`
     variance_rest: jax.Array
 
 
@@ -40,7 +40,7 @@ class RunningStatistics(struct.PyTreeNode):
 
 
 def init(example: Any, *, integers: bool = False) -> RunningStatistics:
-    """Statistics of nothing yet.
+    """Return empty statistics.
 
     Args:
       example: a space, or a tree of arrays without batch axes.
@@ -61,7 +61,7 @@ def init(example: Any, *, integers: bool = False) -> RunningStatistics:
 
 
 def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, replicas: Replicas) -> RunningStatistics:
-    """The statistics with a batch merged in, over all replicas; the same on each of them.
+    """Return the statistics with a batch merged in, over all replicas; the same on each of them.
 
     Args:
       statistics: those so far, the same on every replica.
@@ -100,7 +100,7 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
 
 
 def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.0) -> PyTree:
-    """`(x - mean) / std`, limited to [-clip, clip]; the identity before two entries were seen.
+    """Return `(x - mean) / std`, limited to [-clip, clip]; the identity before two entries were seen.
 
     Entries that hardly varied (see `varies`) become 0, whatever their value now.
 
@@ -129,7 +129,7 @@ def normalize(statistics: RunningStatistics, x: PyTree, clip: float | jax.Array 
 
 
 def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float | jax.Array = 10.0) -> jax.Array:
-    """Rewards over the standard deviation of the running discounted return, limited to [-clip, clip].
+    """Divide rewards by the standard deviation of the running discounted return, limited to [-clip, clip].
 
     The mean is not subtracted: that would change which policy is best. The identity before two returns were seen, and
     while returns hardly vary (see `varies`).
@@ -145,7 +145,7 @@ def scale_reward(statistics: RunningStatistics, reward: jax.Array, clip: float |
 
 
 def discounted_return(previous: jax.Array, reward: jax.Array, first: jax.Array, gamma: float | jax.Array) -> jax.Array:
-    """The running discounted return R <- gamma R + r whose deviation scales rewards (Engstrom et al., 2020).
+    """Return the running discounted return R <- gamma R + r, whose deviation scales rewards (Engstrom et al., 2020).
 
     Args:
       previous: that of the time step before, any shape.
@@ -173,7 +173,7 @@ def _name(path):
 
 
 def _is_known(statistics: RunningStatistics) -> jax.Array:
-    """Whether enough was seen to normalize with, two entries; a scalar bool."""
+    """Return whether two entries were seen, enough to normalize with; a scalar bool."""
     return (statistics.count.high > 0) | (statistics.count.low >= 2)
 
 
@@ -185,7 +185,7 @@ def _inverse_std(moments: Moments, otherwise: float) -> jax.Array:
 
 
 def _compensated(total, rest, increment):
-    """Kahan's sum: `total + rest` plus `increment`, as a rounded total and what it lacks."""
+    """Add `increment` to `total + rest` by Kahan's sum; return the rounded total and the rest."""
     increment = increment + rest
     new = total + increment
     return new, increment - (new - total)

@@ -1,4 +1,4 @@
-"""What the off-policy actor-critics share: their networks over a batch, targets, losses, normalizing and acting."""
+"""Functions of the off-policy actor-critics: their networks over a batch, targets, losses and normalization."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,7 +51,7 @@ def problems(
     heads: tuple[type, ...] = (),
     memory: bool = False,
 ) -> list[str]:
-    """Why an algorithm's networks do not suit it or the environment, one line each; empty if they do.
+    """Explain why an algorithm's networks do not suit it or the environment, one line each; empty if they do.
 
     Args:
       name: of the algorithm.
@@ -65,8 +65,8 @@ def problems(
     found, space, head = [], spec.action_space, critic.head
     bounded = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.bounded
     if not (bounded and (space.low < space.high).all()) and not (discrete and isinstance(space, spaces.Discrete)):
-        wanted = "a bounded Box of actions, shape (n,)" + (", or a Discrete space" if discrete else "")
-        found.append(f"{name} needs {wanted}, but {spec.name} has {space!r}; use PPO")
+        required = "a bounded Box of actions, shape (n,)" + (", or a Discrete space" if discrete else "")
+        found.append(f"{name} needs {required}, but {spec.name} has {space!r}; use PPO")
     recurrent = policy.recurrent or critic.recurrent
     if recurrent and not memory:
         found.append(
@@ -92,12 +92,12 @@ def problems(
 
 
 def init_statistics(spec: EnvSpec, normalize_observation: bool) -> Statistics:
-    """Statistics of no observation yet; () where they are not normalized."""
+    """Return empty statistics of observations; () where they are not normalized."""
     return normalization.init(spec.observation_space) if normalize_observation else ()
 
 
 def normalize_observation(statistics: Statistics, observation: PyTree, clip: Number | None) -> PyTree:
-    """Observations [batch, ...] by mean and deviation, within `clip` of 0; None: no limit. As they are without any."""
+    """Normalize observations [batch, ...], within `clip` of 0; None: no limit. Without statistics return them as is."""
     if not isinstance(statistics, RunningStatistics):
         return observation
     if isinstance(observation, History):
@@ -130,7 +130,7 @@ def learning_batch(
 def normalize_batch(
     statistics: Statistics, batch: TransitionBatch, clip: Number | None, replicas: Replicas
 ) -> tuple[Statistics, TransitionBatch]:
-    """The statistics with the batch's observations merged in, and the batch normalized with them.
+    """Return the statistics with the batch's observations merged in, and the batch normalized with them.
 
     A learner sees what its replay draws, not what was just collected: a transition counts as often as it is drawn,
     which weighs the data as the losses do. Both ends of a transition are normalized with the same, newest statistics.
@@ -153,7 +153,7 @@ def normalize_batch(
 def evaluate_policy(
     network: Network, policy: Variables, observation: PyTree, spec: EnvSpec, mask: jax.Array | None = None
 ) -> Any:
-    """The policy's output for observations [batch, ...] and action masks [batch, n]: leaves [batch, ...]."""
+    """Return the policy's output for observations [batch, ...] and action masks [batch, n]: leaves [batch, ...]."""
     return train_policy(network, policy, observation, spec, mask, train=False)[0]
 
 
@@ -166,7 +166,7 @@ def train_policy(
     *,
     train: bool = True,
 ) -> tuple[Any, ModelState]:
-    """`evaluate_policy` as in training (`types.Network`), and the policy's new model state."""
+    """Return `evaluate_policy` in training mode (`types.Network`), and the policy's new model state."""
     if isinstance(observation, History):
         return observation.policy(network, policy, spec, train=train)
     inputs = NetworkInputs.of_transitions(observation, mask)
@@ -184,7 +184,7 @@ def evaluate_critic(
     spec: EnvSpec,
     mask: jax.Array | None = None,
 ) -> Any:
-    """The critics' output, leaves [ensemble, batch, actions, ...].
+    """Return the critics' output, leaves [ensemble, batch, actions, ...].
 
     Args:
       network: the ensemble.
@@ -207,7 +207,7 @@ def train_critic(
     *,
     train: bool = True,
 ) -> tuple[Any, ModelState]:
-    """`evaluate_critic` as in training (`types.Network`), and the ensemble's new model state."""
+    """Return `evaluate_critic` in training mode (`types.Network`), and the ensemble's new model state."""
     if isinstance(observation, History):
         return observation.critic(network, critic, action, spec, mask, train=train)
     inputs = NetworkInputs.of_transitions(observation, mask)
@@ -223,7 +223,7 @@ def train_critic(
 
 
 def transition_keys(key: jax.Array, batch: TransitionBatch, replicas: Replicas) -> jax.Array:
-    """Keys [batch], one for each transition: the same ones however many devices share the batch."""
+    """Return keys [batch], one for each transition, independent of the number of devices."""
     if not isinstance(batch.observation, History):
         return q_learning.transition_keys(key, batch.weight.shape[0], replicas)
     columns = batch.observation.columns
@@ -234,7 +234,7 @@ def transition_keys(key: jax.Array, batch: TransitionBatch, replicas: Replicas) 
 
 
 def expected_value(distribution: Categorical, values: jax.Array) -> jax.Array:
-    """The mean [batch] of values [batch, n] of all actions, over a policy that chooses among them."""
+    """Return the expectation [batch] of values [batch, n] of all actions under a policy."""
     probability = jnp.exp(distribution.log_probs())
     # A forbidden action has probability 0, and the most negative finite number for a value.
     return jnp.sum(probability * jnp.where(probability > 0.0, values, 0.0), axis=-1)
@@ -244,7 +244,7 @@ def expected_value(distribution: Categorical, values: jax.Array) -> jax.Array:
 
 
 def expected_target(batch: TransitionBatch, value: jax.Array, gamma: Number) -> Returns:
-    """What the critics should say of each transition, if `value` [batch] is that of where it leads; no gradient."""
+    """Return the critics' target for each transition, with `value` [batch] of the next observation; no gradient."""
     target = q_learning.n_step_target(batch.rewards, batch.steps, batch.bootstrap, value, gamma)
     return Returns(target[:, None], jnp.ones_like(target[:, None]))
 
@@ -260,7 +260,7 @@ def smallest_target(
     v_min: Number = 0.0,
     v_max: Number = 0.0,
 ) -> Returns:
-    """What the critics should say of each transition if `next_action` [batch, n] follows; no gradient.
+    """Return the critics' target for each transition if `next_action` [batch, n] follows; no gradient.
 
     The rewards of its steps, and unless the task terminated there the returns that follow: those that the critic
     expecting least has for the next action (Fujimoto et al., 2018, equation 10).
@@ -285,7 +285,7 @@ def smallest_target(
 
 
 class CriticLoss(struct.PyTreeNode):
-    """What comes of the critics' loss beside its value."""
+    """Auxiliary outputs of the critics' loss."""
 
     metrics: Metrics  # this device's share
     error: jax.Array  # [batch], how wrong the members were on average
@@ -303,7 +303,7 @@ def critic_loss(
     replicas: Replicas,
     **options: Any,
 ) -> tuple[jax.Array, CriticLoss]:
-    """Return how far the critics are from the targets: this device's share, summed over the members.
+    """Return the critics' loss: this device's share, summed over the members.
 
     Args:
       network, critic: the ensemble and its variables.
@@ -328,7 +328,7 @@ def output_loss(
     v_max: Number = 0.0,
     quantile_huber: Number = 1.0,
 ) -> tuple[jax.Array, CriticLoss]:
-    """Return how far the outputs of the critics are from the targets: this device's share, summed over the members.
+    """Return the loss of the critics' outputs: this device's share, summed over the members.
 
     Args:
       output: of `train_critic`, leaves [ensemble, batch, actions, ...].
@@ -364,15 +364,15 @@ def critic_step(
     replicas: Replicas,
     **options: Any,
 ) -> tuple[TrainState, CriticLoss]:
-    """One step of every member of the ensemble towards the targets; the arguments of `critic_loss`."""
+    """Take a step of every member of the ensemble towards the targets; the arguments of `critic_loss`."""
 
     def loss(params):
         variables = critic.variables.replace(params=params)
         return critic_loss(network, variables, batch, target, spec, replicas, **options)
 
-    gradients, told = jax.grad(loss, has_aux=True)(critic.params)
-    critic, _ = train_state.apply_gradients(critic, gradients, transformation, replicas, told.model_state)
-    return critic, told
+    gradients, aux = jax.grad(loss, has_aux=True)(critic.params)
+    critic, _ = train_state.apply_gradients(critic, gradients, transformation, replicas, aux.model_state)
+    return critic, aux
 
 
 # --- deterministic policies ------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def first_value(
     v_min: Number = 0.0,
     v_max: Number = 0.0,
 ) -> jax.Array:
-    """The first critic's expected value [batch] of actions [batch, n]; the others would be computed for nothing."""
+    """Return the first critic's expected value [batch] of actions [batch, n], without computing the others."""
     first = jax.tree.map(lambda x: x[:1], critic.variables)
     output = evaluate_critic(network, first, observation, action, spec)
     return q_learning.action_values(output, v_min, v_max)[0, :, 0]
@@ -405,7 +405,7 @@ def dpg_step(
     replicas: Replicas,
     **support: Number,
 ) -> tuple[TrainState, jax.Array]:
-    """A step of a deterministic policy up the first critic's value of what it does (Lillicrap et al., equation 6).
+    """Take a step of a deterministic policy up the first critic's value of its actions (Lillicrap et al., equation 6).
 
     Args:
       network, policy: a deterministic policy, and what it has learned.
@@ -439,7 +439,7 @@ def delayed_step(
     tau: Number,
     replicas: Replicas,
 ) -> tuple[TrainState, TrainState, jax.Array]:
-    """A step of the policy and of both targets where it is due, else all as it is (Fujimoto et al., 2018, section 5.2).
+    """Take a step of the policy and of both targets where it is due (Fujimoto et al., 2018, section 5.2).
 
     Args:
       step: from the policy to the policy after a step, and this device's loss before it.

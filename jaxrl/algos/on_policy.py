@@ -1,4 +1,4 @@
-"""What the on-policy algorithms share: acting, carrying, normalizing, and turning a rollout into advantages."""
+"""Functions of the on-policy algorithms: acting, carries, normalization, and advantages of rollouts."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -43,7 +43,7 @@ class Statistics(struct.PyTreeNode):
 
 
 class PolicyState(struct.PyTreeNode):
-    """All that an on-policy learner is."""
+    """State of an on-policy learner."""
 
     network: TrainState
     statistics: Statistics
@@ -52,14 +52,14 @@ class PolicyState(struct.PyTreeNode):
 
 
 class PolicyCarry(struct.PyTreeNode):
-    """Per environment: the network's recurrent state, and the discounted return so far (for scaling rewards)."""
+    """Carry of an environment: the network's recurrent state, and the discounted return so far, for scaling rewards."""
 
     network: Carry
     discounted_return: PyTree
 
 
 def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0.01) -> dict[str, Any]:
-    """The fields that an algorithm leaves open, by name, as they suit the environment.
+    """Return the fields that an algorithm leaves open, by name, with defaults for the environment.
 
     For continuous actions: observations and rewards are normalized, and entropy has no bonus. For discrete ones:
     neither is normalized, and the bonus is `discrete_entropy`. Both are the field's usage, as is a bonus of 0.01. Of
@@ -74,7 +74,7 @@ def resolved(algo: OnPolicyFields, spec: EnvSpec, *, discrete_entropy: float = 0
 
 
 def resolved_normalization(algo: RolloutFields, spec: EnvSpec) -> dict[str, bool]:
-    """Return whether observations and rewards are normalized, by name; where that is open, for continuous actions."""
+    """Return whether observations and rewards are normalized, by name; by default for continuous actions."""
     continuous = spaces.is_continuous(spec.action_space)
     chosen = {"normalize_observation": algo.normalize_observation, "normalize_reward": algo.normalize_reward}
     return {name: continuous if value is None else value for name, value in chosen.items()}
@@ -83,13 +83,13 @@ def resolved_normalization(algo: RolloutFields, spec: EnvSpec) -> dict[str, bool
 def init(
     algo: OnPolicyFields, key: jax.Array, spec: EnvSpec, penalty: PyTree = (), *, target: bool = False
 ) -> PolicyState:
-    """A new learner state."""
+    """Return a new learner state."""
     network = train_state.create(*algo.network.init(key, spec), transformation(algo), target=target)
     return PolicyState(network=network, statistics=init_statistics(algo, spec), updates=jnp.int32(0), penalty=penalty)
 
 
 def init_statistics(algo: RolloutFields, spec: EnvSpec) -> Statistics:
-    """Return the statistics of nothing yet."""
+    """Return empty statistics."""
     return Statistics(
         observation=normalization.init(spec.observation_space) if algo.normalize_observation else (),
         reward=normalization.init(spaces.Box(-jnp.inf, jnp.inf, ())) if algo.normalize_reward else (),
@@ -97,13 +97,13 @@ def init_statistics(algo: RolloutFields, spec: EnvSpec) -> Statistics:
 
 
 def actor(state: PolicyState) -> ActorState:
-    """What acting needs of a learner."""
+    """Return the part of a learner's state that acting needs."""
     network = state.network
     return ActorState(params=network.params, statistics=state.statistics, model_state=network.model_state)
 
 
 def initial_carry(algo: RolloutFields, network: Network, spec: EnvSpec) -> PolicyCarry:
-    """What one environment carries from step to step, before its first; `network` acts."""
+    """Return the carry of one environment before its first step; `network` acts."""
     return PolicyCarry(
         network=network.initial_carry(spec), discounted_return=jnp.float32(0.0) if algo.normalize_reward else ()
     )
@@ -117,7 +117,7 @@ def discounted_return(algo: RolloutFields, timestep: TimeStep, carry: PolicyCarr
 
 
 def network_inputs(algo: RolloutFields, timesteps: TimeStep, statistics: Statistics) -> NetworkInputs:
-    """What the network reads of time steps: observations are normalized with the given frozen statistics."""
+    """Return the network's inputs of time steps, with observations normalized by frozen `statistics`."""
     inputs = NetworkInputs.of_timesteps(timesteps)
     if not algo.normalize_observation:
         return inputs
@@ -135,7 +135,7 @@ def act(
     spec: EnvSpec,
     explore: bool,
 ) -> ActorOutput:
-    """One action for each environment, with what the update needs of this time step: log-probability and value."""
+    """Return an action for each environment, with the extras for the update: log-probability and value."""
     inputs = jax.tree.map(lambda x: x[None], network_inputs(algo, timestep, actor.statistics))
     output, network_carry, _ = algo.network.apply(
         actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False
@@ -153,33 +153,33 @@ def act(
 
 
 def batch_inputs(algo: OnPolicyFields, batch: Rollout) -> NetworkInputs:
-    """What the network reads where the actions [T, B] were taken."""
+    """Return the network's inputs where the actions [T, B] were taken."""
     return network_inputs(algo, batch.timesteps[:-1], batch.statistics)
 
 
 def rewards(algo: RolloutFields, batch: Rollout) -> jax.Array:
-    """Rewards [T, B], scaled with the statistics of the batch."""
+    """Return rewards [T, B], scaled with the statistics of the batch."""
     if not algo.normalize_reward:
         return batch.rows.reward
     return normalization.scale_reward(batch.statistics.reward, batch.rows.reward, algo.reward_clip)
 
 
 def bootstrap_value(algo: OnPolicyFields, network: Variables, batch: Rollout, carry: Carry, spec: EnvSpec) -> jax.Array:
-    """The value [B] of the time step after the last row, where the network's carry is `carry`."""
+    """Return the value [B] of the time step after the last row, where the network's carry is `carry`."""
     final = jax.tree.map(lambda x: x[None], network_inputs(algo, batch.final, batch.statistics))
     return algo.network.value(network.params, final, carry, spec=spec, model_state=network.model_state)[0]
 
 
 def update_statistics(algo: RolloutFields, statistics: Statistics, batch: Rollout, replicas: Replicas) -> Statistics:
-    """The statistics with this batch merged in over all replicas; the next actor state will use them.
+    """Return the statistics with this batch merged in over all replicas; the next actor state will use them.
 
     A batch is learned from with the statistics that it was acted with, the first one as it is. To normalize the first
     one by its own moments makes probability ratios between two different inputs: in brax's inverted pendulum, 1M steps,
     that took PPO from 992 to 930 (5 and 6 seeds).
     """
     timesteps = batch.timesteps[:-1]
-    # Last observations are real ones too; but what follows a whole episode is no part of the batch: neither after its
-    # end, nor after its environment broke and was built again.
+    # Last observations are real ones too; but what follows a whole episode is not part of the batch: neither after its
+    # end, nor after its environment broke and was rebuilt.
     real = jnp.ones_like(timesteps.first)
     if algo.whole_episodes:
         timesteps = batch.timesteps
@@ -202,7 +202,7 @@ def update_statistics(algo: RolloutFields, statistics: Statistics, batch: Rollou
 def advantages(
     algo: OnPolicyFields, network: Variables, batch: Rollout, gae_lambda: Scalar, spec: EnvSpec
 ) -> tuple[jax.Array, jax.Array]:
-    """Generalized advantages and value targets, each [T, B], from the values recorded while acting."""
+    """Return generalized advantages and value targets, each [T, B], from the values recorded while acting."""
     rows, carry = batch.rows, batch.carry.network
     if algo.network.recurrent:  # the carry that these parameters come to: the actors' may be of older ones
         _, carry, _ = unroll(algo, network, batch_inputs(algo, batch), carry, spec, train=False)
@@ -214,7 +214,7 @@ def advantages(
 def segment(
     algo: RolloutFields, batch: Rollout, values: jax.Array, bootstrap_value: jax.Array, bonus: jax.Array | None = None
 ) -> returns.Segment:
-    """Return what returns are computed from: rewards, values [T, B] and the one [B] of the time step after the last.
+    """Return the rollout's segment for computing returns: rewards, values [T, B], and the bootstrap value [B].
 
     The rewards are those of the rollout, normalized, with a bonus [T, B] if there is one.
     """
@@ -232,12 +232,12 @@ def segment(
 def unroll(
     algo: OnPolicyFields, network: Variables, inputs: NetworkInputs, carry: Carry, spec: EnvSpec, *, train: bool
 ) -> tuple[PolicyValue, Carry, ModelState]:
-    """The network's outputs over time steps `[T, B]`, its carry after the last, and the new model state."""
+    """Return the network's outputs over time steps `[T, B]`, its next carry, and the new model state."""
     return algo.network.apply(network.params, inputs, carry, spec=spec, model_state=network.model_state, train=train)
 
 
 def explained_variance(targets: jax.Array, values: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
-    """1 - Var(target - value) / Var(target) over the rows that count: 1 if perfect, 0 where targets hardly vary."""
+    """Return 1 - Var(target - value) / Var(target) over the rows that count: 1 if perfect, 0 if targets hardly vary."""
     weight = weight.astype(targets.dtype)
     count = jnp.maximum(replicas.sum(jnp.sum(weight)), 1.0)
 
@@ -251,7 +251,7 @@ def explained_variance(targets: jax.Array, values: jax.Array, weight: jax.Array,
 
 
 def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
-    """`x` with mean 0 and standard deviation 1 over the entries that count, on all replicas together.
+    """Standardize `x` to mean 0 and standard deviation 1 over the entries that count, on all replicas together.
 
     All 0 where they hardly vary beside their mean (see `normalization.varies`): what rounding leaves has no sign.
     """
@@ -264,7 +264,7 @@ def standardized(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Arr
 
 
 def total_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array) -> jax.Array:
-    """The three losses of an actor-critic by their weights; all are scalars.
+    """Return the weighted sum of the three losses of an actor-critic; all are scalars.
 
     Raises:
       ConfigError: the algorithm was not resolved.
@@ -275,7 +275,7 @@ def total_loss(algo: OnPolicyFields, policy_loss: jax.Array, value_loss: jax.Arr
 
 
 def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
-    """The optimizer, clipped, at the learning rate; at the value's own for the parameters "value", if it has one.
+    """Return the clipped optimizer at the learning rate, for the parameters "value" at the value's own if it has one.
 
     Separate networks are clipped each by its own norm: the gradient of a value far from its targets is hundreds of
     times the policy's, which one norm of both would scale down to nothing.
@@ -292,7 +292,7 @@ def transformation(algo: OnPolicyFields) -> optax.GradientTransformation:
 
 
 def _partition(policy, value, label) -> optax.GradientTransformation:
-    """`value` for the entries of the parameters that `label` calls "value", `policy` for the others."""
+    """Apply `value` to the entries of the parameters that `label` calls "value", `policy` to the others."""
     parts: dict[Hashable, optax.GradientTransformation] = {"policy": policy, "value": value}
     return optax.partition(parts, label)
 
@@ -302,14 +302,14 @@ def _value_and_rest(params: Params) -> dict[str, str]:
 
 
 def _separate_networks(params: Params) -> dict[str, str]:
-    """All is one part, "policy", where policy and value share parameters."""
+    """Label all entries "policy" where policy and value share parameters."""
     return _value_and_rest(params) if set(params) == {"policy", "value"} else dict.fromkeys(params, "policy")
 
 
 def apply_gradients(
     algo: OnPolicyFields, network: TrainState, gradients: Params, replicas: Replicas, model_state: ModelState
 ) -> tuple[TrainState, Metrics]:
-    """`train_state.apply_gradients` with `transformation`, and how large the gradients were.
+    """Apply gradients with `transformation`, and return their norms as metrics.
 
     Returns:
       The state after the step; the gradient's global norm, of separate networks also the norm of each; and the factor
@@ -331,13 +331,13 @@ def apply_gradients(
 
 
 def source(algo: RolloutFields, *, max_policy_lag: int | None) -> Rollouts | Episodes:
-    """The experience that an on-policy algorithm asks for, acted by a policy of at most that age."""
+    """Return the source of an on-policy algorithm, with a policy lag of at most `max_policy_lag`."""
     length = 1 if algo.rollout_length is None else algo.rollout_length  # None is not resolved yet
     return (Episodes if algo.whole_episodes else Rollouts)(length, max_policy_lag)
 
 
 def minibatch_unit(network: Network) -> minibatches.By:
-    """What minibatches are made of: rows, or, for recurrent networks, whole environments."""
+    """Return the unit of minibatches: rows, or, for recurrent networks, whole environments."""
     return "environment" if network.recurrent else "row"
 
 
@@ -350,7 +350,7 @@ class Minibatches(struct.PyTreeNode):
     recurrent: bool = struct.field(pytree_node=False)
 
     def take(self, indices: jax.Array) -> tuple[PyTree, Carry]:
-        """One minibatch, time-major, and the carry at its first row."""
+        """Return one minibatch, time-major, and the carry at its first row."""
         if self.recurrent:
             data = minibatches.take_environments(self.data, indices)
             return data, minibatches.take_environments(self.carry, indices, axis=0)
@@ -367,7 +367,7 @@ def split_into_minibatches(
     epochs: int | None,
     count: int | None,
 ) -> Minibatches:
-    """Divides `data` [T, B, ...] into `epochs` times `count` minibatches, shuffled anew every epoch."""
+    """Divide `data` [T, B, ...] into `epochs` times `count` minibatches, shuffled every epoch."""
     rows, envs = jax.tree.leaves(data)[0].shape[:2]
     indices = minibatches.minibatch_indices(
         key, rows=rows, num_envs=envs, count=count, replicas=replicas, by=by, epochs=epochs

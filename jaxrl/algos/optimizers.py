@@ -22,9 +22,9 @@ Number = float | jax.Array
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """Makes the transformation of gradients into steps at one learning rate, a scalar that may be traced.
+    """Interface of optimizers: a function from a learning rate, which may be traced, to a gradient transformation.
 
-    It is called anew for every update, as the learning rate may have changed: what must last from one update to the
+    It is called at every update, as the learning rate may have changed: what must last from one update to the
     next belongs into the transformation's state. A transformation must not keep the learning rate that it was
     initialized with there, as `optax.inject_hyperparams` does: it would never change.
     """
@@ -140,14 +140,14 @@ registry.add("optimizer", *OPTIMIZERS)
 
 
 def clipped(transformation: optax.GradientTransformation, max_grad_norm: Number | None) -> optax.GradientTransformation:
-    """`transformation` of gradients scaled down to a global norm of at most `max_grad_norm`; None: of all."""
+    """Return `transformation` after clipping gradients to a global norm of at most `max_grad_norm`; None: no limit."""
     if max_grad_norm is None:
         return transformation
     return optax.chain(clip_by_norm(max_grad_norm), transformation)
 
 
 def clip_by_norm(max_norm: Number) -> optax.GradientTransformation:
-    """Scales gradients down to a global norm of at most `max_norm`, as `optax.clip_by_global_norm` does.
+    """Scale gradients down to a global norm of at most `max_norm`, as `optax.clip_by_global_norm` does.
 
     By one factor for all leaves. optax divides every leaf where the norm is too large, and XLA gives each of these
     divisions a kernel of its own: 12 of the 148 in a minibatch of PPO, which are 5 percent of its time on a CPU where
@@ -162,12 +162,12 @@ def clip_by_norm(max_norm: Number) -> optax.GradientTransformation:
 
 
 def clip_factor(norm: jax.Array, max_norm: Number) -> jax.Array:
-    """What gradients of a global norm are multiplied by, a scalar; 1 where they are small enough."""
+    """Return the scalar factor of clipping gradients of a global norm; 1 where it is small enough."""
     return jnp.minimum(1.0, max_norm / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
 
 
 def optimizer_problems(label: str, optimizer: Any) -> list[str]:
-    """Why `optimizer`, the value of the field `label`, is none; empty if it is one."""
+    """Explain why `optimizer`, the value of the field `label`, is not an optimizer; empty if it is one."""
     named = jax.tree_util.tree_leaves_with_path(optimizer) if isinstance(optimizer, OPTIMIZERS) else []
     numbers = [(path, leaf) for path, leaf in named if not isinstance(leaf, jax.core.Tracer)]
     if found := [(path, leaf, what) for path, leaf in numbers if (what := problem(leaf))]:
@@ -181,7 +181,7 @@ def optimizer_problems(label: str, optimizer: Any) -> list[str]:
 
 
 def _dense_kernels(params: Params) -> Params:
-    """The axes of the kernels of dense layers, of which an ensemble has a stack; None for other parameters."""
+    """Return the matrix axes of the kernels of dense layers, also in ensembles; None for other parameters."""
 
     def axes(path, leaf):
         name = jax.tree_util.keystr(path[-1:], simple=True)

@@ -30,13 +30,13 @@ from jaxrl.networks.torsos import has_grids
 
 
 class PolicyLoss(Protocol):
-    """Another loss of the policy: a pure function of arrays of the same shape, one entry a transition.
+    """Interface of custom policy losses: a pure function of arrays of the same shape, one entry a transition.
 
     Register it (`jaxrl.register`), so that a run that was trained with it can be loaded.
     """
 
     def __call__(self, log_ratio: jax.Array, advantage: jax.Array, clip: Scalar, /) -> jax.Array:
-        """The loss of every entry, to minimize, as `clipped_surrogate` gives it."""
+        """Return the loss of every entry, to minimize, as `clipped_surrogate` does."""
         ...
 
 
@@ -219,7 +219,7 @@ class PPO(MinibatchFields, OnPolicyFields):
 
 
 def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) -> jax.Array:
-    """The clipped policy objective, equation 7, negated so that it is minimized.
+    """Return the clipped policy objective, equation 7, negated so that it is minimized.
 
     Args:
       log_ratio: log pi(a|o) now minus when acting, any shape.
@@ -234,7 +234,7 @@ def clipped_surrogate(log_ratio: jax.Array, advantage: jax.Array, clip: Scalar) 
 
 
 def squared_value_error(value: jax.Array, old_value: jax.Array, target: jax.Array, clip: Scalar | None) -> jax.Array:
-    """Half the squared error of the value, the larger of that and of the value moved by at most `clip`."""
+    """Return half the squared error of the value, at least that of the value moved by at most `clip`."""
     error = jnp.square(value - target)
     if clip is not None:
         limited = old_value + jnp.clip(value - old_value, -clip, clip)
@@ -243,11 +243,11 @@ def squared_value_error(value: jax.Array, old_value: jax.Array, target: jax.Arra
 
 
 def kl_penalty(divergence: jax.Array, penalty: jax.Array, target: Scalar, cutoff_cost: Scalar) -> jax.Array:
-    """Equation 8 with BatchPPO's hinge (Hafner et al., 2017): beta KL + 1000 max(0, KL - 2 target)^2."""
+    """Return equation 8 with BatchPPO's hinge (Hafner et al., 2017): beta KL + 1000 max(0, KL - 2 target)^2."""
     return penalty * divergence + cutoff_cost * jnp.square(jnp.maximum(divergence - 2.0 * target, 0.0))
 
 
 def adapted_penalty(penalty: jax.Array, divergence: jax.Array, target: Scalar) -> jax.Array:
-    """The penalty for the next batch: times 1.5 above 1.3 times the target, divided by 1.5 below 0.7 times it."""
+    """Return the next batch's penalty: times 1.5 above 1.3 times the target, divided by 1.5 below 0.7 times it."""
     raised = jnp.where(divergence > 1.3 * target, penalty * 1.5, penalty)
     return jnp.where(divergence < 0.7 * target, penalty / 1.5, raised)

@@ -35,7 +35,7 @@ from jaxrl.core.types import (
 from jaxrl.networks import MLP, ActionValues, QNetwork, resolve_network
 from jaxrl.networks.torsos import has_images
 
-# What reads vectors where the network has no torso; images get the usual CNN, with layer normalization too.
+# The default torso for vectors; images get the usual CNN, with layer normalization too.
 _VECTORS = MLP((128, 128), activation="relu", normalization="layer")
 # Observations whose values are computed at once for the targets, or one step of all environments if that is more: of
 # 32,768 images a convolution takes 130 MB.
@@ -43,7 +43,7 @@ _AT_ONCE = 1024
 
 
 class PQNState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     network: TrainState
     updates: jax.Array  # int32
@@ -174,7 +174,7 @@ class PQN(MinibatchFields, QLearningFields):
         return clipped(self.optimizer(self.learning_rate), self.max_grad_norm)
 
     def _targets(self, network: Variables, rollout: Rollout, spec: EnvSpec) -> jax.Array:
-        """Q(lambda) returns [T, B] with the parameters that the update begins with."""
+        """Return Q(lambda) returns [T, B] by the parameters before the update."""
 
         def best_values(carry: Carry, timesteps: TimeStep) -> tuple[Carry, jax.Array]:
             values, carry, _ = self.network.apply(

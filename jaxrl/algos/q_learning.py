@@ -1,4 +1,4 @@
-"""What the Q-learning algorithms share: exploring, the returns that a network's output stands for, targets, losses.
+"""Functions of the Q-learning algorithms: exploration, distributions of returns, targets and losses.
 
 A *return distribution* is atoms and their probabilities, `[batch, K]` each. An expected value is one atom, C51's are
 K fixed ones, QR-DQN's K equally likely ones; so a target is computed once for all three.
@@ -22,7 +22,7 @@ LEAST_PRIORITY = 1e-6  # added to every priority, so that nothing is never drawn
 
 
 class QCarry(struct.PyTreeNode):
-    """Per environment: the network's recurrent state, its position on the ladder of epsilons, and its random action."""
+    """Carry of an environment: recurrent state, position on the ladder of epsilons, and repeated random action."""
 
     network: Carry
     ladder_position: jax.Array  # float32 in [0, 1]: 0 explores most
@@ -36,13 +36,13 @@ class Returns(struct.PyTreeNode):
     probabilities: jax.Array  # [batch, K]
 
 
-# --- exploring -------------------------------------------------------------------------------------------------------
+# --- exploration -----------------------------------------------------------------------------------------------------
 
 
 def epsilon_greedy(
     key: jax.Array, greedy: jax.Array, mask: jax.Array | None, epsilon: jax.Array, actions: int
 ) -> jax.Array:
-    """A uniformly drawn allowed action with probability epsilon, else the greedy one.
+    """Return a uniformly drawn allowed action with probability epsilon, else the greedy one.
 
     Args:
       key: keys [B].
@@ -69,9 +69,9 @@ def persistent_epsilon_greedy(
     first: jax.Array,
     persistence: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """`epsilon_greedy` whose random actions go on: each is repeated with a probability at the next step.
+    """Return `epsilon_greedy` actions whose random ones persist: each is repeated with a probability at the next step.
 
-    Actions of which each is drawn anew cancel one another out; repeated ones go somewhere (temporally extended
+    Independently drawn actions cancel one another out; repeated ones go somewhere (temporally extended
     epsilon-greedy, Dabney et al., 2021, arXiv:2006.01782, with geometric durations of mean 1 / (1 - persistence)).
     Every step is random with probability epsilon, as without persistence: an episode begins with a random action with
     that probability; later, where none goes on, one begins with epsilon (1 - persistence) / (1 - epsilon persistence).
@@ -98,7 +98,7 @@ def persistent_epsilon_greedy(
 
 
 def _uniform_action(draw, mask, actions):
-    """The allowed action [B] that a number in [0, 1) stands for."""
+    """Return the allowed action [B] selected by a uniform number in [0, 1)."""
     if mask is None:
         return (draw * actions).astype(jnp.int32)
     rank = (draw * jnp.sum(mask, axis=-1, dtype=jnp.int32).astype(jnp.float32)).astype(jnp.int32)
@@ -107,18 +107,18 @@ def _uniform_action(draw, mask, actions):
 
 
 def initial_carry(network: Network, spec: EnvSpec, env_index: jax.Array, num_envs: int, persistence: float) -> QCarry:
-    """Of one environment before its first step; `persistence` is that of its random actions."""
+    """Return the carry of one environment before its first step; `persistence` is that of its random actions."""
     random_action = jnp.int32(-1) if persistence else ()
     return QCarry(network.initial_carry(spec), ladder_position(env_index, num_envs), random_action)
 
 
 def ladder_position(env_index: jax.Array, num_envs: int) -> jax.Array:
-    """An environment's position among all N, i / (N - 1), float32."""
+    """Return an environment's position among all N, i / (N - 1), float32."""
     return env_index.astype(jnp.float32) / max(num_envs - 1, 1)
 
 
 def epsilon_ladder(epsilon: Scalar, position: jax.Array, exponent: Scalar) -> jax.Array:
-    """epsilon^(1 + exponent i / (N - 1)) (Horgan et al., 2018, arXiv:1803.00933, section 4.1).
+    """Return epsilon^(1 + exponent i / (N - 1)) (Horgan et al., 2018, arXiv:1803.00933, section 4.1).
 
     Args:
       epsilon: of the first environment.
@@ -129,7 +129,7 @@ def epsilon_ladder(epsilon: Scalar, position: jax.Array, exponent: Scalar) -> ja
 
 
 def actor(network: TrainState, epsilon: Scalar, ladder_exponent: Scalar | None) -> ActorState:
-    """What acting needs; `ladder_exponent` is None where all environments have the same epsilon."""
+    """Return the actor state; `ladder_exponent` is None where all environments have the same epsilon."""
     values = {"epsilon": epsilon} | ({} if ladder_exponent is None else {"ladder_exponent": ladder_exponent})
     exploration = {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
     return ActorState(network.params, model_state=network.model_state, exploration=exploration)
@@ -145,7 +145,7 @@ def explore(
     spec: EnvSpec,
     persistence: float,
 ) -> tuple[jax.Array, QCarry]:
-    """`epsilon_greedy` actions [B], persistent ones if the carry knows of them, with their own epsilons on a ladder.
+    """Return `epsilon_greedy` actions [B], persistent ones if the carry holds them, with epsilons on a ladder.
 
     Returns:
       The actions, and the carry with what the next step must know of them.
@@ -170,22 +170,22 @@ def explore(
 
 
 def transition_keys(key: jax.Array, batch: int, replicas: Replicas) -> jax.Array:
-    """A key for each transition [batch] of this device, by logical shard, so that it does not depend on the devices."""
+    """Return a key for each transition [batch] of this device, by logical shard, independent of the devices."""
     shards = replicas.first_shard + jnp.arange(replicas.shards, dtype=jnp.int32)
     draw = jax.vmap(lambda shard: jax.random.split(jax.random.fold_in(key, shard), batch // replicas.shards))
     return draw(shards).reshape(-1)
 
 
-# --- what a network's output stands for ------------------------------------------------------------------------------
+# --- distributions of returns ----------------------------------------------------------------------------------------
 
 
 def support(low: Scalar, high: Scalar, atoms: int) -> jax.Array:
-    """C51's fixed returns [atoms], evenly from `low` to `high`."""
+    """Return C51's fixed returns [atoms], evenly from `low` to `high`."""
     return low + (high - low) * jnp.arange(atoms, dtype=jnp.float32) / max(atoms - 1, 1)
 
 
 def support_problems(name: str, low: Scalar, high: Scalar) -> list[str]:
-    """Why the fields v_min and v_max of the algorithm `name` cannot be the ends of a support; empty if they can.
+    """Explain why the fields v_min and v_max of the algorithm `name` cannot be ends of a support; empty if they can.
 
     Values that are traced or scheduled are not checked.
     """
@@ -195,7 +195,7 @@ def support_problems(name: str, low: Scalar, high: Scalar) -> list[str]:
 
 
 def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
-    """Expected returns `[..., actions]`, the most negative finite number where forbidden.
+    """Return expected returns `[..., actions]`, the most negative finite number where forbidden.
 
     Args:
       output: a Q-network's: values, `CategoricalReturns` or `QuantileReturns`.
@@ -212,7 +212,7 @@ def action_values(output: Any, low: Scalar, high: Scalar) -> jax.Array:
 
 
 def of_action(output: Any, action: jax.Array) -> jax.Array:
-    """What the output says of actions [batch]: values [batch, 1], logits [batch, K] or quantiles [batch, K]."""
+    """Return the output for actions [batch]: values [batch, 1], logits [batch, K] or quantiles [batch, K]."""
     if isinstance(output, CategoricalReturns):
         per_action = output.logits
     elif isinstance(output, QuantileReturns):
@@ -223,7 +223,7 @@ def of_action(output: Any, action: jax.Array) -> jax.Array:
 
 
 def returns_of(output: Any, action: jax.Array, low: Scalar, high: Scalar) -> Returns:
-    """The distribution of returns of actions [batch]."""
+    """Return the distribution of returns of actions [batch]."""
     chosen = of_action(output, action)
     if isinstance(output, CategoricalReturns):
         atoms = jnp.broadcast_to(support(low, high, chosen.shape[-1])[None], chosen.shape)
@@ -237,7 +237,7 @@ def returns_of(output: Any, action: jax.Array, low: Scalar, high: Scalar) -> Ret
 def n_step_target(
     rewards: jax.Array, steps: jax.Array, bootstrap: jax.Array, value: jax.Array, gamma: Scalar
 ) -> jax.Array:
-    """Sum over the steps taken of gamma^k r_k, plus gamma^steps V unless the task ended there; no gradient.
+    """Return the sum over the steps taken of gamma^k r_k, plus gamma^steps V unless the task ended; no gradient.
 
     Args:
       rewards: [batch, n], 0 after an ending.
@@ -255,19 +255,19 @@ def n_step_target(
 def n_step_returns(
     rewards: jax.Array, steps: jax.Array, bootstrap: jax.Array, next_returns: Returns, gamma: Scalar
 ) -> Returns:
-    """`n_step_target` of every atom of the distribution of what follows; the probabilities are the same."""
+    """Return `n_step_target` for every atom of the next distribution; the probabilities are the same."""
     each = jax.vmap(n_step_target, in_axes=(None, None, None, 1, None), out_axes=1)
     atoms = each(rewards, steps, bootstrap, next_returns.atoms, gamma)
     return Returns(atoms, jax.lax.stop_gradient(next_returns.probabilities))
 
 
 def rescaled(x: jax.Array, epsilon: float = 1e-3) -> jax.Array:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x (Pohlen et al., 2018, arXiv:1805.11593, section 3.2)."""
+    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x (Pohlen et al., 2018, arXiv:1805.11593, section 3.2)."""
     return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + epsilon * x
 
 
 def unscaled(y: jax.Array, epsilon: float = 1e-3) -> jax.Array:
-    """The inverse of `rescaled`: sign(y) (s^2 - 1), s = (sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / 2 epsilon.
+    """Invert `rescaled`: sign(y) (s^2 - 1), s = (sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / 2 epsilon.
 
     (Proposition A.2 of the same.) The difference in s, of two numbers near 1, would cost float32 three digits: it is
     computed as a quotient instead.
@@ -278,7 +278,7 @@ def unscaled(y: jax.Array, epsilon: float = 1e-3) -> jax.Array:
 
 
 def scaled_log_policy(values: jax.Array, temperature: Scalar) -> jax.Array:
-    """tau log softmax(q / tau), stable for a small tau (Vieillard et al., 2020, arXiv:2007.14430, appendix B.1).
+    """Return tau log softmax(q / tau), stable for a small tau (Vieillard et al., 2020, arXiv:2007.14430, B.1).
 
     Args:
       values: q [batch, actions], the most negative finite number where forbidden.
@@ -294,7 +294,7 @@ def scaled_log_policy(values: jax.Array, temperature: Scalar) -> jax.Array:
 def munchausen_bonus(
     values: jax.Array, action: jax.Array, temperature: Scalar, scale: Scalar, clip: Scalar
 ) -> jax.Array:
-    """alpha [tau log pi(a|o)] clipped to [clip, 0]: what Munchausen adds to the reward (its equation 5).
+    """Return Munchausen's bonus to the reward: alpha [tau log pi(a|o)] clipped to [clip, 0] (its equation 5).
 
     Args:
       values: the target network's, where the action was taken, [batch, actions].
@@ -306,7 +306,7 @@ def munchausen_bonus(
 
 
 def soft_returns(output: Any, values: jax.Array, temperature: Scalar) -> Returns:
-    """sum_a pi(a) (Z(a) - tau log pi(a)), atom by atom, of values or of quantiles (Vieillard et al., 2020).
+    """Return sum_a pi(a) (Z(a) - tau log pi(a)), atom by atom, of values or of quantiles (Vieillard et al., 2020).
 
     Args:
       output: the target network's, of the next observation; values or `QuantileReturns`.
@@ -334,7 +334,7 @@ def td_loss(
     quantile_huber: Scalar,
     huber: Scalar | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of each transition, by what the network's output is, and how wrong the network is there.
+    """Return the loss and the priority of each transition, by the kind of the network's output.
 
     Args:
       output: the learning network's: values, `CategoricalReturns` or `QuantileReturns`, `[batch, actions, ...]`.
@@ -350,9 +350,9 @@ def td_loss(
     """
     chosen = of_action(output, action)
     if isinstance(output, CategoricalReturns):
-        wanted = categorical_projection(target, low, high, chosen.shape[-1], output.smoothing)
-        loss = -jnp.sum(wanted * jax.nn.log_softmax(chosen, axis=-1), axis=-1)
-        entropy = -jnp.sum(jax.scipy.special.xlogy(wanted, wanted), axis=-1)
+        target_probs = categorical_projection(target, low, high, chosen.shape[-1], output.smoothing)
+        loss = -jnp.sum(target_probs * jax.nn.log_softmax(chosen, axis=-1), axis=-1)
+        entropy = -jnp.sum(jax.scipy.special.xlogy(target_probs, target_probs), axis=-1)
         return loss, jnp.maximum(loss - entropy, 0.0)
     if isinstance(output, QuantileReturns):
         loss = quantile_huber_loss(chosen, target.atoms, quantile_huber)
@@ -365,7 +365,7 @@ def td_loss(
 def prediction_error(
     prediction: jax.Array, action: jax.Array, reward: jax.Array, next_features: jax.Array
 ) -> jax.Array:
-    """Return the mean squared error [batch] of what self-predictive heads say of rewards and of the features after.
+    """Return the mean squared error [batch] of self-predictive heads in rewards and next features.
 
     Args:
       prediction: [ensemble, batch, actions, 1 + features].
@@ -383,7 +383,7 @@ def prediction_error(
 def categorical_projection(
     returns: Returns, low: Scalar, high: Scalar, atoms: int, smoothing: float = 0.0
 ) -> jax.Array:
-    """Probabilities on C51's support that stand for `returns` (Bellemare et al., 2017, arXiv:1707.06887, equation 7).
+    """Project `returns` on C51's support as probabilities (Bellemare et al., 2017, arXiv:1707.06887, equation 7).
 
     Args:
       returns: K atoms anywhere; what lies outside the support counts at its end.
@@ -412,7 +412,7 @@ def categorical_projection(
 def support_metrics(
     output: Any, target: Returns, low: Scalar, high: Scalar, weight: jax.Array, replicas: Replicas
 ) -> Metrics:
-    """How well the targets fit C51's support; nothing for other heads. This device's share.
+    """Return metrics of how well the targets fit C51's support, empty for other heads; this device's share.
 
     `support_edge_mass` is the probability that lies on the two ends after the projection, `support_clipped_mass` that
     of returns beyond them. Mass at an end is fine where returns can be no more extreme than it; clipped mass is not.
@@ -435,7 +435,7 @@ def support_metrics(
 
 
 def quantile_huber_loss(quantiles: jax.Array, targets: jax.Array, huber: Scalar) -> jax.Array:
-    """sum_i mean_j |tau_i - 1[u_ij < 0]| L(u_ij) / kappa (Dabney et al., 2018, equation 10), u_ij = y_j - theta_i.
+    """Return sum_i mean_j |tau_i - 1[u_ij < 0]| L(u_ij) / kappa (Dabney et al., 2018, eq. 10), u_ij = y_j - theta_i.
 
     Args:
       quantiles: theta [batch, N], at tau_i = (2 i + 1) / 2 N for i = 0 .. N-1.

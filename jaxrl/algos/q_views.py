@@ -1,4 +1,4 @@
-"""Two views of what a replay delivers, alike to Q-learning: single transitions, and transitions within sequences.
+"""Views of a replay's batch with one interface for Q-learning: single transitions, and those within sequences.
 
 A view has the transitions' actions, rewards and weights, and gives a network's output at the time steps where they
 begin and at those to which they lead. A recurrent network is unrolled once for both.
@@ -25,12 +25,12 @@ from jaxrl.core.types import (
 
 
 class Transitions(struct.PyTreeNode):
-    """N transitions, as a replay of single ones delivers them."""
+    """View of a batch of N single transitions."""
 
     batch: TransitionBatch
     action: jax.Array  # int32 [N]
     rewards: jax.Array  # [N, n], not discounted, 0 after an ending
-    steps: jax.Array  # int32 [N], how many were taken
+    steps: jax.Array  # int32 [N], number of steps taken
     bootstrap: jax.Array  # bool [N], False where the task terminated
     weight: jax.Array  # bool [N], False where there is nothing to learn from
     importance: jax.Array  # float32 [N]
@@ -39,29 +39,29 @@ class Transitions(struct.PyTreeNode):
 
     @classmethod
     def of(cls, batch: TransitionBatch, network: Network, spec: EnvSpec, n_step: int) -> "Transitions":
-        """The view of a batch, whose rewards are of `n_step` steps."""
+        """Return the view of a batch, whose rewards are of `n_step` steps."""
         parts = (batch.action, batch.rewards, batch.steps, batch.bootstrap, batch.weight, batch.importance)
         return cls(batch, *parts, network, spec)
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
-        """What `current` and `next` are taken from, and the new model state; `key` [N] is of noisy layers."""
+        """Return the output for `current` and `next`, and the new model state; `key` [N] is of noisy layers."""
         return self._apply(network, self.batch.observation, self.batch.action_mask, key, train=train)
 
     def current(self, output: PyTree) -> PyTree:
-        """The network's output where the transitions begin, [N, ...]."""
+        """Return the network's output where the transitions begin, [N, ...]."""
         return output
 
     def next(self, output: PyTree, network: Variables, key: jax.Array | None) -> PyTree:
-        """The network's output where they lead, [N, ...]; `key` [N] is of noisy layers."""
+        """Return the network's output at the next observations, [N, ...]; `key` [N] is of noisy layers."""
         return self._apply(network, self.batch.next_observation, self.batch.next_action_mask, key, train=False)[0]
 
     def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
-        """This device's share of the mean of losses [N]; `reduction` is of time, which a transition has none of."""
+        """Return this device's share of the mean of losses [N]; `reduction` over time does not apply."""
         del reduction
         return weighted_mean(losses, self.weight, replicas)
 
     def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
-        """The priority of every item of the batch, from how wrong the network was at each transition [N]."""
+        """Return the priority of every item of the batch from the error of each transition [N]."""
         return error
 
     def _apply(
@@ -75,7 +75,7 @@ class Transitions(struct.PyTreeNode):
 
 
 class Sequences(struct.PyTreeNode):
-    """The transitions within sequences of L rows after their burn-in: N = L * batch, with n steps or up to the end.
+    """View of the transitions within sequences of L rows after the burn-in: N = L * batch, of n steps or up to the end.
 
     One begins at every row but the last, which is there to bootstrap from.
     """
@@ -92,13 +92,13 @@ class Sequences(struct.PyTreeNode):
 
     @classmethod
     def of(cls, batch: SequenceBatch, network: Network, spec: EnvSpec, n_step: int) -> "Sequences":
-        """The view of a batch, with transitions of up to `n_step` steps."""
+        """Return the view of a batch, with transitions of up to `n_step` steps."""
         of, columns = steps_within(batch, n_step), batch.mask.shape[1]
         importance = jnp.tile(batch.importance, of.weight.shape[0] // columns)
         return cls(batch, of.action, of.rewards, of.steps, of.bootstrap, of.weight, importance, network, spec)
 
     def output(self, network: Variables, key: jax.Array | None, *, train: bool) -> tuple[PyTree, ModelState]:
-        """The network unrolled over the rows after the burn-in, [L, batch, ...]; one noise each, of the first keys.
+        """Unroll the network over the rows after the burn-in, [L, batch, ...]; one noise a sequence, of the first keys.
 
         The burn-in only warms up the recurrent state: no gradient goes there.
         """
@@ -112,17 +112,17 @@ class Sequences(struct.PyTreeNode):
         return output, model_state
 
     def current(self, output: PyTree) -> PyTree:
-        """The network's output where the transitions begin, [N, ...]."""
+        """Return the network's output where the transitions begin, [N, ...]."""
         return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), output)
 
     def next(self, output: PyTree, network: Variables, key: jax.Array | None) -> PyTree:
-        """The network's output where they lead, [N, ...]: already in `output`."""
+        """Return the network's output at the next observations, [N, ...], already in `output`."""
         columns = self.batch.mask.shape[1]
         there = jnp.arange(self.steps.shape[0], dtype=jnp.int32) + self.steps * columns
         return jax.tree.map(lambda x: x[there], self.current(output))
 
     def loss(self, losses: jax.Array, reduction: str, replicas: Replicas) -> jax.Array:
-        """This device's share of the mean over sequences of losses [N] summed over time, or of the mean over both."""
+        """Return this device's share of the mean over sequences of losses [N] summed or averaged over time."""
         if reduction == "mean":
             return weighted_mean(losses, self.weight, replicas)
         counts = self.weight.reshape((-1, self.batch.mask.shape[1]))
@@ -130,7 +130,7 @@ class Sequences(struct.PyTreeNode):
         return weighted_mean(total, jnp.any(counts, axis=0), replicas)
 
     def priorities(self, error: jax.Array, eta: Scalar) -> jax.Array:
-        """eta max |error| + (1 - eta) mean |error| of each sequence (Kapturowski et al., 2019, section 2.3)."""
+        """Return eta max |error| + (1 - eta) mean |error| of each sequence (Kapturowski et al., 2019, section 2.3)."""
         columns = self.batch.mask.shape[1]
         counts = self.weight.reshape((-1, columns)).astype(jnp.float32)
         error = error.reshape((-1, columns)) * counts
@@ -157,7 +157,7 @@ class StepsWithin(struct.PyTreeNode):
 
 
 def steps_within(batch: SequenceBatch, n_step: int) -> StepsWithin:
-    """Of the L rows after the burn-in; none begins at the last, which is there to bootstrap from."""
+    """Return the transitions that begin at the L rows after the burn-in, except the last, which only bootstraps."""
     rows = jax.tree.map(lambda x: x[batch.burn_in :], batch.rows)
     ends = jnp.zeros((1, rows.weight.shape[1]), bool)
     # A row begins a step if it counts, and the row after it is here.
@@ -178,14 +178,14 @@ def steps_within(batch: SequenceBatch, n_step: int) -> StepsWithin:
 def view(
     batch: TransitionBatch | SequenceBatch, network: Network, spec: EnvSpec, n_step: int
 ) -> Transitions | Sequences:
-    """The view of what a replay delivered."""
+    """Return the view of a replay's batch."""
     if isinstance(batch, SequenceBatch):
         return Sequences.of(batch, network, spec, n_step)
     return Transitions.of(batch, network, spec, n_step)
 
 
 def of_rollout(rollout: Rollout, network: Network, spec: EnvSpec, n_step: int) -> Sequences:
-    """The view of a rollout of T rows as sequences of T + 1, the last of which only bootstraps."""
+    """Return the view of a rollout of T rows as sequences of T + 1, the last of which only bootstraps."""
     rows = rollout.rows.replace(observation=(), extras={})
     rows = jax.tree.map(lambda x: jnp.concatenate([x, jnp.zeros_like(x[:1])]), rows)
     timesteps = rollout.timesteps.replace(episode=None, info=None)
@@ -194,5 +194,5 @@ def of_rollout(rollout: Rollout, network: Network, spec: EnvSpec, n_step: int) -
 
 
 def _ahead(x: jax.Array, k: int) -> jax.Array:
-    """x [L, batch] of the row k later, zeros past the end."""
+    """Return x [L, batch] of the row k later, zeros past the end."""
     return jnp.concatenate([x[k:], jnp.zeros_like(x[:k])])

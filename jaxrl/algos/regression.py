@@ -1,4 +1,4 @@
-"""What fitting a policy to the actions of data shares: how likely they are under it, how good, and a step to them."""
+"""Functions for fitting a policy to a dataset's actions: their likelihood, their values, and the gradient step."""
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,11 @@ from jaxrl.core import spaces
 from jaxrl.core.types import EnvSpec, Metrics, Network, Replicas, TransitionBatch
 from jaxrl.networks import Critic, Distribution, TanhGaussian, to_unit
 
-EDGE = 1e-3  # of half the box's range: how near a bound an action tells no more than that it is there
+EDGE = 1e-3  # of half the box's range: closer to a bound, actions are treated as at the bound
 
 
 def log_likelihood(distribution: Distribution, action: jax.Array) -> jax.Array:
-    """The log-likelihood [batch] of actions that others took, finite and with a gradient wherever they lie.
+    """Return the log-likelihood [batch] of a dataset's actions, finite and with a gradient wherever they lie.
 
     A squashed Gaussian gives actions at a bound no density: they would be infinitely far out before the tanh. Within
     `EDGE` of a bound only that is taken as known, and the density is the mean one there, P(within EDGE) / EDGE: what a
@@ -41,13 +41,13 @@ def log_likelihood(distribution: Distribution, action: jax.Array) -> jax.Array:
 
 
 def squared_distance(action: jax.Array, other: jax.Array, spec: EnvSpec) -> jax.Array:
-    """The mean over dimensions of the squared difference, in units of half the box's range; [..., n] to [...]."""
+    """Return the mean squared difference over dimensions, in units of half the box's range; [..., n] to [...]."""
     box = spaces.expect(spec.action_space, spaces.Box)
     return jnp.mean(jnp.square(to_unit(action, box) - to_unit(other, box)), axis=-1)
 
 
 def taken_values(network: Critic, critic: Variables, batch: TransitionBatch, spec: EnvSpec) -> jax.Array:
-    """The smallest critic's values [batch] of the actions that were taken."""
+    """Return the smallest critic's values [batch] of the actions that were taken."""
     discrete = isinstance(spec.action_space, spaces.Discrete)
     taken = None if discrete else batch.action
     output = off_policy.evaluate_critic(network, critic, batch.observation, taken, spec, batch.action_mask)
@@ -64,7 +64,7 @@ def policy_step(
     spec: EnvSpec,
     replicas: Replicas,
 ) -> tuple[TrainState, Metrics]:
-    """One step of the policy up the weighted log-likelihood of the actions that were taken.
+    """Take a step of the policy up the weighted log-likelihood of the actions that were taken.
 
     Args:
       network, policy: as they are.

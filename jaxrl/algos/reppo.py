@@ -188,7 +188,7 @@ class REPPO(RolloutFields, MinibatchFields, TemperatureFields, SupportFields):
         )
 
     def _step(self, learned, rows: TransitionBatch, key, spec, replicas):
-        """A step of the critic, then of the policy, the temperature and the penalty, on a minibatch [batch, ...]."""
+        """Take steps of the critic, then of the policy, temperature and penalty, on a minibatch [batch, ...]."""
         policy, critic, log_temperature, log_penalty = learned
         observation, mask = rows.observation, rows.action_mask
         target = rows.extras["target"][:, None]

@@ -1,4 +1,4 @@
-"""Returns and advantages: one function an equation; batched, time-major `[T, B]`, aware of truncation.
+"""Returns and advantages, one function for each equation; batched, time-major `[T, B]`, aware of truncation.
 
 By the row convention (`jaxrl.core.types`) the last observation of an episode is a row of its own, so the value of the
 observation after row t is always the value of row t + 1, and `bootstrap_value` after the last row. Hence
@@ -23,7 +23,7 @@ Scalar = float | jax.Array
 
 
 class Segment(struct.PyTreeNode):
-    """Consecutive rows of B environments with their values: what every return is computed from."""
+    """Consecutive rows of B environments with their values, from which every return is computed."""
 
     rewards: jax.Array  # [T, B] what followed the action of each row
     values: jax.Array  # [T, B] V(o_t)
@@ -34,29 +34,29 @@ class Segment(struct.PyTreeNode):
 
     @classmethod
     def of_rows(cls, rows: Trajectory, values: jax.Array, bootstrap_value: jax.Array) -> "Segment":
-        """The segment of `rows` [T, B], with their own rewards, and the given values."""
+        """Return the segment of `rows` [T, B], with their own rewards and with `values`."""
         return cls(rows.reward, values, bootstrap_value, rows.terminated, rows.truncated, rows.weight)
 
     @property
     def continues(self) -> jax.Array:
-        """Bool [T, B]: the row counts, and its episode goes on at the next row."""
+        """Return whether a row counts and its episode goes on at the next row; bool [T, B]."""
         return self.weight & ~(self.terminated | self.truncated)
 
     @property
     def next_values(self) -> jax.Array:
-        """V(o_{t+1}) [T, B]; 0 where the task ended."""
+        """Return V(o_{t+1}) [T, B]; 0 where the task ended."""
         # `where` and not a product: the value after a terminal observation may be infinite or NaN.
         return jnp.where(self.terminated, 0.0, _next(self.values, self.bootstrap_value))
 
     def td_errors(self, gamma: Scalar) -> jax.Array:
-        """r_t + gamma V(o_{t+1}) - V(o_t), [T, B]; 0 where weight is False."""
+        """Return r_t + gamma V(o_{t+1}) - V(o_t), [T, B]; 0 where weight is False."""
         return jnp.where(self.weight, self.rewards + gamma * self.next_values - self.values, 0.0)
 
 
 class VTrace(struct.PyTreeNode):
-    """What `vtrace` gives, both `[T, B]`."""
+    """Output of `vtrace`, both `[T, B]`."""
 
-    values: jax.Array  # v_s, what the value function is fitted to
+    values: jax.Array  # v_s, the targets of the value function
     advantages: jax.Array  # of the policy gradient, with its clipped importance weight
 
 
@@ -139,7 +139,7 @@ def vtrace(
 
 
 def _check(segment: Segment, *others: jax.Array) -> None:
-    """Ranks, shapes and types, before anything else."""
+    """Check ranks, shapes and types."""
     rewards, values, bootstrap_value = segment.rewards, segment.values, segment.bootstrap_value
     flags = [segment.terminated, segment.truncated, segment.weight]
     chex.assert_rank([rewards, bootstrap_value], [2, 1])
@@ -150,12 +150,12 @@ def _check(segment: Segment, *others: jax.Array) -> None:
 
 
 def _next(x: jax.Array, after: jax.Array) -> jax.Array:
-    """x of row t + 1 at row t; `after` [B] at the last one."""
+    """Return x of row t + 1 at row t; `after` [B] at the last one."""
     return jnp.concatenate([x[1:], after[None]])
 
 
 def _backward_sum(x: jax.Array, coefficients: jax.Array) -> jax.Array:
-    """y_t = x_t + coefficients_t y_{t+1}, with y_T = 0.
+    """Return y_t = x_t + coefficients_t y_{t+1}, with y_T = 0.
 
     A plain scan: on CPU it takes 7, 18 and 196 us for 4, 64 and 2048 environments of 128 rows, where unrolling it 16
     times takes 60, 92 and 1787 us and `jax.lax.associative_scan` 37, 130 and 975 us.

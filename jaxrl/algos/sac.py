@@ -33,7 +33,7 @@ from jaxrl.networks import Categorical, Critic, TanhGaussian
 
 
 class SACState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     policy: TrainState
     critic: TrainState
@@ -123,7 +123,7 @@ def value_and_log_prob(
     v_min: Number = 0.0,
     v_max: Number = 0.0,
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """Return the smallest critic's value and the log-probability of what the policy does, and the critics' output.
+    """Return the smallest critic's value of the policy's action, its log-probability, and the critics' output.
 
     Both are [batch], of an action sampled with keys [batch] from a box; expectations over all actions where they are
     discrete. The log-density is over actions in [-1, 1]: units should not matter. `v_min` and `v_max` are the ends of
@@ -187,7 +187,7 @@ def policy_step(
 
 
 def initial_temperature(algo: TemperatureFields) -> TrainState:
-    """Return log(alpha) before the first step, a float32 scalar; () throughout where the temperature is fixed."""
+    """Return the initial log(alpha), a float32 scalar; () where the temperature is fixed."""
     log_temperature = jnp.log(jnp.asarray(algo.temperature, jnp.float32)) if algo.learn_temperature else ()
     return train_state.create(log_temperature, (), algo.temperature_optimizer)
 
@@ -219,12 +219,12 @@ def temperature_step(
         return log_temperature
     target = target_entropy(batch, algo.target_entropy, algo.target_entropy_fraction, spec)
     missing = weighted_mean(log_prob + target, batch.weight, replicas)
-    # The loss is -log(alpha) times what entropy is missing: log_prob is a sample, and has no gradient here.
+    # The loss is -log(alpha) times the missing entropy: log_prob is a sample, and has no gradient here.
     return train_state.apply_gradients(log_temperature, -missing, algo.temperature_optimizer, replicas)[0]
 
 
 def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Number, spec: EnvSpec) -> jax.Array:
-    """Return the entropy [batch] that the temperature aims at for each transition's observation.
+    """Return the temperature's target entropy [batch] for each transition's observation.
 
     Args:
       batch: transitions.
@@ -241,7 +241,7 @@ def target_entropy(batch: TransitionBatch, per_dimension: Number, fraction: Numb
 
 
 def log_half_range(space: spaces.Space) -> float:
-    """The logarithm of the volume of a box, in which each side of [-1, 1] counts 1; 0 of discrete actions."""
+    """Return the logarithm of a box's volume in units of the sides of [-1, 1]; 0 of discrete actions."""
     if not isinstance(space, spaces.Box):
         return 0.0
     return float(np.sum(np.log(0.5 * (space.high.astype(np.float64) - space.low))))

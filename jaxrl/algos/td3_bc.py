@@ -24,7 +24,7 @@ from jaxrl.core.types import (
 
 
 class TD3BCState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     policy: TrainState
     critic: TrainState
@@ -83,7 +83,7 @@ class TD3BC(DeterministicActing, TargetFields, ReplayFields, NStepFields, Delaye
         )
 
         def policy_loss(params):
-            """The mean of |pi(o) - a|^2 - lambda Q_1(o, pi(o)), lambda = alpha / mean |Q_1| (equation 5)."""
+            """Return the mean of |pi(o) - a|^2 - lambda Q_1(o, pi(o)), lambda = alpha / mean |Q_1| (equation 5)."""
             variables = state.policy.variables.replace(params=params)
             action, model_state = off_policy.train_policy(self.policy, variables, replay.observation, spec)
             value = off_policy.first_value(self.critic, critic, replay.observation, action, spec)

@@ -1,4 +1,4 @@
-"""Learning a network's parameters: their optimizer's state, steps down gradients over all replicas, their targets."""
+"""Training state of a network: parameters, optimizer state, gradient steps over all replicas, and targets."""
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ from jaxrl.core.types import ModelState, Params, PyTree, Replicas
 
 
 class Variables(struct.PyTreeNode):
-    """What a network is called with: its parameters, and what it keeps besides (`types.Network`)."""
+    """Variables of a network: its parameters and its model state (`types.Network`)."""
 
     params: Params
     model_state: ModelState = ()
 
 
 class TrainState(struct.PyTreeNode):
-    """A network's parameters and model state, and what learning them needs."""
+    """A network's parameters and model state, with optimizer state and target."""
 
     params: Params
     model_state: ModelState
@@ -26,12 +26,12 @@ class TrainState(struct.PyTreeNode):
 
     @property
     def variables(self) -> Variables:
-        """What the network is called with."""
+        """Return the variables of the network."""
         return Variables(self.params, self.model_state)
 
     @property
     def target_variables(self) -> Variables:
-        """What the target network is called with."""
+        """Return the variables of the target network."""
         return Variables(self.target_params, self.target_model_state)
 
 
@@ -42,7 +42,7 @@ def create(
     *,
     target: bool = False,
 ) -> TrainState:
-    """The state before the first step, with a target in arrays of its own if wanted.
+    """Return the state before the first step, optionally with a target in its own arrays.
 
     Args:
       params, model_state: fresh ones, as from `Network.init`; `()` for no model state.
@@ -62,7 +62,7 @@ def apply_gradients(
     replicas: Replicas,
     model_state: ModelState | None = None,
 ) -> tuple[TrainState, jax.Array]:
-    """One step down the gradient, averaged over replicas.
+    """Take a step down the gradient, averaged over replicas.
 
     Args:
       state: as it is.
@@ -85,7 +85,7 @@ def apply_averaged(
     replicas: Replicas,
     model_state: ModelState | None = None,
 ) -> TrainState:
-    """`apply_gradients` of gradients that were averaged over replicas already."""
+    """Take a step down gradients that were averaged over replicas already."""
     with jax.numpy_dtype_promotion("standard"):  # optax mixes weak and strong types
         updates, optimizer_state = transformation.update(gradients, state.optimizer_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -96,7 +96,7 @@ def apply_averaged(
 
 
 def polyak_update(state: TrainState, tau: float | jax.Array) -> TrainState:
-    """The target moved by the share `tau` of its way to the parameters and the model state."""
+    """Move the target by the fraction `tau` towards the parameters and the model state."""
 
     def moved(new, old):
         return optax.incremental_update(new, old, tau) if jnp.issubdtype(new.dtype, jnp.inexact) else new
@@ -108,12 +108,12 @@ def polyak_update(state: TrainState, tau: float | jax.Array) -> TrainState:
 
 
 def _mean_of_floats(x: jax.Array, replicas: Replicas) -> jax.Array:
-    """The mean over replicas; counters are the same on all."""
+    """Return the mean over replicas of floats; counters are the same on all."""
     return replicas.mean(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 def weighted_mean(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
-    """Mean of `x` over the entries that count, as this device's share of the mean over all replicas.
+    """Return the mean of `x` over the entries that count, as this device's share of the mean over all replicas.
 
     The denominator is averaged over replicas, so that averaging the gradients of this gives the gradient of the
     global mean even where devices hold different numbers of rows that count.

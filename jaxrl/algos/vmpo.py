@@ -35,7 +35,7 @@ from jaxrl.networks.torsos import has_images
 
 
 class VMPOState(struct.PyTreeNode):
-    """All that the learner is."""
+    """State of the learner."""
 
     network: TrainState  # its target acts
     duals: TrainState  # float32 scalars: "temperature", "mean" and for boxes "std", before the softplus
@@ -194,7 +194,7 @@ class VMPO(KLFields, MinibatchFields, OnPolicyFields):
 
 
 def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Array:
-    """Which rows have the larger half of advantages, over all devices (section 4.1); bool, the same shape.
+    """Select the rows with the larger half of advantages, over all devices (section 4.1); bool, the same shape.
 
     Those at least as large as the median: of an odd number the smaller half is left, and of equals none is.
 
@@ -205,12 +205,12 @@ def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) ->
     """
     bits = jax.lax.bitcast_convert_type(advantages, jnp.uint32)
     order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # as the numbers are ordered
-    wanted = (replicas.sum(jnp.sum(weight, dtype=jnp.int32)) + 1) // 2
+    half = (replicas.sum(jnp.sum(weight, dtype=jnp.int32)) + 1) // 2
     digits, median = jnp.arange(16, dtype=jnp.uint32), jnp.uint32(0)
-    for shift in range(28, -1, -4):  # the largest number that as many reach as are wanted, digit by digit
+    for shift in range(28, -1, -4):  # the largest number that `half` of them reach, digit by digit
         tried = median + (digits << shift)
         reach = (order.reshape(1, -1) >= tried[:, None]) & weight.reshape(1, -1)
-        enough = replicas.sum(jnp.sum(reach, axis=1, dtype=jnp.int32)) >= wanted
+        enough = replicas.sum(jnp.sum(reach, axis=1, dtype=jnp.int32)) >= half
         median = jnp.max(jnp.where(enough, tried, median))
     return weight & (order >= median)
 
@@ -218,7 +218,7 @@ def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) ->
 def advantage_weights(
     advantages: jax.Array, chosen: jax.Array, temperature: jax.Array, replicas: Replicas
 ) -> tuple[jax.Array, jax.Array]:
-    """psi proportional to exp(A / eta) over the chosen rows of all devices, its largest 1 (equation 3).
+    """Return psi proportional to exp(A / eta) over the selected rows of all devices, its largest 1 (equation 3).
 
     Args:
       advantages: [...].
@@ -242,7 +242,7 @@ def advantage_weights(
 
 
 def divergences(old: Distribution, new: Any) -> dict[str, jax.Array]:
-    """KL(old || new) [...] by the name of what is limited; of Gaussians mean and deviation apart (section 4.2).
+    """Return KL(old || new) [...] by the name of its limit; of Gaussians for mean and deviation apart (section 4.2).
 
     Both are of one kind; of several parts, the sums.
     """

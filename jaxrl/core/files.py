@@ -65,7 +65,7 @@ def check_regular(directory: str | os.PathLike) -> None:
                 raise OSError(errno.EINVAL, "it is a link to a folder; move the folder to its place", path)
         for path in (os.path.join(folder, name) for name in names):
             if not stat.S_ISREG(os.stat(path).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file", path)
+                raise OSError(errno.EINVAL, "it is not a regular file", path)
 
 
 def read_json(path: str | os.PathLike) -> Any:
@@ -157,7 +157,7 @@ def clear_temporaries(directory: Path) -> None:
 def _regular(descriptor, mode, path):
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
     return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
 
 

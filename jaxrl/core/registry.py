@@ -102,7 +102,7 @@ def register(name, thing=None, /):
         _check_environment_name(name)
         return _enter("environment", name, thing)
     if not re.fullmatch(_WORD, name):
-        raise ConfigError(f"{name!r} is no name to register; use letters, digits, '_', '-' and '.'")
+        raise ConfigError(f"{name!r} is not a valid name to register; use letters, digits, '_', '-' and '.'")
     if (name_of(thing) or USER).partition(":")[0] != USER:
         return thing  # an algorithm, which its decorator registered
     if isinstance(thing, type) and not dataclasses.is_dataclass(thing):

@@ -163,7 +163,7 @@ def _indices(text: str) -> list[int]:
 
 def _core_problems(name, text, count):
     if not isinstance(text, str) or not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", text, re.ASCII):
-        return [f"resources: {name}={text!r} is no list of cores; write them as 0-3,8"]
+        return [f"resources: {name}={text!r} is not a list of cores; write them as 0-3,8"]
     indices = _indices(text)
     if not indices or max(indices) >= count:
         last = f"0 to {count - 1}" if count > 1 else "0"

@@ -30,8 +30,8 @@ def test_cores_as_text(text, indices):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (Resources(learner="x"), "learner='x' is no list of cores; write them as 0-3,8"),
-        (Resources(actors=""), "actors='' is no list of cores"),
+        (Resources(learner="x"), "learner='x' is not a list of cores; write them as 0-3,8"),
+        (Resources(actors=""), "actors='' is not a list of cores"),
         (Resources(actors="3-1"), "actors='3-1': this process may use 4 cores, which are 0 to 3 here"),
         (Resources(environments="2-4"), "environments='2-4': this process may use 4 cores, which are 0 to 3 here"),
         (Resources(evaluator="0"), "evaluator='0': none there"),

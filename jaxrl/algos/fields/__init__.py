@@ -1,4 +1,4 @@
-"""Groups of fields that algorithms share, each with its checks and with what it yields."""
+"""Groups of fields that algorithms share, each with its checks and the objects that it describes."""
 
 from jaxrl.algos.fields.actor_critic import (
     ActorCriticFields,

@@ -1,4 +1,4 @@
-"""Fields of the off-policy actor-critics, and of how they explore."""
+"""Fields of the off-policy actor-critics, and of their exploration."""
 
 from typing import Any
 
@@ -24,17 +24,17 @@ class ActorCriticFields(DiscountFields):
     critic: Critic = static(Critic())
 
     def resolved_networks(self, spec: EnvSpec) -> dict[str, Any]:
-        """Return `policy` and `critic` with the torsos that suit the observations, where they leave these open."""
+        """Return `policy` and `critic` with default torsos for the observations, where they leave these open."""
         return {"policy": resolve_network(self.policy, spec), "critic": resolve_network(self.critic, spec)}
 
     @property
     def critic_optimizer(self) -> optax.GradientTransformation:
-        """The optimizer at the learning rate of the critics."""
+        """Return the optimizer at the learning rate of the critics."""
         return self.optimizer(self.learning_rate)
 
     @property
     def policy_optimizer(self) -> optax.GradientTransformation:
-        """The optimizer at the learning rate of the policy."""
+        """Return the optimizer at the learning rate of the policy."""
         rate = self.policy_learning_rate
         return self.optimizer(self.learning_rate if rate is None else rate)
 
@@ -79,7 +79,7 @@ class TemperatureFields(ActorCriticFields):
 
     @property
     def temperature_optimizer(self) -> optax.GradientTransformation:
-        """The optimizer at the learning rate of the temperature."""
+        """Return the optimizer at the learning rate of the temperature."""
         rate = self.temperature_learning_rate
         return self.optimizer(self.learning_rate if rate is None else rate)
 

@@ -1,4 +1,4 @@
-"""The field that every algorithm of returns has."""
+"""The discount field of all algorithms with returns."""
 
 from jaxrl.algos.base import field_group, number
 from jaxrl.core.schedules import Scalar
@@ -6,6 +6,6 @@ from jaxrl.core.schedules import Scalar
 
 @field_group
 class DiscountFields:
-    """How much later rewards count."""
+    """Discounting of rewards."""
 
     gamma: Scalar = number(0.99, low=0, high=1, help="discount factor")

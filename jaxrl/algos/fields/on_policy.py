@@ -1,4 +1,4 @@
-"""Fields of the algorithms that learn from what the newest policy did."""
+"""Fields of the on-policy algorithms."""
 
 from jaxrl.algos.base import field_group, number, static
 from jaxrl.algos.fields.discount import DiscountFields
@@ -10,7 +10,7 @@ from jaxrl.networks import ActorCritic
 
 @field_group
 class RolloutFields(DiscountFields):
-    """Rollouts that are learned from once, and how they are normalized."""
+    """Rollouts and their normalization."""
 
     max_grad_norm: Scalar | None = number(0.5, above=0, help="clip gradients to this norm; None: no clipping")
     observation_clip: Scalar = number(

@@ -26,7 +26,7 @@ from jaxrl.core.types import Replay
 
 @field_group
 class StorageFields:
-    """How an algorithm fills its replay and draws from it."""
+    """Storage and sampling of a replay."""
 
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
@@ -127,7 +127,7 @@ class StorageFields:
 
 @field_group
 class ReplayFields(StorageFields):
-    """A replay whose updates give no priorities."""
+    """A replay without priorities."""
 
     sampler: PlainSampler | None = changed(None)
     remover: PlainRemover | None = changed(None)
@@ -153,7 +153,7 @@ class PrioritizedFields(StorageFields):
 
     @property
     def by_priority(self) -> bool:
-        """Whether items are drawn or removed by priorities, so that updates must give some."""
+        """Return whether items are drawn or removed by priorities, so that updates must return some."""
         return self.prioritized or by_priority(self.sampler, self.remover)
 
     def problems(self) -> list[str]:
@@ -189,7 +189,7 @@ class SequenceFields(ReplayFields, NStepFields):
 
     @property
     def recurrent(self) -> bool:
-        """Whether the policy or the critics have a memory."""
+        """Return whether the policy or the critics have a memory."""
         return _is_recurrent(self)
 
     def source_with_memory(self) -> Replay:
@@ -255,6 +255,6 @@ class CombinedReplayFields(StorageFields):
 
 
 def _is_recurrent(algo: StorageFields) -> bool:
-    # What is no network is refused later.
+    # Values that are not networks are refused later.
     networks = (getattr(algo, name, None) for name in ("policy", "critic", "network"))
     return any(getattr(network, "recurrent", False) for network in networks)
