@@ -31,7 +31,7 @@ BUDGET = {
     "envs": 3998,
     "networks": 2011,
     "buffers": 1596,
-    "algos": 4940,
+    "algos": 4942,
     "parallel": 4150,
     "data": 2995,
     "plots": 492,

@@ -96,9 +96,10 @@ class CQL(StochasticActing, ReplayFields, NStepFields, TargetFields, Temperature
             coefficient = jnp.minimum(jnp.exp(state.log_coefficient.params), MAX_COEFFICIENT)
 
         observation, mask = replay.next_observation, replay.next_action_mask
-        following = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
-        slow = state.critic.target_variables
-        value, log_prob, _ = sac.value_and_log_prob(self.critic, slow, following, observation, mask, next_key, spec)
+        next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
+        value, log_prob, _ = sac.value_and_log_prob(
+            self.critic, state.critic.target_variables, next_policy, observation, mask, next_key, spec
+        )
         if self.entropy_in_target:
             value = value - temperature * log_prob
         target = off_policy.expected_target(replay, value, self.gamma)

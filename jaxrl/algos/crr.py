@@ -101,8 +101,8 @@ class CRR(StochasticActing, PeriodicTargetFields, ReplayFields, NStepFields):
         )
 
         updates = state.updates + 1
-        share = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
-        policy, critic = train_state.polyak_update(policy, share), train_state.polyak_update(critic, share)
+        tau = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
+        policy, critic = train_state.polyak_update(policy, tau), train_state.polyak_update(critic, tau)
         return CRRState(policy, critic, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
 
     def _weights(

@@ -69,8 +69,8 @@ class Learner(DeterministicActing, TargetFields, CombinedReplayFields):
         self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec, **support: Any
     ) -> Returns:
         """Return the critics' target for each transition, by the smallest target critic."""
-        slow = state.critic.target_variables
-        return off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec, **support)
+        target_critic = state.critic.target_variables
+        return off_policy.smallest_target(self.critic, target_critic, replay, next_action, self.gamma, spec, **support)
 
     def critic_step(
         self,
@@ -150,8 +150,8 @@ class TD3(SequenceLearner, DelayedPolicyFields):
     ) -> tuple[TD3State, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         keys = off_policy.transition_keys(key, replay, replicas)
-        following = self.target_action(state, replay, spec)
-        smoothed = acting.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
+        target_action = self.target_action(state, replay, spec)
+        smoothed = acting.smoothed_action(target_action, keys, self.target_noise, self.target_noise_clip, spec)
         target = self.target(state, replay, smoothed, spec)
         critic, fit = self.critic_step(state.critic, replay, target, spec, replicas)
 

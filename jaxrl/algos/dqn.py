@@ -257,8 +257,8 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
             state.network, gradients, self._transformation(), replicas, model_state
         )
         updates = state.updates + 1
-        share = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
-        network = train_state.polyak_update(network, share)
+        tau = jnp.where(updates % self.target_period == 0, self.target_update, 0.0)
+        network = train_state.polyak_update(network, tau)
         metrics = replicas.mean(metrics) | {
             "gradient_norm": norm,
             "epsilon": jnp.asarray(self.epsilon),
@@ -285,14 +285,14 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
         self,
         view: q_views.Transitions | q_views.Sequences,
         online: Variables,
-        slow: Variables,
+        target_network: Variables,
         output: PyTree,
         noise: list[jax.Array] | list[None],
     ) -> Returns:
         """Return the target distribution of returns of each transition; `output` is the online network's."""
         low, high, rewards = self.v_min, self.v_max, view.rewards
-        target_output, _ = view.output(slow, noise[1], train=False)
-        next_output = view.next(target_output, slow, noise[2])
+        target_output, _ = view.output(target_network, noise[1], train=False)
+        next_output = view.next(target_output, target_network, noise[2])
         next_values = q_learning.action_values(next_output, low, high)
         if self.munchausen:
             temperature = self.munchausen_temperature

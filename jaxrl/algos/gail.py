@@ -183,21 +183,21 @@ def gradient_penalty(
       key: keys [batch].
       spec: of the environment.
     """
-    share = jax.vmap(jax.random.uniform)(key)
+    fraction = jax.vmap(jax.random.uniform)(key)
 
     def between(x, y, space):
         if isinstance(space, spaces.Dict):
             return {name: between(x[name], y[name], child) for name, child in space.items}
         if not isinstance(space, spaces.Box):
             return y  # a name
-        x, y, part = to_float(x, space), to_float(y, space), share.reshape(-1, *[1] * (x.ndim - 1))
+        x, y, part = to_float(x, space), to_float(y, space), fraction.reshape(-1, *[1] * (x.ndim - 1))
         return (1.0 - part) * x + part * y
 
     def total(observation, action):
         if not isinstance(spec.action_space, spaces.Discrete):
             return jnp.sum(logits(network, variables, observation, action, spec)[0])
         ends = [logits(network, variables, observation, x.action, spec)[0] for x in (own, expert)]
-        return jnp.sum((1.0 - share) * ends[0] + share * ends[1])
+        return jnp.sum((1.0 - fraction) * ends[0] + fraction * ends[1])
 
     observation = between(own.observation, expert.observation, spec.observation_space)
     action = between(own.action, expert.action, spec.action_space)
@@ -205,5 +205,5 @@ def gradient_penalty(
     slopes = [x for x in jax.tree.leaves(slopes) if x.dtype != jax.dtypes.float0]
     if isinstance(spec.action_space, spaces.Box):
         slopes.append(by_action * jnp.expand_dims(0.5 * (spec.action_space.high - spec.action_space.low), 0))
-    square = sum((jnp.sum(jnp.square(x.reshape(len(share), -1)), axis=-1) for x in slopes), jnp.zeros_like(share))
+    square = sum((jnp.sum(jnp.square(x.reshape(len(fraction), -1)), axis=-1) for x in slopes), jnp.zeros_like(fraction))
     return jnp.square(jnp.sqrt(jnp.maximum(square, _LEAST_NORM**2)) - 1.0)

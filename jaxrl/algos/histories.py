@@ -31,7 +31,7 @@ class History(struct.PyTreeNode):
 
     inputs: NetworkInputs  # of all rows, [burn_in + L, B, ...]
     carry: Carry  # of the policy before the first row, [B, ...]
-    at: jax.Array  # int32 [N], the time steps: indices into the L * B after the burn-in
+    index: jax.Array  # int32 [N], the time steps: indices into the L * B after the burn-in
     burn_in: int = struct.field(pytree_node=False)
 
     @property
@@ -40,7 +40,7 @@ class History(struct.PyTreeNode):
         return jax.tree.leaves(self.inputs.observation)[0].shape[1]
 
     @property
-    def moments(self) -> NetworkInputs:
+    def selected(self) -> NetworkInputs:
         """Return the inputs at the N time steps alone, [1, N, ...]."""
         return jax.tree.map(lambda x: self._taken(x)[None], self._part(slice(self.burn_in, None)))
 
@@ -51,7 +51,7 @@ class History(struct.PyTreeNode):
         """
         if not network.recurrent:
             output, _, model_state = network.apply(
-                policy.params, self.moments, (), spec=spec, model_state=policy.model_state, train=train
+                policy.params, self.selected, (), spec=spec, model_state=policy.model_state, train=train
             )
             return jax.tree.map(lambda x: x[0], output), model_state
 
@@ -81,15 +81,15 @@ class History(struct.PyTreeNode):
         """
         action, mask = (None if x is None else x[None] for x in (action, mask))
         if not network.recurrent:
-            inputs = self.moments.replace(action_mask=mask)
+            inputs = self.selected.replace(action_mask=mask)
             output, model_state = network.apply(
                 critic.params, inputs, action, spec=spec, model_state=critic.model_state, train=train
             )
             return jax.tree.map(lambda x: x[:, 0], output), model_state
 
-        def remember(critic, time, carry, train):
+        def encode(critic, time, carry, train):
             inputs, model_state = self._part(time), critic.model_state
-            return network.remember(critic.params, inputs, carry, spec=spec, model_state=model_state, train=train)
+            return network.encode(critic.params, inputs, carry, spec=spec, model_state=model_state, train=train)
 
         members = jax.tree.leaves(critic.params)[0].shape[0]  # all, or the first alone
         carry = jax.tree.map(
@@ -97,10 +97,10 @@ class History(struct.PyTreeNode):
         )
         if self.burn_in:
             frozen = jax.lax.stop_gradient(critic)
-            carry = jax.lax.stop_gradient(remember(frozen, slice(self.burn_in), carry, False)[1])
-        features, _, model_state = remember(critic, slice(self.burn_in, None), carry, train)
+            carry = jax.lax.stop_gradient(encode(frozen, slice(self.burn_in), carry, False)[1])
+        features, _, model_state = encode(critic, slice(self.burn_in, None), carry, train)
         features = jax.vmap(self._taken)(features)[:, None]
-        output, model_state = network.judge(
+        output, model_state = network.evaluate(
             critic.params, features, action, mask, spec=spec, model_state=model_state, train=train
         )
         return jax.tree.map(lambda x: x[:, 0], output), model_state
@@ -109,7 +109,7 @@ class History(struct.PyTreeNode):
         return jax.tree.map(lambda x: x[time], self.inputs)
 
     def _taken(self, x):
-        return x.reshape((-1, *x.shape[2:]))[self.at]
+        return x.reshape((-1, *x.shape[2:]))[self.index]
 
 
 def transitions(batch: TransitionBatch | SequenceBatch, n_step: int) -> TransitionBatch:
@@ -134,7 +134,7 @@ def transitions(batch: TransitionBatch | SequenceBatch, n_step: int) -> Transiti
         rewards=steps.rewards,
         steps=steps.steps,
         bootstrap=steps.bootstrap,
-        next_observation=history.replace(at=there),
+        next_observation=history.replace(index=there),
         weight=steps.weight,
         action_mask=masks,
         next_action_mask=jax.tree.map(lambda x: x[there], masks),

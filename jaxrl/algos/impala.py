@@ -127,8 +127,8 @@ class IMPALA(OnPolicyFields):
         return loss, (metrics, model_state)
 
     def _vtrace(self, network, values, log_rho, carry, rollout, spec):
-        following = on_policy.bootstrap_value(self, network, rollout, carry, spec)
-        segment = on_policy.segment(self, rollout, values, following)
+        bootstrap_value = on_policy.bootstrap_value(self, network, rollout, carry, spec)
+        segment = on_policy.segment(self, rollout, values, bootstrap_value)
         return returns.vtrace(
             segment,
             jnp.exp(log_rho),

@@ -23,7 +23,7 @@ def decoupled_kl(old: DiagonalGaussian, new: DiagonalGaussian) -> tuple[jax.Arra
     return before.kl(DiagonalGaussian(new_mean, std)), before.kl(DiagonalGaussian(mean, new_std))
 
 
-def bounded(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
+def lagrangian_loss(kl: jax.Array, alpha: jax.Array, epsilon: Scalar) -> jax.Array:
     """Return the Lagrangian of kl <= epsilon: alpha kl for the policy, alpha (epsilon - kl) for alpha; kl, alpha [k].
 
     Going down its gradient, the policy lowers what it pays for, and alpha rises where kl is more than epsilon.

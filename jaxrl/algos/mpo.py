@@ -23,7 +23,7 @@ from jaxrl.algos.fields import (
     ReplayFields,
     SupportFields,
 )
-from jaxrl.algos.kl_limits import bounded, clip_duals, decoupled_kl, inverse_softplus
+from jaxrl.algos.kl_limits import clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
 from jaxrl.algos.off_policy import Statistics
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, weighted_mean
@@ -59,7 +59,7 @@ class AllActions(struct.PyTreeNode):
     distribution: Categorical  # the policy's
     values: jax.Array  # [batch, K]
     returns: jax.Array | tuple[()]  # [batch, K, atoms] probabilities of a support's atoms; () of expected values
-    log_prior: jax.Array  # [batch, K] the policy's log-probabilities: their exponentials sum to 1
+    log_prior: jax.Array  # [batch, K] log pi of each action
 
     def fit(self, new: Categorical, weights: jax.Array) -> jax.Array:
         """Return the weighted negative log-likelihood [batch] of the actions by the new policy; weights [batch, K]."""
@@ -77,7 +77,7 @@ class SampledActions(struct.PyTreeNode):
     points: jax.Array  # [K, batch, n] sampled from it, before the tanh
     values: jax.Array  # [batch, K]
     returns: jax.Array | tuple[()]  # as of `AllActions`
-    log_prior: jax.Array  # [batch, K] the share of each: sums to 1
+    log_prior: jax.Array  # [batch, K] -log K of each sample
 
     def fit(self, new: TanhGaussian, weights: jax.Array) -> jax.Array:
         """Fit the mean and the deviation of a Gaussian, each with the other from the old policy.
@@ -149,8 +149,8 @@ class MPO(
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         next_key, key = (q_learning.transition_keys(k, replay.weight.shape[0], replicas) for k in jax.random.split(key))
 
-        following = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)
-        target = self._target(following, replay)
+        candidates = self._candidates(state, replay.next_observation, replay.next_action_mask, next_key, spec)
+        target = self._target(candidates, replay)
         support = {"v_min": self.v_min, "v_max": self.v_max}
         critic, fit = off_policy.critic_step(
             self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas, **support
@@ -174,7 +174,7 @@ class MPO(
             if not self.per_dimension:
                 divergences = {name: jnp.sum(x, axis=-1, keepdims=True) for name, x in divergences.items()}
             divergences = {name: jax.vmap(mean, in_axes=-1)(x) for name, x in divergences.items()}
-            bounds = [jnp.sum(bounded(divergences[name], duals[name], epsilons[name])) for name in divergences]
+            bounds = [jnp.sum(lagrangian_loss(divergences[name], duals[name], epsilons[name])) for name in divergences]
             temperature = mean(temperature_loss(old.values, old.log_prior, duals["temperature"], self.epsilon))
             metrics = {"policy_loss": fit, "kl_improved": mean(divergence(weights, old.log_prior))}
             metrics |= {f"kl_{name}": jnp.mean(x) for name, x in divergences.items()}
@@ -190,8 +190,8 @@ class MPO(
         used = {name: jnp.mean(jax.nn.softplus(x)) for name, x in state.duals.params.items()}
         metrics |= {"temperature": used.pop("temperature")} | {f"alpha_{name}": x for name, x in used.items()}
         updates = state.updates + 1
-        share = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
-        policy, critic = train_state.polyak_update(policy, share), train_state.polyak_update(critic, share)
+        tau = jnp.where(updates % self.target_period == 0, self.tau, 0.0)
+        policy, critic = train_state.polyak_update(policy, tau), train_state.polyak_update(critic, tau)
         return MPOState(policy, critic, duals, statistics, updates), UpdateInfo(replicas.mean(fit.metrics | metrics))
 
     def _candidates(
@@ -218,12 +218,12 @@ class MPO(
         values, returns = least(output, self.v_min, self.v_max)
         return SampledActions(distribution, points, values, returns, jnp.full_like(values, -jnp.log(self.samples)))
 
-    def _target(self, following: AllActions | SampledActions, batch: TransitionBatch) -> Returns:
+    def _target(self, candidates: AllActions | SampledActions, batch: TransitionBatch) -> Returns:
         """Return the critics' target for transitions [batch], in expectation over the candidate actions."""
-        share = jnp.exp(following.log_prior)
-        if isinstance(following.returns, tuple):
-            return off_policy.expected_target(batch, jnp.sum(share * following.values, axis=-1), self.gamma)
-        mixed = jnp.sum(share[..., None] * following.returns, axis=1)
+        probability = jnp.exp(candidates.log_prior)
+        if isinstance(candidates.returns, tuple):
+            return off_policy.expected_target(batch, jnp.sum(probability * candidates.values, axis=-1), self.gamma)
+        mixed = jnp.sum(probability[..., None] * candidates.returns, axis=1)
         atoms = q_learning.support(self.v_min, self.v_max, mixed.shape[-1])
         after = Returns(jnp.broadcast_to(atoms[None], mixed.shape), mixed)
         return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, after, self.gamma)

@@ -72,7 +72,7 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
     added = replicas.sum(jnp.sum(weight, dtype=jnp.uint32))
     count = statistics.count.add(added)
     entries = jnp.maximum(added.astype(jnp.float32), 1.0)
-    share = added.astype(jnp.float32) / jnp.maximum(count.as_float(), 1.0)
+    fraction = added.astype(jnp.float32) / jnp.maximum(count.as_float(), 1.0)
 
     def merge(moments, x):
         axes = tuple(range(weight.ndim))
@@ -89,10 +89,10 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
         # The running mean is `mean + mean_rest`, and the shift was measured from `mean` alone.
         correction = correction - moments.mean_rest
         distance = jnp.square(shift + correction)
-        change = variance - moments.variance - moments.variance_rest + distance * (1.0 - share)
-        new_mean, mean_rest = _compensated(moments.mean, moments.mean_rest, share * shift)
-        new_mean, mean_rest = _compensated(new_mean, mean_rest, share * correction)
-        new_variance, variance_rest = _compensated(moments.variance, moments.variance_rest, share * change)
+        change = variance - moments.variance - moments.variance_rest + distance * (1.0 - fraction)
+        new_mean, mean_rest = _compensated(moments.mean, moments.mean_rest, fraction * shift)
+        new_mean, mean_rest = _compensated(new_mean, mean_rest, fraction * correction)
+        new_variance, variance_rest = _compensated(moments.variance, moments.variance_rest, fraction * change)
         return Moments(new_mean, new_variance, mean_rest, variance_rest)
 
     leaves = dict(_named(batch))

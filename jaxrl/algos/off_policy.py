@@ -139,7 +139,7 @@ def normalize_batch(
         return statistics, batch
     seen = batch.observation
     if isinstance(seen, History):
-        seen = jax.tree.map(lambda x: x[0], seen.moments.observation)
+        seen = jax.tree.map(lambda x: x[0], seen.selected.observation)
     statistics = normalization.update(statistics, seen, batch.weight, replicas)
     return statistics, batch.replace(
         observation=normalize_observation(statistics, batch.observation, clip),
@@ -280,8 +280,8 @@ def smallest_target(
         return jnp.take_along_axis(x, least.reshape((1, -1) + (1,) * (x.ndim - 2)), axis=0)[0]
 
     only = jnp.zeros(least.shape, jnp.int32)
-    following = q_learning.returns_of(jax.tree.map(of_least, output), only, v_min, v_max)
-    return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, following, gamma)
+    next_returns = q_learning.returns_of(jax.tree.map(of_least, output), only, v_min, v_max)
+    return q_learning.n_step_returns(batch.rewards, batch.steps, batch.bootstrap, next_returns, gamma)
 
 
 class CriticLoss(struct.PyTreeNode):

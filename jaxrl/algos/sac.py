@@ -95,9 +95,10 @@ class SAC(StochasticActing, SequenceFields, CombinedReplayFields, TargetFields, 
 
         # The critics (equations 5 and 6).
         observation, mask = replay.next_observation, replay.next_action_mask
-        following = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
-        slow = state.critic.target_variables
-        value, log_prob, _ = value_and_log_prob(self.critic, slow, following, observation, mask, next_key, spec)
+        next_policy = off_policy.evaluate_policy(self.policy, state.policy.variables, observation, spec, mask)
+        value, log_prob, _ = value_and_log_prob(
+            self.critic, state.critic.target_variables, next_policy, observation, mask, next_key, spec
+        )
         target = off_policy.expected_target(replay, value - temperature * log_prob, self.gamma)
         critic, fit = off_policy.critic_step(
             self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas

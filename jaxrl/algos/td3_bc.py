@@ -71,13 +71,13 @@ class TD3BC(DeterministicActing, TargetFields, ReplayFields, NStepFields, Delaye
     ) -> tuple[TD3BCState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
 
-        following = off_policy.evaluate_policy(
+        next_policy = off_policy.evaluate_policy(
             self.policy, state.policy.target_variables, replay.next_observation, spec
         )
         keys = off_policy.transition_keys(key, replay, replicas)
-        next_action = acting.smoothed_action(following, keys, self.target_noise, self.target_noise_clip, spec)
-        slow = state.critic.target_variables
-        target = off_policy.smallest_target(self.critic, slow, replay, next_action, self.gamma, spec)
+        next_action = acting.smoothed_action(next_policy, keys, self.target_noise, self.target_noise_clip, spec)
+        target_critic = state.critic.target_variables
+        target = off_policy.smallest_target(self.critic, target_critic, replay, next_action, self.gamma, spec)
         critic, fit = off_policy.critic_step(
             self.critic, state.critic, self.critic_optimizer, replay, target, spec, replicas
         )

@@ -12,7 +12,7 @@ from flax import struct
 from jaxrl.algos import on_policy, returns, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
 from jaxrl.algos.fields import KLFields, MinibatchFields, OnPolicyFields
-from jaxrl.algos.kl_limits import bounded, clip_duals, decoupled_kl, inverse_softplus
+from jaxrl.algos.kl_limits import clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyCarry, Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
@@ -132,8 +132,8 @@ class VMPO(KLFields, MinibatchFields, OnPolicyFields):
         rows, inputs, network = rollout.rows, on_policy.batch_inputs(self, rollout), state.network.variables
         # The learner's own values, where those recorded are the target's.
         output, carry, _ = on_policy.unroll(self, network, inputs, rollout.carry.network, spec, train=False)
-        following = on_policy.bootstrap_value(self, network, rollout, carry, spec)
-        segment = on_policy.segment(self, rollout, output.value, following)
+        bootstrap_value = on_policy.bootstrap_value(self, network, rollout, carry, spec)
+        segment = on_policy.segment(self, rollout, output.value, bootstrap_value)
         advantages = returns.gae(segment, self.gamma, self.gae_lambda)
         data = {
             "inputs": inputs,
@@ -184,7 +184,7 @@ class VMPO(KLFields, MinibatchFields, OnPolicyFields):
         temperature = duals["temperature"] * (self.epsilon - divergence)  # of the slope of equation 4
         limits = {"mean": self.epsilon_mean, "std": self.epsilon_std}
         moved = {name: mean(x) for name, x in divergences(minibatch["old"], output.distribution).items()}
-        bounds = sum(bounded(x, duals[name], limits[name]) for name, x in moved.items())
+        bounds = sum(lagrangian_loss(x, duals[name], limits[name]) for name, x in moved.items())
         value_loss = mean(0.5 * jnp.square(minibatch["target"] - output.value))
         entropy = mean(output.distribution.entropy())
         loss = on_policy.total_loss(self, policy_loss, value_loss, entropy) + bounds + temperature

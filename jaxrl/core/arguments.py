@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import count_problems, described, number_problems, problem, seed_problems, whole
+from jaxrl.core.limits import count_problems, describe, number_problems, problem, seed_problems, whole
 
 Limits = Mapping[str, float]
 SEEDS = ("seed", "search_seed")  # integers alone: large ones are no floats
@@ -92,7 +92,7 @@ def _problems(name: str, annotation: Any, value: Any, limits: Limits) -> list[st
         return (
             []
             if problem(number, limits) is None
-            else [f"{name}={number} must be {described(limits) or 'less than 2^63'}"]
+            else [f"{name}={number} must be {describe(limits) or 'less than 2^63'}"]
         )
     if kinds == [float]:
         return number_problems(name, value, limits)

@@ -82,10 +82,10 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be made from a file")
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
-    return made(cls, older | {name: decode(item) for name, item in fields.items()} | overrides)
+    return build(cls, older | {name: decode(item) for name, item in fields.items()} | overrides)
 
 
-def made(cls: Any, values: Mapping[str, Any]) -> Any:
+def build(cls: Any, values: Mapping[str, Any]) -> Any:
     """Build an instance of the dataclass `cls`, after checking each value against its field's annotation.
 
     Raises:

@@ -24,7 +24,7 @@ LEAST = {
 }
 
 
-def described(limits: Mapping[str, float]) -> str:
+def describe(limits: Mapping[str, float]) -> str:
     """Return limits in words, "at least 0 and at most 1"; entries that are not limits are skipped."""
     return " and ".join(f"{WORDS[name]} {limit:g}" for name, limit in limits.items() if name in WORDS)
 
@@ -34,7 +34,7 @@ def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | Non
 
     Args:
       number: anything; numbers are scalars, also of NumPy and JAX.
-      limits: as `described` takes them.
+      limits: as `describe` takes them.
     """
     limits = limits or {}
     if getattr(number, "ndim", 0):
@@ -50,7 +50,7 @@ def problem(number: Any, limits: Mapping[str, float] | None = None) -> str | Non
         and number > limits.get("above", -math.inf)
         and number < limits.get("below", math.inf)
     ):
-        return f"must be {described(limits) or 'a finite number'}"
+        return f"must be {describe(limits) or 'a finite number'}"
     if number and not _SMALLEST <= abs(number) < _TOO_LARGE:
         return f"must be 0, or from {_SMALLEST:.3g} to {_TOO_LARGE:.3g} in size: programs compute in float32"
     return None

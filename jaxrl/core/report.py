@@ -105,7 +105,7 @@ class Report(struct.PyTreeNode):
             failed_at=jnp.where(both, jnp.minimum(here, there), jnp.maximum(here, there)),
         )
 
-    def over(self, replicas: Replicas) -> "Report":
+    def all_reduce(self, replicas: Replicas) -> "Report":
         """Reduce over all devices; updates are reduced already."""
         return self.replace(
             episodes=self.episodes.merged(replicas.sum),
@@ -121,7 +121,7 @@ class Report(struct.PyTreeNode):
         shape = self.failed_at.shape  # of the runs, if this is of many
         # One vector of each type: a reduction for each leaf was a sixth of the kernels of a chunk.
         by_type: dict[jnp.dtype, list[jax.Array]] = {}
-        for x in jax.tree.leaves(lasting(state)):
+        for x in jax.tree.leaves(persistent_state(state)):
             if jnp.issubdtype(x.dtype, jnp.inexact):
                 by_type.setdefault(x.dtype, []).append(x.reshape(*shape, -1))
         vectors = [jnp.concatenate(leaves, axis=-1) for leaves in by_type.values()]
@@ -164,7 +164,7 @@ def _joined_episodes(parts):
     return whole.replace(squares=whole.squares + between, lives=lives)
 
 
-def lasting(state: RunState) -> dict[str, PyTree]:
+def persistent_state(state: RunState) -> dict[str, PyTree]:
     """Return the parts of a state that must be finite; environments may hold infinities; rows are checked apart."""
     parts = {"learner": state.learner, "carry": state.carry}
     if isinstance(state.timestep, TimeStep):
@@ -172,7 +172,7 @@ def lasting(state: RunState) -> dict[str, PyTree]:
     return parts
 
 
-def reported(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite: dict[str, jax.Array]) -> Report:
+def make_report(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite: dict[str, jax.Array]) -> Report:
     """Return the report of one iteration on this device, with `made` updates (float32) and these mean metrics."""
     fine = jnp.all(jnp.stack(list(finite.values())))
     iterations = (made > 0.0).astype(jnp.float32)
@@ -180,7 +180,7 @@ def reported(episodes: EpisodeSums, metrics: Metrics, made: jax.Array, finite: d
 
 
 @jax.jit
-def summed(total: Report, report: Report, number: jax.Array, begins: jax.Array) -> Report:
+def accumulate(total: Report, report: Report, number: jax.Array, begins: jax.Array) -> Report:
     """Add iteration `number`'s report to `total`, or to an empty sum where `begins` (a bool).
 
     So one program serves a chunk's first report and all others.

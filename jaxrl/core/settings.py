@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl.core.arguments import is_whole, members
-from jaxrl.core.limits import described, whole
+from jaxrl.core.limits import describe, whole
 
 _WIDTH = 100  # columns of what is written into docstrings
 
@@ -69,7 +69,7 @@ def text(value: Any) -> str:
 def field_help(field: dataclasses.Field) -> str:
     """Return a field's help, its limits, and the setting that it has an effect with."""
     limits, only_with = field.metadata.get("limits", {}), field.metadata.get("only_with")
-    parts = [field.metadata.get("help", ""), described(limits), f"only with {only_with}" if only_with else ""]
+    parts = [field.metadata.get("help", ""), describe(limits), f"only with {only_with}" if only_with else ""]
     return "; ".join(part for part in parts if part)
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl.core.errors import ConfigError
-from jaxrl.core.limits import described
+from jaxrl.core.limits import describe
 
 
 def forward(attribute: str) -> Any:
@@ -39,7 +39,7 @@ def check_arguments(wrapper: Any, *, whole: bool = False, finite: bool = True, *
             continue
         if _holds(value, whole, finite, limit) and not (static and whole and not isinstance(value, int | np.integer)):
             continue
-        kind = f"a {'whole ' if whole else 'finite ' if finite else ''}number {described(limit)}".rstrip()
+        kind = f"a {'whole ' if whole else 'finite ' if finite else ''}number {describe(limit)}".rstrip()
         problems.append(f"{type(wrapper).__name__}({name}={value!r:.80}): {name} must be {kind}")
     if problems:
         raise ConfigError(problems)

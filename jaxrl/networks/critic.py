@@ -139,7 +139,7 @@ class Critic:
         Of a box it is that of the actions `[T, B, n]` taken there, and `actions` is 1; of a discrete space that of
         all actions, and `action` None. Values of actions that the mask forbids are the most negative finite number.
         `model_state` and `train` are as of `types.Network`. Not for a critic with a core, which takes two steps:
-        `remember` and `judge`.
+        `encode` and `evaluate`.
         """
 
         def member(params, model_state):
@@ -147,7 +147,7 @@ class Critic:
 
         return jax.vmap(member)(params, model_state)
 
-    def remember(
+    def encode(
         self,
         params: Params,
         inputs: NetworkInputs,
@@ -170,7 +170,7 @@ class Critic:
 
         return jax.vmap(member)(params, model_state, carry)
 
-    def judge(
+    def evaluate(
         self,
         params: Params,
         features: jax.Array,
@@ -181,11 +181,11 @@ class Critic:
         model_state: ModelState,
         train: bool,
     ) -> tuple[Any, ModelState]:
-        """Return the head's output, as `apply` does, from features `[ensemble, T, B, features]` of `remember`."""
+        """Return the head's output, as `apply` does, from features `[ensemble, T, B, features]` of `encode`."""
 
         def member(params, model_state, features):
             return run_module(
-                self, params, model_state, spec, lambda module: module.judge(features, action, mask), train=train
+                self, params, model_state, spec, lambda module: module.evaluate(features, action, mask), train=train
             )
 
         return jax.vmap(member)(params, model_state, features)
@@ -220,9 +220,9 @@ class _Member(nnx.Module):
         self.head = network.head.build(self.hidden.features, actions, rngs)
 
     def __call__(self, inputs: NetworkInputs, action: jax.Array | None) -> Any:
-        return self.judge(self.body(inputs, ())[0], action, inputs.action_mask)
+        return self.evaluate(self.body(inputs, ())[0], action, inputs.action_mask)
 
-    def judge(self, features: jax.Array, action: jax.Array | None, mask: jax.Array | None) -> Any:
+    def evaluate(self, features: jax.Array, action: jax.Array | None, mask: jax.Array | None) -> Any:
         if action is None:
             return self.head(self.hidden(features), mask, None)
         unit = to_unit(action, spaces.expect(self.space, spaces.Box))

@@ -10,7 +10,7 @@ from jaxrl.buffers import replay
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core import keys
-from jaxrl.core.report import EpisodeSums, Report, reported
+from jaxrl.core.report import EpisodeSums, Report, make_report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.shared_batch import shared_batch
 from jaxrl.core.types import (
@@ -104,7 +104,7 @@ def iterate[Env](
         dataset=dataset,
     )
     finite |= {name: jnp.isfinite(value) for name, value in metrics.items()}
-    return state, reported(episodes, metrics, made, finite), collected
+    return state, make_report(episodes, metrics, made, finite), collected
 
 
 def store(experience: Experience, state: RunState, collected: Rollout) -> tuple[RunState, dict[str, jax.Array]]:

@@ -155,7 +155,7 @@ class Program[Env, Data]:
 
         beginning = state, Report.zeros_like(report), jax.tree.map(room, rows)
         state, report, rows = jax.lax.fori_loop(0, length, body, beginning)
-        return state, report.with_state(state, length - 1).over(replicas), rows
+        return state, report.with_state(state, length - 1).all_reduce(replicas), rows
 
     def run(
         self, algo: Algorithm, env: Env, key: jax.Array, iterations: int, total_steps_per_env: jax.Array

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from jaxrl.core import keys, spaces
 from jaxrl.core.recorded import Recorded
-from jaxrl.core.report import EpisodeSums, Report, reported, summed
+from jaxrl.core.report import EpisodeSums, Report, accumulate, make_report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.shared_batch import shared_batch
 from jaxrl.core.types import Algorithm, Dataset, EnvSpec, PyTree, Replay, SampleInfo, SequenceBatch, TransitionBatch
@@ -80,7 +80,7 @@ class StreamLoop:
             batches = dataset.take(first + number * self.block, self.block)
             batches = jax.device_put(batches, self.layout.on_mesh(_batch_specs(batches)))
             state, report = _block(self, algo, state, batches, total_steps_per_env)
-            total = summed(report if total is None else total, report, np.int32(number), np.bool_(total is None))
+            total = accumulate(report if total is None else total, report, np.int32(number), np.bool_(total is None))
         assert total is not None  # length is at least 1
         return state, total, None
 
@@ -112,8 +112,8 @@ class StreamLoop:
         state, metrics = jax.lax.scan(update, state, batches)
         metrics = jax.tree.map(jnp.mean, metrics)
         finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
-        report = reported(EpisodeSums.zero(), metrics, jnp.float32(self.block), finite)
-        return state, report.with_state(state, jnp.int32(0)).over(replicas)
+        report = make_report(EpisodeSums.zero(), metrics, jnp.float32(self.block), finite)
+        return state, report.with_state(state, jnp.int32(0)).all_reduce(replicas)
 
 
 def _all_alike(size):

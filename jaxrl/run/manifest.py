@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core import files, keys
-from jaxrl.core.config import made
+from jaxrl.core.config import build
 from jaxrl.core.errors import CheckpointError, ConfigError
 from jaxrl.core.types import PyTree
 from jaxrl.core.versions import installed_version
@@ -142,14 +142,14 @@ def read(path: Path) -> Manifest:
             f"{installed_version('jaxrl') or 'unknown'} reads up to {FORMAT}: install that version"
         )
     try:
-        return made(Manifest, body | {"leaves": [_leaf(entry) for entry in body.get("leaves", ())]})
+        return build(Manifest, body | {"leaves": [_leaf(entry) for entry in body.get("leaves", ())]})
     except (ConfigError, TypeError) as error:
         raise Damaged(f"the manifest is none: {error}") from error
 
 
 def _leaf(entry):
     shapes = {name: tuple(entry[name]) for name in ("shape", "data_shape") if name in entry}
-    return made(Leaf, entry | shapes)
+    return build(Leaf, entry | shapes)
 
 
 def _body_checksum(body: dict[str, Any]) -> int:

@@ -5,7 +5,7 @@ from typing import NoReturn
 import jax
 
 from jaxrl.core.errors import CheckpointError
-from jaxrl.core.report import Report, lasting
+from jaxrl.core.report import Report, persistent_state
 from jaxrl.core.run_state import RunState
 from jaxrl.parallel.multihost import distributed
 
@@ -40,7 +40,7 @@ def non_finite(report: Report, after: RunState, step: int, failed_step: int) -> 
       step: the environment steps there.
       failed_step: the environment steps after the first iteration with such a value.
     """
-    named = jax.tree.leaves_with_path(jax.device_get(_all_finite(lasting(after))))
+    named = jax.tree.leaves_with_path(jax.device_get(_all_finite(persistent_state(after))))
     unsound = [jax.tree_util.keystr(path, simple=True, separator=".") for path, fine in named if not fine]
     broken = [name for name, fine in sorted(report.finite.items()) if not fine]
 

@@ -104,7 +104,7 @@ def test_a_policy_says_what_it_said_when_it_acted():
     found = histories.transitions(batch, 2)
     for history in (found.observation, found.next_observation):
         output = off_policy.evaluate_policy(POLICY, variables, history, SPEC)
-        for n, place in enumerate(np.asarray(history.at)):
+        for n, place in enumerate(np.asarray(history.index)):
             row, column = divmod(int(place), COLUMNS)
             one = jax.tree.map(lambda x, column=column: x[0, column], acted[row + BURN_IN])
             assert_equal(jax.tree.map(lambda x, n=n: x[n], output), one, 1e-5)
@@ -122,14 +122,14 @@ def test_a_critic_judges_from_an_empty_state_on():
 
         def apply(inputs, carry, one=one, mine=mine):
             settings = {"spec": SPEC, "model_state": (), "train": False}
-            features, carry, _ = one.remember(mine, inputs, carry, **settings)
+            features, carry, _ = one.encode(mine, inputs, carry, **settings)
             action = jnp.asarray(found.action)  # each of them, at every row
             wide = jnp.broadcast_to(features[:, 0, :, None], (1, COLUMNS, len(action), features.shape[-1]))
-            return one.judge(mine, wide, jnp.broadcast_to(action, (COLUMNS, *action.shape)), **settings)[0], carry
+            return one.evaluate(mine, wide, jnp.broadcast_to(action, (COLUMNS, *action.shape)), **settings)[0], carry
 
         zeros = jax.tree.map(lambda x: jnp.zeros((1, COLUMNS, *x.shape)), one.initial_carry(SPEC))
         judged = step_by_step(apply, batch.timesteps, zeros)
-        for n, place in enumerate(np.asarray(history.at)):
+        for n, place in enumerate(np.asarray(history.index)):
             row, column = divmod(int(place), COLUMNS)
             np.testing.assert_allclose(output[member, n], judged[row + BURN_IN][0, column, n], rtol=1e-5, atol=1e-6)
 
@@ -161,7 +161,7 @@ def test_without_a_core_a_batch_of_sequences_teaches_what_its_transitions_do(nam
     found = histories.transitions(batch, 1)
     rows = batch.rows.observation[BURN_IN:].reshape(-1, 3)
     flat = dataclasses.replace(
-        found, observation=rows[found.observation.at], next_observation=rows[found.next_observation.at]
+        found, observation=rows[found.observation.index], next_observation=rows[found.next_observation.index]
     )
     assert isinstance(flat, TransitionBatch)
     state = algo.init(jax.random.key(0), SPEC)

@@ -98,8 +98,8 @@ def test_the_divergence_is_split_by_mean_and_deviation():
 
 def test_a_multiplier_rises_where_its_limit_is_passed():
     kl, alpha, epsilon = jnp.float32([0.3, 0.05]), jnp.float32([2.0, 3.0]), jnp.float32(0.1)
-    np.testing.assert_allclose(kl_limits.bounded(kl, alpha, epsilon), [0.2, 0.3], rtol=1e-6)
-    by_kl, by_alpha = jax.grad(lambda *x: jnp.sum(kl_limits.bounded(*x, epsilon)), argnums=(0, 1))(kl, alpha)
+    np.testing.assert_allclose(kl_limits.lagrangian_loss(kl, alpha, epsilon), [0.2, 0.3], rtol=1e-6)
+    by_kl, by_alpha = jax.grad(lambda *x: jnp.sum(kl_limits.lagrangian_loss(*x, epsilon)), argnums=(0, 1))(kl, alpha)
     np.testing.assert_allclose(by_kl, alpha, rtol=1e-6)
     np.testing.assert_allclose(by_alpha, [-0.2, 0.05], rtol=1e-5)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl
-from jaxrl.core.report import EpisodeSums, reported
+from jaxrl.core.report import EpisodeSums, make_report
 from jaxrl.core.types import env_spec
 from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.sebulba.rounds import Total
@@ -57,7 +57,7 @@ def test_lives_are_added_as_games_are():
 
 
 def of_an_iteration(name, fine, made=1.0):
-    return reported(EpisodeSums.zero(), {"loss": jnp.float32(2.0)}, jnp.float32(made), {name: jnp.asarray(fine)})
+    return make_report(EpisodeSums.zero(), {"loss": jnp.float32(2.0)}, jnp.float32(made), {name: jnp.asarray(fine)})
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from jaxrl.buffers import fixed
 from jaxrl.buffers.fixed import Rings
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.core.report import EpisodeSums, reported
+from jaxrl.core.report import EpisodeSums, make_report
 from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Algorithm, PyTree, Rollout, TimeStep
@@ -137,7 +137,7 @@ class HostLearning:
 
         def one_device(algo, state, rollout, dataset, number):
             state, report = function(HostRollouts(layout), algo, state, rollout, dataset, number)
-            return state, report.with_state(state, jnp.int32(0)).over(layout.replicas)
+            return state, report.with_state(state, jnp.int32(0)).all_reduce(layout.replicas)
 
         advance = one_device
         if layout.devices > 1:
@@ -159,14 +159,14 @@ def _learn(collects, algo, state, rollout, dataset, number):
 def _store(collects, algo, state, rollout, dataset, number):
     state, rollout, episodes = collects.collect(algo, rollout, state, 0)
     state, finite = iteration.store(collects.layout.experience(algo), state, rollout)
-    return state, reported(episodes, {}, jnp.float32(0.0), finite)
+    return state, make_report(episodes, {}, jnp.float32(0.0), finite)
 
 
 def _update(collects, algo, state, rollout, dataset, number):
     experience, tick = collects.layout.experience(algo), state.steps_per_env.low
     state, metrics, made = iteration.run_updates(experience, state, {}, True, tick=tick, first=number, dataset=dataset)
     finite = {name: jnp.isfinite(value) for name, value in metrics.items()}
-    return state, reported(EpisodeSums.zero(), metrics, made, finite)
+    return state, make_report(EpisodeSums.zero(), metrics, made, finite)
 
 
 def _lies_on(tree, device) -> bool:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl.buffers.fixed import Rings
-from jaxrl.core.report import Report, summed
+from jaxrl.core.report import Report, accumulate
 from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Algorithm
 from jaxrl.parallel import mesh as meshes
@@ -200,7 +200,7 @@ class Total:
         """Adds the report of iteration `number` of the chunk."""
         first = self._sum is None
         which, begins = self._layout.place((np.int32(number), np.bool_(first)))
-        self._sum = summed(report if first else self._sum, report, which, begins)
+        self._sum = accumulate(report if first else self._sum, report, which, begins)
         self.count += 1
 
 
