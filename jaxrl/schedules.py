@@ -21,3 +21,7 @@ __all__ = [
     "Schedule",
     "resolve_schedules",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,3 +3,7 @@
 from jaxrl.core.spaces import ArraySpace, Box, Composite, Dict, Discrete, MultiDiscrete, Space, Tuple
 
 __all__ = ["ArraySpace", "Box", "Composite", "Dict", "Discrete", "MultiDiscrete", "Space", "Tuple"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -40,8 +40,8 @@ BUDGET = {
     "cli": 2246,
     "__init__": 203,
     "__main__": 8,
-    "schedules": 20,
-    "spaces": 2,
+    "schedules": 22,
+    "spaces": 4,
 }
 # Names that say less than the field's noun would; in these packages none is left.
 RIDDLES = {"told", "asked", "given", "shown", "kept", "wanted"}
