@@ -137,7 +137,7 @@ def expectile_loss(error: jax.Array, expectile: Scalar) -> jax.Array:
     """Return |expectile - 1[error < 0]| error^2, whose minimum is the expectile (equation 3); any shape.
 
     Args:
-      error: what was met minus what was said.
+      error: target minus estimate.
       expectile: between 0 and 1; 0.5 is half the squared error.
     """
     return jnp.where(error < 0.0, 1.0 - expectile, expectile) * jnp.square(error)

@@ -67,7 +67,7 @@ def update(statistics: RunningStatistics, batch: PyTree, weight: jax.Array, repl
       statistics: those so far, the same on every replica.
       batch: a tree like the example, leaves `weight.shape + leaf.shape`.
       weight: bool, which entries count, e.g. shape (T, B). Last observations are real ones: include them.
-      replicas: over which entries are summed.
+      replicas: as passed to `update`; entries are summed over them.
     """
     added = replicas.sum(jnp.sum(weight, dtype=jnp.uint32))
     count = statistics.count.add(added)
@@ -149,7 +149,7 @@ def discounted_return(previous: jax.Array, reward: jax.Array, first: jax.Array, 
 
     Args:
       previous: that of the time step before, any shape.
-      reward: what arrived with this time step, the same shape.
+      reward: of this time step, the same shape.
       first: whether an episode begins here, where it is 0.
       gamma: discount.
     """

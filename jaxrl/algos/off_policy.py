@@ -119,8 +119,8 @@ def learning_batch(
     Args:
       algo: says whether and how observations are normalized.
       statistics: of the observations that were learned from before.
-      batch: as handed to `update`; the newest transitions join those that were drawn.
-      replicas: as handed to `update`.
+      batch: as passed to `update`; the newest transitions join those that were drawn.
+      replicas: as passed to `update`.
       n_step: rewards of the transitions that are made of sequences.
     """
     transitions = histories.transitions(combined_replay.combined_batch(batch, replicas), n_step)
@@ -335,7 +335,7 @@ def output_loss(
       model_state: of the ensemble after it.
       batch: transitions.
       target: of each.
-      spec, replicas: as handed to `update`.
+      spec, replicas: as passed to `update`.
       importance: weights [batch] of a prioritized sample, or None.
       v_min, v_max: the ends of the support of a categorical head.
       quantile_huber: of a quantile head, the error from which the loss is linear.
@@ -408,12 +408,12 @@ def dpg_step(
     """Take a step of a deterministic policy up the first critic's value of its actions (Lillicrap et al., equation 6).
 
     Args:
-      network, policy: a deterministic policy, and what it has learned.
+      network, policy: a deterministic policy, and its training state.
       transformation: the policy's optimizer at its learning rate.
-      critic_network, critic: the critics, and what they have learned.
+      critic_network, critic: the critics, and their training state.
       batch: transitions, normalized.
       spec: of the environment.
-      replicas: as handed to `update`.
+      replicas: as passed to `update`.
       support: `v_min` and `v_max` of critics over a fixed support.
 
     Returns:
@@ -443,12 +443,12 @@ def delayed_step(
 
     Args:
       step: from the policy to the policy after a step, and this device's loss before it.
-      policy, critic: what they have learned.
+      policy, critic: their training states.
       last_loss: of the last step, over all devices.
       due: whether the step is due, a scalar bool, the same on all devices. Over mapped runs this becomes a choice
         between both results.
       tau: fraction of new parameters in the targets.
-      replicas: as handed to `update`.
+      replicas: as passed to `update`.
 
     Returns:
       The policy, the critic, and the loss of the newest step.

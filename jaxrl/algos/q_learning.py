@@ -339,7 +339,7 @@ def td_loss(
     Args:
       output: the learning network's: values, `CategoricalReturns` or `QuantileReturns`, `[batch, actions, ...]`.
       action: int32 [batch].
-      target: what the returns should be.
+      target: the target distribution of returns.
       low, high: the ends of C51's support.
       quantile_huber: kappa, where QR-DQN's loss becomes linear.
       huber: the error of values from which their loss is linear; None: it is square throughout.
@@ -386,7 +386,7 @@ def categorical_projection(
     """Project `returns` on C51's support as probabilities (Bellemare et al., 2017, arXiv:1707.06887, equation 7).
 
     Args:
-      returns: K atoms anywhere; what lies outside the support counts at its end.
+      returns: K atoms anywhere; those outside the support count at its end.
       low, high: the ends of the support.
       atoms: how many it has.
       smoothing: HL-Gauss's standard deviation in distances of atoms: each return is a normal distribution, of which an
@@ -419,10 +419,10 @@ def support_metrics(
 
     Args:
       output: the learning network's.
-      target: what the returns should be, before the projection.
+      target: the target distribution of returns, before the projection.
       low, high: the ends of the support.
       weight: which transitions count, [batch].
-      replicas: as handed to `update`.
+      replicas: as passed to `update`.
     """
     if not isinstance(output, CategoricalReturns):
         return {}

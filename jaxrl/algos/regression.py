@@ -71,7 +71,7 @@ def policy_step(
       transformation: the optimizer at its learning rate.
       batch: transitions.
       weights: of the transitions, [batch]; no gradient.
-      spec, replicas: as handed to `update`.
+      spec, replicas: as passed to `update`.
 
     Returns:
       The policy after the step, and this device's share of metrics.

@@ -159,13 +159,13 @@ def policy_step(
 
     Args:
       algo: gives the networks and the optimizer.
-      policy, critic: what they have learned.
+      policy, critic: their training states.
       batch: transitions, normalized.
       temperature: weight of the entropy.
       key: keys [batch].
       spec: of the environment.
-      replicas: as handed to `update`.
-      value_of: from the policy's distributions and the values [batch] to what takes the place of the values.
+      replicas: as passed to `update`.
+      value_of: replaces the values [batch], from the policy's distributions and those values.
 
     Returns:
       The policy after the step, this device's loss before it, and the log-probabilities [batch] of what it does.
@@ -212,9 +212,9 @@ def temperature_step(
       algo: gives the target and the optimizer.
       log_temperature: as it is.
       batch: transitions.
-      log_prob: [batch], of what the policy does there.
+      log_prob: [batch], of the policy's actions there.
       spec: of the environment.
-      replicas: as handed to `update`.
+      replicas: as passed to `update`.
     """
     if not algo.learn_temperature:
         return log_temperature

@@ -68,7 +68,7 @@ def apply_gradients(
       state: as it is.
       gradients: this device's, of the structure of `state.params`; of a loss of `weighted_mean`s.
       transformation: an optimizer at its learning rate, with clipping if any.
-      replicas: as handed to `update`; gradients are averaged over them, never losses.
+      replicas: as passed to `update`; gradients are averaged over them, never losses.
       model_state: this device's after the forward pass of the loss, averaged over replicas too; None: it stays.
 
     Returns:
@@ -121,7 +121,7 @@ def weighted_mean(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Ar
     Args:
       x: values, any shape.
       weight: bool or float, the same shape.
-      replicas: as handed to `update`.
+      replicas: as passed to `update`.
     """
     # `where` and not the product alone: what does not count may be infinite, as the error of a forbidden action is.
     weight = weight.astype(x.dtype)

@@ -201,7 +201,7 @@ def better_half(advantages: jax.Array, weight: jax.Array, replicas: Replicas) ->
     Args:
       advantages: float32, any shape.
       weight: bool, the same shape: the rows that count.
-      replicas: as handed to `update`.
+      replicas: as passed to `update`.
     """
     bits = jax.lax.bitcast_convert_type(advantages, jnp.uint32)
     order = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # as the numbers are ordered
@@ -224,7 +224,7 @@ def advantage_weights(
       advantages: [...].
       chosen: bool [...].
       temperature: eta, a scalar more than 0.
-      replicas: as handed to `update`.
+      replicas: as passed to `update`.
 
     Returns:
       The weights [...], 0 where not chosen, and KL(psi || uniform over the chosen), a scalar. The slope of equation 4,

@@ -122,7 +122,7 @@ def unknown(kind: str, name: str, known: Iterable[str], listing: str = "") -> Co
     """Return the error for an unknown name, suggesting close names or jaxrl's name for another library's setting.
 
     Args:
-      kind: what was looked up, in words ("environment", "algorithm", "field of PPO").
+      kind: the kind of name, in words ("environment", "algorithm", "field of PPO").
       name: the name that was looked up.
       known: every name that exists.
       listing: where to see them all, a short clause, may be empty.

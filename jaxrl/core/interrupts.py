@@ -3,11 +3,11 @@
 An exception that a signal's handler raises lands wherever the main thread happens to be: within an import, whose lock
 then stays held; within a weak reference's callback, where it is lost; and never while C code runs, as XLA does for
 minutes. So in the process of a command (`own`) no handler raises. A thread reads which signals came, which Python
-writes down even while the main thread is in C, and ends the process, or passes the signal to whoever has something to
-save (`receiving`). There is no moment at which nobody acts.
+writes down even while the main thread is in C, and ends the process, or passes the signal to a handler with something
+to save (`receiving`). Signals are handled at every moment.
 
-In a process of somebody else's, a notebook say, Ctrl-C remains a KeyboardInterrupt in the main thread: `interruptible`
-has it raised outside of imports, and not lost. Nothing here imports JAX.
+In a process that jaxrl does not own, such as a notebook, Ctrl-C remains a KeyboardInterrupt in the main thread:
+`interruptible` has it raised outside of imports, and not lost. Nothing here imports JAX.
 """
 
 import _thread
@@ -210,7 +210,7 @@ def _end() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-# --- a process of somebody else's --------------------------------------------------------------------------------
+# --- processes that jaxrl does not own ---------------------------------------------------------------------------
 
 
 def interruptible[**P, R](function: Callable[P, R]) -> Callable[P, R]:

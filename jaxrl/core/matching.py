@@ -12,9 +12,9 @@ def space_problems(here: HasSpaces, there: HasSpaces, said: str) -> list[str]:
     depend on them.
 
     Args:
-      here: what is to be played in.
-      there: what it must fit.
-      said: what `there` is, for the messages: "the policy was trained on".
+      here: the spaces to check.
+      there: the spaces that they must match.
+      said: description of `there`, for the messages: "the policy was trained on".
     """
     problems = []
     for what in ("observation_space", "action_space"):

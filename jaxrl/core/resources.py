@@ -29,8 +29,8 @@ class Resources:
       actors: cores of the actor threads. None: the learner's.
       environments: cores of EnvPool's threads, and of worker processes. None: those of the thread that makes them.
       evaluator: cores of the thread that evaluates (`async_evaluation`). None: the learner's.
-      worker_memory: GiB of data that each worker process may hold; what it asks for beyond is a `MemoryError` there,
-        which ends the run. None: no limit.
+      worker_memory: GiB of data that each worker process may hold; allocating more is a `MemoryError` there, which
+        ends the run. None: no limit.
     """
 
     learner: str | None = None

@@ -20,7 +20,7 @@ class RunState(struct.PyTreeNode):
     buffers: dict[str, PyTree]
     key: jax.Array  # the run's root key, constant
     steps_per_env: Counter  # steps of one environment so far
-    empty_at: Counter  # the ticks at which the replays were empty: 0, unless they were lost on the way
+    empty_at: Counter  # the ticks at which the replays were empty: 0, unless a resume lost their contents
 
     def __repr__(self) -> str:
         return f"RunState({tree_summary(self)})"

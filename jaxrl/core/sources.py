@@ -156,7 +156,7 @@ class FrameStack:
     Args:
       frames: how many a stack holds.
       axis: of one observation, along which the frames lie one after another, the newest last.
-      fill: what stands before an episode's first frame: that frame again, or zeros.
+      fill: the frames before an episode's first: that frame again, or zeros.
     """
 
     frames: int

@@ -417,7 +417,7 @@ def leaves_with_path(space: Space, *trees: Any, path: str = "") -> Iterator[tupl
     Args:
       space: gives the structure.
       trees: as of `tree_map`.
-      path: what every path begins with; they are as `jax.tree_util.keystr` writes them: `['legs'][0]`.
+      path: prefix of every path; paths are as `jax.tree_util.keystr` writes them: `['legs'][0]`.
     """
     if not isinstance(space, Composite):
         yield path, space, *trees
@@ -435,7 +435,7 @@ def optional_parts(space: Composite, tree: Any) -> dict[Any, Any]:
     """Return the part of a tree for each key of `space`: None where it is None, or left out of a dictionary.
 
     Raises:
-      ConfigError: it is no dictionary or tuple, or has parts that `space` has not.
+      ConfigError: it is not a dictionary or tuple, or has parts that `space` lacks.
     """
     keys = [key for key, _ in space.items]
     if tree is None:
@@ -458,7 +458,7 @@ def tree_map(function: Callable[..., Any], space: Space, *trees: Any) -> Any:
     """Return `function(array_space, *parts)` of every space of single arrays, as a tree like the space's elements.
 
     Args:
-      function: of a space and of what each of `trees` has at its place.
+      function: of a space and of the corresponding part of each of `trees`.
       space: gives the structure.
       trees: of this structure, down to where `function` takes over: a part may be a tree itself.
     """

@@ -29,7 +29,7 @@ def environments(names: Callable[[str], Iterable[str]]) -> list[str]:
     for suite in suite_modules.declared():
         try:
             listed += [f"{suite}:{name}" for name in names(suite)]
-        except Exception as error:  # of others' code, which must not keep the rest from being listed
+        except Exception as error:  # third-party code must not prevent listing the rest
             warnings.warn(f"{error}; the environments of {suite!r} are left out", stacklevel=2)
     return sorted([*_REGISTERED, *listed])
 

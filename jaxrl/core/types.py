@@ -66,7 +66,7 @@ class TimeStep(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     action_mask: PyTree | None = None
     previous_action: PyTree | None = None  # filled in by the acting loop; zeros where first
     episode: Episode[Array] | None = None
-    info: dict[str, Array] | None = None  # what else it reports: float32 scalars by name; 0 where first
+    info: dict[str, Array] | None = None  # further reports: float32 scalars by name; 0 where first
 
     @property
     def last(self) -> Array:
@@ -514,7 +514,7 @@ class ActorOutput(struct.PyTreeNode):
 
     action: PyTree
     carry: Carry
-    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # what `update` needs of this time step
+    extras: dict[str, PyTree] = struct.field(default_factory=dict)  # for `update`, of this time step
 
 
 class UpdateInfo(struct.PyTreeNode):

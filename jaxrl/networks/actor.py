@@ -34,10 +34,10 @@ class Actor:
       gain: gain of the outputs' orthogonal initialization; small, so that no action is at its bounds at first, and none
         preferred.
       initial_log_std: logarithm of the Gaussian's deviation at the start, in units of half the box's range.
-      observation_keys: of a dictionary observation, what it reads; None: everything.
+      observation_keys: the keys of a dictionary observation that it reads; None: all.
       core: recurrent core between torso and dense layers, or None.
       previous_action, previous_reward: append it to what the core reads.
-      dtype: what the dense layers compute in, "float32" or "bfloat16", as of `MLP`; a torso has its own.
+      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as of `MLP`; a torso has its own.
     """
 
     torso: Torso | None = None

@@ -103,7 +103,7 @@ def patch_bytes(height: int, width: int, kernel: int, channels: int) -> int:
     """Return the bytes of the patches that a convolution of stride 1 or more reads from an image.
 
     Args:
-      height, width: of what it gives.
+      height, width: of its output.
       kernel: height and width of its kernel.
       channels: that it reads.
     """

@@ -73,10 +73,10 @@ class Critic:
       ensemble: how many members.
       head: what the features become: values, or `CategoricalValues()` and `QuantileValues()` for distributions of
         returns; without noise.
-      observation_keys: of a dictionary observation, what it reads; None: everything.
+      observation_keys: the keys of a dictionary observation that it reads; None: all.
       core: recurrent core between torso and dense layers, or None.
       previous_action, previous_reward: append it to what the core reads.
-      dtype: what the dense layers compute in, "float32" or "bfloat16", as of `MLP`; a torso has its own.
+      dtype: compute dtype of the dense layers, "float32" or "bfloat16", as of `MLP`; a torso has its own.
     """
 
     torso: Torso | None = None

@@ -58,7 +58,7 @@ class ForeignNetwork:
 
     Args:
       library: how to make and call the module.
-      outputs: what it gives, "actor_critic" or "q".
+      outputs: kind of its outputs, "actor_critic" or "q".
       carry: for recurrent modules, a function of no arguments that gives the initial carry, no batch axis; or None.
       continuous: over boxes, "gaussian" (unbounded), "tanh" (squashed into the bounds) or "tanh_mean" (a Gaussian whose
         mean alone is).

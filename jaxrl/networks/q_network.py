@@ -26,7 +26,7 @@ class QNetwork:
       head: what the features become: `ActionValues(dueling=True)` for a dueling network, `CategoricalValues()` and
         `QuantileValues()` for distributions of returns; each may be noisy.
       previous_action, previous_reward: append it to the features.
-      observation_keys: of a dictionary observation, what it reads; None: everything.
+      observation_keys: the keys of a dictionary observation that it reads; None: all.
     """
 
     torso: Torso | None = None

@@ -118,7 +118,7 @@ class MLP:
       widths: of the layers; none makes the features the observation itself.
       activation: by name, after every layer.
       normalization: before every activation, "layer", "batch" or "batch_renorm"; None: none.
-      dtype: what layers and activations compute in, "float32" or "bfloat16"; parameters, normalizations and features
+      dtype: compute dtype of layers and activations, "float32" or "bfloat16"; parameters, normalizations and features
         are float32 in either.
       stretch: whether numbers of a bounded box that never reach 1 in size are divided by the largest that they can be:
         of small ones a new layer sees little. Not for observations that are normalized.
