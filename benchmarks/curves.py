@@ -34,6 +34,7 @@ COMMANDS = {
     "reppo": f"reppo {PENDULUM} 100000",
     "dqn": f"dqn {CARTPOLE}",
     "sac": f"sac {PENDULUM} 10000 {BOTH}",
+    "crossq": f"crossq {PENDULUM} 10000 {BOTH}",
     "td3": f"td3 {PENDULUM} 15000 {BOTH}",
     "ddpg": f"ddpg {PENDULUM} 15000 {BOTH}",
     "d4pg": f"d4pg {PENDULUM} 15000 {BOTH} --v-min -1600 --v-max 0",
@@ -43,7 +44,7 @@ COMMANDS = {
     "td3bc": f"td3bc --dataset rlds:data/mixed {DATA} 10000 {BOTH}",
     "iql": f"iql --dataset rlds:data/mixed {DATA} 10000 {BOTH}",
     "crr": f"crr --dataset rlds:data/mixed {DATA} 10000 {BOTH}",
-    "cql": f"cql --dataset rlds:data/mixed {DATA} 5000 {BOTH} --samples 4",
+    "cql": f"cql --dataset rlds:data/mixed {DATA} 5000 {BOTH} --samples 4 --policy-learning-rate 3e-4",
     "r2d2": (
         "r2d2 --env gymnax:MemoryChain-bsuite --env-params memory_length=10 --num-envs 64 --total-steps 40000 "
         "--network.torso mlp:32 --network.core gru:32 --sequence-length 25 --burn-in 8 --learning-rate linear:3e-3:0 "
