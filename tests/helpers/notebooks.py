@@ -77,5 +77,6 @@ def _is_progress(output: NotebookNode) -> bool:
 
 def shown(cell: NotebookNode) -> set[str]:
     """Return the kinds of output of a cell that are stored: "stdout", and types such as "image/png"."""
-    streams = {output.name for output in cell.outputs if output.output_type == "stream"}
-    return streams - {"stderr"} | {kind for output in cell.outputs for kind in output.get("data", {})}
+    outputs = [output for output in cell.outputs if not _is_progress(output)]
+    streams = {output.name for output in outputs if output.output_type == "stream"}
+    return streams | {kind for output in outputs for kind in output.get("data", {})}
