@@ -135,8 +135,7 @@ def test_the_defaults_suit_every_kind_of_observation(name, observation):
 @pytest.mark.parametrize("page", result_tables.PAGES, ids=lambda path: path.name)
 def test_the_tables_of_results_are_the_records(page):
     text = page.read_text()
-    # No curve of CrossQ or REPPO is recorded yet.
-    assert ("<!-- records: " in text) == (page.stem not in ("crossq", "reppo"))
+    assert "<!-- records: " in text
     assert result_tables.with_tables(text) == text, "run scripts/update_results.py"
 
 
