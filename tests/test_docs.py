@@ -199,7 +199,8 @@ def as_users_have_it(tmp_path, monkeypatch):
         if "num_envs" in options:
             options["num_envs"] = min(options["num_envs"], FEW["--num-envs"])
         options["evaluation_episodes"] = min(options.get("evaluation_episodes", 4), 4)
-        return real["train"](algo, env, total_steps=min(total_steps, FEW["--total-steps"]), **options, progress=False)
+        most = FEW["--total-steps"] if env is not None else UPDATES
+        return real["train"](algo, env, total_steps=min(total_steps, most), **options, progress=False)
 
     def make_train(*arguments, **options):
         real["make_train"](*arguments, **options)  # checks its arguments; to compile it is for other tests
@@ -235,10 +236,11 @@ def as_users_have_it(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.chdir(tmp_path)
     jax.devices()  # JAX begins with four: a command would choose as many as it needs, which are too few for the next
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)  # what runs for a moment compiles faster so
     with nothing_registered_for_good(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 # Commands that no test of the pages can run as printed, and why; other tests do what can be done of them here.
@@ -254,12 +256,14 @@ NOT_RUN = {
 }
 # As few as these, where a command gives more.
 FEW = {"--total-steps": 512, "--num-envs": 16, "--episodes": 4, "--seeds": 2, "--trials": 2, "--video-every": 256}
+UPDATES = 32  # where nothing acts each step is one
 TRAINING = ("train", "sweep", "tune", "compile")
 
 
 def shortened(words):
     """A command line that trains and plays next to nothing."""
-    words = [str(min(int(word), FEW[flag])) if flag in FEW else word for flag, word in itertools.pairwise(["", *words])]
+    few = FEW | ({"--total-steps": UPDATES} if "--eval-env" in words else {})
+    words = [str(min(int(word), few[flag])) if flag in few else word for flag, word in itertools.pairwise(["", *words])]
     added = {"--evaluation-episodes": 4, "--total-steps": 512} if words[0] in TRAINING else {}
     added |= {"--episodes": 4} if words[0] == "eval" else {}
     words += [str(word) for flag in added if flag not in words for word in (flag, added[flag])]
