@@ -1,27 +1,4 @@
-"""Schedules: numbers that change over a run, in the place of a number in an algorithm's field."""
+"""Schedules: numbers that change over a run; all of `jaxrl.core.schedules`, where users import it from."""
 
-from jaxrl.core.schedules import (
-    Constant,
-    Cosine,
-    Exponential,
-    Linear,
-    PiecewiseConstant,
-    Scalar,
-    Schedule,
-    resolve_schedules,
-)
-
-__all__ = [
-    "Constant",
-    "Cosine",
-    "Exponential",
-    "Linear",
-    "PiecewiseConstant",
-    "Scalar",
-    "Schedule",
-    "resolve_schedules",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+from jaxrl.core.schedules import *  # noqa: F403
+from jaxrl.core.schedules import __dir__ as __dir__

@@ -1,9 +1,4 @@
-"""Spaces: what observations and actions are, as `jaxrl.envs.Env` says it."""
+"""Spaces: what observations and actions are; all of `jaxrl.core.spaces`, where users import it from."""
 
-from jaxrl.core.spaces import ArraySpace, Box, Composite, Dict, Discrete, MultiDiscrete, Space, Tuple
-
-__all__ = ["ArraySpace", "Box", "Composite", "Dict", "Discrete", "MultiDiscrete", "Space", "Tuple"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+from jaxrl.core.spaces import *  # noqa: F403
+from jaxrl.core.spaces import __dir__ as __dir__
