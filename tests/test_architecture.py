@@ -73,6 +73,7 @@ def test_the_top_holds_packages_and_the_names_that_users_import():
     for name in NAMES:  # `from jaxrl.spaces import Box`
         module, core = (importlib.import_module(f"jaxrl.{path}") for path in (name, f"core.{name}"))
         assert dir(module) == dir(core) and all(getattr(module, key) is getattr(core, key) for key in dir(core))
+    assert {path.name for path in CODE.iterdir() if path.is_dir()} - {"__pycache__"} == set(PACKAGES)
 
 
 def test_imports_point_one_way():
