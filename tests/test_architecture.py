@@ -30,7 +30,7 @@ BUDGET = {
     "envs": 3998,
     "networks": 2011,
     "buffers": 1596,
-    "algos": 4942,
+    "algos": 4878,
     "parallel": 4150,
     "data": 2995,
     "plots": 492,

@@ -9,26 +9,22 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import OnPolicyFields
-from jaxrl.algos.on_policy import PolicyCarry, PolicyState
+from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
-    ActorOutput,
-    ActorState,
     EnvSpec,
     Replicas,
     Rollout,
     Source,
-    TimeStep,
     UpdateInfo,
 )
 
 
 @algorithm
-class A2C(OnPolicyFields):
+class A2C(PolicyValueActing):
     """Advantage actor-critic: one policy-gradient step per rollout; recurrent when its network is."""
 
     learning_rate: Scalar = changed(7e-4)
@@ -49,24 +45,6 @@ class A2C(OnPolicyFields):
 
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         return on_policy.init(self, key, spec)
-
-    def actor(self, state: PolicyState) -> ActorState:
-        return on_policy.actor(state)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return on_policy.initial_carry(self, self.network, spec)
-
-    def act(
-        self,
-        actor: ActorState,
-        timestep: TimeStep,
-        carry: PolicyCarry,
-        key: jax.Array,
-        *,
-        spec: EnvSpec,
-        explore: bool,
-    ) -> ActorOutput:
-        return on_policy.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

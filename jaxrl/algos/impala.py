@@ -9,15 +9,12 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy, returns
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import OnPolicyFields
-from jaxrl.algos.on_policy import PolicyCarry, PolicyState
+from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
-    ActorOutput,
-    ActorState,
     EnvSpec,
     Replicas,
     Rollout,
@@ -28,7 +25,7 @@ from jaxrl.core.types import (
 
 
 @algorithm
-class IMPALA(OnPolicyFields):
+class IMPALA(PolicyValueActing):
     """Advantage actor-critic with V-trace: one off-policy-corrected step per rollout; recurrent when its network is."""
 
     learning_rate: Scalar = changed(Linear(6e-4, 0.0))
@@ -63,30 +60,11 @@ class IMPALA(OnPolicyFields):
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         return on_policy.init(self, key, spec)
 
-    def actor(self, state: PolicyState) -> ActorState:
-        return on_policy.actor(state)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return on_policy.initial_carry(self, self.network, spec)
-
-    def act(
-        self,
-        actor: ActorState,
-        timestep: TimeStep,
-        carry: PolicyCarry,
-        key: jax.Array,
-        *,
-        spec: EnvSpec,
-        explore: bool,
-    ) -> ActorOutput:
-        timestep = self._with_clipped_reward(timestep)
-        return on_policy.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
-
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[PolicyState, UpdateInfo]:
         rollout: Rollout = batch["rollout"]
-        rollout = rollout.replace(timesteps=self._with_clipped_reward(rollout.timesteps))
+        rollout = rollout.replace(timesteps=self.preprocess(rollout.timesteps))
         statistics = on_policy.update_statistics(self, state.statistics, rollout, replicas)
         gradients, (metrics, model_state) = jax.grad(self._loss, has_aux=True)(
             state.network.params, state.network.model_state, rollout, spec, replicas
@@ -139,7 +117,7 @@ class IMPALA(OnPolicyFields):
             clip_pg_rho=self.clip_pg_rho,
         )
 
-    def _with_clipped_reward(self, timesteps: TimeStep) -> TimeStep:
+    def preprocess(self, timesteps: TimeStep) -> TimeStep:
         return timesteps.replace(reward=clipped_reward(timesteps.reward, self.reward_clipping))
 
 

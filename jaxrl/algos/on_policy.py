@@ -1,7 +1,7 @@
-"""Functions of the on-policy algorithms: acting, carries, normalization, and advantages of rollouts."""
+"""What the on-policy algorithms share: acting, carries, normalization, and advantages of rollouts."""
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import optax
 from flax import struct
 
 from jaxrl.algos import minibatches, normalization, returns, train_state
-from jaxrl.algos.base import unresolved
+from jaxrl.algos.base import field_group, unresolved
 from jaxrl.algos.fields import OnPolicyFields, RolloutFields
 from jaxrl.algos.optimizers import clip_by_norm, clip_factor, clipped
 from jaxrl.algos.train_state import TrainState, Variables
@@ -49,6 +49,15 @@ class PolicyState(struct.PyTreeNode):
     statistics: Statistics
     updates: jax.Array  # int32, the version of the actor state
     penalty: PyTree = ()  # PPO's adaptive weight of the divergence; () where there is none
+
+
+class ActingState(Protocol):
+    """What acting needs of a learner."""
+
+    @property
+    def network(self) -> TrainState: ...
+    @property
+    def statistics(self) -> Statistics: ...
 
 
 class PolicyCarry(struct.PyTreeNode):
@@ -96,12 +105,6 @@ def init_statistics(algo: RolloutFields, spec: EnvSpec) -> Statistics:
     )
 
 
-def actor(state: PolicyState) -> ActorState:
-    """Return the part of a learner's state that acting needs."""
-    network = state.network
-    return ActorState(params=network.params, statistics=state.statistics, model_state=network.model_state)
-
-
 def initial_carry(algo: RolloutFields, network: Network, spec: EnvSpec) -> PolicyCarry:
     """Return the carry of one environment before its first step; `network` acts."""
     return PolicyCarry(
@@ -125,31 +128,40 @@ def network_inputs(algo: RolloutFields, timesteps: TimeStep, statistics: Statist
     return inputs.replace(observation=observation)
 
 
-def act(
-    algo: OnPolicyFields,
-    actor: ActorState,
-    timestep: TimeStep,
-    carry: PolicyCarry,
-    key: jax.Array,
-    *,
-    spec: EnvSpec,
-    explore: bool,
-) -> ActorOutput:
-    """Return an action for each environment, with the extras for the update: log-probability and value."""
-    inputs = jax.tree.map(lambda x: x[None], network_inputs(algo, timestep, actor.statistics))
-    output, network_carry, _ = algo.network.apply(
-        actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False
-    )
-    distribution = jax.tree.map(lambda x: x[0], output.distribution)
-    discounted = discounted_return(algo, timestep, carry)
-    carry = PolicyCarry(network_carry, discounted)
-    if not explore:
-        return ActorOutput(distribution.mode(), carry)
-    action = distribution.sample(key)
-    extras = {"log_prob": distribution.log_prob(action), "value": output.value[0], "distribution": distribution}
-    if algo.normalize_reward:
-        extras["discounted_return"] = discounted
-    return ActorOutput(action, carry, extras)
+@field_group
+class PolicyValueActing(OnPolicyFields):
+    """Act by samples of a policy whose network also gives the value."""
+
+    def preprocess(self, timesteps: TimeStep) -> TimeStep:
+        """Return time steps as the networks and the update are to see them."""
+        return timesteps
+
+    def actor(self, state: ActingState) -> ActorState:
+        network = state.network
+        return ActorState(params=network.params, statistics=state.statistics, model_state=network.model_state)
+
+    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
+        return initial_carry(self, self.network, spec)
+
+    def act(
+        self, actor: ActorState, timestep: TimeStep, carry: PolicyCarry, key: jax.Array, *, spec: EnvSpec, explore: bool
+    ) -> ActorOutput:
+        """Return an action for each environment, with the extras for the update: log-probability and value."""
+        timestep = self.preprocess(timestep)
+        inputs = jax.tree.map(lambda x: x[None], network_inputs(self, timestep, actor.statistics))
+        output, network_carry, _ = self.network.apply(
+            actor.params, inputs, carry.network, spec=spec, model_state=actor.model_state, train=False
+        )
+        distribution = jax.tree.map(lambda x: x[0], output.distribution)
+        discounted = discounted_return(self, timestep, carry)
+        carry = PolicyCarry(network_carry, discounted)
+        if not explore:
+            return ActorOutput(distribution.mode(), carry)
+        action = distribution.sample(key)
+        extras = {"log_prob": distribution.log_prob(action), "value": output.value[0], "distribution": distribution}
+        if self.normalize_reward:
+            extras["discounted_return"] = discounted
+        return ActorOutput(action, carry, extras)
 
 
 def batch_inputs(algo: OnPolicyFields, batch: Rollout) -> NetworkInputs:

@@ -9,21 +9,18 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import MinibatchFields, OnPolicyFields
+from jaxrl.algos.fields import MinibatchFields
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
-from jaxrl.algos.on_policy import PolicyCarry, PolicyState
+from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.train_state import Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
-    ActorOutput,
-    ActorState,
     EnvSpec,
     Replicas,
     Rollout,
     Source,
-    TimeStep,
     UpdateInfo,
 )
 from jaxrl.networks.torsos import has_grids
@@ -41,7 +38,7 @@ class PolicyLoss(Protocol):
 
 
 @algorithm
-class PPO(MinibatchFields, OnPolicyFields):
+class PPO(MinibatchFields, PolicyValueActing):
     """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
     learning_rate: Scalar | None = changed(
@@ -109,24 +106,6 @@ class PPO(MinibatchFields, OnPolicyFields):
     def init(self, key: jax.Array, spec: EnvSpec) -> PolicyState:
         penalty = jnp.asarray(self.initial_penalty, jnp.float32) if self.objective == "kl" else ()
         return on_policy.init(self, key, spec, penalty)
-
-    def actor(self, state: PolicyState) -> ActorState:
-        return on_policy.actor(state)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return on_policy.initial_carry(self, self.network, spec)
-
-    def act(
-        self,
-        actor: ActorState,
-        timestep: TimeStep,
-        carry: PolicyCarry,
-        key: jax.Array,
-        *,
-        spec: EnvSpec,
-        explore: bool,
-    ) -> ActorOutput:
-        return on_policy.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: PolicyState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas

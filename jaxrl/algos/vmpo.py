@@ -11,22 +11,20 @@ from flax import struct
 
 from jaxrl.algos import on_policy, returns, train_state
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import KLFields, MinibatchFields, OnPolicyFields
+from jaxrl.algos.fields import KLFields, MinibatchFields
 from jaxrl.algos.kl_limits import clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
-from jaxrl.algos.on_policy import PolicyCarry, Statistics
+from jaxrl.algos.on_policy import ActingState, PolicyValueActing, Statistics
 from jaxrl.algos.train_state import TrainState, Variables, weighted_mean
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
-    ActorOutput,
     ActorState,
     EnvSpec,
     Replicas,
     Rollout,
     Source,
-    TimeStep,
     UpdateInfo,
 )
 from jaxrl.networks import Distribution
@@ -44,7 +42,7 @@ class VMPOState(struct.PyTreeNode):
 
 
 @algorithm
-class VMPO(KLFields, MinibatchFields, OnPolicyFields):
+class VMPO(KLFields, MinibatchFields, PolicyValueActing):
     """On-policy MPO: regression on the better half of actions, with KL limits; recurrent when its network is."""
 
     learning_rate: Scalar = changed(Linear(1e-3, 0.0))
@@ -105,24 +103,9 @@ class VMPO(KLFields, MinibatchFields, OnPolicyFields):
             updates=learner.updates,
         )
 
-    def actor(self, state: VMPOState) -> ActorState:
+    def actor(self, state: ActingState) -> ActorState:
         policy = state.network.target_variables
         return ActorState(params=policy.params, statistics=state.statistics, model_state=policy.model_state)
-
-    def initial_carry(self, spec: EnvSpec, env_index: jax.Array, num_envs: int) -> PolicyCarry:
-        return on_policy.initial_carry(self, self.network, spec)
-
-    def act(
-        self,
-        actor: ActorState,
-        timestep: TimeStep,
-        carry: PolicyCarry,
-        key: jax.Array,
-        *,
-        spec: EnvSpec,
-        explore: bool,
-    ) -> ActorOutput:
-        return on_policy.act(self, actor, timestep, carry, key, spec=spec, explore=explore)
 
     def update(
         self, state: VMPOState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
