@@ -3,6 +3,7 @@
 import ast
 import collections
 import importlib
+import pydoc
 import re
 from pathlib import Path
 
@@ -28,9 +29,9 @@ MOST_PAIRS = 60
 BUDGET = {
     "core": 2615,
     "envs": 3998,
-    "networks": 2011,
+    "networks": 2010,
     "buffers": 1596,
-    "algos": 4878,
+    "algos": 4873,
     "parallel": 4150,
     "data": 2995,
     "plots": 492,
@@ -39,8 +40,8 @@ BUDGET = {
     "cli": 2246,
     "__init__": 203,
     "__main__": 8,
-    "schedules": 2,
-    "spaces": 2,
+    "schedules": 4,
+    "spaces": 4,
 }
 # Names that say less than the field's noun would; in these packages none is left.
 RIDDLES = {"told", "asked", "given", "shown", "kept", "wanted"}
@@ -73,6 +74,7 @@ def test_the_top_holds_packages_and_the_names_that_users_import():
     for name in NAMES:  # `from jaxrl.spaces import Box`
         module, core = (importlib.import_module(f"jaxrl.{path}") for path in (name, f"core.{name}"))
         assert dir(module) == dir(core) and all(getattr(module, key) is getattr(core, key) for key in dir(core))
+        assert len(pydoc.render_doc(module)) > len(pydoc.render_doc(core)) / 2, "help() shows what is in it"
     assert {path.name for path in CODE.iterdir() if path.is_dir()} - {"__pycache__"} == set(PACKAGES)
 
 

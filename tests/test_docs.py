@@ -315,7 +315,6 @@ def page(path):
 ELSEWHERE = ROOT / "docs" / "new_suite.md"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("path", [page(p) for p in PAGES if p != ELSEWHERE and list(steps(p))], ids=identity)
 def test_a_page_works_as_printed_from_top_to_bottom(path, as_users_have_it, monkeypatch):
     namespace = {"__name__": "__main__"}

@@ -28,7 +28,7 @@ from jaxrl.algos.off_policy import CriticLoss, Statistics
 from jaxrl.algos.q_learning import Returns
 from jaxrl.algos.train_state import TrainState, polyak_update
 from jaxrl.core.schedules import Scalar
-from jaxrl.core.sources import Prioritized, by_priority
+from jaxrl.core.sources import Prioritized
 from jaxrl.core.types import EnvSpec, Replicas, Source, TransitionBatch, UpdateInfo
 from jaxrl.networks import ActionValues, CategoricalValues, Critic, QuantileValues
 
@@ -49,7 +49,7 @@ class TD3State(DDPGState):
 
 
 @field_group
-class Learner(DeterministicActing, TargetFields, CombinedReplayFields):
+class DeterministicLearner(DeterministicActing, TargetFields, CombinedReplayFields):
     """A deterministic policy and critics, with target networks of both."""
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DDPGState:
@@ -61,18 +61,18 @@ class Learner(DeterministicActing, TargetFields, CombinedReplayFields):
             updates=jnp.int32(0),
         )
 
-    def target_action(self, state: DDPGState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
+    def _target_action(self, state: DDPGState, replay: TransitionBatch, spec: EnvSpec) -> jax.Array:
         """Return the target policy's actions at the next observations, [batch, n]."""
         return off_policy.evaluate_policy(self.policy, state.policy.target_variables, replay.next_observation, spec)
 
-    def target(
+    def _target(
         self, state: DDPGState, replay: TransitionBatch, next_action: jax.Array, spec: EnvSpec, **support: Any
     ) -> Returns:
         """Return the critics' target for each transition, by the smallest target critic."""
         target_critic = state.critic.target_variables
         return off_policy.smallest_target(self.critic, target_critic, replay, next_action, self.gamma, spec, **support)
 
-    def critic_step(
+    def _critic_step(
         self,
         critic: TrainState,
         replay: TransitionBatch,
@@ -84,7 +84,7 @@ class Learner(DeterministicActing, TargetFields, CombinedReplayFields):
         optimizer = self.critic_optimizer
         return off_policy.critic_step(self.critic, critic, optimizer, replay, target, spec, replicas, **loss)
 
-    def policy_step(
+    def _policy_step(
         self,
         policy: TrainState,
         critic: TrainState,
@@ -100,7 +100,7 @@ class Learner(DeterministicActing, TargetFields, CombinedReplayFields):
 
 
 @field_group
-class SequenceLearner(SequenceFields, Learner):
+class DeterministicSequenceLearner(SequenceFields, DeterministicLearner):
     """A learner from single transitions, or if a network is recurrent from sequences."""
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
@@ -118,7 +118,7 @@ class SequenceLearner(SequenceFields, Learner):
 
 
 @algorithm
-class DDPG(SequenceLearner):
+class DDPG(DeterministicSequenceLearner):
     """Deep deterministic policy gradients: a deterministic policy that ascends its critic; uniform replay."""
 
     critic: Critic = changed(Critic(ensemble=1))
@@ -127,16 +127,16 @@ class DDPG(SequenceLearner):
         self, state: DDPGState, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
     ) -> tuple[DDPGState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
-        target = self.target(state, replay, self.target_action(state, replay, spec), spec)
-        critic, fit = self.critic_step(state.critic, replay, target, spec, replicas)
-        policy, loss = self.policy_step(state.policy, critic, replay, spec, replicas)
+        target = self._target(state, replay, self._target_action(state, replay, spec), spec)
+        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas)
+        policy, loss = self._policy_step(state.policy, critic, replay, spec, replicas)
         policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
         metrics = replicas.mean(fit.metrics | {"policy_loss": loss})
         return DDPGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics)
 
 
 @algorithm
-class TD3(SequenceLearner, DelayedPolicyFields):
+class TD3(DeterministicSequenceLearner, DelayedPolicyFields):
     """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
     min_size: int = changed(5_000)
@@ -150,13 +150,13 @@ class TD3(SequenceLearner, DelayedPolicyFields):
     ) -> tuple[TD3State, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
         keys = off_policy.transition_keys(key, replay, replicas)
-        target_action = self.target_action(state, replay, spec)
+        target_action = self._target_action(state, replay, spec)
         smoothed = acting.smoothed_action(target_action, keys, self.target_noise, self.target_noise_clip, spec)
-        target = self.target(state, replay, smoothed, spec)
-        critic, fit = self.critic_step(state.critic, replay, target, spec, replicas)
+        target = self._target(state, replay, smoothed, spec)
+        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas)
 
         def policy_step(policy):
-            return self.policy_step(policy, critic, replay, spec, replicas)
+            return self._policy_step(policy, critic, replay, spec, replicas)
 
         updates = state.updates + 1
         due = updates % self.policy_delay == 0
@@ -168,7 +168,7 @@ class TD3(SequenceLearner, DelayedPolicyFields):
 
 
 @algorithm
-class D4PG(PrioritizedFields, NStepFields, SupportFields, Learner):
+class D4PG(PrioritizedFields, NStepFields, SupportFields, DeterministicLearner):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
     n_step: int = changed(5)
@@ -198,17 +198,13 @@ class D4PG(PrioritizedFields, NStepFields, SupportFields, Learner):
     ) -> tuple[DDPGState, UpdateInfo]:
         statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas)
         support = {"v_min": self.v_min, "v_max": self.v_max}
-        target = self.target(state, replay, self.target_action(state, replay, spec), spec, **support)
-        importance = replay.importance if self._by_priority else None
+        target = self._target(state, replay, self._target_action(state, replay, spec), spec, **support)
+        importance = replay.importance if self.by_priority else None
         loss = support | {"importance": importance, "quantile_huber": self.quantile_huber}
-        critic, fit = self.critic_step(state.critic, replay, target, spec, replicas, **loss)
-        policy, policy_loss = self.policy_step(state.policy, critic, replay, spec, replicas, **support)
+        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas, **loss)
+        policy, policy_loss = self._policy_step(state.policy, critic, replay, spec, replicas, **support)
         policy, critic = polyak_update(policy, self.tau), polyak_update(critic, self.tau)
         error = combined_replay.replay_part(fit.error, batch, replicas)
-        priorities = {"replay": error + q_learning.LEAST_PRIORITY} if self._by_priority else {}
+        priorities = {"replay": error + q_learning.LEAST_PRIORITY} if self.by_priority else {}
         metrics = replicas.mean(fit.metrics | {"policy_loss": policy_loss})
         return DDPGState(policy, critic, statistics, state.updates + 1), UpdateInfo(metrics, priorities)
-
-    @property
-    def _by_priority(self) -> bool:
-        return self.prioritized or by_priority(self.sampler, self.remover)

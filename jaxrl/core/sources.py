@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from jaxrl.core import registry
 
-_LONGEST_ROLLOUT = 128  # steps of every environment
+_LONGEST_ROLLOUT = 128  # steps of every environment, unless `rollout_length` says otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,19 +121,19 @@ def by_priority(*rules: Sampler | None) -> bool:
 class Sequence:
     """Sequences of rows as items, and how they treat the ends of episodes (as Reverb's adders).
 
-    A stretch is `burn_in + length` rows. Episodes have a row more than transitions: the last observation's.
+    A sequence is `burn_in + length` rows. Episodes have a row more than transitions: the last observation's.
 
     Args:
       length: rows that are learned from, the bootstrap rows at the end included.
-      period: rows between the starts of two stretches, counted from the episode's first row (with
+      period: rows between the starts of two sequences, counted from the episode's first row (with
         `end="continue"`: from the environment's first row).
-      end: "write": stretches lie within an episode, and one more ends exactly at its end; shorter episodes are
-        dropped. "truncate": a stretch may end early with the episode; its rows after that are zero and not in `mask`.
-        "zero_pad": the same rows, but the zeros count as rows (of weight 0). "continue": stretches run on into the
+      end: "write": sequences lie within an episode, and one more ends exactly at its end; shorter episodes are
+        dropped. "truncate": a sequence may end early with the episode; its rows after that are zero and not in `mask`.
+        "zero_pad": the same rows, but the zeros count as rows (of weight 0). "continue": sequences run on into the
         next episode; a network's carry resets there by itself.
       burn_in: rows before those, only to warm up a recurrent state.
-      stored_carry: keep the recurrent state that acted at the first row of every rollout, and begin stretches only
-        there, or, unless `end="continue"`, at the first row of an episode, where it is the initial one; a stretch that
+      stored_carry: keep the recurrent state that acted at the first row of every rollout, and begin sequences only
+        there, or, unless `end="continue"`, at the first row of an episode, where it is the initial one; a sequence that
         ends early has a transition after its burn-in. Else a batch's carry is the initial one.
     """
 

@@ -412,7 +412,7 @@ def leaves(space: Space) -> list[ArraySpace]:
 
 
 def leaves_with_path(space: Space, *trees: Any, path: str = "") -> Iterator[tuple[Any, ...]]:
-    """Return (path, array space, *parts) of every space of single arrays, in the order of an element's leaves.
+    """Yield (path, array space, *parts) of every space of single arrays, in the order of an element's leaves.
 
     Args:
       space: gives the structure.

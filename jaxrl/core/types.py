@@ -555,7 +555,8 @@ class Replicas(Protocol):
 class Algorithm(Protocol):
     """Losses, targets and exploration, as pure functions; a frozen pytree whose leaves are its numbers.
 
-    Schedules are resolved before any of these is called (`jaxrl.core.schedules.at`): an algorithm sees numbers.
+    Schedules are resolved before any of these is called (`jaxrl.schedules.resolve_schedules`): an algorithm sees
+    numbers.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # it is a dataclass

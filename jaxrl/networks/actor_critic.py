@@ -40,8 +40,8 @@ class ActorCritic:
       policy_gain, value_gain: gain of this head's orthogonal initialization.
       policy_observation_keys, value_observation_keys: of a dictionary observation, what each reads, so that the value
         may know more than the policy will (Pinto et al., 2018, arXiv:1710.06542); None: everything.
-      core_of: what has the core: "both", "policy" or "value". A value that reads the environment's whole state needs no
-        memory where the policy does.
+      core_of: which of policy and value have the core: "both", "policy" or "value". A value that reads the whole state of
+        the environment needs no memory where the policy does.
     """
 
     torso: Torso | None = None
@@ -63,11 +63,10 @@ class ActorCritic:
         freeze(self, "value_observation_keys")
         if self.core_of not in (both := ("both", "policy", "value")):
             raise unknown("core_of", str(self.core_of), both)
-        if self.core_of != "both" and (self.core is None or self.shared):
-            raise ConfigError(
-                f"core_of={self.core_of!r} needs a core, and policy and value with a body each: not core={self.core}, "
-                f"shared={self.shared}"
-            )
+        if self.core_of != "both" and self.core is None:
+            raise ConfigError(f"core_of={self.core_of!r} needs a core; set one, such as core=GRU(64)")
+        if self.core_of != "both" and self.shared:
+            raise ConfigError(f"core_of={self.core_of!r}, but shared=True has one body for both; use shared=False")
 
     @property
     def recurrent(self) -> bool:

@@ -159,7 +159,7 @@ class Critic:
     ) -> tuple[jax.Array, Carry, ModelState]:
         """Return the features `[ensemble, T, B, features]` of inputs `[T, B, ...]`, the next carry and the model state.
 
-        From a carry `[ensemble, B, ...]`, and gives the carry after the last time step and the model state.
+        The carry is `[ensemble, B, ...]`.
         """
 
         def member(params, model_state, carry):

@@ -32,8 +32,8 @@ HIDDEN_GAIN = math.sqrt(2.0)
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """Return an activation by name.
 
-        Raises:
-    ConfigError: there is no activation of that name; it suggests close ones.
+    Raises:
+      ConfigError: there is no activation of that name; it suggests close ones.
     """
     if name not in _ACTIVATIONS:
         raise unknown("activation", str(name), _ACTIVATIONS)
@@ -67,8 +67,8 @@ DTYPES = ("float32", "bfloat16")
 def compute_dtype(name: str) -> jnp.dtype:
     """Return a layer's compute dtype by name; parameters are always float32.
 
-        Raises:
-    ConfigError: it is not one of `DTYPES`.
+    Raises:
+      ConfigError: it is not one of `DTYPES`.
     """
     if name not in DTYPES:
         raise unknown("dtype", str(name), DTYPES)

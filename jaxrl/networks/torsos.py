@@ -83,7 +83,7 @@ def flatten(x: Any, space: spaces.Space) -> jax.Array:
 
 
 def stretched(x: jax.Array, space: spaces.Space) -> jax.Array:
-    """Divide the numbers of a box with bounds within (-1, 1) by their largest magnitude; return others unchanged."""
+    """Divide each number of a box whose bounds lie within (-1, 1) by the larger of them; return others unchanged."""
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.bounded:
         return x
     largest = np.maximum(np.abs(space.low), np.abs(space.high)).astype(np.float32)

@@ -119,7 +119,6 @@ def test_a_shard_shuffles_by_its_global_number():
     assert len({row.tobytes() for row in np.asarray(everything)}) == 4
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("by", one_quick(["row", "environment"]))
 def test_content_does_not_depend_on_the_device_count(by):
     rows, envs, shards, count, epochs = 10, 16, 4, 2, 3

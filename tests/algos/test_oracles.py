@@ -263,7 +263,6 @@ def test_d4pg():
 # --- stochastic policies ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", one_quick(["sac", "cql"], "sac"))
 def test_sac_and_cql(name):
     algo = {"sac": continuous.SAC, "cql": offline.CQL}[name].replace(**ACTOR_CRITIC, temperature=0.3)

@@ -88,7 +88,6 @@ def test_a_run_resumed_with_new_host_environments_loses_the_row_before():
         assert float(batch.next_observation[i]) == 2007.0 and bool(batch.bootstrap[i])
 
 
-@pytest.mark.long
 def test_uniform_draws_every_item_alike():
     fed = Fed({"replay": source(batch_size=4000)}, ROWS, rollout=2, shards=2).feed(ROWS)
     items = sorted(begins(1, TICKS))
@@ -247,7 +246,6 @@ def test_ages_and_times_sampled():
     assert float(statistics["samples_per_insert"]) == pytest.approx(256 / 96)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("sampler", one_quick([Fifo(), Lifo(), MinHeap(), MaxHeap()]))
 def test_ordered_samplers_and_max_times_sampled(sampler):
     rows = jax.tree.map(lambda x: x[:12], ROWS)
@@ -278,7 +276,6 @@ def test_ordered_samplers_and_max_times_sampled(sampler):
     assert fed.starts() == set()
 
 
-@pytest.mark.long
 def test_prioritized_items_go_after_max_times_sampled():
     fed = Fed({"replay": source(Prioritized(), batch_size=16, max_times_sampled=3)}, ROWS, rollout=2).feed(ROWS)
     counts = {}

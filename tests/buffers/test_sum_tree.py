@@ -49,7 +49,6 @@ def test_writes_to_nowhere_are_dropped(size):
     assert float(sum_tree.total(levels)) == 1.0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("size", [20, 700])
 def test_frequencies_are_in_proportion(size):
     weight = RNG.random(size).astype(np.float32) ** 3

@@ -21,7 +21,7 @@ from jaxrl.envs.configs import from_config, to_config
 from jaxrl.envs.probes import Probe
 
 BATCH, STEPS = 4, 160
-QUICK = ("CartPole-v1", "Pendulum-v1", "SimpleBandit-bsuite")
+QUICK = ("CartPole-v1", "SimpleBandit-bsuite")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in adapter.names()]
 
 # Values that show within random episodes, where half the default does not.
@@ -108,7 +108,6 @@ def made(name, **chosen):
     return jaxrl.make(f"gymnax:{name}", auto_reset=None, **chosen)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_of_gymnax_changes_what_an_agent_sees_or_is_refused(name):
     default = made(name)
@@ -244,8 +243,7 @@ def one_step(name):
     return jax.jit(step)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.long) for x in EQUATIONS])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_parameters_of_gymnax_change_the_dynamics_as_the_equations_say(name, data):

@@ -132,7 +132,6 @@ def test_what_cannot_be_written_from_half_of_the_run_on(kind, how, error, refere
     assert_it_goes_on(tmp_path / "run", reference)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "how"), one_quick([(kind, how) for kind in KINDS for how in ("made", "written")], ("result", "made"))
 )

@@ -66,7 +66,6 @@ def test_noise_is_factorized_and_an_elements_own():
         np.testing.assert_allclose(got[:, b], np.asarray(x)[:, b] @ kernel + scale * outwards, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.long
 def test_masks_come_with_the_output():
     mask = jnp.broadcast_to(jnp.asarray([True, False, True, True]), (T, B, ACTIONS))
     rngs = nnx.Rngs(params=jax.random.key(0))

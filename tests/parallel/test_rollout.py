@@ -152,7 +152,6 @@ def test_host_environments_get_the_same_actions():
     np.testing.assert_allclose(np.stack(given), np.clip(whole.action, -2.0, 2.0), rtol=1e-5)
 
 
-@pytest.mark.long
 def test_a_policy_gives_actions_within_the_box():
     actor, _ = wide_rollout()
     action, memory = Policy(WIDE, actor, BOXED_SPEC)(np.zeros((64, 1), np.float32), key=jax.random.key(0))

@@ -146,7 +146,6 @@ def test_what_is_none(parent, tmp_path):
 # --- its files -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_it_names_its_parent_and_resumes_bit_for_bit(parent, tmp_path):
     _, original = parent
     path, copy = tmp_path / "child", tmp_path / "parent"
