@@ -40,8 +40,8 @@ class ActorCritic:
       policy_gain, value_gain: gain of this head's orthogonal initialization.
       policy_observation_keys, value_observation_keys: of a dictionary observation, what each reads, so that the value
         may know more than the policy will (Pinto et al., 2018, arXiv:1710.06542); None: everything.
-      core_of: which of policy and value have the core: "both", "policy" or "value". A value that reads the whole state of
-        the environment needs no memory where the policy does.
+      core_of: which of policy and value have the core: "both", "policy" or "value". A value that reads the whole state
+        of the environment needs no memory where the policy does.
     """
 
     torso: Torso | None = None
