@@ -78,8 +78,8 @@ def test_transitions_are_those_of_a_loop(n_step):
             assert found.steps[n] == len(rewards) and found.bootstrap[n] == bootstrap
             np.testing.assert_array_equal(found.rewards[n], rewards + [0.0] * (n_step - len(rewards)))
             np.testing.assert_array_equal(found.action[n], rows.action[t + BURN_IN, column])
-            assert found.observation.at[n] == n
-            assert found.next_observation.at[n] == at * COLUMNS + column
+            assert found.observation.index[n] == n
+            assert found.next_observation.index[n] == at * COLUMNS + column
 
 
 def step_by_step(apply, timesteps, carry):
