@@ -31,7 +31,7 @@ BUDGET = {
     "envs": 3998,
     "networks": 2010,
     "buffers": 1596,
-    "algos": 4873,
+    "algos": 4845,
     "parallel": 4150,
     "data": 2995,
     "plots": 492,

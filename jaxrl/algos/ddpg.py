@@ -49,7 +49,7 @@ class TD3State(DDPGState):
 
 
 @field_group
-class DeterministicLearner(DeterministicActing, TargetFields, CombinedReplayFields):
+class DeterministicLearner(NStepFields, DeterministicActing, TargetFields):
     """A deterministic policy and critics, with target networks of both."""
 
     def init(self, key: jax.Array, spec: EnvSpec) -> DDPGState:
@@ -100,7 +100,36 @@ class DeterministicLearner(DeterministicActing, TargetFields, CombinedReplayFiel
 
 
 @field_group
-class DeterministicSequenceLearner(SequenceFields, DeterministicLearner):
+class DelayedLearner(DeterministicLearner, DelayedPolicyFields):
+    """TD3's update: smoothed target actions, and a step of the policy and the targets every `policy_delay` updates."""
+
+    def init(self, key: jax.Array, spec: EnvSpec) -> TD3State:
+        return TD3State(**vars(super().init(key, spec)), policy_loss=jnp.float32(0.0))
+
+    def update(
+        self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
+    ) -> tuple[TD3State, UpdateInfo]:
+        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
+        keys = off_policy.transition_keys(key, replay, replicas)
+        target_action = self._target_action(state, replay, spec)
+        smoothed = acting.smoothed_action(target_action, keys, self.target_noise, self.target_noise_clip, spec)
+        target = self._target(state, replay, smoothed, spec)
+        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas)
+
+        def policy_step(policy):
+            return self._policy_step(policy, critic, replay, spec, replicas)
+
+        updates = state.updates + 1
+        due = updates % self.policy_delay == 0
+        policy, critic, loss = off_policy.delayed_step(
+            policy_step, state.policy, critic, state.policy_loss, due, self.tau, replicas
+        )
+        metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
+        return TD3State(policy, critic, statistics, updates, loss), UpdateInfo(metrics)
+
+
+@field_group
+class DeterministicSequenceLearner(SequenceFields, CombinedReplayFields, DeterministicLearner):
     """A learner from single transitions, or if a network is recurrent from sequences."""
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:
@@ -136,39 +165,15 @@ class DDPG(DeterministicSequenceLearner):
 
 
 @algorithm
-class TD3(DeterministicSequenceLearner, DelayedPolicyFields):
+class TD3(DeterministicSequenceLearner, DelayedLearner):
     """Twin delayed DDPG: the smaller of two critics, smoothed target actions, delayed policy updates."""
 
     min_size: int = changed(5_000)
     noise_correlation: float = changed(0.9, before=0.0)
 
-    def init(self, key: jax.Array, spec: EnvSpec) -> TD3State:
-        return TD3State(**vars(super().init(key, spec)), policy_loss=jnp.float32(0.0))
-
-    def update(
-        self, state: TD3State, batch: Mapping[str, Any], *, spec: EnvSpec, key: jax.Array, replicas: Replicas
-    ) -> tuple[TD3State, UpdateInfo]:
-        statistics, replay = off_policy.learning_batch(self, state.statistics, batch, replicas, n_step=self.n_step)
-        keys = off_policy.transition_keys(key, replay, replicas)
-        target_action = self._target_action(state, replay, spec)
-        smoothed = acting.smoothed_action(target_action, keys, self.target_noise, self.target_noise_clip, spec)
-        target = self._target(state, replay, smoothed, spec)
-        critic, fit = self._critic_step(state.critic, replay, target, spec, replicas)
-
-        def policy_step(policy):
-            return self._policy_step(policy, critic, replay, spec, replicas)
-
-        updates = state.updates + 1
-        due = updates % self.policy_delay == 0
-        policy, critic, loss = off_policy.delayed_step(
-            policy_step, state.policy, critic, state.policy_loss, due, self.tau, replicas
-        )
-        metrics = replicas.mean(fit.metrics) | {"policy_loss": loss}
-        return TD3State(policy, critic, statistics, updates, loss), UpdateInfo(metrics)
-
 
 @algorithm
-class D4PG(PrioritizedFields, NStepFields, SupportFields, DeterministicLearner):
+class D4PG(PrioritizedFields, SupportFields, CombinedReplayFields, DeterministicLearner):
     """DDPG with a distributional critic, n-step returns and prioritized replay."""
 
     n_step: int = changed(5)

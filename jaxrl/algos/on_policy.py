@@ -133,7 +133,7 @@ class PolicyValueActing(OnPolicyFields):
     """Act by samples of a policy whose network also gives the value."""
 
     def preprocess(self, timesteps: TimeStep) -> TimeStep:
-        """Return time steps as the networks and the update are to see them."""
+        """Return time steps as the networks and the update read them."""
         return timesteps
 
     def actor(self, state: ActingState) -> ActorState:
