@@ -1,6 +1,7 @@
 """The command line as a newcomer meets it."""
 
 import atexit
+import contextlib
 import gc
 import io
 import json
@@ -63,20 +64,38 @@ def said(capsys, monkeypatch):
 # --- a run from end to end ---------------------------------------------------------------------------------------
 
 
+COMMAND = [*TRAIN, "--seed", "3", "--learning-rate", RATE]
+
+
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs") / "cartpole"
+def trained(tmp_path_factory):
+    """A run of 64 steps, and what its command printed."""
+    run_dir = tmp_path_factory.mktemp("runs") / "cartpole"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main.main([*COMMAND, "--run-dir", str(run_dir), "--total-steps", "64"]) == 0
+    return run_dir, printed.getvalue()
 
 
-def test_train_prints_the_evaluation_and_resumes(said, run_dir):
-    # Only files of earlier tests of this module are used by later ones; this is the first.
-    command = [*TRAIN, "--run-dir", str(run_dir), "--seed", "3", "--learning-rate", RATE]
-    printed = said(*command, "--total-steps", "64")
+@pytest.fixture(scope="module")
+def run_dir(trained, tmp_path_factory):
+    """The run carried on to 128 steps, in a folder of its own."""
+    run_dir = tmp_path_factory.mktemp("further") / "cartpole"
+    shutil.copytree(trained[0], run_dir)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main.main([*COMMAND, "--run-dir", str(run_dir), "--total-steps", "128"]) == 0
+    assert "128 steps" in printed.getvalue()
+    return run_dir
+
+
+def test_train_prints_the_evaluation_and_resumes(said, trained, tmp_path):
+    run_dir, printed = tmp_path / "run", trained[1]
+    shutil.copytree(trained[0], run_dir)  # with the times of its files
+    command = [*COMMAND, "--run-dir", str(run_dir)]
     record = json.loads((run_dir / "result.json").read_text())
     evaluation = record["evaluation"]
     shown = f"return {evaluation['return_mean']:.2f} ± {evaluation['return_std']:.2f} over 2 episodes"
     assert "PPO on gymnax:CartPole-v1: 64 steps" in printed and "steps/s" in printed
-    assert shown in printed and str(run_dir) in printed
+    assert shown in printed and str(trained[0]) in printed
     config = json.loads((run_dir / "config.json").read_text())
     assert config["seed"] == 3 and config["algorithm"]["learning_rate"]["start"] == 1e-3
     assert config["algorithm"]["network"]["torso"]["widths"] == [8]
@@ -174,7 +193,6 @@ def test_eval_judges_on_other_episodes_than_those_that_chose(said, run_dir):
 
 
 def test_eval_follows_a_run(said, run_dir, tmp_path):
-    assert run_dir.exists(), "the file's first test makes it; without, this one would wait for ever"
     out = tmp_path / "found.jsonl"
     printed = said("eval", str(run_dir), "--episodes", "2", "--follow", "--out", str(out))
     assert "step 128: return" in printed
