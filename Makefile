@@ -12,9 +12,11 @@ PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile --
 # Tests compile far more than they run: without LLVM's optimizations they take a quarter less time. Those that hold one
 # program against another bit by bit, marked `exact`, run in test-rest again as users compile them.
 QUICKLY := $(CACHE_ENV) JAX_DISABLE_MOST_OPTIMIZATIONS=1
-REST := not learning and not endurance
+REST := long and not exhaustive and not learning and not endurance
+EXACT := exact and not exhaustive and not learning and not endurance
+FURTHER := exhaustive and not learning and not endurance
 
-.PHONY: train test test-rest test-all learning faults bench docs dist lint lock setup clean
+.PHONY: train test test-rest test-all exhaustive learning faults bench docs dist lint lock setup clean
 
 train: $(STAMP)  ## Train PPO on CartPole.
 	$(BIN)/jaxrl train --preset purejaxrl-cartpole --seed 0 --run-dir runs/make-train
@@ -23,12 +25,16 @@ test: $(STAMP)  ## The quick tests: a few minutes on two cores.
 	$(QUICKLY) $(PYTEST) $(PYTEST_ARGS)
 
 test-rest: $(STAMP)  ## The tests that `make test` leaves out, but for the long trainings.
-	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "exact and $(REST)" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
-	$(QUICKLY) $(PYTEST) -rs -m "long and not exact and $(REST)" $(PYTEST_ARGS) || code=1; exit $$code
+	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "$(EXACT)" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
+	$(QUICKLY) $(PYTEST) -rs -m "$(REST) and not exact" $(PYTEST_ARGS) || code=1; exit $$code
 
 test-all:  ## Everything but the long trainings.
 	$(MAKE) test
 	$(MAKE) test-rest
+
+exhaustive: $(STAMP)  ## Further cases of the tests of test-rest: every algorithm, sampler, page and kind of kill.
+	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "exact and $(FURTHER)" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
+	$(QUICKLY) $(PYTEST) -rs -m "not exact and $(FURTHER)" $(PYTEST_ARGS) || code=1; exit $$code
 
 learning: $(STAMP)  ## Long real trainings that must reach a score.
 	$(CACHE_ENV) $(BIN)/python -m pytest -q -rs -m learning $(PYTEST_ARGS)

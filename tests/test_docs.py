@@ -249,6 +249,7 @@ NOT_RUN = {
     "--launch": "it starts processes, or waits for them: tests/parallel/multihost/test_launch.py",
     "--backend ray": "it starts a cluster: tests/parallel/ray",
     "render runs/cartpole --env gymnasium": "that draws by pygame, which no extra brings: tests/run/test_rendering.py",
+    "brax:inverted_pendulum": "the page trains it in Python, and its physics compiles for long",
     "brax:ant": "its physics compiles for minutes: tests/envs/test_brax.py, tests/learning/test_brax.py",
     "purejaxrl-brax": "the same of hopper",
     "envpool:Pong": "whole games through convolutions take minutes: tests/learning/test_host_scores.py",

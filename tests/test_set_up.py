@@ -137,21 +137,23 @@ def test_every_test_is_run_by_one_of_the_targets():
     makefile = (ROOT / "Makefile").read_text()
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
     chosen = {"test": options[options.index("-m") + 1]}
-    for target in ("test-rest", "learning"):
+    named = dict(re.findall(r"^(REST|EXACT|FURTHER) := (.*)$", makefile, re.MULTILINE))
+    for target in ("test-rest", "exhaustive", "learning"):
         recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
         runs = re.findall(r' -m (?:"([^"]*)"|(\w+))', recipe)
-        rest = re.search(r"^REST := (.*)$", makefile, re.MULTILINE)[1]
-        chosen[target] = " or ".join(
-            f"({(quoted or word).replace('$(REST)', rest)})" for quoted, word in runs if word != "pytest"
-        )
-    of_ci = re.findall(r"^(?:timeout .* )?make (\S+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+        asked = " or ".join(f"({quoted or word})" for quoted, word in runs if word != "pytest")
+        chosen[target] = re.sub(r"\$\((\w+)\)", lambda name: f"({named[name[1]]})", asked)
+    of_ci = re.findall(r"^ *(?:make|limited) (\S+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert re.findall(r"^\t\$\(MAKE\) (\S+)$", makefile, re.MULTILINE) == ["test", "test-rest"]
-    assert of_ci == ["test", "test-rest"]
-    for long, learning, exact in itertools.product((False, True), repeat=3):
-        marks = {"long": long, "learning": learning, "exact": exact, "endurance": False}
+    assert of_ci == ["test", "test-rest", "exhaustive"]
+    for long, learning, exact, exhaustive in itertools.product((False, True), repeat=4):
+        marks = {"long": long, "learning": learning, "exact": exact, "endurance": False, "exhaustive": exhaustive}
         ran = {name for name, expression in chosen.items() if eval(expression, dict(marks))}
         quick = {"test", "test-rest"} if exact else {"test"}
-        assert ran == ({"learning"} if learning else {"test-rest"} if long else quick)
+        if learning:
+            assert ran == {"learning"}
+        else:
+            assert ran == ({"exhaustive"} if exhaustive else {"test-rest"} if long else quick)
 
 
 @pytest.mark.long

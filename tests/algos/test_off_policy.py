@@ -20,7 +20,7 @@ from helpers.continuous import (
     transitions,
     updated,
 )
-from helpers.tiers import one_quick
+from helpers.tiers import few, one_quick
 
 import jaxrl
 from jaxrl.algos import acting, off_policy, q_learning, train_state
@@ -97,9 +97,7 @@ def test_every_number_reaches_the_program(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", [name if name == "td3" else pytest.param(name, marks=pytest.mark.long) for name in ALGORITHMS]
-)
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3", rest=["crossq", "d4pg", "sac"]))
 def test_every_other_field_changes_the_program(name):
     algo = ALGORITHMS[name]
     usual, same = str(program(algo)), []
@@ -233,7 +231,7 @@ def test_the_keys_of_a_batch_do_not_depend_on_the_devices():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", few(ALGORITHMS, "crossq", "td3"))
 def test_one_device_learns_what_two_do(name):
     algo, states = ALGORITHMS[name].replace(min_size=16), []
     for devices in (1, 2):
@@ -264,7 +262,7 @@ def after_updates(algo, by):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", few(ALGORITHMS, "crossq", "td3"))
 def test_the_units_of_normalized_observations_do_not_matter(name):
     algo = ALGORITHMS[name].replace(normalize_observation=True)
     (one, told, action), (other, told_other, action_other) = (after_updates(algo, by) for by in (1.0, 1e3))

@@ -9,6 +9,7 @@ import sys
 import jax
 import pytest
 from helpers.patience import PATIENCE
+from helpers.tiers import few
 
 from jaxrl.cli import main, training
 from jaxrl.run import ahead
@@ -44,7 +45,7 @@ def run(folder, *commands):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("words", "main_program"), [(GYMNAX, "chunk"), (HOST, "learn")])
+@pytest.mark.parametrize(("words", "main_program"), few([(GYMNAX, "chunk"), (HOST, "learn")], (GYMNAX, "chunk")))
 def test_train_compiles_nothing_after_compile(words, main_program, tmp_path):
     def command(name, total_steps):
         return [name, *words, "--run-dir", str(tmp_path / "run"), "--total-steps", total_steps]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiers import few, one_quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,8 @@ from jaxrl.envs.probes import Probe
 
 BATCH, STEPS = 4, 160
 QUICK = ("CartPole-v1", "SimpleBandit-bsuite")
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in adapter.names()]
+SLOW = ("Seaquest-MinAtar", "Freeway-MinAtar")
+NAMES = one_quick(adapter.names(), *QUICK, rest=[name for name in adapter.names() if name not in SLOW])
 
 # Values that show within random episodes, where half the default does not.
 TELLING = {
@@ -406,8 +408,12 @@ BRAX_VALUES = {
 }
 
 
+# Of the others to build the system takes seconds for every argument.
+SMALL_BRAX = ("ant", "fast", "inverted_pendulum", "inverted_double_pendulum", "reacher", "pusher", "humanoidstandup")
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", brax_adapter.names())
+@pytest.mark.parametrize("name", few(brax_adapter.names(), *SMALL_BRAX))
 def test_every_argument_of_brax_changes_the_program_or_is_refused(name):
     constructor = inspect.signature(brax_adapter.module()._envs[name]).parameters
     default = brax_program(name, backend="spring") if "backend" in constructor else brax_program(name)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from helpers.patience import PATIENCE
 from helpers.programs import actor_threads
-from helpers.tiers import one_quick
+from helpers.tiers import few, one_quick
 
 import jaxrl
 from jaxrl.cli import main
@@ -523,7 +523,7 @@ def test_what_is_given_otherwise_is_told_with_the_name(what):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", SAID)
+@pytest.mark.parametrize("what", few(SAID, *list(SAID)[::5]))
 def test_so_it_is_in_training_by_sebulba_and_no_worker_is_left(what, monkeypatch):
     from helpers.programs import PPO
 

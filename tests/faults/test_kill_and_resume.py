@@ -13,6 +13,7 @@ from helpers import kills, programs
 from helpers.kills import CASES, INTERVAL, ITERATIONS, newest
 from helpers.patience import PATIENCE
 from helpers.programs import NUM_ENVS, ROWS, assert_equal
+from helpers.tiers import few
 from helpers.two_processes import both, together
 
 from jaxrl.run import checkpoint, loop
@@ -147,7 +148,7 @@ def assert_the_same_run(resumed, reference, run_dir, case=CASES["ppo"]):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", LIVES)
+@pytest.mark.parametrize("name", few(LIVES, "ppo on two devices", "dqn", "table", "callbacks"))
 def test_killed_and_started_again(name, whole, cache, tmp_path):
     reference, moments = whole(name)
     life(name, tmp_path / "run", SHARES[name], LIVES[name], moments, cache)
@@ -170,7 +171,7 @@ def kill_again_and_again(name, count, whole, gone_on, cache, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("name", few(MANY, "sebulba", "sweep"))
 def test_killed_three_times(name, whole, gone_on, cache, tmp_path):
     kill_again_and_again(name, 3, whole, gone_on, cache, tmp_path)
 

@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 from helpers import hostile
 from helpers.readers import PLAYERS, READERS, made, newest, outcome
+from helpers.tiers import one_quick
 from hypothesis import strategies as st
 
 # Orbax's event loop complains after an error that is expected here.
@@ -146,7 +147,7 @@ KINDS = {
     "arrow": ("arrow/made-v0", lambda folder: next(folder.rglob("*.arrow")), "minari", of_bytes),
     "parquet": ("parquet/made-v0", lambda folder: next(folder.rglob("*.parquet")), "minari", of_bytes),
 }
-# One compiles little, the others are for `make test-all`.
+# One compiles little.
 QUICK = ("config.json", "metrics.jsonl", "features.json")
 
 
@@ -184,9 +185,7 @@ def mutate(valid, tmp_path, kind, count, players=()):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", one_quick(KINDS, *QUICK, rest=list(KINDS)[::4]))
 def test_mutations_are_read_or_refused(kind, valid, tmp_path):
     mutate(valid, tmp_path, kind, 15)
 

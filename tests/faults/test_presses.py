@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers.patience import PATIENCE
+from helpers.tiers import few
 
 from jaxrl.run import checkpoint
 from jaxrl.run.loggers import read_metrics
@@ -145,16 +146,13 @@ PLACES = [
     ("compile", "a compile", 'instead("jaxrl.parallel.program", "Program.chunk", press_in_c)'),
     ("plot", "drawing", 'instead("jaxrl.run.plotting", "plot_runs", press_in_c, True)'),
 ]
-QUICK = {("train", "an import"), ("train", "a compile")}
+REST = ("train: an import", "train: a compile", "sweep: a compile", "tune: an import", "eval: episodes")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "place"),
-    [
-        pytest.param(name, place, id=f"{name}: {what}", marks=[] if (name, what) in QUICK else pytest.mark.long)
-        for name, what, place in PLACES
-    ],
+    few([pytest.param(name, place, id=f"{name}: {what}") for name, what, place in PLACES], *REST),
 )
 def test_where_nothing_is_to_be_saved_a_command_ends_at_once(name, place, tmp_path, request):
     known = name in ("eval", "export-rlds", "plot")
@@ -171,7 +169,7 @@ def test_where_nothing_is_to_be_saved_a_command_ends_at_once(name, place, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", CODES)
+@pytest.mark.parametrize("number", few(CODES, signal.SIGTERM))
 def test_between_chunks_it_saves_first(number, tmp_path):
     """The first chunk is compiled and its row is written: that much is saved."""
     run = tmp_path / "run"

@@ -106,7 +106,8 @@ CASES = [(kind, how, error) for kind in KINDS for how in ("made", "written") for
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("kind", "how", "error"), one_quick(CASES, ("metrics", "written", "disk full"), ("manifest", "made", "read-only"))
+    ("kind", "how", "error"),
+    one_quick(CASES, ("metrics", "written", "disk full"), ("manifest", "made", "read-only"), rest=CASES[::5]),
 )
 def test_what_cannot_be_written_from_half_of_the_run_on(kind, how, error, reference, tmp_path, monkeypatch):
     words, told = KINDS[kind]
@@ -133,7 +134,12 @@ def test_what_cannot_be_written_from_half_of_the_run_on(kind, how, error, refere
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"), one_quick([(kind, how) for kind in KINDS for how in ("made", "written")], ("result", "made"))
+    ("kind", "how"),
+    one_quick(
+        [(kind, how) for kind in KINDS for how in ("made", "written")],
+        ("result", "made"),
+        rest=[(kind, "made") for kind in KINDS],
+    ),
 )
 def test_the_directory_is_deleted_at_a_write(kind, how, reference, tmp_path, monkeypatch):
     """Just before it happens; then the result is there, and nothing comes to be where the run was."""
@@ -309,7 +315,9 @@ print(any(name.endswith("-cache") for name in os.listdir(folder)))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("how", "error"), one_quick([(how, error) for how in ("made", "written") for error in ERRORS]))
+@pytest.mark.parametrize(
+    ("how", "error"), one_quick([(how, error) for how in ("made", "written") for error in ERRORS], rest=[])
+)
 def test_programs_that_cannot_be_kept_are_compiled_and_nothing_is_said(how, error, tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXRL_"))}
     env |= {"JAX_PLATFORMS": "cpu", "JAXRL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}

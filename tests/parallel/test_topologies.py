@@ -56,6 +56,7 @@ REPPO = jaxrl.REPPO(
 WHOLE = programs.PPO.replace(whole_episodes=True, rollout_length=14)
 OTHERS = {"a2c": A2C, "crossq": CROSSQ, "reppo": REPPO, "vmpo": VMPO, "r2d2": programs.R2D2, "whole_episodes": WHOLE}
 ON_HOST = ALGORITHMS | OTHERS
+HOST_KINDS = ["recurrent_ppo", "dqn", "r2d2", "reppo", "whole_episodes"]  # one of each kind of experience
 
 
 @functools.cache
@@ -76,7 +77,9 @@ def run(name, topology, host=False, seed=3):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "a2c", "reppo", "vmpo", "r2d2", "whole_episodes"], "ppo"))
+@pytest.mark.parametrize(
+    "name", one_quick([*ALGORITHMS, "a2c", "reppo", "vmpo", "r2d2", "whole_episodes"], "ppo", rest=HOST_KINDS)
+)
 def test_host_lockstep_is_the_compiled_run(name):
     state, report = run(name, anakin())
     on_host, host_report = run(name, jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), host=True)
@@ -86,7 +89,9 @@ def test_host_lockstep_is_the_compiled_run(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", one_quick([*ALGORITHMS, "crossq", "reppo", "vmpo"]))
+@pytest.mark.parametrize(
+    "name", one_quick([*ALGORITHMS, "crossq", "reppo", "vmpo"], rest=["recurrent_ppo", "dqn", "crossq"])
+)
 def test_four_devices_are_one(name):
     one, one_report = run(name, anakin())
     four, four_report = run(name, anakin(devices=4))

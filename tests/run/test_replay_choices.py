@@ -10,12 +10,14 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import DQN, ENV, NUM_ENVS, ROWS, all_finite, anakin, assert_equal
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform
 from jaxrl.run import loop
 
 ITERATIONS = 6
+REST = ("prioritized-3", "lifo-3", "table-160-prioritized-lifo-4", "table-160-fifo-minheap-0")
 SAMPLERS = [Uniform(), Prioritized(0.6), Fifo(), Lifo(), MinHeap(), MaxHeap()]
 REMOVERS = [Fifo(), Lifo(), MinHeap(), MaxHeap()]
 RING = [{"sampler": sampler, "max_times_sampled": 3} for sampler in SAMPLERS]
@@ -52,7 +54,7 @@ def name(choices):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("choices", [pytest.param(x, id=name(x)) for x in TABLE + RING])
+@pytest.mark.parametrize("choices", few([pytest.param(x, id=name(x)) for x in TABLE + RING], *REST))
 def test_interrupted_and_started_again(choices, tmp_path):
     algo = DQN.replace(prioritized=False, **choices)
 

@@ -1,10 +1,11 @@
-"""Algorithms that no other test runs on the host: the probes served from there are the same run as compiled."""
+"""Any algorithm on the host: the probes served from there are the same run as compiled."""
 
 import jax
 import numpy as np
 import pytest
 from helpers.continuous import CROSSQ, D4PG, DDPG, MPO, NETWORKS
 from helpers.programs import NUM_ENVS, actor_threads, all_finite, anakin, assert_equal, plain
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
@@ -76,7 +77,7 @@ def run(topology, algo, env):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", few(RUNS, "d4pg", "sac-discrete", "pqn"))
 def test_on_the_host_it_is_the_compiled_run(name):
     algo, env = RUNS[name]
     _, compiled, report = run(anakin(), algo, env)
