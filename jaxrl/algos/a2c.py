@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, static
+from jaxrl.algos.fields import AdvantageFields
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.optimizers import Optimizer, RMSProp
 from jaxrl.algos.train_state import Variables, weighted_mean
@@ -24,13 +25,13 @@ from jaxrl.core.types import (
 
 
 @algorithm
-class A2C(PolicyValueActing):
+class A2C(AdvantageFields, PolicyValueActing):
     """Advantage actor-critic: one policy-gradient step per rollout; recurrent when its network is."""
 
     learning_rate: Scalar = changed(7e-4)
     rollout_length: int = changed(5)
     optimizer: Optimizer = changed(RMSProp())
-    gae_lambda: Scalar = number(1.0, low=0, high=1, help="lambda of GAE; 1 gives n-step returns")
+    gae_lambda: Scalar = changed(1.0)
     normalize_advantage: bool = static(False, help="standardize advantages per batch")
 
     def resolve(self, spec: EnvSpec, num_envs: int) -> Self:

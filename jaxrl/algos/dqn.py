@@ -59,9 +59,6 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
     capacity: int = changed(50_000)
     min_size: int = changed(1_000, help="transitions collected before the first update")
     batch_size: int = changed(128)
-    rollout_length: int | None = changed(
-        None, help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence"
-    )
     replay_ratio: float | None = changed(0.1)
     prioritized: bool = changed(False)
     priority_exponent: Scalar = changed(0.5)

@@ -43,7 +43,6 @@ class IQLState(struct.PyTreeNode):
 class IQL(StochasticActing, TargetFields, ReplayFields, NStepFields):
     """Implicit Q-learning: values by expectile regression, and advantage-weighted regression of the policy."""
 
-    learning_rate: Scalar = changed(3e-4, help="learning rate of the critics and the value function")
     policy_learning_rate: Scalar | None = changed(Cosine(3e-4, 0.0))
     expectile: Scalar = number(
         0.7, above=0, below=1, help="0.5: value of the data's policy; near 1: of its best actions"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl.algos import on_policy
 from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import MinibatchFields
+from jaxrl.algos.fields import AdvantageFields, MinibatchFields
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
 from jaxrl.algos.train_state import Variables, weighted_mean
@@ -38,7 +38,7 @@ class PolicyLoss(Protocol):
 
 
 @algorithm
-class PPO(MinibatchFields, PolicyValueActing):
+class PPO(AdvantageFields, MinibatchFields, PolicyValueActing):
     """Proximal policy optimization with generalized advantage estimation; recurrent when its network is."""
 
     learning_rate: Scalar | None = changed(
@@ -46,8 +46,6 @@ class PPO(MinibatchFields, PolicyValueActing):
         help="learning rate (of the policy, if value_learning_rate is set); None: falls to 0, from 3e-4 for continuous "
         "actions, from 5e-3 for grids of 10 x 10 (MinAtar), else from 5e-4",
     )
-    rollout_length: int = changed(128)
-    gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 is Monte Carlo")
     clip: Scalar = number(
         0.2, above=0, only_with="objective=clip or clip_value", help="clip range of the probability ratio around 1"
     )

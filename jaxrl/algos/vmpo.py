@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.algos import on_policy, returns, train_state
-from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, number, static
-from jaxrl.algos.fields import KLFields, MinibatchFields
+from jaxrl.algos.base import algorithm, changed, field_problems, network_problems, static
+from jaxrl.algos.fields import AdvantageFields, KLFields, MinibatchFields
 from jaxrl.algos.kl_limits import clip_duals, decoupled_kl, inverse_softplus, lagrangian_loss
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import ActingState, PolicyValueActing, Statistics
@@ -42,7 +42,7 @@ class VMPOState(struct.PyTreeNode):
 
 
 @algorithm
-class VMPO(KLFields, MinibatchFields, PolicyValueActing):
+class VMPO(KLFields, AdvantageFields, MinibatchFields, PolicyValueActing):
     """On-policy MPO: regression on the better half of actions, with KL limits; recurrent when its network is."""
 
     learning_rate: Scalar = changed(Linear(1e-3, 0.0))
@@ -58,7 +58,6 @@ class VMPO(KLFields, MinibatchFields, PolicyValueActing):
     epsilon_mean: Scalar = changed(1e-2)
     epsilon_std: Scalar = changed(1e-3)
     alpha_std: Scalar = changed(1.0)
-    gae_lambda: Scalar = number(0.95, low=0, high=1, help="lambda of GAE; 1 gives n-step returns")
     target_period: int = static(1, low=1, help="batches between copies of the network to the policy that acts")
     minibatches: int | None = changed(
         None,

@@ -13,7 +13,7 @@ from jaxrl.algos.fields.actor_critic import (
 )
 from jaxrl.algos.fields.discount import DiscountFields
 from jaxrl.algos.fields.kl import KLFields
-from jaxrl.algos.fields.on_policy import MinibatchFields, OnPolicyFields, RolloutFields
+from jaxrl.algos.fields.on_policy import AdvantageFields, MinibatchFields, OnPolicyFields, RolloutFields
 from jaxrl.algos.fields.q_learning import QLearningFields
 from jaxrl.algos.fields.replay import (
     CombinedReplayFields,
@@ -25,6 +25,7 @@ from jaxrl.algos.fields.replay import (
 
 __all__ = [
     "ActorCriticFields",
+    "AdvantageFields",
     "CombinedReplayFields",
     "DelayedPolicyFields",
     "ExplorationNoiseFields",

@@ -17,7 +17,7 @@ from jaxrl.networks import Actor, CategoricalValues, Critic, SelfPredictiveValue
 class ActorCriticFields(DiscountFields):
     """Policy, critics, and how both are optimized."""
 
-    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics")
+    learning_rate: Scalar = number(3e-4, above=0, help="learning rate of the critics and values")
     policy_learning_rate: Scalar | None = number(None, above=0, help="learning rate of the policy; None: learning_rate")
     optimizer: Optimizer = number(Adam(eps=1e-8))
     policy: Network = static(Actor())

@@ -35,6 +35,15 @@ class RolloutFields(DiscountFields):
 
 
 @field_group
+class AdvantageFields:
+    """Generalized advantage estimation."""
+
+    gae_lambda: Scalar = number(
+        0.95, low=0, high=1, help="lambda of GAE; 0: one-step errors, 1: returns of the whole rollout"
+    )
+
+
+@field_group
 class MinibatchFields:
     """Gradient steps on minibatches of one batch."""
 

@@ -30,9 +30,11 @@ class StorageFields:
 
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
-    batch_size: int = static(256, low=1, help="transitions per update")
+    batch_size: int = static(256, low=1, help="transitions per update; of sequences as many as are whole")
     rollout_length: int | None = static(
-        None, low=1, help="steps of each environment per iteration; None: as many as make one update"
+        None,
+        low=1,
+        help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence",
     )
     replay_ratio: float | None = static(1.0, above=0, help="gradient updates per environment step")
     samples_per_insert: float | None = static(
@@ -181,10 +183,6 @@ class SequenceFields(ReplayFields, NStepFields):
         low=0,
         only_with="policy.recurrent or critic.recurrent",
         help="steps before each sequence that only warm up recurrent states",
-    )
-    batch_size: int = changed(256, help="transitions per update; of sequences as many as are whole")
-    rollout_length: int | None = changed(
-        None, help="steps of each environment per iteration; None: those of one update, or a quarter of a sequence"
     )
 
     @property
