@@ -3,6 +3,7 @@
 PYTEST_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
+LIBTPU := .venv/libtpu/.installed
 
 # Tests and the processes they start share what they compiled, and Python's byte code is written even where the
 # environment forbids it, as containers do: without it each process takes three seconds more to import jaxrl.
@@ -24,7 +25,7 @@ train: $(STAMP)  ## Train PPO on CartPole.
 test: $(STAMP)  ## The quick tests: a few minutes on two cores.
 	$(QUICKLY) $(PYTEST) $(PYTEST_ARGS)
 
-test-rest: $(STAMP)  ## The tests that `make test` leaves out, but for the long trainings.
+test-rest: $(STAMP) $(LIBTPU)  ## The tests that `make test` leaves out, but for the long trainings.
 	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "$(EXACT)" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
 	$(QUICKLY) $(PYTEST) -rs -m "$(REST) and not exact" $(PYTEST_ARGS) || code=1; exit $$code
 
@@ -32,7 +33,7 @@ test-all:  ## Everything but the long trainings.
 	$(MAKE) test
 	$(MAKE) test-rest
 
-exhaustive: $(STAMP)  ## Further cases of the tests of test-rest: every algorithm, sampler, page and kind of kill.
+exhaustive: $(STAMP) $(LIBTPU)  ## Further cases of the tests of test-rest: every algorithm, sampler, page and kind of kill.
 	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "exact and $(FURTHER)" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
 	$(QUICKLY) $(PYTEST) -rs -m "not exact and $(FURTHER)" $(PYTEST_ARGS) || code=1; exit $$code
 
@@ -73,11 +74,20 @@ lock: $(STAMP)  ## Resolve the dependencies anew: the newest that pyproject.toml
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
 		--extra brax --extra envpool --extra data --extra flashbax --extra ray --extra tune --extra video --extra test --extra docs --extra dev pyproject.toml --output-file requirements.lock
+	echo libtpu | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.12 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-annotate --no-config --custom-compile-command "make lock" \
+		--output-file requirements-tpu.lock -
 
 setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml scripts/make_venv.sh scripts/find_python.sh
 	sh scripts/make_venv.sh
+	touch $@
+
+# The compiler for TPUs, apart: among the installed packages it would make every start of JAX look for TPUs.
+$(LIBTPU): requirements-tpu.lock $(STAMP)
+	rm -rf .venv/libtpu
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --target .venv/libtpu -r requirements-tpu.lock
 	touch $@
 
 clean:

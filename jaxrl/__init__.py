@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from jaxrl.run.replays import export_replay
     from jaxrl.run.result import Result
     from jaxrl.run.training import train
+    from jaxrl.sweeps.compile_for import compile_for
     from jaxrl.sweeps.make_train import make_train
     from jaxrl.sweeps.search import LogUniform, Uniform
     from jaxrl.sweeps.sweep import SweepResult, sweep
@@ -107,6 +108,7 @@ _PUBLIC = {
     "TuneResult": "sweeps.tune",
     "Uniform": "sweeps.search",
     "check_env": "envs",
+    "compile_for": "sweeps.compile_for",
     "environments": "envs",
     "envs": "envs",
     "evaluate": "run.evaluation",
@@ -176,6 +178,7 @@ __all__ = [
     "TuneResult",
     "Uniform",
     "check_env",
+    "compile_for",
     "environments",
     "envs",
     "evaluate",

@@ -246,6 +246,7 @@ def as_users_have_it(tmp_path, monkeypatch):
 # Commands that no test of the pages can run as printed, and why; other tests do what can be done of them here.
 NOT_RUN = {
     "--distributed": "it waits for other processes: tests/parallel/multihost, tests/cli/test_multihost.py",
+    "--target": "it needs a compiler that is not in the lock: tests/sweeps/test_compile_for.py",
     "--launch": "it starts processes, or waits for them: tests/parallel/multihost/test_launch.py",
     "--backend ray": "it starts a cluster: tests/parallel/ray",
     "render runs/cartpole --env gymnasium": "that draws by pygame, which no extra brings: tests/run/test_rendering.py",

@@ -4,17 +4,27 @@ import jax
 
 from jaxrl.cli import training
 from jaxrl.cli.runs import ParsedCommand
+from jaxrl.parallel import targets
 from jaxrl.parallel.multihost import distributed
 from jaxrl.run.ahead import Compiled, compile_ahead
 from jaxrl.run.compile_cache import cache_folder
+from jaxrl.sweeps.compile_for import report_for
 
 _COLUMNS = ("program", "times", "cached", "seconds", "arguments", "outputs", "temporary", "at once", "FLOPs")
 _UNITS = ("", "k", "M", "G", "T", "P")
 
 
 def compile_(parsed: ParsedCommand) -> int:
-    """Compiles what `jaxrl train` with these flags would compile, and prints what that was; the exit code."""
-    compiled = compile_ahead(training.train_settings(parsed))
+    """Compile what `jaxrl train` with these flags would compile, here or for a target, and print what that was.
+
+    Returns:
+      The exit code.
+    """
+    settings, target = training.train_settings(parsed), parsed.values["run"]["target"]
+    if target is not None:
+        print(report_for(targets.get(target), settings))
+        return 0
+    compiled = compile_ahead(settings)
     if distributed.is_leader():
         print("\n".join(_report(compiled)))
     return 0

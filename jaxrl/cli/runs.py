@@ -15,6 +15,9 @@ _COMPILES = (
     "Compiles what jaxrl train with the same flags would compile, and keeps it for that run. Nothing is written to "
     "--run-dir, --record or --wandb."
 )
+_TARGET = Flag(
+    "target", TEXT, None, "accelerators to compile for and report on, such as v5e:4x4 or h100:8; they need not be here"
+)
 
 
 # The groups of the flags of these commands in the help; those that are in none are of "run".
@@ -125,7 +128,7 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
             if learns_from_data
             else "no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)"
         )
-    if run["total_steps"] is None:
+    if run["total_steps"] is None and run.get("target") is None:
         problems.append("no number of steps: --total-steps N")
     for env in (run["env"], run.get("eval_env")):
         problems += [] if env is None else table.environment_problems(env)
@@ -229,6 +232,8 @@ def _common_flags(preset):
 def _own_flags(command, preset):
     # What a run records is another program, and where it writes is left alone: no flag of `train` is without meaning.
     flags = table.command_flags("train" if command == "compile" else command)
+    if command == "compile":
+        flags = [*flags, _TARGET]
     if preset is None:
         return flags
     known = {"total_steps": {"default": preset.total_steps, "hint": None}}

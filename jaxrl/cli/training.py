@@ -97,9 +97,11 @@ def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
     if problems and multihost.is_one_of_several(run):
         raise ConfigError(problems)  # before the other processes are waited for
     processes = multihost.join(run)
+    if run.get("target") is not None:
+        jax.config.update("jax_platforms", "cpu")  # what is compiled for is elsewhere, and JAX need not look for it
     split = cores() if command in ("sweep", "tune") and run["devices"] is None else run["devices"]
     if command == "train" and split is not None:
-        split //= processes  # it counts those of all of them
+        split = 1 if run.get("target") else split // processes  # it counts those of all of them, or of the target
     if split is not None and split > 1:
         use_cpu_devices(split)  # before anything else, the environment first of all, asks JAX for its devices
     if run.get("backend") == "ray":

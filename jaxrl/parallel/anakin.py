@@ -19,6 +19,7 @@ from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.program import Program
 from jaxrl.parallel.rollout import Acting
+from jaxrl.parallel.targets import Target
 from jaxrl.parallel.topology import Topology, needs_environment
 
 
@@ -44,6 +45,9 @@ class Anakin(Topology):
             return needs_environment(env)
         return [f"Anakin compiles environments in JAX, and {env.name} is on the host; use Sebulba"]
 
+    def over(self, target: Target) -> "Anakin":
+        return dataclasses.replace(self, devices=len(target.devices)) if self.devices is None else self
+
     def resolve(self, algo: Algorithm) -> "Anakin":
         """With the number of environments."""
         return dataclasses.replace(self, num_envs=self._num_envs(algo))
@@ -64,6 +68,7 @@ class Anakin(Topology):
         env: Environment | HostRecipe,
         dataset_fraction: float = 0.0,
         processes: int | None = None,
+        target: Target | None = None,
     ) -> Program[Environment, Rings]:
         """Checks everything that can be checked before compiling, and fixes the program.
 
@@ -71,6 +76,7 @@ class Anakin(Topology):
           algo, env: what runs; an environment in JAX.
           dataset_fraction: the part of every batch that comes from a dataset.
           processes: that the run is of; None: all there are.
+          target: accelerators that the program is only compiled for.
 
         Raises:
           ConfigError: with every problem found.
@@ -79,8 +85,8 @@ class Anakin(Topology):
             raise ConfigError(problems)
         spec, num_envs = env_spec(env), self._num_envs(algo)
         devices = meshes.default_device_count() if self.devices is None else self.devices
-        shards = meshes.checked_layout(algo, spec, num_envs, devices, self.shards, dataset_fraction, processes)
-        layout = Layout(spec, num_envs, devices, shards, dataset_fraction)
+        shards = meshes.checked_layout(algo, spec, num_envs, devices, self.shards, dataset_fraction, processes, target)
+        layout = Layout(spec, num_envs, devices, shards, dataset_fraction, target=target)
         return Program(layout, CompiledRollouts(layout))
 
 

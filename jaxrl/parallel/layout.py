@@ -14,6 +14,7 @@ from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.experience import Experience
 from jaxrl.parallel.replicas import MeshReplicas, SingleReplica
+from jaxrl.parallel.targets import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Layout:
       shards: logical groups of environments, over all devices.
       dataset_fraction: the part of every batch that comes from a dataset.
       streams: whether the dataset's batches come from the host, so that there are no buffers.
+      target: accelerators that programs are only compiled for; None: they run on the devices that there are.
     """
 
     spec: EnvSpec
@@ -35,11 +37,12 @@ class Layout:
     shards: int
     dataset_fraction: float = 0.0
     streams: bool = False
+    target: Target | None = None
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
         """The devices that learn."""
-        return meshes.data_mesh(self.devices)
+        return meshes.data_mesh(self.devices, target=self.target)
 
     @property
     def replicas(self) -> Replicas:
@@ -57,7 +60,12 @@ class Layout:
         return self.experience(algo).samples_per_update
 
     def place(self, tree: PyTree) -> PyTree:
-        """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call."""
+        """Numbers as arrays on every device, where `chunk` finds them without a transfer at every call.
+
+        For a target their shapes.
+        """
+        if self.target is not None:
+            return meshes.described(tree, NamedSharding(self.mesh, PartitionSpec()))
         return meshes.everywhere(tree, self.mesh)
 
     def partition(self, algo: Algorithm) -> RunState:

@@ -37,7 +37,13 @@ def free_on_device(device: jax.Device) -> int | None:
 
 
 def check_run(
-    algo: Algorithm, state: RunState, devices: list[jax.Device], *, runs: int = 1, saved: bool = True
+    algo: Algorithm,
+    state: RunState,
+    devices: list[jax.Device],
+    *,
+    runs: int = 1,
+    saved: bool = True,
+    free: Mapping[str, int | None] | None = None,
 ) -> None:
     """Raises if the replays of a run's state, given as shapes, would not fit in memory.
 
@@ -47,12 +53,13 @@ def check_run(
       devices: that share the replays.
       runs: how many such runs there are, over all devices.
       saved: whether checkpoints will hold the replays.
+      free: as of `check`.
 
     Raises:
       ConfigError: with the capacity that would fit.
     """
     sources = {name: source for name, source in algo.experience.items() if isinstance(source, Replay)}
-    check(state.buffers, sources, devices=devices, runs=runs, saved=saved)
+    check(state.buffers, sources, devices=devices, runs=runs, saved=saved, free=free)
 
 
 def check(
@@ -112,7 +119,9 @@ def check(
         raise ConfigError(problems)
 
 
-def rollout_problems(row_bytes: int, num_envs: int, rollout_length: int, devices: list[jax.Device]) -> list[str]:
+def rollout_problems(
+    row_bytes: int, num_envs: int, rollout_length: int, devices: list[jax.Device], free: int | None = None
+) -> list[str]:
     """Why rollouts of so many steps of so many environments cannot be; empty if they can.
 
     Args:
@@ -120,6 +129,7 @@ def rollout_problems(row_bytes: int, num_envs: int, rollout_length: int, devices
       num_envs: over all devices, which share them evenly.
       rollout_length: steps of each.
       devices: of all processes together.
+      free: bytes of a device; None: as they are now.
     """
     here = [device for device in devices if device.process_index == jax.process_index()]
     what = f"rollouts of rollout_length={rollout_length} steps of num_envs={num_envs} environments"
@@ -127,7 +137,8 @@ def rollout_problems(row_bytes: int, num_envs: int, rollout_length: int, devices
         return [f"{what} have 2^31 steps or more; use fewer"]
     on_cpu = here[0].platform == "cpu"
     needed = row_bytes * num_envs * rollout_length * (len(here) if on_cpu else 1) // len(devices)
-    free = free_on_host() if on_cpu else free_on_device(here[0])
+    if free is None:
+        free = free_on_host() if on_cpu else free_on_device(here[0])
     if free is None or needed <= free * _HEADROOM:
         return []
     return [f"{what} need {readable(needed)}, where {readable(free)} are free; use fewer of either"]

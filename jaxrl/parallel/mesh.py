@@ -16,6 +16,7 @@ from jaxrl.core.types import Algorithm, EnvSpec, PyTree
 from jaxrl.parallel import memory
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.experience import Experience
+from jaxrl.parallel.targets import Target
 
 _DEFAULT_SHARDS = (8, 4, 2, 1)
 
@@ -26,8 +27,13 @@ def default_device_count() -> int:
     return 1 if alone_on_cpu else jax.device_count()
 
 
+def local_devices(target: Target | None = None) -> list[jax.Device]:
+    """Return this process's devices; with a target, those that describe it."""
+    return jax.local_devices() if target is None else list(target.devices)
+
+
 @lru_cache
-def data_mesh(devices: int, processes: int | None = None) -> jax.sharding.Mesh:
+def data_mesh(devices: int, processes: int | None = None, target: Target | None = None) -> jax.sharding.Mesh:
     """`devices` devices as one axis named "data": the first of this process, or the same number of every process.
 
     Those of a process lie side by side, in the order of processes.
@@ -35,8 +41,11 @@ def data_mesh(devices: int, processes: int | None = None) -> jax.sharding.Mesh:
     Args:
       devices: of all these processes together.
       processes: 1: this one alone, as of a run of a sweep; None: all there are.
+      target: accelerators that are only compiled for; all of its processes count as this one.
     """
     auto, processes = (jax.sharding.AxisType.Auto,), processes or jax.process_count()
+    if target is not None:
+        return jax.sharding.Mesh(np.array(target.devices[:devices]), ("data",), axis_types=auto)
     if processes == 1:
         return jax.make_mesh((devices,), ("data",), axis_types=auto, devices=jax.local_devices()[:devices])
     by_process = [jax.local_devices(process_index=number)[: devices // processes] for number in range(processes)]
@@ -48,6 +57,16 @@ def everywhere(tree: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
     if jax.process_count() == 1:
         return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
     return from_processes(tree, mesh, PartitionSpec())
+
+
+def described(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
+    """Shapes in place of arrays and numbers, for programs that are only compiled."""
+
+    def shape(x):
+        x = x if hasattr(x, "dtype") else np.asarray(x, jax.numpy.result_type(x))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(shape, tree)
 
 
 def from_processes(tree: PyTree, mesh: jax.sharding.Mesh, specs: Any) -> PyTree:
@@ -109,6 +128,7 @@ def checked_layout(
     shards: int | None,
     dataset_fraction: float = 0.0,
     processes: int | None = None,
+    target: Target | None = None,
 ) -> int:
     """The number of logical shards, after checking that everything divides.
 
@@ -119,20 +139,22 @@ def checked_layout(
       shards: asked for, or None for the largest of 8, 4, 2, 1 that works.
       dataset_fraction: of every batch that comes from a dataset.
       processes: that the devices are of; None: all there are.
+      target: accelerators that are only compiled for.
 
     Raises:
       ConfigError: with every problem found.
     """
     if problems := count_problems(num_envs=(num_envs, 1), devices=(devices, 1), shards=(shards, 1)):
         raise ConfigError(problems)
-    here, processes = jax.local_device_count(), processes or jax.process_count()
-    if processes > 1 and (devices % processes or not 1 <= devices <= here * processes):
+    here, processes = len(local_devices(target)), processes or jax.process_count()
+    if target is None and processes > 1 and (devices % processes or not 1 <= devices <= here * processes):
         problems.append(
             f"devices={devices} must be a multiple of {processes}, the processes, and at most {here * processes}, "
             "the devices that they have together"
         )
     elif not 1 <= devices <= here * processes:
-        problems.append(f"devices={devices} must be between 1 and the {here} that this process has")
+        owner = "this process" if target is None else target.name
+        problems.append(f"devices={devices} must be between 1 and the {here} that {owner} has")
     elif num_envs % devices:
         below, above = num_envs // devices * devices, -(-num_envs // devices) * devices
         allowed = f"{below} or {above}" if below else f"{above}"
@@ -146,8 +168,9 @@ def checked_layout(
         raise ConfigError(problems + algo.validate(spec, num_envs, shards or 1))
     length = ro.rollout_length(algo)
     if isinstance(length, int) and length > 0:  # else the algorithm tells of it
-        of_all = list(data_mesh(devices, processes).devices.flat)
-        if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all):
+        of_all = list(data_mesh(devices, processes, target).devices.flat)
+        free = None if target is None else target.memory
+        if problems := memory.rollout_problems(ro.row_bytes(spec), num_envs, length, of_all, free):
             raise ConfigError(problems)
 
     candidates = [shards] if shards else sorted({*_DEFAULT_SHARDS, devices}, reverse=True)

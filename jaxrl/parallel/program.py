@@ -202,7 +202,9 @@ class Program[Env, Data]:
             compiled, _ = _beginnings(self.collects, jax.tree.structure(algo))
             arguments = algo, source, self.layout.place(keys.root_key(seed)), None if self.layout.streams else dataset
             shapes = compiled.eval_shape(*arguments)
-            memory.check_run(algo, shapes, list(self.layout.mesh.devices.flat), saved=saved)
+            target, devices = self.layout.target, list(self.layout.mesh.devices.flat)
+            free = None if target is None else {"host": None, "device": target.memory}
+            memory.check_run(algo, shapes, devices, saved=saved, free=free)
         except BaseException:
             self.close()
             raise
@@ -267,6 +269,11 @@ class Program[Env, Data]:
             return from_mesh(rows, recorded, self.layout.devices, length * time), versions
 
         return state, report, fetch
+
+    def compile_start(self, algo: Algorithm, env: Env, seed: int) -> jax.stages.Compiled:
+        """Compile what `start` runs, and run nothing; of programs that are compiled (`is_compiled`)."""
+        compiled, _ = _beginnings(self.collects, jax.tree.structure(algo))
+        return compiled.lower(algo, env, self.layout.place(keys.root_key(seed)), None).compile()
 
     def compile_chunk(
         self, algo: Algorithm, env: Env, state: RunState, dataset: Rings | None = None

@@ -4,9 +4,11 @@ import dataclasses
 from typing import Any
 
 from jaxrl.core import registry
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT
 from jaxrl.parallel.program import Program
+from jaxrl.parallel.targets import Target
 
 _WITHOUT_ENV = "without an env nothing acts: num_envs has no meaning, and the topology is Offline()"
 
@@ -50,6 +52,17 @@ class Topology:
     def worker_processes(self, env: Environment | HostRecipe | None) -> int:
         """Return how many worker processes on this machine step `env`."""
         return 0
+
+    def over(self, target: Target) -> "Topology":
+        """Return the topology over the devices of a target, all of them unless it says how many.
+
+        Raises:
+          ConfigError: its runs are not one compiled program.
+        """
+        raise ConfigError(
+            f"target={target.name!r} is for runs in one compiled program, of environments in JAX, and this one's "
+            f"topology is {self}"
+        )
 
     def resolve(self, algo: Algorithm) -> "Topology":
         """Return the topology with what depends on the algorithm filled in."""

@@ -65,9 +65,9 @@ class Evaluations:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             policy_at.eval_shape(self._algo, learner, progress),
         )
-        settings = {"seed": self._settings.seed, "episodes": self._settings.evaluation_episodes}
-        explore = self._settings.explore_in_evaluation
-        compile_evaluation(algo, actor, self._env, self._layout.spec, **settings, explore=explore)
+        settings = self._settings
+        seed, episodes, explore = settings.seed, settings.evaluation_episodes, settings.explore_in_evaluation
+        compile_evaluation(algo, actor, self._env, self._layout.spec, seed=seed, episodes=episodes, explore=explore)
 
     @property
     def are_compiled_before(self) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxrl.core.errors import ConfigError
 from jaxrl.core.interrupts import interruptible
 from jaxrl.core.limits import checked_seed, seed_problems
 from jaxrl.core.matching import space_problems
-from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, only_instance
+from jaxrl.core.types import ActorState, Algorithm, Environment, EnvSpec, HostRecipe, PyTree, only_instance
 from jaxrl.envs.host.watchdog import STEP_TIMEOUT, Supervised
 from jaxrl.envs.registry import EnvironmentLike, as_environment
 from jaxrl.parallel import rollout as ro
@@ -152,17 +153,20 @@ def compile_evaluation(
     seed: int = 0,
     episodes: int = 128,
     explore: bool = False,
-) -> None:
-    """Compiles what `evaluate` runs for the same arguments, and plays nothing.
+    place: Callable[[PyTree], PyTree] | None = None,
+) -> jax.stages.Compiled:
+    """Compile what `evaluate` runs for the same arguments, and play nothing.
 
     Args:
       algo, actor: as of `evaluate`, or their shapes and shardings.
       env, spec, seed, episodes, explore: as of `evaluate`.
+      place: puts arrays where the actor is; None: on its devices.
     """
     num_envs, quota = layout(episodes, None)
-    env, key, most = _on_devices_of(actor, (env, _root(seed), np.int32(0)))
+    place = functools.partial(_on_devices_of, actor) if place is None else place
+    env, key, most = place((env, _root(seed), np.int32(0)))
     how = {"spec": spec, "num_envs": num_envs, "quota": quota, "explore": explore}
-    _play.lower(algo, actor, env, key, most, **how).compile()
+    return _play.lower(algo, actor, env, key, most, **how).compile()
 
 
 @functools.lru_cache(maxsize=8)

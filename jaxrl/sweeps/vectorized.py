@@ -16,7 +16,7 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.schedules import resolve_schedules
 from jaxrl.core.types import Environment
 from jaxrl.parallel import memory
-from jaxrl.parallel.mesh import cores, over_devices, use_cpu_devices
+from jaxrl.parallel.mesh import cores, local_devices, over_devices, use_cpu_devices
 from jaxrl.parallel.program import Program
 from jaxrl.run.evaluation import MAX_STEPS, layout, play
 from jaxrl.run.settings import RunSettings
@@ -55,7 +55,8 @@ class VectorizedRuns:
     @property
     def mesh(self) -> jax.sharding.Mesh:
         auto = (jax.sharding.AxisType.Auto,)
-        return jax.make_mesh((self.devices,), ("runs",), axis_types=auto, devices=jax.local_devices()[: self.devices])
+        devices = local_devices(self.program.layout.target)[: self.devices]
+        return jax.sharding.Mesh(np.array(devices), ("runs",), axis_types=auto)
 
     def stack(self, trees: list[Any]) -> Any:
         """One tree with a leading axis of runs, padded to a multiple of the devices."""
@@ -72,6 +73,16 @@ class VectorizedRuns:
 
     def chunk(self, algos, env, states, length, total_steps_per_env) -> tuple[RunState, Report]:
         return _chunk_many(self, algos, env, states, jnp.int32(length), jnp.float32(total_steps_per_env))
+
+    def lower_start(self, algos: Any, env: Environment, keys: Any) -> jax.stages.Lowered:
+        """Lower what `start` runs, of the shapes of its arguments."""
+        return _start_many.lower(self, algos, env, keys)
+
+    def lower_chunk(
+        self, algos: Any, env: Environment, states: Any, length: Any, total_steps_per_env: Any
+    ) -> jax.stages.Lowered:
+        """Lower what `chunk` runs, of the shapes of its arguments."""
+        return _chunk_many.lower(self, algos, env, states, length, total_steps_per_env)
 
     def check_memory(self, algos: Any, env: Environment, keys: jax.Array) -> None:
         """Check that the states of all runs fit the devices.

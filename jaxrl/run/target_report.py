@@ -1,0 +1,163 @@
+"""What a run would be on accelerators that this machine need not have: its programs, compiled for them."""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import jax
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.parallel import hlo
+from jaxrl.parallel.memory import readable
+from jaxrl.parallel.targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetProgram:
+    """A program of a run, compiled for one of the target's devices.
+
+    Attributes:
+      name: "start", "chunk" or "evaluation".
+      seconds: that compiling took, here.
+      argument_bytes, output_bytes, temp_bytes: of memory on one device.
+      peak_bytes: of all at once and the code, on one device; outputs that are written over arguments count once.
+      flops, bytes_accessed: as the compiler counts them, loops of unknown length once; None where it does not tell.
+      body: its kernels and collectives, loop by loop. The loop of unknown length in a chunk is the iterations.
+    """
+
+    name: str
+    seconds: float
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    peak_bytes: int
+    flops: float | None
+    bytes_accessed: float | None
+    body: hlo.Loop
+
+    @property
+    def iteration(self) -> hlo.Loop:
+        """One iteration of a chunk; of other programs all of it."""
+        inner = [loop for loop in self.body.loops if loop.trips is None]
+        return inner[0] if self.name == "chunk" and inner else self.body
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetReport:
+    """The programs of a run on a target.
+
+    Attributes:
+      target: its name.
+      device_kind: of its devices, as JAX says.
+      devices: how many the run uses.
+      device_memory: bytes of one of them.
+      steps_per_iteration: environment steps, over all devices and runs.
+      programs: in the order in which a run needs them.
+    """
+
+    target: str
+    device_kind: str
+    devices: int
+    device_memory: int
+    steps_per_iteration: int
+    programs: Sequence[TargetProgram]
+
+    def __getitem__(self, name: str) -> TargetProgram:
+        """Return the program of this name."""
+        return next(program for program in self.programs if program.name == name)
+
+    def __str__(self) -> str:
+        plural = "s" if self.devices > 1 else ""
+        lines = [
+            f"{self.target}: {self.devices} device{plural} ({self.device_kind}) with {readable(self.device_memory)} of "
+            f"memory each; {self.steps_per_iteration:,} environment steps an iteration"
+        ]
+        for program in self.programs:
+            lines += ["", f"{program.name}, compiled in {program.seconds:.1f} s", *_program_lines(self, program)]
+        return "\n".join(lines)
+
+
+def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.Compiled]) -> TargetProgram:
+    """Compile a program and read what it is.
+
+    Args:
+      target: that it is compiled for.
+      name: of the program.
+      compile_it: returns it.
+
+    Raises:
+      ConfigError: it needs more memory than a device has.
+    """
+    since = time.monotonic()
+    try:
+        with _nothing_kept():
+            compiled = compile_it()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = " ".join(str(error).split())
+        raise ConfigError(_too_much(target, name, f"more memory than {target.name} has: {said:.300}")) from error
+    seconds = time.monotonic() - since
+    stats: Any = compiled.memory_analysis()
+    sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+    peak = sum(sizes) - stats.alias_size_in_bytes + stats.generated_code_size_in_bytes
+    if peak > target.memory:
+        needs = f"{readable(peak)} of each device, where {target.name} has {readable(target.memory)}"
+        raise ConfigError(_too_much(target, name, needs))
+    cost: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # backends differ in what they do not implement, and how they say it
+        cost = compiled.cost_analysis() or {}
+    body = hlo.read(compiled.as_text() or "")
+    return TargetProgram(name, seconds, *sizes, peak, cost.get("flops"), cost.get("bytes accessed"), body)
+
+
+@contextlib.contextmanager
+def _nothing_kept() -> Generator[None]:
+    """The persistent cache takes no program: those for devices that are not here it cannot read again."""
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+
+
+def _too_much(target, name, needs):
+    return f"target={target.name!r}: the program {name} needs {needs}; use fewer environments, or more devices"
+
+
+def _program_lines(report, program):
+    share = program.peak_bytes / report.device_memory
+    rows = [
+        (
+            "memory of a device",
+            f"{readable(program.peak_bytes)} ({share:.1%}): arguments {readable(program.argument_bytes)}, outputs "
+            f"{readable(program.output_bytes)}, temporary {readable(program.temp_bytes)}",
+        )
+    ]
+    if program.flops is not None:
+        rows.append(("work", f"{program.flops:.3g} FLOPs, {readable(program.bytes_accessed or 0)} read and written"))
+    body = program.iteration
+    known = all(loop.trips is not None for loop in list(body.walk())[1:])
+    whole = _counts(body.all_kernels(), body.all_collectives())
+    whole += "" if known else "; loops of unknown length counted once"
+    rows += [("an iteration" if program.name == "chunk" else "in all", whole)]
+    if body.loops:
+        rows += [("  outside of loops", _counts(sum(body.kernels.values()), body.collectives)), *_loop_rows(body, 1)]
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name.ljust(width)}  {value}" for name, value in rows]
+
+
+def _loop_rows(body, depth):
+    for loop in body.loops:
+        times = "unknown" if loop.trips is None else loop.trips
+        yield f"{'  ' * depth}x {times}", _counts(sum(loop.kernels.values()), loop.collectives)
+        yield from _loop_rows(loop, depth + 1)
+
+
+def _counts(kernels, collectives):
+    kinds = [f"{count:,} {kind}" for kind, count in collectives.most_common()]
+    return ", ".join([f"{kernels:,} kernel{'' if kernels == 1 else 's'}", *kinds])
