@@ -57,7 +57,6 @@ class DQN(PrioritizedFields, CombinedReplayFields, SupportFields, QLearningField
     )
     random_persistence: float = changed(0.0, before=0.0)
     capacity: int = changed(50_000)
-    min_size: int = changed(1_000, help="transitions collected before the first update")
     batch_size: int = changed(128)
     replay_ratio: float | None = changed(0.1)
     prioritized: bool = changed(False)

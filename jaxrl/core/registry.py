@@ -45,8 +45,8 @@ _NAMES: dict[Any, str] = {}  # "kind:name" of what is in the table; of several n
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _HOW = (
-    "register it with jaxrl.register before loading, on the command line by --import MODULE, or hand the object in: "
-    "jaxrl.load(path, algo=..., env=...)"
+    "install the package that brings it, or register it with jaxrl.register before loading, on the command line by "
+    "--import MODULE, or hand the object in: jaxrl.load(path, algo=..., env=...)"
 )
 
 

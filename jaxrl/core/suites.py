@@ -8,7 +8,10 @@ from jaxrl.core import registry, suite_modules
 from jaxrl.core.errors import ConfigError, MissingExtraError, unknown
 
 _REGISTERED = registry.registered("environment")
-_YOURS = "one of yours is registered first, by jaxrl.register, in a shell by --import MODULE"
+_YOURS = (
+    "a suite of yours comes with an installed package that declares it (entry point jaxrl.suites); a single "
+    "environment is registered by jaxrl.register, in a shell by --import MODULE"
+)
 # Suites whose package may be missing, and the extra that brings it, of the same name.
 EXTRAS = {"brax": "brax", "dm_control": "dm_control", "envpool": "envpool"}
 _HINTS = {"dm_control": "on Python 3.13, for which its labmaze has no wheel, then pip install --no-deps dm-control"}

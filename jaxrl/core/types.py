@@ -456,8 +456,8 @@ class SampleInfo(struct.PyTreeNode):
 class TransitionBatch(Generic[Array], struct.PyTreeNode):  # noqa: UP046
     """Batch of a `Replay` source: n-step transitions, leaves `[batch, ...]`; rewards not yet discounted.
 
-    `rewards[:, k]` and `discounts[:, k]` belong to the k-th step: rewards after an ending are 0, and `bootstrap` is
-    False where the episode terminated within the n steps. gamma is applied by the update, so it stays traced.
+    `rewards[:, k]` belongs to the k-th step: rewards after an ending are 0, and `bootstrap` is False where the episode
+    terminated within the n steps. gamma is applied by the update (`q_learning.n_step_target`), so it stays traced.
     """
 
     observation: PyTree

@@ -140,7 +140,9 @@ def like(old: Any, value: Any) -> Any:
     if isinstance(old, _ARRAYS | np.generic) or isinstance(value, _ARRAYS):
         return _array_like(old, value)
     if not isinstance(value, int | float | np.generic):
-        raise ValueError(f"{type(value).__name__} is not {type(old).__name__}")
+        several = isinstance(value, str) and "=" in value
+        hint = "; separate parameters by spaces" if several else ""
+        raise ValueError(f"{type(value).__name__} is not {type(old).__name__}{hint}")
     try:
         converted = type(old)(value)
     except OverflowError as error:

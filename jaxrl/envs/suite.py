@@ -181,6 +181,12 @@ class SuiteEnv(struct.PyTreeNode):
         cls.check(name, parameters)
         static = cls.static_parameters(name)
         chosen = {k: value for k, value in parameters.items() if k in static}
+        if problems := [
+            f"parameter {k}={value!r:.80} of {where} must be {_kind(static[k])}, as its default {static[k]!r:.80} is"
+            for k, value in chosen.items()
+            if not _is_like(static[k], value)
+        ]:
+            raise ConfigError(problems)
         with refusing(where, chosen):
             env = _shared(cls, key_of(name, chosen)).default
         numbers = env.numbers
@@ -376,6 +382,17 @@ def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception
         raise ConfigError(
             f"{where} cannot be made with {arguments or 'its own settings'}: {error}{_install(error)}"
         ) from error
+
+
+def _is_like(default: Any, value: Any) -> bool:
+    """Return whether a static parameter is of the kind of its default; anything goes for other kinds than these."""
+    kinds = _kind(default), _kind(value)
+    return kinds[0] == "" or kinds[0] == kinds[1] or kinds == ("a number", "a whole number")
+
+
+def _kind(value: Any) -> str:
+    kinds = {(bool, np.bool_): "True or False", (int, np.integer): "a whole number", (float, np.floating): "a number"}
+    return next((name for types, name in kinds.items() if isinstance(value, types)), "")
 
 
 def _install(error: Exception) -> str:

@@ -153,18 +153,23 @@ def test_an_environment_and_a_network_of_ones_own(folder):
 
 @pytest.mark.long
 def test_the_page_on_algorithms_from_an_empty_folder(folder):
-    algorithm, loss = (next(block for block in code(ALGORITHM_PAGE) if word in block) for word in ("VPG", "penalty"))
+    algorithm, replayed, loss = (
+        next(block for block in code(ALGORITHM_PAGE) if word in block) for word in ("VPG", "SoftQ", "penalty")
+    )
     names = re.findall(r"^(?:from .* )?import (.*)$", algorithm, re.MULTILINE)
     assert sum(len(line.split(",")) for line in names) <= 10
     Path("vpg.py").write_text(algorithm)
+    Path("softq.py").write_text(replayed)
     Path("my_losses.py").write_text(loss)
     text = ALGORITHM_PAGE.read_text()
     lines = "\n".join(re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
     commands = [words[1:] for line in lines if (words := shlex.split(line))]
-    assert [words[0] for words in commands] == ["train", "eval", "plot", "sweep", "train", "eval"]
+    assert [words[0] for words in commands] == ["train", "eval", "plot", "sweep", "train", "train", "eval"]
     few = {"--total-steps": "512", "--episodes": "2", "--seeds": "2", "--num-envs": "4"}
     for words in commands:
         shorter = [few.get(before, word) for before, word in zip(["", *words], words, strict=False)]
         ran(*shorter, *(FEW[2:] if words[0] in ("train", "sweep") else []))
     assert "user:log_ratio_penalty" in Path("runs/penalty/config.json").read_text()
+    refused = ["train", "softq", "--import", "softq", "--env", "gymnax:CartPole-v1", "--total-steps", "512"]
+    assert "must be ActionValues()" in ran(*refused, "--network.head", "categoricalvalues", code=2)
     assert "VPG options" in ran("train", "vpg", "--import", "vpg", "--help")

@@ -65,6 +65,12 @@ def test_it_is_made_by_name_with_parameters(walks):
         envs.make("walk:Ring")
     with pytest.raises(ConfigError, match="'walks:Ring'"):
         envs.make("Ring")
+    for length in (4.5, True, "five", [3]):
+        with pytest.raises(ConfigError, match="parameter length=.* must be a whole number, as its default 5"):
+            envs.make("walks:Ring", length=length)
+    assert envs.make("walks:Ring", length=np.int64(4)).observation_space.shape == (4,)
+    with pytest.raises(ConfigError, match="str is not float; separate parameters by spaces"):
+        envs.make("walks:Ring", slip="0.1,cost=0.2")
 
 
 def test_a_time_limit_truncates_and_an_arrival_terminates(walks):

@@ -29,7 +29,9 @@ class StorageFields:
     """Storage and sampling of a replay."""
 
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
-    min_size: int = static(1_000, low=1, help="transitions collected with random actions before the first update")
+    min_size: int = static(
+        1_000, low=1, help="transitions collected before the first update, with continuous actions at random"
+    )
     batch_size: int = static(256, low=1, help="transitions per update; of sequences as many as are whole")
     rollout_length: int | None = static(
         None,
