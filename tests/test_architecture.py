@@ -27,15 +27,15 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2608,
-    "envs": 3998,
+    "core": 2611,
+    "envs": 4012,
     "networks": 2010,
     "buffers": 1596,
-    "algos": 4843,
+    "algos": 4844,
     "parallel": 4357,
     "data": 2994,
     "plots": 492,
-    "run": 6137,
+    "run": 6136,
     "sweeps": 1796,
     "cli": 2259,
     "__init__": 205,

@@ -93,7 +93,7 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
     """
     since = time.monotonic()
     try:
-        with _nothing_kept():
+        with _uncached():
             compiled = compile_it()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -115,7 +115,7 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
 
 
 @contextlib.contextmanager
-def _nothing_kept() -> Generator[None]:
+def _uncached() -> Generator[None]:
     """The persistent cache takes no program: those for devices that are not here it cannot read again."""
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
