@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.programs import ENV, SMALL
+from helpers.tiers import few
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -251,14 +252,24 @@ def test_the_noise_of_a_transition_is_its_own_whatever_the_devices():
     assert len(np.unique(jax.random.key_data(together), axis=0)) == 8
 
 
+VARIANTS = {
+    "noisy": {
+        "network": QNetwork(SMALL, head=ActionValues(dueling=True, noisy=True)),
+        "epsilon": 0.0,
+        "prioritized": True,
+    },
+    "categorical": {
+        "network": QNetwork(SMALL, head=CategoricalValues(5)),
+        "prioritized": True,
+        "n_step": 3,
+        "double": False,
+    },
+    "quantile": {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": True, "ladder": True},
+}
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"network": QNetwork(SMALL, head=ActionValues(dueling=True, noisy=True)), "epsilon": 0.0, "prioritized": True},
-        {"network": QNetwork(SMALL, head=CategoricalValues(5)), "prioritized": True, "n_step": 3, "double": False},
-        {"network": QNetwork(SMALL, head=QuantileValues(5)), "munchausen": True, "ladder": True},
-    ],
-    ids=["noisy", "categorical", "quantile"],
+    "fields", few([pytest.param(fields, id=name) for name, fields in VARIANTS.items()], "quantile")
 )
 @pytest.mark.long
 def test_variants_train_and_stay_finite(fields):

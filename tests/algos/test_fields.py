@@ -6,6 +6,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl.algos.base import ALGORITHMS, changed, field_group, field_problems, has_effect
@@ -136,7 +137,7 @@ def test_the_initial_multipliers_are_in_the_initial_state(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["ppo", "a2c", "impala", "vmpo", "dqn", "dqn-recurrent", "pqn"])
+@pytest.mark.parametrize("name", few(["ppo", "a2c", "impala", "vmpo", "dqn", "dqn-recurrent", "pqn"], "ppo", "dqn"))
 def test_every_static_field_changes_the_program(name, traced_programs):
     algo = BASES[name]
     same = []

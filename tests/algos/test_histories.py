@@ -210,7 +210,7 @@ def test_a_batch_has_as_many_transitions_as_without_a_memory_in_whole_sequences(
         jaxrl.Anakin(num_envs=8).bind(jaxrl.MPO(policy=POLICY), jaxrl.make("gymnax:Pendulum-v1"))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_histories_of_a_run_say_what_it_did():
     """Without noise, and with a policy that does not change: the replay's sequences give the actions again."""
     env = jaxrl.make("gymnax:Pendulum-v1", hide=2, max_steps_in_episode=10)
@@ -244,7 +244,7 @@ def test_what_cannot_use_a_memory_says_so(algo, words):
     assert any(problem.startswith(words) for problem in algo.validate(SPEC, 8, 1))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", few(RECURRENT, list(RECURRENT)[0]))
 def test_a_run_is_the_same_on_four_devices_and_goes_on_bit_for_bit(name, tmp_path):
     env = jaxrl.make("gymnax:Pendulum-v1", hide=2, max_steps_in_episode=10)

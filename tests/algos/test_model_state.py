@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import struct
 from helpers.programs import SMALL, assert_equal
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core import spaces
@@ -105,7 +106,7 @@ WITH_STATISTICS = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", WITH_STATISTICS)
+@pytest.mark.parametrize("name", few(WITH_STATISTICS, "ppo"))
 def test_running_statistics_are_learned_saved_and_acted_with(name, tmp_path):
     """They move, a run that was stopped goes on from them bit for bit, and the policy acts with the last ones."""
     algo = WITH_STATISTICS[name]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.programs import assert_equal
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl.envs.host.jax_host import ServedFromHost
@@ -56,7 +57,7 @@ def test_it_finds_the_best_action(vpg, served):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("core", [None, GRU(8)], ids=["feed_forward", "recurrent"])
+@pytest.mark.parametrize("core", few([None, GRU(8)], None), ids=["feed_forward", "recurrent"])
 def test_it_resumes_bit_for_bit(vpg, core, tmp_path):
     algo = small(vpg, core=core)
     whole = jaxrl.train(algo, "gymnax:CartPole-v1", total_steps=512, **SETTINGS)

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import ENV, SMALL
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl import networks
@@ -15,7 +16,7 @@ SPEC = EnvSpec("test", spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("core", [None, pytest.param(GRU(4), marks=pytest.mark.long)])
+@pytest.mark.parametrize("core", few([None, GRU(4)], None))
 def test_pqn_trains_and_stays_finite(core):
     algo = jaxrl.PQN(rollout_length=8, epochs=2, minibatches=2, ladder=True, network=QNetwork(SMALL, core=core))
     result = jaxrl.train(algo, ENV, total_steps=512, num_envs=8, evaluate_every=0, progress=False)

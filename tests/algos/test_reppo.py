@@ -232,7 +232,7 @@ def experience(discrete):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("discrete", one_quick([False, True], False))
+@pytest.mark.parametrize("discrete", one_quick([False, True], False, rest=[]))
 def test_a_whole_update_is_numpys(discrete):
     spec, state, rollout = experience(discrete)
     algo = ALGO.replace(kl_limit=5e-4 if discrete else 0.08)
@@ -290,7 +290,7 @@ def test_what_does_not_fit_is_refused(changes, words):
         jaxrl.Anakin(num_envs=8).bind(ALGO.replace(**changes), ENV)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("head", [CategoricalValues(21, smoothing=0.75), ActionValues()])
 def test_other_heads_learn_without_the_prediction(head):
     support = {} if isinstance(head, CategoricalValues) else {"v_min": -20.0, "v_max": 20.0}  # which are the defaults

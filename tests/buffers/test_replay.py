@@ -369,7 +369,7 @@ def errors(batch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", one_quick(ASKED))
+@pytest.mark.parametrize("name", one_quick(ASKED, rest=["prioritized"]))
 def test_two_devices_draw_what_one_does(name):
     sources, sampler = {"replay": ASKED[name]}, ASKED[name].sampler
     one = Fed(sources, ROWS, rollout=4, shards=4)

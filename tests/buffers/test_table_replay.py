@@ -9,7 +9,7 @@ import pytest
 from helpers.programs import DQN, ENV, anakin
 from helpers.streams import rows_of
 from helpers.tables import Model
-from helpers.tiers import one_quick
+from helpers.tiers import few, one_quick
 
 import jaxrl
 from jaxrl.buffers import checks, replay
@@ -150,7 +150,7 @@ def test_stacks_of_frames_are_whole_though_only_frames_are_kept_of_rows():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("source", [dataclasses.replace(SOURCE, sampler=Prioritized(0.6)), STRETCHES])
+@pytest.mark.parametrize("source", few([dataclasses.replace(SOURCE, sampler=Prioritized(0.6)), STRETCHES], STRETCHES))
 def test_two_devices_draw_what_one_does(source):
     one, two = bound(source, SingleReplica(2), 2), bound(source, MeshReplicas("data", 1), 2)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])

@@ -40,7 +40,7 @@ def two(first, second):
     return [process.returncode for process in processes], [out for out, _ in said], [err for _, err in said]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_two_command_lines_are_one_run(tmp_path):
     run_dir = tmp_path / "run"
     command = [*TRAIN, "--run-dir", str(run_dir)]
@@ -79,7 +79,7 @@ def test_one_command_line_starts_both(tmp_path):
     assert again.returncode == 0 and "it had ended before" in again.stdout and "processes" not in again.stderr
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_one_command_line_starts_an_evaluator_too(tmp_path, capsys):
     run_dir = tmp_path / "run"
     words = [sys.executable, "-m", "jaxrl", *TRAIN, "--devices", "1", "--checkpoint-every", "32", "--keep", "9"]

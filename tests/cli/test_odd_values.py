@@ -9,6 +9,7 @@ import sys
 import hypothesis
 import pytest
 from helpers.patience import PATIENCE
+from helpers.tiers import few
 from hypothesis import strategies as st
 
 from jaxrl.cli import main, table
@@ -257,7 +258,7 @@ print(json.dumps({"tried": len(tried), "wrong": wrong[:5]}))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count", [20, pytest.param(320, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", few([20, 320], 20))
 def test_all_wrong_values_are_told_at_once_before_jax_is_imported(count, tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}

@@ -52,6 +52,8 @@ QUICK = ("CartPole-v1", "Catch-bsuite", "Breakout-MinAtar")
 # One space was corrected for a rounding that a compiler makes only where it optimizes.
 ROUNDED = "UmbrellaChain-bsuite"
 MARKS = {name: [] if name in QUICK else [pytest.mark.long] for name in adapter.names()}
+for name in ("Seaquest-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar", "Pong-misc", "MetaMaze-misc"):
+    MARKS[name].append(pytest.mark.exhaustive)
 MARKS[ROUNDED].append(pytest.mark.exact)
 NAMES = [pytest.param(name, marks=marks) for name, marks in MARKS.items()]
 

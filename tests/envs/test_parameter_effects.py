@@ -23,7 +23,7 @@ from jaxrl.envs.probes import Probe
 
 BATCH, STEPS = 4, 160
 QUICK = ("CartPole-v1", "SimpleBandit-bsuite")
-SLOW = ("Seaquest-MinAtar", "Freeway-MinAtar")
+SLOW = ("Seaquest-MinAtar", "Freeway-MinAtar", "Asterix-MinAtar", "SpaceInvaders-MinAtar", "MetaMaze-misc", "Pong-misc")
 NAMES = one_quick(adapter.names(), *QUICK, rest=[name for name in adapter.names() if name not in SLOW])
 
 # Values that show within random episodes, where half the default does not.
@@ -409,7 +409,7 @@ BRAX_VALUES = {
 
 
 # Of the others to build the system takes seconds for every argument.
-SMALL_BRAX = ("ant", "fast", "inverted_pendulum", "inverted_double_pendulum", "reacher", "pusher", "humanoidstandup")
+SMALL_BRAX = ("fast", "inverted_pendulum", "inverted_double_pendulum", "reacher", "pusher")
 
 
 @pytest.mark.long

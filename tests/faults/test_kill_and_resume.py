@@ -148,7 +148,7 @@ def assert_the_same_run(resumed, reference, run_dir, case=CASES["ppo"]):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(LIVES, "ppo on two devices", "dqn", "table", "callbacks"))
+@pytest.mark.parametrize("name", few(LIVES, "ppo on two devices", "dqn"))
 def test_killed_and_started_again(name, whole, cache, tmp_path):
     reference, moments = whole(name)
     life(name, tmp_path / "run", SHARES[name], LIVES[name], moments, cache)
@@ -171,7 +171,7 @@ def kill_again_and_again(name, count, whole, gone_on, cache, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(MANY, "sebulba", "sweep"))
+@pytest.mark.parametrize("name", few(MANY, "sebulba"))
 def test_killed_three_times(name, whole, gone_on, cache, tmp_path):
     kill_again_and_again(name, 3, whole, gone_on, cache, tmp_path)
 
@@ -257,7 +257,7 @@ def kill_one_of_two(count, two_whole, folder):
         shutil.rmtree(own)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_one_of_two_processes_killed_three_times(two_whole, tmp_path):
     kill_one_of_two(3, two_whole, tmp_path)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import programs
 from helpers.programs import ENV, NUM_ENVS, ROWS, Spoiled, all_finite, anakin, assert_equal
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl.core.schedules import PiecewiseConstant
@@ -82,7 +83,7 @@ def checkpoints(run_dir, template):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("value", "devices"), [(np.nan, 1), (np.inf, 1), (np.nan, 2)])
+@pytest.mark.parametrize(("value", "devices"), few([(np.nan, 1), (np.inf, 1), (np.nan, 2)], (np.inf, 1), (np.nan, 2)))
 def test_a_reward_that_is_not_finite(value, devices, chunks, tmp_path):
     env = spoiled(5 * TICKS + 3, value)
     with pytest.warns(RuntimeWarning, match=f"step {6 * ROWS}.*reward"):
@@ -122,9 +123,7 @@ def test_the_last_observation_of_a_chunk():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", ["ppo", *(pytest.param(n, marks=pytest.mark.long) for n in sorted(set(ALGORITHMS) - {"ppo"}))]
-)
+@pytest.mark.parametrize("name", few(sorted(ALGORITHMS), "ppo", "dqn"))
 def test_parameters_that_explode(name, tmp_path):
     with pytest.warns(RuntimeWarning, match="is kept"):
         result = train(ALGORITHMS[name].replace(learning_rate=EXPLODING), run_dir=tmp_path / "run")

@@ -181,7 +181,7 @@ def test_between_chunks_it_saves_first(number, tmp_path):
     assert checkpoint.read_manifest(run / "checkpoints").step >= read_metrics(run / "metrics.jsonl")[-1]["step"] > 0
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_in_an_evaluation_that_takes_minutes_it_saves_and_leaves(tmp_path):
     """And goes on with that evaluation: the run is the one that was not interrupted."""
     words = {run: [*command("train", tmp_path / run), "--evaluate-every", "128"] for run in ("run", "whole")}
@@ -203,12 +203,17 @@ def test_in_an_evaluation_that_takes_minutes_it_saves_and_leaves(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "place",
-    [
-        pytest.param('instead("jaxrl.run.loop", "write_result", press, True)', id="the result is written"),
-        pytest.param('instead("jaxrl.run.result", "plot_runs", press, True)', id="its curve is drawn"),
-        pytest.param('instead("jaxrl.run.signals", "Signals.__exit__", press, True)', id="the run gives signals back"),
-        pytest.param('instead("jaxrl.cli.finished_run", "save_command", press)', id="all is done"),
-    ],
+    few(
+        [
+            pytest.param('instead("jaxrl.run.loop", "write_result", press, True)', id="the result is written"),
+            pytest.param('instead("jaxrl.run.result", "plot_runs", press, True)', id="its curve is drawn"),
+            pytest.param(
+                'instead("jaxrl.run.signals", "Signals.__exit__", press, True)', id="the run gives signals back"
+            ),
+            pytest.param('instead("jaxrl.cli.finished_run", "save_command", press)', id="all is done"),
+        ],
+        "all is done",
+    ),
 )
 def test_at_its_end_a_run_is_finished_and_the_exit_code_that_of_the_signal(place, tmp_path):
     code, said = pressed(place, *command("train", tmp_path / "run"))
@@ -217,7 +222,7 @@ def test_at_its_end_a_run_is_finished_and_the_exit_code_that_of_the_signal(place
     assert checkpoint.read_manifest(tmp_path / "run" / "checkpoints").step == 256
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_sweep_that_is_interrupted_after_its_last_point_has_saved_it(tmp_path):
     words = command("sweep", tmp_path / "run")
     code, said = pressed('instead("jaxrl.sweeps.sweep_checkpoints", "Progress.add", press_once)', *words)

@@ -6,7 +6,7 @@ import jaxrl
 from jaxrl.core.schedules import Linear
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_ppo_solves_cartpole_with_purejaxrls_settings():
     """5 seeds, 500k steps, 4 environments, sampled actions: 490 (CleanRL) to 497.5 (Baselines) are published."""
     result = jaxrl.sweep(

@@ -17,7 +17,7 @@ def trained(algo, env, total_steps, topology, seed=0):
     return result.evaluation.return_mean
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_ppo_in_envpool():
     """Issue 4: the mark of Anakin, 475; actors and learner overlap, and yet it is the same run every time."""
     topology = jaxrl.Sebulba(num_envs=32, actors=2, lockstep=True, lag=1)
