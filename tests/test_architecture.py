@@ -37,7 +37,7 @@ BUDGET = {
     "plots": 492,
     "run": 6136,
     "sweeps": 1796,
-    "cli": 2259,
+    "cli": 2290,
     "__init__": 205,
     "__main__": 8,
     "schedules": 4,

@@ -228,10 +228,16 @@ def _envs(argv: Sequence[str]) -> int:
     from jaxrl.cli import imports
     from jaxrl.cli.flags import TEXT, Flag, Group, parse
 
-    flags = [Flag("suite", TEXT, None, "only this suite", positional=True), imports.FLAG]
-    values, _ = parse("jaxrl envs", "Lists the environments.", [Group("envs", flags)], argv)
+    flags = [Flag("suite", TEXT, None, "only this suite; suite:name: one environment", positional=True), imports.FLAG]
+    what = "Lists the environments, or the spaces and parameters of one."
+    values, _ = parse("jaxrl envs", what, [Group("envs", flags)], argv)
     from jaxrl.cli.table import environments
 
+    if (values["envs"]["suite"] or "").rstrip(":").count(":"):
+        from jaxrl.cli.environment import describe
+
+        print(describe(values["envs"]["suite"]))
+        return 0
     suite, names = values["envs"]["suite"], environments()
     if suite is not None:
         suites = {name.partition(":")[0] for name in names}
@@ -278,7 +284,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "plot": (_plot, "draw the learning curves of runs"),
     "sweep": (_sweep, "train over seeds and a grid of settings in one program"),
     "tune": (_tune, "search settings for the highest return: Bayesian, with pruning"),
-    "envs": (_envs, "list the environments"),
+    "envs": (_envs, "list the environments, or the parameters of one"),
     "algos": (_algos, "list the algorithms and presets"),
     "doctor": (_doctor, "check this machine and installation"),
 }

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -406,6 +407,11 @@ def test_envs(said):
     names = said("envs").split()
     assert names == jaxrl.environments()
     assert said("envs", "gymnax").split() == [name for name in names if name.startswith("gymnax:")]
+    one = said("envs", "probe:Truncated")
+    assert re.search(r"actions +Discrete\(n=2\)", one) and re.search(r"max_steps +5\n", one)
+    assert one.index("static parameters") < one.index("continuous")
+    assert re.search(r"reward_prob +0.1", said("envs", "gymnax:BernoulliBandit-misc"))
+    assert "actions" in said("envs", "gymnasium:CartPole-v1")
 
 
 def test_algos_tries_the_spaces(said):
