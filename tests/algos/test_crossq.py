@@ -79,7 +79,7 @@ def trained(total_steps, **settings):
     return jaxrl.train(algo, ENV, total_steps=total_steps, **settings)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_it_learns_and_resumes_bit_for_bit(tmp_path):
     """The best policy's return is 1; that of random actions -0.6 on average."""
     whole = trained(4_096)

@@ -65,7 +65,7 @@ def test_ppo_with_a_critic_that_knows_more_than_the_actor():
     assert explained[BOTH] > 0.9 and explained[POLICY] < 0.5, explained
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_sac_with_critics_that_know_more_than_the_policy():
     policy, critic = Actor(widths=(16,), observation_keys=POLICY), Critic(widths=(16,), observation_keys=BOTH)
     algo = jaxrl.SAC(policy=policy, critic=critic, capacity=256, min_size=32, batch_size=16)

@@ -97,7 +97,7 @@ def test_every_number_reaches_the_program(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3", rest=["sac"]))
+@pytest.mark.parametrize("name", one_quick(ALGORITHMS, "td3", rest=[]))
 def test_every_other_field_changes_the_program(name):
     algo = ALGORITHMS[name]
     usual, same = str(program(algo)), []
@@ -300,7 +300,7 @@ def batch_ends(batch):
     return np.asarray(batch.observation), np.asarray(batch.next_observation)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_statistics_resume(tmp_path):
     algo = SAC.replace(normalize_observation=True)
 

@@ -89,7 +89,7 @@ def test_told_to_end_a_run_saves_and_leaves_no_worker(number, code, tmp_path):
     assert checkpoint.read_manifest(run / "checkpoints").step == record["total_steps"]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_run_whose_terminal_is_closed_saves(tmp_path):
     """The system tells its processes so, and what they still write there fails."""
     run = tmp_path / "run"
@@ -170,7 +170,7 @@ actor.rollout(Published(algo, algo.actor(algo.init(jax.random.key(0), spec)), np
 """
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("program", "where", "words"),
     [

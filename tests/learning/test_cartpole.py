@@ -23,7 +23,7 @@ def test_ppo_solves_cartpole_with_purejaxrls_settings():
     assert result.scores.mean() >= 495, result.scores
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_pqn_solves_cartpole_at_its_defaults():
     """One seed; ten are a row of docs/results.md. The quickest of the Q-learning family stands for all of it here."""
     result = jaxrl.sweep("pqn", "gymnax:CartPole-v1", total_steps=500_000, seeds=1, progress=False)

@@ -32,7 +32,7 @@ def test_impala_in_envpool():
     assert trained(algo, "envpool:CartPole-v1", 300_000, topology) >= 475
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_sac_in_gymnasium():
     """Issue 4: the mark of Anakin, -165, here after 10k rows, with networks of 64 and four updates every four rows."""
     algo = jaxrl.SAC(

@@ -49,7 +49,7 @@ def run(topology, host=False, updates=6):
         program.close()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_host_lockstep_is_the_compiled_run():
     state, report = run(anakin())
     on_host, host_report = run(jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, lockstep=True), host=True)
@@ -57,7 +57,7 @@ def test_host_lockstep_is_the_compiled_run():
     assert_equal(report, host_report.replace(actors={}), 1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_four_devices_are_one():
     assert_equal(run(anakin()), run(anakin(devices=4)), 1e-5)
 

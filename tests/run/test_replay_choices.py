@@ -17,7 +17,7 @@ from jaxrl.core.sources import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Unifor
 from jaxrl.run import loop
 
 ITERATIONS = 6
-REST = ("prioritized-3", "lifo-3", "table-160-prioritized-lifo-4", "table-160-fifo-minheap-0")
+REST = ("prioritized-3", "table-160-prioritized-lifo-4")
 SAMPLERS = [Uniform(), Prioritized(0.6), Fifo(), Lifo(), MinHeap(), MaxHeap()]
 REMOVERS = [Fifo(), Lifo(), MinHeap(), MaxHeap()]
 RING = [{"sampler": sampler, "max_times_sampled": 3} for sampler in SAMPLERS]
