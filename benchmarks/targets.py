@@ -1,0 +1,88 @@
+"""Runs compiled for accelerators that are not here: seconds, memory of a chip, collectives and kernels an iteration.
+
+    python benchmarks/targets.py [--only TARGET ...]
+
+Targets whose compiler is not installed are left out: TPUs need the extra `tpu-target`, NVIDIA's GPUs the extra
+`cuda13`. Each row is written as soon as it is there, to benchmarks/results/targets.json, and leaves the others.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import _record as record
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # else JAX looks for the devices whose compilers are installed
+CARTPOLE, PENDULUM, BREAKOUT = "gymnax:CartPole-v1", "gymnax:Pendulum-v1", "gymnax:Breakout-MinAtar"
+# By target: what runs there, with so many environments, and how many runs if it is a sweep.
+WORKS: dict[str, list[tuple[str, str, int, int | None]]] = {
+    "v5e:4x4": [
+        ("ppo", CARTPOLE, 2048, None),
+        ("dqn", CARTPOLE, 64, None),
+        ("r2d2", CARTPOLE, 64, None),
+        ("sac", PENDULUM, 64, None),
+        ("mpo", PENDULUM, 64, None),
+        ("impala", CARTPOLE, 2048, None),
+        ("pqn", BREAKOUT, 128, None),
+        ("ppo", CARTPOLE, 64, 256),
+    ],
+    "v5e:16x16": [("ppo", CARTPOLE, 65_536, None)],
+    "h100": [
+        ("ppo", CARTPOLE, 2048, None),
+        ("ppo", BREAKOUT, 1024, None),
+        ("dqn", CARTPOLE, 64, None),
+        ("sac", PENDULUM, 64, None),
+        ("pqn", BREAKOUT, 128, None),
+    ],
+    "h100:8": [("ppo", CARTPOLE, 16_384, None)],
+}
+
+
+def row(target: str, algorithm: str, env: str, num_envs: int, runs: int | None) -> dict[str, Any]:
+    """One run on one target."""
+    import jaxrl
+
+    algo = jaxrl.make_algorithm(algorithm)
+    algo = algo.replace(prioritized=True) if algorithm == "dqn" else algo
+    since = time.monotonic()
+    report = jaxrl.compile_for(target, algo, env, num_envs=num_envs, runs=runs)
+    chunk = report["chunk"]
+    loops = {f"x {loop.trips or 'unknown'}": sum(loop.kernels.values()) for loop in chunk.iteration.walk()}
+    return {
+        "target": target,
+        "work": f"{algorithm} {env}, {num_envs} environments" + (f", {runs} runs" if runs else ""),
+        "seconds": round(time.monotonic() - since),
+        "MB a device": round(chunk.peak_bytes / 1e6, 1),
+        "collectives": dict(chunk.iteration.all_collectives()),
+        "kernels": chunk.iteration.all_kernels(),
+        "of a loop": loops | {"x 1": sum(chunk.iteration.kernels.values())},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(WORKS), default=list(WORKS))
+    targets = parser.parse_args().only
+    from jaxrl.core.errors import ConfigError
+
+    path = record.HERE / "results" / "targets.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    for target in targets:
+        for work in WORKS[target]:
+            try:
+                new = row(target, *work)
+            except ConfigError as error:
+                print(error)
+                break
+            print(new, flush=True)
+            rows = [old for old in rows if (old["target"], old["work"]) != (new["target"], new["work"])] + [new]
+            record.save("targets", rows)
+
+
+if __name__ == "__main__":
+    main()
