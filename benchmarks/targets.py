@@ -52,7 +52,7 @@ def row(target: str, algorithm: str, env: str, num_envs: int, runs: int | None) 
     since = time.monotonic()
     report = jaxrl.compile_for(target, algo, env, num_envs=num_envs, runs=runs)
     chunk = report["chunk"]
-    loops = {f"x {loop.trips or 'unknown'}": sum(loop.kernels.values()) for loop in chunk.iteration.walk()}
+    outside, *loops = chunk.iteration.walk()
     return {
         "target": target,
         "work": f"{algorithm} {env}, {num_envs} environments" + (f", {runs} runs" if runs else ""),
@@ -60,7 +60,8 @@ def row(target: str, algorithm: str, env: str, num_envs: int, runs: int | None) 
         "MB a device": round(chunk.peak_bytes / 1e6, 1),
         "collectives": dict(chunk.iteration.all_collectives()),
         "kernels": chunk.iteration.all_kernels(),
-        "of a loop": loops | {"x 1": sum(chunk.iteration.kernels.values())},
+        "outside of loops": sum(outside.kernels.values()),
+        "loops": [f"{loop.trips or '?'} x {sum(loop.kernels.values())}" for loop in loops],
     }
 
 
