@@ -79,7 +79,7 @@ def main() -> None:
                 new = row(target, *work)
             except ConfigError as error:
                 print(error)
-                break
+                continue
             print(new, flush=True)
             rows = [old for old in rows if (old["target"], old["work"]) != (new["target"], new["work"])] + [new]
             record.save("targets", rows)

@@ -15,6 +15,8 @@ _COMPILES = (
     "Compiles what jaxrl train with the same flags would compile, and keeps it for that run. Nothing is written to "
     "--run-dir, --record or --wandb."
 )
+# What changes the programs of a run or how they are run, and has no meaning for a target.
+_NO_TARGET = ("dataset", "record", "init_from", "async_evaluation", "video_every", "wandb", "launch", "distributed")
 _TARGET = Flag(
     "target", TEXT, None, "accelerators to compile for and report on, such as v5e:4x4 or h100:8; they need not be here"
 )
@@ -132,6 +134,9 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
         problems.append("no number of steps: --total-steps N")
     for env in (run["env"], run.get("eval_env")):
         problems += [] if env is None else table.environment_problems(env)
+    if run.get("target") is not None:
+        unusable = [flag for flag in groups[0].flags if flag.name in _NO_TARGET and run[flag.name] != flag.default]
+        problems += [f"--{flag.name.replace('_', '-')}: not with --target" for flag in unusable]
     if problems:
         raise ConfigError(problems)
     return ParsedCommand(name, None if preset is None else preset.name, groups, values)

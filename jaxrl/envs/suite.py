@@ -386,13 +386,16 @@ def refusing(where: str, options: Mapping[str, Any], kinds: tuple[type[Exception
 
 def _is_like(default: Any, value: Any) -> bool:
     """Return whether a static parameter is of the kind of its default; anything goes for other kinds than these."""
+    value = value.item() if getattr(value, "shape", None) == () else value
     kinds = _kind(default), _kind(value)
-    return kinds[0] == "" or kinds[0] == kinds[1] or kinds == ("a number", "a whole number")
+    if kinds == ("True or False", "a whole number"):
+        return value in (0, 1)
+    return kinds[0] in ("", kinds[1]) or kinds == ("a number", "a whole number")
 
 
 def _kind(value: Any) -> str:
-    kinds = {(bool, np.bool_): "True or False", (int, np.integer): "a whole number", (float, np.floating): "a number"}
-    return next((name for types, name in kinds.items() if isinstance(value, types)), "")
+    kinds = {bool: "True or False", int: "a whole number", float: "a number"}
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "")
 
 
 def _install(error: Exception) -> str:

@@ -32,9 +32,6 @@ _FREE = {
     "optimization-barrier",
     "add-dependency",
     "domain",
-    "copy-done",
-    "async-done",
-    "async-update",
 }
 
 
@@ -44,7 +41,7 @@ class Loop:
 
     Attributes:
       trips: how often the body runs; None where the program finds out.
-      kernels: what one run of the body starts outside of its loops, by operation.
+      kernels: what one run of the body and of the condition starts outside of its loops, by operation.
       collectives: what one run of the body exchanges between devices outside of its loops, by kind.
       loops: the loops within, in the order of the text.
     """
@@ -100,39 +97,44 @@ def read(text: str) -> Loop:
 
 def _loop(computations, name, trips):
     found = Loop(trips)
-    for line in computations.get(name, ()):
+    for line in computations[name]:
         value = line.split(" = ", 1)[1]
         operation = _operation(value)
+        kind = operation.removesuffix("-start")
         if operation == "while":
-            body, condition = _named(value, "body"), _named(value, "condition")
-            known = _TRIPS.search(value)
-            trips = int(known[1]) if known else _counted_to(computations.get(condition, ()))
-            found.loops.append(_loop(computations, body, trips))
-        elif operation == "call":
-            _include(found, _loop(computations, _named(value, "to_apply"), 1))
+            known, condition = _TRIPS.search(value), computations[_named(value, "condition")]
+            inner = _loop(computations, _named(value, "body"), int(known[1]) if known else _counted_to(condition))
+            _include(inner, _loop(computations, _named(value, "condition"), 1))
+            found.loops.append(inner)
+        elif kind in ("call", "async"):
+            _include(found, _loop(computations, _named(value, "to_apply") or _named(value, "calls"), 1))
         elif operation == "conditional":
-            named = [name for both in _BRANCHES.findall(value) for name in ", ".join(both).split(", ") if name]
-            branches = [_loop(computations, name.lstrip("%"), 1) for name in named]
-            if branches:
-                _include(found, max(branches, key=Loop.all_kernels))
-        elif operation is not None and (kind := operation.removesuffix("-start")) in COLLECTIVES:
+            names = [name for both in _BRANCHES.findall(value) for name in ", ".join(both).split(", ") if name]
+            branches = [_loop(computations, name.lstrip("%"), 1) for name in names]
+            _include(found, max(branches, key=lambda branch: (branch.all_kernels(), branch.all_collectives().total())))
+        elif kind in COLLECTIVES:
             found.collectives[kind] += 1
-        elif operation is not None and operation not in _FREE and not operation.endswith("-done"):
-            found.kernels[operation.removesuffix("-start")] += 1
+        elif operation not in _FREE and not operation.endswith(("-done", "-update")):
+            found.kernels[kind] += 1
+            if operation == "fusion":  # compilers for TPUs put collectives into some
+                found.collectives += _loop(computations, _named(value, "calls"), 1).all_collectives()
     return found
 
 
 def _named(value, attribute):
-    """The computation that an instruction names under this attribute."""
-    found = re.search(rf"{attribute}=%?([\w.\-]+)", value)
+    """Return the computation that an instruction names under this attribute; "" for none."""
+    found = re.search(rf"\b{attribute}=%?([\w.\-]+)", value)
     return found[1] if found else ""
 
 
 def _counted_to(condition):
-    """The number of trips by the condition of a loop: compilers that do not write it down count from 0 by one."""
+    """Return how often a loop runs whose condition compares a counter with a constant; None for other conditions.
+
+    JAX's loops count from 0 by one, and compilers that do not write down the number of trips keep the comparison.
+    """
     text = "\n".join(condition)
-    compared = re.search(r"ROOT .*compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", text)
-    limit = compared and re.search(rf"%?{re.escape(compared[1])} = \S+ constant\((\d+)\)", text)
+    compared = re.search(r"^ROOT .*compare\(%?[\w.\-]+, %?([\w.\-]+)\), direction=LT", text, re.MULTILINE)
+    limit = compared and re.search(rf"^%?{re.escape(compared[1])} = \S+ constant\((\d+)\)", text, re.MULTILINE)
     return int(limit[1]) if limit else None
 
 
@@ -143,13 +145,13 @@ def _include(loop, other):
 
 
 def _operation(value):
-    """The operation of an instruction, given what stands after the equals sign: the first word before a parenthesis.
+    """Return the operation of an instruction, given what stands after the equals sign: the first word before "(".
 
     Those within the type before it, which may be a tuple and has layouts, are skipped by depth.
     """
     depth = 0
-    for part in re.finditer(r"[(){}\[\]]|[a-z][a-z\-]*\(", value):
+    for part in re.finditer(r"[(){}\[\]]|[a-z][a-z0-9\-]*\(", value):
         if len(part[0]) > 1 and depth == 0:
             return part[0][:-1]
         depth += 1 if part[0][-1] in "({[" else -1
-    return None
+    raise ValueError(f"no operation in {value!r:.80}")

@@ -48,7 +48,8 @@ class Target:
 
 def names() -> list[str]:
     """Return what can be compiled for, one form of name for each kind of accelerator."""
-    return [*(f"{kind}:XxY" for kind in _DESCRIPTIONS["tpu"]), *(f"{card}[:COUNT]" for card in _DESCRIPTIONS["gpu"])]
+    slices = [f"{kind}:{entry['slice']}" for kind, entry in _DESCRIPTIONS["tpu"].items()]
+    return [*slices, *(f"{card}[:COUNT]" for card in _DESCRIPTIONS["gpu"])]
 
 
 @functools.lru_cache
@@ -76,12 +77,15 @@ def _tpu(name, kind):
     # Without these it looks for the TPUs of this machine, and waits for a server that tells what they are.
     known = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
     known |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # else one process at a time; none of them holds a TPU
-    for variable, value in known.items():
-        os.environ.setdefault(variable, value)
+    added = {variable: value for variable, value in known.items() if variable not in os.environ}
+    os.environ.update(added)
     try:
         devices = topologies.get_topology_desc(name, platform="tpu").devices
-    except Exception as error:  # whatever the plugin raises for a slice that there is not
-        raise ConfigError(f"target={name!r} is not a slice that there is: {' '.join(str(error).split())}") from error
+    except Exception as error:  # whatever the plugin raises
+        raise ConfigError(f"target={name!r} is not a valid slice: {' '.join(str(error).split())}") from error
+    finally:
+        for variable in added:
+            del os.environ[variable]  # a TPU of this machine would begin with them
     return Target(name, tuple(devices), _DESCRIPTIONS["tpu"][kind]["memory"])
 
 
@@ -89,7 +93,10 @@ def _gpu(name, card, count):
     if not any(importlib.util.find_spec(plugin) for plugin in _GPU_PLUGINS):
         raise ConfigError(f"target={name!r} needs the compiler for NVIDIA's GPUs: pip install 'jaxrl[cuda13]'")
     description = _DESCRIPTIONS["gpu"][card]
-    devices = topologies.get_topology_desc(
-        card, platform="cuda", target_config=_GPU.format(**description), topology=f"1x1x{count}"
-    ).devices
+    try:
+        devices = topologies.get_topology_desc(
+            card, platform="cuda", target_config=_GPU.format(**description), topology=f"1x1x{count}"
+        ).devices
+    except Exception as error:  # whatever the plugin raises
+        raise ConfigError(f"target={name!r} cannot be compiled for: {' '.join(str(error).split())}") from error
     return Target(name, tuple(devices), description["memory"])

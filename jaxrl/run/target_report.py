@@ -23,7 +23,8 @@ class TargetProgram:
       name: "start", "chunk" or "evaluation".
       seconds: that compiling took, here.
       argument_bytes, output_bytes, temp_bytes: of memory on one device.
-      peak_bytes: of all at once and the code, on one device; outputs that are written over arguments count once.
+      code_bytes: of the program itself.
+      peak_bytes: of all at once, on one device; outputs that are written over arguments count once.
       flops, bytes_accessed: as the compiler counts them, loops of unknown length once; None where it does not tell.
       body: its kernels and collectives, loop by loop. The loop of unknown length in a chunk is the iterations.
     """
@@ -33,6 +34,7 @@ class TargetProgram:
     argument_bytes: int
     output_bytes: int
     temp_bytes: int
+    code_bytes: int
     peak_bytes: int
     flops: float | None
     bytes_accessed: float | None
@@ -66,8 +68,15 @@ class TargetReport:
     programs: Sequence[TargetProgram]
 
     def __getitem__(self, name: str) -> TargetProgram:
-        """Return the program of this name."""
-        return next(program for program in self.programs if program.name == name)
+        """Return the program of this name.
+
+        Raises:
+          KeyError: there is none.
+        """
+        by_name = {program.name: program for program in self.programs}
+        if name not in by_name:
+            raise KeyError(f"no program {name!r}; there are {', '.join(by_name)}")
+        return by_name[name]
 
     def __str__(self) -> str:
         plural = "s" if self.devices > 1 else ""
@@ -103,7 +112,8 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
     seconds = time.monotonic() - since
     stats: Any = compiled.memory_analysis()
     sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
-    peak = sum(sizes) - stats.alias_size_in_bytes + stats.generated_code_size_in_bytes
+    sizes = (*sizes, stats.generated_code_size_in_bytes)
+    peak = sum(sizes) - stats.alias_size_in_bytes
     if peak > target.memory:
         needs = f"{readable(peak)} of each device, where {target.name} has {readable(target.memory)}"
         raise ConfigError(_too_much(target, name, needs))
@@ -116,7 +126,7 @@ def compiled_for(target: Target, name: str, compile_it: Callable[[], jax.stages.
 
 @contextlib.contextmanager
 def _uncached() -> Generator[None]:
-    """The persistent cache takes no program: those for devices that are not here it cannot read again."""
+    """Disable writes to the persistent cache, which cannot read programs for devices that are not here."""
     least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
     try:
@@ -135,7 +145,8 @@ def _program_lines(report, program):
         (
             "memory of a device",
             f"{readable(program.peak_bytes)} ({share:.1%}): arguments {readable(program.argument_bytes)}, outputs "
-            f"{readable(program.output_bytes)}, temporary {readable(program.temp_bytes)}",
+            f"{readable(program.output_bytes)}, temporary {readable(program.temp_bytes)}, code "
+            f"{readable(program.code_bytes)}",
         )
     ]
     if program.flops is not None:

@@ -13,6 +13,7 @@ from jaxrl.core import keys
 from jaxrl.core.arguments import whole_arguments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.limits import count_problems
+from jaxrl.core.sources import Replay
 from jaxrl.core.types import Algorithm, Environment
 from jaxrl.parallel import targets
 from jaxrl.parallel.anakin import Anakin
@@ -77,8 +78,15 @@ def report_for(target: Target, settings: RunSettings, runs: int | None = None) -
     """
     topology = (settings.topology or Anakin(settings.num_envs)).over(target)
     devices: Any = topology.devices
+    if not 1 <= devices <= (most := len(target.devices)):
+        raise ConfigError(f"devices={devices} must be between 1 and the {most} that {target.name} has")
+    if settings.dataset is not None:
+        raise ConfigError(f"target={target.name!r} is for runs without a dataset")
     topology = dataclasses.replace(topology, devices=1) if runs else topology
     settings = settings.replace(topology=topology, num_envs=None, total_steps=1).prepared().resolved()
+    sources = settings.algo.experience.values()
+    if any(isinstance(source, Replay) and source.storage == "flashbax" for source in sources):
+        raise ConfigError("storage='flashbax' chooses its program by the devices that are here; use 'ring' or 'table'")
     bind = partial(settings.topology.bind, settings.algo, settings.env, processes=1, target=target)
     if runs:
         return _sweep(target, settings, VectorizedRuns(bind(), min(devices, runs), "vmap", runs))
@@ -104,11 +112,13 @@ def _run(target, settings, program):
 
 def _sweep(target, settings, many):
     over_runs, everywhere = (NamedSharding(many.mesh, spec) for spec in (PartitionSpec("runs"), PartitionSpec()))
-    algos = described(many.stack([settings.algo] * many.runs), over_runs)
+    stacked = many.stack([settings.algo] * many.runs)
+    algos = described(stacked, over_runs)
     padded = -(-many.runs // many.devices) * many.devices
     root = keys.root_key(settings.seed)
     run_keys = jax.ShapeDtypeStruct((padded, *root.shape), root.dtype, sharding=over_runs)
     env = described(settings.env, everywhere)
+    many.check_memory(stacked, settings.env, run_keys, {"host": None, "device": target.memory})
     start = many.lower_start(algos, env, run_keys)
     states = described(start.out_info, over_runs)
     numbers = described((jnp.int32(1), jnp.float32(1.0)), everywhere)
@@ -116,6 +126,7 @@ def _sweep(target, settings, many):
     programs = [
         compiled("start", start.compile),
         compiled("chunk", lambda: many.lower_chunk(algos, env, states, *numbers).compile()),
+        compiled("evaluation", lambda: many.lower_evaluation(algos, states.learner, env, run_keys, settings).compile()),
     ]
     steps = many.program.steps_per_iteration(settings.algo) * many.runs
     return _report(target, many.devices, steps, programs)

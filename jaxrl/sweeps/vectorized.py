@@ -1,6 +1,7 @@
 """Many runs of one compiled program, sharded over the devices of a process; in turn on each, or under `vmap`."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -84,23 +85,34 @@ class VectorizedRuns:
         """Lower what `chunk` runs, of the shapes of its arguments."""
         return _chunk_many.lower(self, algos, env, states, length, total_steps_per_env)
 
-    def check_memory(self, algos: Any, env: Environment, keys: jax.Array) -> None:
+    def lower_evaluation(
+        self, algos: Any, learners: Any, env: Any, keys: Any, settings: RunSettings
+    ) -> jax.stages.Lowered:
+        """Lower what `evaluate` runs, of the shapes of its arguments."""
+        return _evaluate_many.lower(self, algos, learners, env, keys, **_played(settings))
+
+    def check_memory(
+        self, algos: Any, env: Environment, keys: Any, free: Mapping[str, int | None] | None = None
+    ) -> None:
         """Check that the states of all runs fit the devices.
+
+        Args:
+          algos, env, keys: of the runs, stacked; of the keys the shapes are enough.
+          free: bytes free on "host" and on each "device"; None: as they are now.
 
         Raises:
           ConfigError: they do not.
         """
-        one = jax.eval_shape(lambda algos: self.program.init(self.first(algos), env, keys[0]), algos)
+        one = jax.eval_shape(lambda algos, keys: self.program.init(self.first(algos), env, keys[0]), algos, keys)
         devices, runs = list(self.mesh.devices.flat), jax.tree.leaves(algos)[0].shape[0]
-        memory.check_run(self.first(algos), one, devices, runs=runs, saved=False)
+        memory.check_run(self.first(algos), one, devices, runs=runs, saved=False, free=free)
 
     def evaluate(self, algos: Any, learners: Any, keys: jax.Array, settings: RunSettings) -> np.ndarray:
         """Return the returns of complete episodes of every run, NaN where one did not end."""
-        num_envs, quota = layout(settings.evaluation_episodes, None)
-        how = {"num_envs": num_envs, "quota": quota, "explore": settings.explore_in_evaluation}
+        how = _played(settings)
         scores = _evaluate_many(self, algos, learners, settings.env, keys, **how)
         returns, _, done = jax.device_get(scores)
-        counts = np.arange(quota)[None, :, None] < done[:, None, :]
+        counts = np.arange(how["quota"])[None, :, None] < done[:, None, :]
         return np.where(counts, returns, np.nan).reshape(returns.shape[0], -1)[: self.runs]
 
     def mapped(self, function):
@@ -119,6 +131,12 @@ class VectorizedRuns:
             return over_devices(function, self.mesh, specs, runs)(*arguments)
 
         return call
+
+
+def _played(settings: RunSettings) -> dict[str, Any]:
+    """Return how many episodes are played, and how, as `_evaluate_many` takes it."""
+    num_envs, quota = layout(settings.evaluation_episodes, None)
+    return {"num_envs": num_envs, "quota": quota, "explore": settings.explore_in_evaluation}
 
 
 @partial(jax.jit, static_argnums=0)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from helpers.continuous import ALGORITHMS, BOX, SPEC
 from helpers.programs import assert_equal, plain
-from helpers.tiers import few
 
 import jaxrl
 from jaxrl.algos import acting, histories, off_policy
@@ -245,7 +244,7 @@ def test_what_cannot_use_a_memory_says_so(algo, words):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", few(RECURRENT, list(RECURRENT)[0]))
+@pytest.mark.parametrize("name", RECURRENT)
 def test_a_run_is_the_same_on_four_devices_and_goes_on_bit_for_bit(name, tmp_path):
     env = jaxrl.make("gymnax:Pendulum-v1", hide=2, max_steps_in_episode=10)
     algo = RECURRENT[name].replace(replay_ratio=1 / 16, min_size=64, capacity=512)

@@ -44,7 +44,7 @@ def run(folder, *commands):
     return json.loads(events), printed
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize(("words", "main_program"), few([(GYMNAX, "chunk"), (HOST, "learn")], (GYMNAX, "chunk")))
 def test_train_compiles_nothing_after_compile(words, main_program, tmp_path):
     def command(name, total_steps):

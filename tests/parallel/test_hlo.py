@@ -17,6 +17,7 @@ TEXT = """HloModule jit_f, is_scheduled=true
 }
 
 %counts (s: (s32[], f32[8])) -> pred[] {
+  %other.limit = s32[]{:T(128)} constant(3)
   %limit = s32[]{:T(128)} constant(12)
   %s = (s32[]{:T(128)}, f32[8]{0:T(128)S(1)}) parameter(0)
   %i = s32[]{:T(128)} get-tuple-element(%s), index=0
@@ -29,11 +30,23 @@ TEXT = """HloModule jit_f, is_scheduled=true
   ROOT %lt.1 = pred[] compare(%i.1, %i.1), direction=LT
 }
 
+%scatter (y: f32[8]) -> f32[2] {
+  ROOT %rs = f32[2]{0} reduce-scatter(%y), to_apply=%sum
+}
+
+%exchange (y.1: f32[8]) -> f32[8] {
+  ROOT %ar = f32[8]{0} all-reduce(%y.1), to_apply=%sum
+}
+
 %step (s: (s32[], f32[8])) -> (s32[], f32[8]) {
   %x = f32[8]{0} fusion(%s.2), kind=kLoop, calls=%fused
   %r = f32[8]{0} all-reduce-start(%x), to_apply=%sum
   %d = f32[8]{0} all-reduce-done(%r)
   %c = (f32[8]{0}, f32[8]{0}, u32[]) copy-start(%d)
+  %as = ((f32[8]{0}), f32[2]{0}, u32[]) async-start(%x), calls=%scatter
+  %ad = f32[2]{0} async-done(%as)
+  %m = f32[8]{0} fusion(%x), kind=kCustom, calls=%exchange
+  %a2 = f32[8]{0} atan2(%x, %x)
   ROOT %e = f32[8]{0} copy-done(%c)
 }
 
@@ -67,11 +80,12 @@ def test_a_text_is_read_loop_by_loop():
     (inner,) = iteration.loops
     assert (program.trips, iteration.trips, inner.trips) == (1, None, 12)
     assert program.kernels == {"fusion": 1}, "of what is called"
-    assert iteration.kernels == {"fusion": 1, "custom-call": 1}, "of the larger branch"
-    assert inner.kernels == {"fusion": 1, "copy": 1} and inner.collectives == {"all-reduce": 1}
+    assert iteration.kernels == {"fusion": 1, "custom-call": 1, "compare": 1}, "of the larger branch; the condition's"
+    assert inner.kernels == {"fusion": 2, "copy": 1, "atan2": 1, "compare": 1}
+    assert inner.collectives == {"all-reduce": 2, "reduce-scatter": 1}, "those within others too"
     assert iteration.collectives == {"all-gather": 1}
-    assert iteration.all_collectives() == {"all-gather": 1, "all-reduce": 12}
-    assert iteration.all_kernels() == 2 + 12 * 2 and program.all_kernels() == 1 + 26
+    assert iteration.all_collectives() == {"all-gather": 1, "all-reduce": 24, "reduce-scatter": 12}
+    assert iteration.all_kernels() == 3 + 12 * 5 and program.all_kernels() == 1 + 63
     assert [loop.trips for loop in program.walk()] == [1, None, 12]
 
 

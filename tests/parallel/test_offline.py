@@ -104,7 +104,7 @@ def test_beside_an_environment_a_part_of_every_batch_is_the_datasets():
     assert one.buffers["replay_dataset"].ring is None, "the dataset is not part of what is saved"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
     one, _ = run(anakin(), fraction=0.1)  # 3 of 32, over 4 shards
     two, _ = run(anakin(devices=2), fraction=0.1)

@@ -38,6 +38,7 @@ RUNS = {
     ("name", "said"),
     [
         ("v9e:4x4", "not a known accelerator.* v5e:XxY.*h100"),
+        ("v4", "v4:XxYxZ"),
         ("v5e", "not a known accelerator.*such as v5e:4x4"),
         ("h100:0", "not a known accelerator"),
         ("h100:two", "not a known accelerator"),
@@ -108,9 +109,9 @@ def test_the_report_counts_what_ppo_does(tpu_compiler):  # noqa: F811
 
 @pytest.mark.long
 def test_a_sweep_has_runs_that_exchange_nothing(tpu_compiler):  # noqa: F811
-    report = jaxrl.compile_for("v5e:2x2", PPO, ENV, num_envs=8, runs=8)
+    report = jaxrl.compile_for("v5e:2x2", PPO, ENV, num_envs=8, runs=8, evaluation_episodes=4)
     assert report.devices == 4 and report.steps_per_iteration == 8 * 8 * PPO.rollout_length
-    assert [program.name for program in report.programs] == ["start", "chunk"]
+    assert [program.name for program in report.programs] == ["start", "chunk", "evaluation"]
     assert not any(program.body.all_collectives() for program in report.programs)
 
 
@@ -122,7 +123,13 @@ def test_what_does_not_fit_is_refused_before_it_is_compiled(tpu_compiler):  # no
         jaxrl.compile_for("v5e:2x2", PPO.replace(rollout_length=2**14), "gymnax:Breakout-MinAtar", num_envs=2**16)
     with pytest.raises(ConfigError, match="devices=5 must be between 1 and the 4 that v5e:2x2 has"):
         jaxrl.compile_for("v5e:2x2", PPO, ENV, devices=5, num_envs=5)
-    with pytest.raises(ConfigError, match="v5e:3x7.* is not a slice that there is"):
+    with pytest.raises(ConfigError, match="devices=8 must be between 1 and the 4 that v5e:2x2 has"):
+        jaxrl.compile_for("v5e:2x2", PPO, ENV, devices=8, runs=16)
+    with pytest.raises(ConfigError, match=r"the replay needs .* of each of 4 devices.*capacity="):
+        jaxrl.compile_for("v5e:2x2", DQN.replace(capacity=2**26), "gymnax:Breakout-MinAtar", runs=16)
+    with pytest.raises(ConfigError, match="storage='flashbax'"):
+        jaxrl.compile_for("v5e:2x2", DQN.replace(storage="flashbax", prioritized=False, n_step=1), ENV, num_envs=16)
+    with pytest.raises(ConfigError, match="v5e:3x7.* is not a valid slice"):
         jaxrl.compile_for("v5e:3x7", PPO, ENV)
     with pytest.raises(ConfigError, match="Anakin compiles environments in JAX"):
         jaxrl.compile_for("v5e:2x2", "ppo", "gymnasium:CartPole-v1")
@@ -133,15 +140,24 @@ def test_the_command_prints_the_report(tpu_compiler, capsys, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     platforms = jax.config.jax_platforms
     words = ["--num-envs", "8", "--rollout-length", "8", "--network.torso", "mlp:8", "--evaluation-episodes", "4"]
-    assert main.main(["compile", "ppo", "--env", "probe:Truncated", *words, "--target", "v5e:2x2"]) == 0
-    jax.config.update("jax_platforms", platforms)
+    try:
+        assert main.main(["compile", "ppo", "--env", "probe:Truncated", *words, "--target", "v5e:2x2"]) == 0
+    finally:
+        jax.config.update("jax_platforms", platforms)
     printed = capsys.readouterr().out
     assert "v5e:2x2: 4 devices" in printed and "chunk, compiled in" in printed and "x 16" in printed
     assert not list(tmp_path.iterdir())
 
 
+def test_flags_without_meaning_for_a_target_are_refused(capsys):
+    words = ["compile", "ppo", "--env", "probe:Truncated", "--target", "v5e:2x2", "--record", "data/rows", "--launch"]
+    assert main.main([*words, "processes:2"]) == 2
+    told = capsys.readouterr().err
+    assert "--record: not with --target" in told and "--launch: not with --target" in told
+
+
 @pytest.mark.exhaustive
-def test_two_hosts_worth_of_chips_with_an_image_torso(tpu_compiler):  # noqa: F811
+def test_many_hosts_worth_of_chips_and_an_image_torso(tpu_compiler):  # noqa: F811
     report = jaxrl.compile_for("v5e:16x16", PPO, "gymnax:CartPole-v1", num_envs=4096, evaluation_episodes=256)
     assert report.devices == 256 and report["chunk"].iteration.all_collectives()["all-reduce"] >= 1
     images = dataclasses.replace(PPO, network=ActorCritic(NatureCNN(filters=(8, 8, 8), width=16), shared=True))

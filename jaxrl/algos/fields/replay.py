@@ -30,7 +30,7 @@ class StorageFields:
 
     capacity: int = static(1_000_000, low=1, help="transitions that the replay buffer holds, over all environments")
     min_size: int = static(
-        1_000, low=1, help="transitions collected before the first update, with continuous actions at random"
+        1_000, low=1, help="transitions collected before the first update; actor-critics act at random meanwhile"
     )
     batch_size: int = static(256, low=1, help="transitions per update; of sequences as many as are whole")
     rollout_length: int | None = static(

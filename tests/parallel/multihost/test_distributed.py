@@ -80,7 +80,7 @@ def test_each_process_exports_its_share(runs, tmp_path):
     assert sorted(path.name for path in (folder / "data").iterdir()) == ["host-00000-of-00002", "host-00001-of-00002"]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_ctrl_c_at_one_ends_both_and_the_resumed_run_is_the_unbroken_one(more):
     (first, second), folder = more
     for found in (first, second):
