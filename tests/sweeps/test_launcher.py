@@ -58,10 +58,10 @@ def test_experiments_side_by_side(cluster, tmp_path, monkeypatch):
 def looking_around(folder, together):
     """In place of a run: what Ray gave it, and who else is at work; waits for a second one to begin if `together`."""
 
-    def experiment(algo, env, options, gpu):  # in another process, which may not import this module
+    def experiment(settings, gpu):  # in another process, which may not import this module
         import ray
 
-        number = str(options["seed"])
+        number = str(settings.seed)
         (folder / "at work" / number).touch()
         (folder / "begun" / number).touch()
         while together and len(list((folder / "begun").iterdir())) < 2:
