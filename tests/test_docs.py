@@ -308,7 +308,16 @@ def steps(path):
 
 
 # Pages whose trainings take long and are of kinds that other pages have too.
-FURTHER = ("fine_tuning", "faq", "debugging", "cleanrl", "stable_baselines3", "purejaxrl")
+FURTHER = (
+    "fine_tuning",
+    "host_environments",
+    "images",
+    "faq",
+    "debugging",
+    "cleanrl",
+    "stable_baselines3",
+    "purejaxrl",
+)
 
 
 def page(path):
