@@ -31,5 +31,6 @@ def test_a_replay_and_noise_are_traced_with_64_bits():
 @pytest.mark.long
 def test_every_algorithm_and_every_kind_of_replay_are_traced_with_64_bits():
     found = traced()
-    assert {case.split()[0] for case in found} >= set(jaxrl.ALGORITHMS)
+    own = {name for name, kind in jaxrl.ALGORITHMS.items() if kind.__module__.startswith("jaxrl.")}
+    assert {case.split()[0] for case in found} >= own, "those of other tests are registered here too"
     assert {"prioritized", "table", "heap", "flashbax", "sequences", "frames", "table of sequences"} <= set(found)
