@@ -21,7 +21,7 @@ def describe(name: str) -> str:
         inner = inner.env
     if isinstance(inner, SuiteEnv):
         numbers, static = inner.numbers, type(inner).static_parameters(inner.key[0])
-        rows.append(("parameters", "numbers, for which nothing compiles anew: --env-params NAME=VALUE"))
+        rows.append(("parameters", "numbers; changing them does not recompile: --env-params NAME=VALUE"))
         rows += _rows({key: value for key, value in numbers.items() if key not in static})
         rows += [("static parameters", "they decide shapes or the program")] if static else []
         rows += _rows(static)
