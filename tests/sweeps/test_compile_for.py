@@ -13,7 +13,7 @@ from helpers.tpu_compiler import tpu_compiler  # noqa: F401
 import jaxrl
 from jaxrl.cli import main
 from jaxrl.core.errors import ConfigError
-from jaxrl.networks import MLP, ActorCritic, NatureCNN, QNetwork
+from jaxrl.networks import MLP, ActorCritic, MinAtarCNN, QNetwork
 from jaxrl.parallel import targets
 
 ENV, BOX = jaxrl.make("probe:Truncated", max_steps=3), jaxrl.make("probe:Truncated", max_steps=3, continuous=True)
@@ -161,6 +161,6 @@ def test_flags_without_meaning_for_a_target_are_refused(capsys):
 def test_many_hosts_worth_of_chips_and_an_image_torso(tpu_compiler):  # noqa: F811
     report = jaxrl.compile_for("v5e:16x16", PPO, "gymnax:CartPole-v1", num_envs=4096, evaluation_episodes=256)
     assert report.devices == 256 and report["chunk"].iteration.all_collectives()["all-reduce"] >= 1
-    images = dataclasses.replace(PPO, network=ActorCritic(NatureCNN(filters=(8, 8, 8), width=16), shared=True))
+    images = dataclasses.replace(PPO, network=ActorCritic(MinAtarCNN(), shared=True))
     report = jaxrl.compile_for("v5e:2x2", images, "gymnax:Breakout-MinAtar", num_envs=64, evaluation_episodes=16)
     assert report["chunk"].peak_bytes < 2**30
