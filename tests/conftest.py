@@ -10,7 +10,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from helpers.registered import nothing_registered_for_good  # noqa: E402
+from helpers.registered import only_registered_by  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -47,7 +47,10 @@ def not_too_many_programs_after_a_long_test(request):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def registers_for_itself():
-    """What a file of tests registers is gone with it, so that any files may share a process."""
-    with nothing_registered_for_good():
+def registers_for_itself(request):
+    """What a file of tests registers, as it is imported or later, is there for its own tests alone.
+
+    So any files may share a process: a name that two of them take, or that a page takes too, is no conflict.
+    """
+    with only_registered_by(request.module.__name__):
         yield

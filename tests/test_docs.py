@@ -17,7 +17,7 @@ import jax
 import pytest
 from helpers import curve_pictures, kind_table, result_tables
 from helpers.field_tables import expected_table, with_table
-from helpers.registered import nothing_registered_for_good, only_what_jaxrl_registers
+from helpers.registered import only_what_jaxrl_registers
 
 import jaxrl
 from jaxrl import algos
@@ -238,7 +238,7 @@ def as_users_have_it(tmp_path, monkeypatch):
     jax.devices()  # JAX begins with four: a command would choose as many as it needs, which are too few for the next
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)  # what runs for a moment compiles faster so
-    with nothing_registered_for_good(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with only_what_jaxrl_registers(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
     jax.config.update("jax_disable_most_optimizations", before)
 

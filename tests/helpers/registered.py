@@ -1,7 +1,7 @@
 """Registrations that a test makes are undone."""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 from jaxrl.core import registry
 
@@ -12,29 +12,44 @@ def nothing_registered_for_good() -> Generator[None]:
     table = {kind: dict(known) for kind, known in registry._TABLE.items()}
     names = dict(registry._NAMES)
 
-    def stays(kind, thing):
-        return kind not in ("environment", registry.USER) and thing.__module__.startswith("jaxrl.")
-
     try:
         yield
     finally:
         for kind, known in registry._TABLE.items():
-            lasting = {name: thing for name, thing in known.items() if stays(kind, thing)}
+            lasting = {name: thing for name, thing in known.items() if _is_jaxrls(kind, thing)}
             known.clear()
             known.update(lasting | table[kind])
-        lasting = {thing: name for thing, name in registry._NAMES.items() if stays(name.partition(":")[0], thing)}
+        lasting = {thing: name for thing, name in registry._NAMES.items() if _is_jaxrls(name.partition(":")[0], thing)}
         registry._NAMES.clear()
         registry._NAMES.update(lasting | names)
 
 
-@contextlib.contextmanager
-def only_what_jaxrl_registers() -> Generator[None]:
+def only_what_jaxrl_registers() -> contextlib.AbstractContextManager[None]:
     """As in a process that has imported nothing of a user's; at the end everything is as before."""
+    return _without(lambda kind, thing: not _is_jaxrls(kind, thing))
+
+
+def only_registered_by(module: str) -> contextlib.AbstractContextManager[None]:
+    """As in a process that has imported this file of tests and no other; at the end everything is as before."""
+
+    def by_another_file(kind, thing):
+        home = getattr(thing, "__module__", None) or ""
+        return home.rpartition(".")[2].startswith("test_") and home != module
+
+    return _without(by_another_file)
+
+
+def _is_jaxrls(kind, thing):
+    return kind not in ("environment", registry.USER) and thing.__module__.startswith("jaxrl.")
+
+
+@contextlib.contextmanager
+def _without(foreign: Callable[[str, object], bool]) -> Generator[None]:
     table = {kind: dict(known) for kind, known in registry._TABLE.items()}
     names = dict(registry._NAMES)
     for kind, known in registry._TABLE.items():
         for name, thing in table[kind].items():
-            if kind in ("environment", registry.USER) or not thing.__module__.startswith("jaxrl."):
+            if foreign(kind, thing):
                 del known[name]
                 registry._NAMES.pop(thing, None)
     try:
