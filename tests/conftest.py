@@ -33,6 +33,11 @@ def forget_programs_if_many():
         gc.collect()
 
 
+def pytest_collection_modifyitems(items):
+    """Begins with the files that take longest, those of pages and notebooks: each is run by one worker alone."""
+    items.sort(key=lambda item: item.path.parent != pathlib.Path(__file__).parent)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def not_too_many_programs_after_a_file():
     yield

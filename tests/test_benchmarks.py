@@ -54,7 +54,7 @@ def test_no_more_kernels_than_were_committed():
             assert now <= most, f"{row['what']}: {now} {kind}, at most {most:.0f}; see benchmarks/kernels.py --loops"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_every_part_of_the_accelerator_benchmark_runs_small(tmp_path):
     path = tmp_path / "record.json"
     command = [sys.executable, "benchmarks/accelerator.py", "--small", "--output", str(path)]

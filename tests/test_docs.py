@@ -317,6 +317,14 @@ FURTHER = (
     "cleanrl",
     "stable_baselines3",
     "purejaxrl",
+    "brax",
+    "accelerators",
+    "datasets",
+    "new_algorithm",  # its commands: tests/cli/test_own_modules.py
+    "offline",
+    "own_network",
+    "recurrent",
+    "replay",
 )
 
 

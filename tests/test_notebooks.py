@@ -11,6 +11,7 @@ import re
 import nbformat
 import pytest
 from helpers.notebooks import NOTEBOOKS, code_cells, executed, shown, source_digest
+from helpers.tiers import few
 
 LARGEST = 400_000  # bytes of a notebook with its pictures
 
@@ -106,7 +107,7 @@ def test_the_first_cell_says_how_to_install(path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", few(PRINTED, "host_environments", "watching", "own_environment"))
 def test_a_notebook_runs_and_prints_what_it_found(name, tmp_path):
     if name == "offline":
         pytest.importorskip("tensorflow_datasets")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.continuous import support
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl import envs, networks
@@ -97,7 +98,7 @@ ITERATIONS = 150
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", few(ALGORITHMS, "crossq", "ppo", "sac"))
 def test_values(name):
     algo = ALGORITHMS[name]
     before = compiled._chunk._cache_size()

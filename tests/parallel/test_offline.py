@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, anakin, assert_equal, plain
+from helpers.tiers import few
 
 import jaxrl
 from jaxrl.algos.base import algorithm
@@ -115,7 +116,7 @@ def test_beside_an_environment_two_devices_are_one_and_the_host_is_no_other():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", IMITATING)
+@pytest.mark.parametrize("name", few(IMITATING, "gail"))
 def test_imitating_two_devices_are_one_and_the_host_is_no_other(name):
     algo = IMITATING[name]
     one, report = run(anakin(), fraction=0.0, algo=algo)
@@ -130,7 +131,7 @@ def test_imitating_two_devices_are_one_and_the_host_is_no_other(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", IMITATING)
+@pytest.mark.parametrize("name", few(IMITATING, "gail"))
 def test_imitating_goes_on_bit_for_bit_and_needs_an_environment(name, tmp_path):
     """Whatever the fraction: the replay is the run's own, and so it is what the demonstrations are beside."""
     arguments = {"dataset": written(tmp_path / "data"), "evaluation_episodes": 4, "seed": 2, "progress": False}

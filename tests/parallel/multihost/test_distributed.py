@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SWEEP, anakin, assert_equal
+from helpers.tiers import few
 from helpers.two_processes import HEARTBEAT, both, together
 
 import jaxrl
@@ -176,7 +177,7 @@ def test_different_seeds_are_refused_by_both(runs):
 
 @pytest.mark.faults
 @pytest.mark.long
-@pytest.mark.parametrize("job", ["one_dies", "one_raises"])
+@pytest.mark.parametrize("job", few(["one_dies", "one_raises"], "one_raises"))
 def test_where_one_fails_the_other_ends_within_the_heartbeat(job, tmp_path):
     _, codes, said, ended = together(job, tmp_path)
     if job == "one_dies":

@@ -77,7 +77,7 @@ def run(topology, algo, env):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few(RUNS, "d4pg", "pqn"))
+@pytest.mark.parametrize("name", few(RUNS, "pqn"))
 def test_on_the_host_it_is_the_compiled_run(name):
     algo, env = RUNS[name]
     _, compiled, report = run(anakin(), algo, env)
