@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxrl.core import episode_info, spaces
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.keys import reset_keys
+from jaxrl.core.packing import Packing
 from jaxrl.core.report import EpisodeSums
 from jaxrl.core.types import (
     ActorOutput,
@@ -145,6 +147,8 @@ def act(
     """
     timestep = with_previous_action(timestep, previous_action)
     output = algo.act(actor, timestep, carry, keys, spec=spec, explore=explore)
+    if not isinstance(output, ActorOutput):
+        raise ConfigError(f"{type(algo).__name__}.act returned a {type(output).__name__}; return an ActorOutput")
     return timestep, output, spaces.clip(output.action, spec.action_space)
 
 
@@ -180,26 +184,35 @@ def unroll(
       Where they stand then, and the rollout.
     """
     length = keys[0].shape[0]
-    # One array from the beginning: to append the last time step afterwards would copy all observations.
-    room = jax.tree.map(lambda x: jnp.empty((length + 1, *x.shape), x.dtype), acting.timestep)
+    # What the loop carries and stores is packed: each array of its own would take kernels of its own in every step.
+    newest = acting.timestep.replace(previous_action=None)
+    state = acting.env_state, newest, acting.timestep.previous_action, acting.carry
+    batch = keys[0].shape[1]
+    of_state, of_row = Packing.of(state, batch), Packing.of(acting.timestep, batch)
+    # With the last time step from the beginning: to append it afterwards would copy all observations.
+    room = [jnp.empty((length + 1, *x.shape), x.dtype) for x in of_row.pack(acting.timestep)]
+    of_output: list[Packing] = []
 
     def step(carried, inputs):
-        env_state, newest, previous_action, carry, timesteps = carried
-        number, env_keys, act_keys = inputs
+        state, rows = carried
+        number, (env_keys, act_keys) = inputs
+        env_state, newest, previous_action, carry = of_state.unpack(state)
         timestep, output, action = act(
             algo, actor, newest, previous_action, carry, act_keys, spec=spec, explore=explore
         )
         env_state, newest = jax.vmap(env.step)(env_state, action, env_keys)
-        timesteps = write(timesteps, timestep, number)
-        return (env_state, newest, action, output.carry, timesteps), (output.action, output.extras)
+        rows = write(rows, of_row.pack(timestep), number)
+        done = output.action, output.extras
+        of_output[:] = [Packing.of(done, batch)]
+        return (of_state.pack((env_state, newest, action, output.carry)), rows), of_output[0].pack(done)
 
-    newest = acting.timestep.replace(previous_action=None)
-    carried = acting.env_state, newest, acting.timestep.previous_action, acting.carry, room
-    carried, (action, extras) = jax.lax.scan(step, carried, (jnp.arange(length, dtype=jnp.int32), *keys))
-    env_state, newest, previous_action, carry, timesteps = carried
+    inputs = jnp.arange(length, dtype=jnp.int32), jnp.stack(keys, axis=1)
+    (state, rows), outputs = jax.lax.scan(step, (of_state.pack(state), room), inputs)
+    action, extras = of_output[0].unpack(outputs)
+    env_state, newest, previous_action, carry = of_state.unpack(state)
     final = with_previous_action(newest, previous_action)
     rollout = Rollout(
-        timesteps=write(timesteps, final, length),
+        timesteps=of_row.unpack(write(rows, of_row.pack(final), length)),
         action=action,
         extras=extras,
         carry=acting.carry,

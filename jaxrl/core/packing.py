@@ -1,0 +1,82 @@
+"""Packing scalars into few arrays: a loop starts a kernel for every array that it carries or stores."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import PyTree
+
+_TYPES = {32: jnp.uint32, 8: jnp.uint8}  # by the bits of an element
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """How the leaves `[B]` of a tree lie in arrays `[K, B]`, one of 32-bit elements and one of 8-bit ones.
+
+    Elements keep their bits, so nothing can be differentiated through it. Other leaves stay as they are: those of
+    another shape (to pack observations made PPO on CPUs slower: their products read them transposed), of 16 or 64 bits,
+    of random keys, and of weak types, which a loop may promote.
+
+    Args:
+      structure: of the tree.
+      avals: shapes and types of its leaves, by their paths.
+      groups: which leaves lie in one array, in this order, by the bits of an element.
+    """
+
+    structure: jax.tree_util.PyTreeDef
+    avals: tuple[tuple[str, jax.ShapeDtypeStruct], ...]
+    groups: dict[int, list[int]]
+
+    @classmethod
+    def of(cls, tree: PyTree, batch: int) -> Self:
+        """Return the packing of trees with leaves of the shapes and types of these, where B is `batch`."""
+        groups: dict[int, list[int]] = {}
+        avals = []
+        for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(tree)):
+            leaf = jax.typeof(leaf)
+            avals.append((jax.tree_util.keystr(path), jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)))
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) or leaf.weak_type or leaf.shape != (batch,):
+                continue
+            if (bits := jax.dtypes.itemsize_bits(leaf.dtype)) in _TYPES:
+                groups.setdefault(bits, []).append(number)
+        return cls(jax.tree.structure(tree), tuple(avals), groups)
+
+    def pack(self, tree: PyTree) -> list[jax.Array]:
+        """Return the packed arrays `[K, B]`, then the leaves that stay as they are.
+
+        Raises:
+          ConfigError: a leaf has another shape or type than the packing has; names each.
+        """
+        leaves = self.structure.flatten_up_to(tree)
+        packed = {number for numbers in self.groups.values() for number in numbers}
+        changed = [
+            f"{path} was {aval.dtype}{list(aval.shape)} and is {leaves[n].dtype}{list(leaves[n].shape)}"
+            for n, (path, aval) in enumerate(self.avals)
+            if n in packed and (leaves[n].shape, leaves[n].dtype) != (aval.shape, aval.dtype)
+        ]
+        if changed:
+            raise ConfigError([f"shapes and types must stay from step to step: {one}" for one in changed])
+        rows = [jnp.stack([_bits(leaves[n], _TYPES[bits]) for n in numbers]) for bits, numbers in self.groups.items()]
+        return rows + [leaf for n, leaf in enumerate(leaves) if n not in packed]
+
+    def unpack(self, packed: Sequence[jax.Array]) -> PyTree:
+        """Return the tree of packed arrays `[..., K, B]`; its leaves are `[..., B, ...]`."""
+        rows, others = packed[: len(self.groups)], iter(packed[len(self.groups) :])
+        found = {
+            n: _from_bits(row[..., k, :], self.avals[n][1].dtype)
+            for row, numbers in zip(rows, self.groups.values(), strict=True)
+            for k, n in enumerate(numbers)
+        }
+        return self.structure.unflatten([found[n] if n in found else next(others) for n in range(len(self.avals))])
+
+
+def _bits(x, dtype):
+    return x.astype(dtype) if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, dtype)
+
+
+def _from_bits(x, dtype):
+    return x != 0 if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, dtype)
