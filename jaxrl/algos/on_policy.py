@@ -11,7 +11,7 @@ from flax import struct
 from jaxrl.algos import minibatches, normalization, returns, train_state
 from jaxrl.algos.base import field_group, unresolved
 from jaxrl.algos.fields import OnPolicyFields, RolloutFields
-from jaxrl.algos.optimizers import clip_by_norm, clip_factor, clipped
+from jaxrl.algos.optimizers import clip_by_norm, clip_factor, clipped, global_norm
 from jaxrl.algos.train_state import TrainState, Variables
 from jaxrl.core import spaces
 from jaxrl.core.schedules import Scalar
@@ -330,10 +330,10 @@ def apply_gradients(
     gradients = replicas.mean(gradients)
     labels = _separate_networks(gradients)
     if "value" in labels.values():
-        parts = {f"{name}_gradient_norm": optax.tree.norm(gradients[name]) for name in labels}
+        parts = {f"{name}_gradient_norm": global_norm(gradients[name]) for name in labels}
         metrics = {"gradient_norm": optax.tree.norm(parts)} | parts
     else:
-        metrics = {"gradient_norm": optax.tree.norm(gradients)}
+        metrics = {"gradient_norm": global_norm(gradients)}
     if algo.max_grad_norm is not None:
         clipped_alone = [] if algo.joint_grad_norm else [name for name in metrics if name != "gradient_norm"]
         for name in clipped_alone or ["gradient_norm"]:

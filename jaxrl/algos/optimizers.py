@@ -135,6 +135,8 @@ class Muon(struct.PyTreeNode):
         )
 
 
+_SMALL = 2**14  # elements; to copy as many takes no longer than to start a kernel
+
 OPTIMIZERS = (Adam, AdamW, RMSProp, RAdam, Muon)
 registry.add("optimizer", *OPTIMIZERS)
 
@@ -155,10 +157,22 @@ def clip_by_norm(max_norm: Number) -> optax.GradientTransformation:
     """
 
     def update(updates, state, params=None):
-        factor = clip_factor(optax.tree.norm(updates), max_norm)
+        factor = clip_factor(global_norm(updates), max_norm)
         return jax.tree.map(lambda x: x * factor.astype(x.dtype), updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def global_norm(tree: Params) -> jax.Array:
+    """Return the root of the sum of all squares, as `optax.tree.norm` does.
+
+    Small leaves are summed as one vector: each of them alone would take two kernels.
+    """
+    small, large = [], []
+    for leaf in jax.tree.leaves(tree):
+        (small if leaf.size <= _SMALL else large).append(leaf)
+    parts = [jnp.concatenate([leaf.reshape(-1) for leaf in small])] if small else []
+    return optax.tree.norm([*parts, *large])
 
 
 def clip_factor(norm: jax.Array, max_norm: Number) -> jax.Array:

@@ -12,8 +12,9 @@ from jaxrl.algos.base import algorithm, changed, field_problems, network_problem
 from jaxrl.algos.fields import AdvantageFields, MinibatchFields
 from jaxrl.algos.minibatches import minibatch_problems, steps_over_minibatches
 from jaxrl.algos.on_policy import PolicyState, PolicyValueActing
-from jaxrl.algos.train_state import Variables, weighted_mean
+from jaxrl.algos.train_state import Variables, weighted_mean, weighted_means
 from jaxrl.core import spaces
+from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear, Scalar
 from jaxrl.core.types import (
     SEQUENCE_INPUTS,
@@ -163,30 +164,32 @@ class PPO(AdvantageFields, MinibatchFields, PolicyValueActing):
         if self.normalize_advantage:
             advantage = on_policy.standardized(advantage, weight, replicas)
 
-        def mean(x):
-            return weighted_mean(x, weight, replicas)
-
+        value_clip = self.clip if self.clip_value else None
+        unlearned = jax.lax.stop_gradient(log_ratio)  # metrics add nothing to the gradient, not even 0 times infinity
+        values = {
+            "value_loss": squared_value_error(output.value, old["value"], minibatch["target"], value_clip),
+            "entropy": output.distribution.entropy(),
+            "approximate_kl": jnp.expm1(unlearned) - unlearned,
+            "clip_fraction": (jnp.abs(jnp.expm1(unlearned)) > self.clip).astype(jnp.float32),
+        }
         if self.objective == "clip":
-            policy_loss = mean((self.policy_loss or clipped_surrogate)(log_ratio, advantage, self.clip))
+            values["policy_loss"] = (self.policy_loss or clipped_surrogate)(log_ratio, advantage, self.clip)
+            if (shape := jnp.shape(values["policy_loss"])) != log_ratio.shape:
+                raise ConfigError(
+                    f"PPO.policy_loss={self.policy_loss!r} returned the shape {shape}; return the loss of every entry, "
+                    f"here {log_ratio.shape}"
+                )
+            metrics = weighted_means(values, weight, replicas)
         else:
+            values["policy_loss"] = -jnp.exp(log_ratio) * advantage
+            values["divergence"] = old["distribution"].kl(output.distribution)
+            metrics = weighted_means(values, weight, replicas)
             # The hinge is of the mean divergence over all devices, so its value must be global here: each device
             # contributes the gradient of its own share.
-            divergence = mean(old["distribution"].kl(output.distribution))
+            divergence = metrics.pop("divergence")
             everywhere = jax.lax.stop_gradient(replicas.mean(divergence) - divergence) + divergence
-            policy_loss = mean(-jnp.exp(log_ratio) * advantage) + kl_penalty(
-                everywhere, penalty, self.kl_target, self.kl_cutoff_cost
-            )
-        value_clip = self.clip if self.clip_value else None
-        value_loss = mean(squared_value_error(output.value, old["value"], minibatch["target"], value_clip))
-        entropy = mean(output.distribution.entropy())
-        loss = on_policy.total_loss(self, policy_loss, value_loss, entropy)
-        metrics = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "approximate_kl": mean(jnp.expm1(log_ratio) - log_ratio),
-            "clip_fraction": mean((jnp.abs(jnp.expm1(log_ratio)) > self.clip).astype(jnp.float32)),
-        }
+            metrics["policy_loss"] += kl_penalty(everywhere, penalty, self.kl_target, self.kl_cutoff_cost)
+        loss = on_policy.total_loss(self, metrics["policy_loss"], metrics["value_loss"], metrics["entropy"])
         return loss, (metrics, model_state)
 
     def _divergence(self, network, data, rollout, spec, replicas):

@@ -1,10 +1,13 @@
 """Training state of a network: parameters, optimizer state, gradient steps over all replicas, and targets."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
+from jaxrl.algos.optimizers import global_norm
 from jaxrl.core.types import ModelState, Params, PyTree, Replicas
 
 
@@ -75,7 +78,7 @@ def apply_gradients(
       The state after the step, and the global norm of the averaged gradient before clipping.
     """
     gradients = replicas.mean(gradients)
-    return apply_averaged(state, gradients, transformation, replicas, model_state), optax.tree.norm(gradients)
+    return apply_averaged(state, gradients, transformation, replicas, model_state), global_norm(gradients)
 
 
 def apply_averaged(
@@ -126,3 +129,12 @@ def weighted_mean(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Ar
     # `where` and not the product alone: what does not count may be infinite, as the error of a forbidden action is.
     weight = weight.astype(x.dtype)
     return jnp.sum(jnp.where(weight != 0.0, x * weight, 0.0)) / jnp.maximum(replicas.mean(jnp.sum(weight)), 1e-8)
+
+
+def weighted_means[Name](
+    values: Mapping[Name, jax.Array], weight: jax.Array, replicas: Replicas
+) -> dict[Name, jax.Array]:
+    """Return `weighted_mean` of several arrays of one shape, which are summed together to start fewer kernels."""
+    stacked = jnp.stack(list(values.values()))
+    means = jax.vmap(lambda x: weighted_mean(x, weight, replicas))(stacked)
+    return dict(zip(values, means, strict=True))

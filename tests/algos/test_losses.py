@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxrl
 from jaxrl.algos.on_policy import explained_variance, standardized
 from jaxrl.algos.ppo import adapted_penalty, clipped_surrogate, kl_penalty, squared_value_error
 from jaxrl.algos.q_learning import epsilon_greedy, n_step_target
+from jaxrl.core.errors import ConfigError
 from jaxrl.parallel.replicas import SingleReplica
 
 ONE = SingleReplica(1)
@@ -110,3 +112,9 @@ def test_epsilon_greedy_explores_uniformly_among_allowed_actions():
     np.testing.assert_allclose(counts[[0, 2, 3]], [0.4 + 0.2, 0.2, 0.2], atol=0.02)
     greedy = epsilon_greedy(keys, jnp.full(n, 2, jnp.int32), None, jnp.float32(0.0), 4)
     assert (np.asarray(greedy) == 2).all()
+
+
+def test_a_policy_loss_of_ones_own_must_be_one_of_every_entry():
+    algo = jaxrl.PPO(policy_loss=lambda ratio, advantage, clip: ratio.mean(), rollout_length=4)
+    with pytest.raises(ConfigError, match=r"returned the shape \(\); return the loss of every entry, here \(1, 8\)"):
+        jaxrl.train(algo, "probe:Constant", total_steps=64, num_envs=8, progress=False)

@@ -12,7 +12,7 @@ from helpers.programs import assert_equal
 from helpers.tiers import few
 
 import jaxrl
-from jaxrl.algos import on_policy, train_state
+from jaxrl.algos import on_policy, optimizers, train_state
 from jaxrl.algos.optimizers import OPTIMIZERS, Adam, AdamW, Muon, RMSProp, clip_by_norm, clipped
 from jaxrl.core.config import decode, encode
 from jaxrl.core.errors import ConfigError
@@ -88,6 +88,18 @@ def test_joint_clipping_is_by_the_global_norm_and_the_value_has_its_own_rate():
     assert norm == pytest.approx(5.0)
     np.testing.assert_allclose(state.params["policy"]["w"], [-0.1 * 0.6 / np.sqrt(0.36 + 1), 0.0], rtol=1e-5)
     np.testing.assert_allclose(state.params["value"]["w"], [0.0, -0.8 / np.sqrt(0.64 + 1)], rtol=1e-5)
+
+
+def test_the_global_norm_is_that_of_all_leaves_small_and_large():
+    random = np.random.default_rng(0)
+    tree = {"a": random.normal(size=(200, 100)), "b": random.normal(size=3), "c": [random.normal(size=(4, 5)), ()]}
+    expected = np.sqrt(sum(np.sum(np.square(x)) for x in (tree["a"], tree["b"], tree["c"][0])))
+    tree = jax.tree.map(jnp.float32, tree)
+    np.testing.assert_allclose(optimizers.global_norm(tree), expected, rtol=1e-6)
+    mixed = {"a": jnp.ones(4, jnp.bfloat16), "b": jnp.ones(5, jnp.float32)}
+    with jax.numpy_dtype_promotion("standard"):
+        np.testing.assert_allclose(optimizers.global_norm(mixed), 3.0, rtol=1e-6)
+        assert optimizers.global_norm({}) == 0.0
 
 
 def test_clipping_leaves_what_is_small_enough():

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from jaxrl.algos import train_state
-from jaxrl.algos.train_state import weighted_mean
+from jaxrl.algos.train_state import weighted_mean, weighted_means
 from jaxrl.parallel.replicas import SingleReplica
 
 ONE = SingleReplica(1)
@@ -60,3 +60,23 @@ def test_weighted_mean_leaves_out_what_does_not_count():
     x = jnp.asarray([1.0, 2.0, jnp.float32(1e9), 3.0])
     assert weighted_mean(x, jnp.asarray([True, True, False, True]), ONE) == pytest.approx(2.0)
     assert weighted_mean(x, jnp.zeros(4, bool), ONE) == 0.0
+
+
+def test_weighted_means_are_each_the_weighted_mean_and_so_are_their_gradients():
+    random = np.random.default_rng(0)
+    values = {name: jnp.asarray(random.normal(size=(4, 3)), jnp.float32) for name in "abc"}
+    values["b"] = values["b"].at[0, 0].set(jnp.inf)
+    weight = jnp.asarray(random.integers(0, 2, (4, 3)), bool).at[0, 0].set(False)
+    replicas = Two(1)
+
+    def alone(values):
+        return {name: weighted_mean(x, weight, replicas) for name, x in values.items()}
+
+    def together(values):
+        return weighted_means(values, weight, replicas)
+
+    for one, other in ((together, alone), (jax.jacobian(together), jax.jacobian(alone))):
+        found, expected = one(values), other(values)
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
