@@ -1,9 +1,8 @@
 """What `jaxrl envs suite:name` says of one environment."""
 
-from typing import Any
-
 from jaxrl import envs
 from jaxrl.core.types import Environment, env_spec
+from jaxrl.envs.parameters import unwrapped
 from jaxrl.envs.suite import SuiteEnv
 
 
@@ -16,9 +15,7 @@ def describe(name: str) -> str:
     env = envs.make(name)
     spec = env_spec(env)
     rows = [("observations", repr(spec.observation_space)), ("actions", repr(spec.action_space))]
-    inner: Any = env
-    while isinstance(getattr(inner, "env", None), Environment):
-        inner = inner.env
+    inner = unwrapped(env)
     if isinstance(inner, SuiteEnv):
         numbers, static = inner.numbers, type(inner).static_parameters(inner.key[0])
         rows.append(("parameters", "numbers; changing them does not recompile: --env-params NAME=VALUE"))
@@ -28,7 +25,7 @@ def describe(name: str) -> str:
     elif isinstance(env, Environment):
         rows += _rows(envs.parameters(env))
     else:
-        rows.append(("parameters", "those that the suite's own constructor takes: --env-params NAME=VALUE"))
+        rows.append(("parameters", "the arguments of the suite's own constructor: --env-params NAME=VALUE"))
     width = max(len(title) for title, _ in rows)
     return "\n".join([name, *(f"  {title.ljust(width)}  {text}" for title, text in rows)])
 

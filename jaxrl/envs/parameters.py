@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.types import Environment
+from jaxrl.core.types import Environment, HostRecipe
 
 _Path = tuple[str, ...]  # of attributes, and of keys of dictionaries
 _ARRAYS = jax.Array | np.ndarray
@@ -28,6 +28,13 @@ class ChecksParameters(Protocol):
           changed: by name, the values that were asked for; names that the environment does not have are ignored.
         """
         ...
+
+
+def unwrapped(env: Any) -> Any:
+    """Return the environment, or the recipe of one, under all wrappers, each of which holds the next as `env`."""
+    while isinstance(inner := getattr(env, "env", None), Environment | HostRecipe):
+        env = inner
+    return env
 
 
 def parameters(env: Environment) -> dict[str, Any]:
@@ -73,9 +80,7 @@ def with_parameters(env: Environment, **changed: Any) -> Environment:
             problems.append(
                 f"parameter {name}={value!r:.80} of {env.name} is no value for it; now it is {old!r:.80}: {error}"
             )
-    innermost = env
-    while isinstance(inner := getattr(innermost, "env", None), Environment):
-        innermost = inner
+    innermost = unwrapped(env)
     problems += innermost.parameter_problems(taken) if isinstance(innermost, ChecksParameters) else []
     if problems:
         raise ConfigError(problems)

@@ -3,7 +3,6 @@
 JAX environments are drawn here, from their states; those on the host draw themselves.
 """
 
-import dataclasses
 import math
 import os
 from fractions import Fraction
@@ -25,6 +24,7 @@ from jaxrl.core.limits import checked_seed
 from jaxrl.core.matching import check_spaces
 from jaxrl.core.types import Environment, EnvSpec, HostRecipe, PyTree, RenderedRecipe
 from jaxrl.envs.drawings import Drawing, drawing_of
+from jaxrl.envs.parameters import unwrapped
 from jaxrl.envs.registry import EnvironmentLike
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.host_rollout import HostSteps, complete, in_this_thread, unroll
@@ -83,7 +83,7 @@ def render(
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(path, frames, per_second)
         return path
-    base, drawing = _unwrapped(env), _drawing(env)
+    base, drawing = unwrapped(env), _drawing(env)
     views, returns = _episode(policy, env, drawing, seed, max_steps, explore)
     path.parent.mkdir(parents=True, exist_ok=True)
     if drawing is _BRAX:
@@ -97,7 +97,7 @@ def render(
 
 def suffix_of(env: Environment | HostRecipe) -> str:
     """What the files of an environment's episodes end in: ".gif", or ".html" of brax."""
-    return ".html" if isinstance(env, Environment) and _unwrapped(env).name.startswith("brax:") else ".gif"
+    return ".html" if isinstance(env, Environment) and unwrapped(env).name.startswith("brax:") else ".gif"
 
 
 def check_drawable(env: Environment | HostRecipe, spec: EnvSpec) -> None:
@@ -118,7 +118,7 @@ def check_drawable(env: Environment | HostRecipe, spec: EnvSpec) -> None:
 
 
 def _drawing(env):
-    base = _unwrapped(env)
+    base = unwrapped(env)
     if base.name == "brax:fast":
         raise ConfigError("brax:fast cannot be drawn: it is a stand-in for tests, without bodies")
     return _BRAX if suffix_of(env) == ".html" else drawing_of(base, env.observation_space)
@@ -130,17 +130,10 @@ def _checked_path(path, env):
         _av()
         return path
     if path.suffix.lower() != ending:
-        name = _unwrapped(env).name if isinstance(env, Environment) else env.name
+        name = unwrapped(env).name if isinstance(env, Environment) else env.name
         other = " or .mp4" if ending == ".gif" else ""
         raise ConfigError(f"path={str(path)!r}: {name} is drawn as {ending[1:]}; let the path end in {ending}{other}")
     return path
-
-
-def _unwrapped(env: Any) -> Any:
-    """The environment under all wrappers, which are dataclasses that hold theirs as `env`."""
-    while dataclasses.is_dataclass(env) and any(field.name == "env" for field in dataclasses.fields(env)):
-        env = env.env
-    return env
 
 
 def _part(state: PyTree, structure: Any) -> PyTree:
@@ -169,7 +162,7 @@ def _episode(policy, env, drawing, seed, max_steps, explore) -> tuple[list[PyTre
 @partial(jax.jit, static_argnames=("spec", "view", "length", "explore"))
 def _play(algo, actor, env, key, *, spec, view, length, explore):
     """The first `length` time steps in one program; what follows the episode's end is cut off by the caller."""
-    base = _unwrapped(env)
+    base = unwrapped(env)
     alone = jax.tree.structure(jax.eval_shape(base.reset, key)[0])
     index = jnp.zeros((1,), jnp.int32)
     env_roots, act_roots = keys.environment_keys(key, index), keys.policy_keys(key, index)
