@@ -186,9 +186,14 @@ def as_algorithm(algo: Algorithm | str) -> Algorithm:
         return make_algorithm(algo)
     if isinstance(algo, type):
         raise ConfigError(f"{algo.__name__} is a class; pass one of it: {algo.__name__}()")
-    if not isinstance(algo, Algorithm):
-        raise ConfigError(f"{algo!r:.80} is not an algorithm; pass one, such as jaxrl.PPO(), or its name")
-    return algo
+    if isinstance(algo, Algorithm):
+        return algo
+    missing = [name for name in vars(Algorithm) if not name.startswith("_") and not hasattr(algo, name)]
+    if hasattr(algo, "act") or hasattr(algo, "update"):
+        raise ConfigError(
+            f"{type(algo).__name__} lacks {', '.join(missing)}, which every algorithm has (docs/new_algorithm.md)"
+        )
+    raise ConfigError(f"{algo!r:.80} is not an algorithm; pass one, such as jaxrl.PPO(), or its name")
 
 
 def make_algorithm(name: str, **fields: Any) -> Algorithm:
@@ -201,7 +206,7 @@ def make_algorithm(name: str, **fields: Any) -> Algorithm:
         cls = ALGORITHMS[name.lower()]
     except KeyError:
         raise unknown("algorithm", name, ALGORITHMS, "jaxrl algos lists them") from None
-    return replace(cls(), **fields)
+    return as_algorithm(replace(cls(), **fields))
 
 
 def replace[T: "DataclassInstance"](algo: T, **fields: Any) -> T:
