@@ -177,7 +177,7 @@ def test_different_seeds_are_refused_by_both(runs):
 
 @pytest.mark.faults
 @pytest.mark.long
-@pytest.mark.parametrize("job", few(["one_dies", "one_raises"], "one_raises"))
+@pytest.mark.parametrize("job", few(["one_dies", "one_raises"], "one_dies"))
 def test_where_one_fails_the_other_ends_within_the_heartbeat(job, tmp_path):
     _, codes, said, ended = together(job, tmp_path)
     if job == "one_dies":
