@@ -4,6 +4,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 LIBTPU := .venv/libtpu/.installed
+NEXT := .cache/next/.installed
 
 # Tests and the processes they start share what they compiled, and Python's byte code is written even where the
 # environment forbids it, as containers do: without it each process takes three seconds more to import jaxrl.
@@ -17,7 +18,7 @@ REST := long and not exhaustive and not learning and not endurance
 EXACT := exact and not exhaustive and not learning and not endurance
 FURTHER := exhaustive and not learning and not endurance
 
-.PHONY: train test test-rest test-all exhaustive learning faults bench docs dist lint lock setup clean
+.PHONY: train test test-rest test-all test-next exhaustive learning faults bench docs dist lint lock setup clean
 
 train: $(STAMP)  ## Train PPO on CartPole.
 	$(BIN)/jaxrl train --preset purejaxrl-cartpole --seed 0 --run-dir runs/make-train
@@ -36,6 +37,9 @@ test-all:  ## The quick tests and those of test-rest: what CI always runs.
 exhaustive: $(STAMP) | $(LIBTPU)  ## Further cases of the tests of test-rest: every algorithm, sampler, page and kind of kill.
 	code=0; $(CACHE_ENV) $(PYTEST) -rs -m "exact and $(FURTHER)" $(PYTEST_ARGS) || [ $$? -eq 5 ] || code=1; \
 	$(QUICKLY) $(PYTEST) -rs -m "not exact and $(FURTHER)" $(PYTEST_ARGS) || code=1; exit $$code
+
+test-next: $(NEXT)  ## The quick tests with the newest JAX and Gymnasium, in an environment of their own, .cache/next.
+	$(QUICKLY) $(patsubst $(BIN)/%,.cache/next/bin/%,$(PYTEST)) $(PYTEST_ARGS)
 
 learning: $(STAMP)  ## Long real trainings that must reach a score.
 	$(CACHE_ENV) $(BIN)/python -m pytest -q -rs -m learning $(PYTEST_ARGS)
@@ -89,6 +93,12 @@ $(LIBTPU): requirements-tpu.lock $(STAMP)
 	rm -rf .venv/libtpu
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --target .venv/libtpu \
 		-r requirements-tpu.lock && touch $@ || echo "the compiler for TPUs cannot be installed: its tests are skipped"
+
+$(NEXT): requirements-next.txt pyproject.toml $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .cache/next
+	$(BIN)/uv pip install --quiet --python .cache/next/bin/python --override requirements-next.txt \
+		--editable ".[brax,envpool,data,ray,tune,video,flashbax,test,docs,dev]"
+	touch $@
 
 clean:
 	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis build dist

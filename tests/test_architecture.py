@@ -27,12 +27,12 @@ MOST_PAIRS = 60
 
 # Lines of code, without comments, docstrings and blank lines; the aim is 24,000 in all.
 BUDGET = {
-    "core": 2611,
-    "envs": 4015,
+    "core": 2660,
+    "envs": 4017,
     "networks": 2010,
     "buffers": 1596,
-    "algos": 4844,
-    "parallel": 4363,
+    "algos": 4868,
+    "parallel": 4375,
     "data": 2994,
     "plots": 492,
     "run": 6142,
