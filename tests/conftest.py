@@ -53,9 +53,6 @@ def not_too_many_programs_after_a_long_test(request):
 
 @pytest.fixture(autouse=True, scope="module")
 def registers_for_itself(request):
-    """What a file of tests registers, as it is imported or later, is there for its own tests alone.
-
-    So any files may share a process: a name that two of them take, or that a page takes too, is no conflict.
-    """
+    """What a file of tests registers, as it is imported or later, is there for its own tests alone."""
     with only_registered_by(request.module.__name__):
         yield
