@@ -15,7 +15,7 @@ def describe(name: str) -> str:
     env = envs.make(name)
     spec = env_spec(env)
     rows = [("observations", repr(spec.observation_space)), ("actions", repr(spec.action_space))]
-    inner = unwrapped(env)
+    inner = unwrapped(env) if isinstance(env, Environment) else None
     if isinstance(inner, SuiteEnv):
         numbers, static = inner.numbers, type(inner).static_parameters(inner.key[0])
         rows.append(("parameters", "numbers; changing them does not recompile: --env-params NAME=VALUE"))

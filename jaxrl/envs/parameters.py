@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core.errors import ConfigError, unknown
-from jaxrl.core.types import Environment, HostRecipe
+from jaxrl.core.types import Environment
 
 _Path = tuple[str, ...]  # of attributes, and of keys of dictionaries
 _ARRAYS = jax.Array | np.ndarray
@@ -30,9 +30,9 @@ class ChecksParameters(Protocol):
         ...
 
 
-def unwrapped(env: Any) -> Any:
-    """Return the environment, or the recipe of one, under all wrappers, each of which holds the next as `env`."""
-    while isinstance(inner := getattr(env, "env", None), Environment | HostRecipe):
+def unwrapped(env: Environment) -> Environment:
+    """Return the environment under all wrappers, each of which holds the next as `env`."""
+    while isinstance(inner := getattr(env, "env", None), Environment):
         env = inner
     return env
 

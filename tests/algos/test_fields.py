@@ -6,13 +6,13 @@ import inspect
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers.registered import OWN_ALGORITHMS
 from helpers.tiers import few
 
 import jaxrl
-from jaxrl.algos.base import ALGORITHMS, changed, field_group, field_problems, has_effect
+from jaxrl.algos.base import changed, field_group, field_problems, has_effect
 from jaxrl.algos.fields import CombinedReplayFields, ReplayFields, SequenceFields
 from jaxrl.algos.optimizers import Adam, RMSProp
-from jaxrl.core import registry
 from jaxrl.core.schedules import Constant, resolve_schedules
 from jaxrl.core.sources import FrameStack, Lifo
 from jaxrl.networks import GRU, MLP, ActorCritic, CategoricalValues, QNetwork, QuantileValues
@@ -213,9 +213,9 @@ def test_a_field_with_its_switch_or_at_its_default_is_fine():
     assert field_problems(jaxrl.DQN(v_max=5.0, network=head)) == []
 
 
-@pytest.mark.parametrize("name", sorted(registry.registered("algorithm")))
+@pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_static_whole_numbers_take_nothing_else(name):
-    algo = registry.registered("algorithm")[name]()
+    algo = OWN_ALGORITHMS[name]()
     fields = [
         field.name
         for field in dataclasses.fields(algo)
@@ -229,16 +229,16 @@ def test_static_whole_numbers_take_nothing_else(name):
 
 
 @pytest.mark.parametrize("function", [jaxrl.train, jaxrl.sweep, launch], ids=lambda function: function.__name__)
-@pytest.mark.parametrize("name", sorted(registry.registered("algorithm")))
+@pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_no_field_has_the_name_of_an_argument(function, name):
     """Both are flags of one command, and fields are keywords of `sweep`."""
-    fields = {field.name for field in dataclasses.fields(registry.registered("algorithm")[name])}
+    fields = {field.name for field in dataclasses.fields(OWN_ALGORITHMS[name])}
     assert not fields & set(inspect.signature(function).parameters)
 
 
 def test_fields_that_algorithms_share_are_declared_once():
     """What an algorithm inherits from a group counts once, and once more where it restates the default."""
-    ours = [cls for cls in ALGORITHMS.values() if cls.__module__.startswith("jaxrl.")]
+    ours = list(OWN_ALGORITHMS.values())
     classes = {base for cls in ours for base in cls.__mro__ if dataclasses.is_dataclass(base)}
     names = {cls: {field.name for field in dataclasses.fields(cls)} for cls in classes}
     declared = sum(name in names[cls] for cls in classes for name in inspect.get_annotations(cls))

@@ -9,6 +9,7 @@ from types import UnionType
 
 import jax.numpy as jnp
 import pytest
+from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
 from jaxrl import networks
@@ -22,12 +23,11 @@ DISCRETE = EnvSpec("probe", jaxrl.spaces.Box(-1.0, 1.0, (4,)), jaxrl.spaces.Disc
 CONTINUOUS = EnvSpec("probe", jaxrl.spaces.Box(-1.0, 1.0, (4,)), jaxrl.spaces.Box(-1.0, 1.0, (2,)))
 IMAGES = EnvSpec("probe", jaxrl.spaces.Box(0.0, 1.0, (10, 10, 4)), jaxrl.spaces.Discrete(2))
 LONGEST = 300  # characters: three lines
-ALGORITHMS = {name: cls for name, cls in jaxrl.ALGORITHMS.items() if cls.__module__.startswith("jaxrl.")}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_help_shows_every_field_with_default_and_limits(name):
-    cls = ALGORITHMS[name]
+    cls = OWN_ALGORITHMS[name]
     text = " ".join(inspect.getdoc(cls).split())
     shown = pydoc.render_doc(cls, renderer=pydoc.plaintext)  # with a bar before each line
     assert text in " ".join(" ".join(line.removeprefix(" |") for line in shown.splitlines()).split())
@@ -52,11 +52,11 @@ def test_help_of_every_class_of_settings_names_its_fields(cls):
         assert field.name in text, f"{cls.__name__}.{field.name}"
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_reprs_of_algorithms_make_them_again(name):
-    names = {**vars(jaxrl.networks), **vars(schedules), **vars(optimizers), **ALGORITHMS}
-    names |= {cls.__name__: cls for cls in ALGORITHMS.values()}
-    algo = ALGORITHMS[name]()
+    names = {**vars(jaxrl.networks), **vars(schedules), **vars(optimizers), **OWN_ALGORITHMS}
+    names |= {cls.__name__: cls for cls in OWN_ALGORITHMS.values()}
+    algo = OWN_ALGORITHMS[name]()
     assert repr(algo) == f"{type(algo).__name__}()"
     for spec in (DISCRETE, CONTINUOUS, IMAGES):
         resolved = algo.resolve(spec, 8)

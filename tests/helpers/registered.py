@@ -5,6 +5,11 @@ from collections.abc import Callable, Generator
 
 from jaxrl.core import registry
 
+# jaxrl's algorithms by name: files of tests that were imported before may have registered some of their own.
+OWN_ALGORITHMS = {
+    name: cls for name, cls in sorted(registry.registered("algorithm").items()) if cls.__module__.startswith("jaxrl.")
+}
+
 
 @contextlib.contextmanager
 def nothing_registered_for_good() -> Generator[None]:

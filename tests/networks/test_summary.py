@@ -4,6 +4,7 @@ import math
 
 import jax
 import pytest
+from helpers.registered import OWN_ALGORITHMS
 
 import jaxrl
 from jaxrl import networks
@@ -43,12 +44,12 @@ def test_layers_are_in_order_and_parameters_are_counted(network, observations, a
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", jaxrl.ALGORITHMS)
+@pytest.mark.parametrize("name", OWN_ALGORITHMS)
 def test_every_network_of_every_algorithm_has_a_line(name):
     for actions in (MANY, BOX):
         for observations in (VECTORS, BOTH):
             spec = EnvSpec("test", observations, actions)
-            algo = jaxrl.ALGORITHMS[name]().resolve(spec, 8)
+            algo = OWN_ALGORITHMS[name]().resolve(spec, 8)
             if algo.validate(spec, 8, 1):
                 continue
             for network in (x for x in vars(algo).values() if hasattr(x, "torso")):

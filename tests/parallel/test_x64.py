@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-import jaxrl
+from helpers.registered import OWN_ALGORITHMS
 
 TESTS = Path(__file__).parents[1]
 
@@ -31,6 +30,6 @@ def test_a_replay_and_noise_are_traced_with_64_bits():
 @pytest.mark.long
 def test_every_algorithm_and_every_kind_of_replay_are_traced_with_64_bits():
     found = traced()
-    own = {name for name, kind in jaxrl.ALGORITHMS.items() if kind.__module__.startswith("jaxrl.")}
+    own = set(OWN_ALGORITHMS)
     assert {case.split()[0] for case in found} >= own, "those of other tests are registered here too"
     assert {"prioritized", "table", "heap", "flashbax", "sequences", "frames", "table of sequences"} <= set(found)

@@ -25,6 +25,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs import drawings
 from jaxrl.envs.episode import restart, transition
 from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.envs.parameters import unwrapped
 from jaxrl.networks import MLP, ActorCritic
 from jaxrl.run import rendering
 from jaxrl.run.policy import Policy
@@ -169,7 +170,7 @@ def test_minatar_is_drawn_from_its_state_under_any_wrapper():
     drawing = drawings._DRAWINGS["gymnax:Breakout-MinAtar"]
     _, observation = plain.reset(key)
     state, _ = wrapped.reset(key)
-    base = rendering._unwrapped(wrapped)
+    base = unwrapped(wrapped)
     alone = jax.tree.structure(jax.eval_shape(base.reset, key)[0])
     found = rendering._part(state, alone)
     view = drawing.view(base, found, None)
