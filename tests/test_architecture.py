@@ -37,7 +37,7 @@ BUDGET = {
     "plots": 492,
     "run": 6142,
     "sweeps": 1816,
-    "cli": 2294,
+    "cli": 2308,
     "__init__": 205,
     "__main__": 8,
     "schedules": 4,

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,7 +38,7 @@ class Finding:
 def examine(run_dir: str | os.PathLike = "runs") -> int:
     """Prints every finding; 0 if there is no problem, 1 if there is."""
     problems = 0
-    for check in (python, packages, extras, devices, randomness, compiler, threads):
+    for check in (python, packages, extras, devices, neighbors, randomness, compiler, threads):
         problems += _print(check())
     problems += _print(disk(files.expand(run_dir)))
     print("no problem found" if not problems else f"{problems} problem{'s' if problems > 1 else ''} found")
@@ -124,6 +125,24 @@ def devices() -> Iterator[Finding]:
     yield Finding(OK, "devices", f"{len(here)} x {kinds} ({jax.default_backend()})")
     if jax.default_backend() == "cpu" and Path("/dev/nvidia0").exists():
         yield Finding(NOTE, "GPU", "there is one, but JAX does not use it: pip install 'jaxrl[cuda13]'")
+
+
+def neighbors() -> Iterator[Finding]:
+    """Whether other processes use the GPUs too: they take turns, so each is several times slower."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return
+    query = [command, "--query-compute-apps=pid,process_name", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding(NOTE, "GPU", f"nvidia-smi does not answer: {error!s:.200}")
+        return
+    own = str(os.getpid())
+    others = [line.strip() for line in lines if line.strip() and line.partition(",")[0].strip() != own]
+    if others:
+        advice = "processes that share one slow each other several times; train one at a time, or seeds by jaxrl sweep"
+        yield Finding(NOTE, "GPU", f"used by other processes too ({'; '.join(others)}): {advice}")
 
 
 def randomness() -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from PIL import Image
 
 import jaxrl
 from jaxrl.cli import fields, finished_run, flags, main, runs, training, values
-from jaxrl.cli.doctor import OK, PROBLEM, packages
+from jaxrl.cli.doctor import OK, PROBLEM, neighbors, packages
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear
 from jaxrl.core.sources import Dataset
@@ -449,6 +449,24 @@ def test_a_folder_that_was_never_installed_is_no_traceback(tmp_path):
     ):
         ran = subprocess.run([sys.executable, "-c", hidden, *words], capture_output=True, text=True, timeout=PATIENCE)
         assert (ran.returncode, ran.stderr) == (0, "") and said in ran.stdout, (words, ran.stderr)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo $PPID, python; echo 77, other", "used by other processes too (77, other)"),
+        ("echo $PPID, python", None),
+        ("echo broken driver; exit 9", "nvidia-smi does not answer: "),
+    ],
+)
+def test_doctor_says_who_else_uses_a_gpu(script, said, tmp_path, monkeypatch):
+    """By the program that NVIDIA's driver brings; here a script of its name, whose parent is this process."""
+    path = tmp_path / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = [finding.detail for finding in neighbors()]
+    assert len(found) == (said is not None) and all(said in detail for detail in found), found
 
 
 def test_doctor_finds_what_is_wrong(said, tmp_path):
