@@ -32,7 +32,7 @@ BUDGET = {
     "networks": 2010,
     "buffers": 1596,
     "algos": 4868,
-    "parallel": 4375,
+    "parallel": 4385,
     "data": 2994,
     "plots": 492,
     "run": 6142,

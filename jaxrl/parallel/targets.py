@@ -1,5 +1,6 @@
 """Accelerators that this machine need not have: programs are compiled for them by their descriptions."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -77,15 +78,11 @@ def _tpu(name, kind):
     # Without these it looks for the TPUs of this machine, and waits for a server that tells what they are.
     known = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
     known |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # else one process at a time; none of them holds a TPU
-    added = {variable: value for variable, value in known.items() if variable not in os.environ}
-    os.environ.update(added)
     try:
-        devices = topologies.get_topology_desc(name, platform="tpu").devices
+        with _environment(known):
+            devices = topologies.get_topology_desc(name, platform="tpu").devices
     except Exception as error:  # whatever the plugin raises
         raise ConfigError(f"target={name!r} is not a valid slice: {' '.join(str(error).split())}") from error
-    finally:
-        for variable in added:
-            del os.environ[variable]  # a TPU of this machine would begin with them
     return Target(name, tuple(devices), _DESCRIPTIONS["tpu"][kind]["memory"])
 
 
@@ -94,9 +91,25 @@ def _gpu(name, card, count):
         raise ConfigError(f"target={name!r} needs the compiler for NVIDIA's GPUs: pip install 'jaxrl[cuda13]'")
     description = _DESCRIPTIONS["gpu"][card]
     try:
-        devices = topologies.get_topology_desc(
-            card, platform="cuda", target_config=_GPU.format(**description), topology=f"1x1x{count}"
-        ).devices
+        with _environment({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):  # else the plugin fails where there is no driver
+            devices = topologies.get_topology_desc(
+                card, platform="cuda", target_config=_GPU.format(**description), topology=f"1x1x{count}"
+            ).devices
     except Exception as error:  # whatever the plugin raises
-        raise ConfigError(f"target={name!r} cannot be compiled for: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"target={name!r} cannot be compiled for: {' '.join(str(error).split())}; if this machine has no GPU, "
+            "set JAX_PLATFORMS=cpu before JAX starts"
+        ) from error
     return Target(name, tuple(devices), description["memory"])
+
+
+@contextlib.contextmanager
+def _environment(variables):
+    """Sets those that are not set; afterwards they are gone, since a device of this machine would begin with them."""
+    added = {variable: value for variable, value in variables.items() if variable not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for variable in added:
+            del os.environ[variable]
