@@ -165,12 +165,12 @@ class PPO(AdvantageFields, MinibatchFields, PolicyValueActing):
             advantage = on_policy.standardized(advantage, weight, replicas)
 
         value_clip = self.clip if self.clip_value else None
-        unlearned = jax.lax.stop_gradient(log_ratio)  # metrics add nothing to the gradient, not even 0 times infinity
+        stopped = jax.lax.stop_gradient(log_ratio)  # else metrics could add 0 times infinity to the gradient
         values = {
             "value_loss": squared_value_error(output.value, old["value"], minibatch["target"], value_clip),
             "entropy": output.distribution.entropy(),
-            "approximate_kl": jnp.expm1(unlearned) - unlearned,
-            "clip_fraction": (jnp.abs(jnp.expm1(unlearned)) > self.clip).astype(jnp.float32),
+            "approximate_kl": jnp.expm1(stopped) - stopped,
+            "clip_fraction": (jnp.abs(jnp.expm1(stopped)) > self.clip).astype(jnp.float32),
         }
         if self.objective == "clip":
             values["policy_loss"] = (self.policy_loss or clipped_surrogate)(log_ratio, advantage, self.clip)

@@ -38,7 +38,7 @@ class Finding:
 def examine(run_dir: str | os.PathLike = "runs") -> int:
     """Prints every finding; 0 if there is no problem, 1 if there is."""
     problems = 0
-    for check in (python, packages, extras, devices, neighbors, randomness, compiler, threads):
+    for check in (python, packages, extras, devices, gpu_processes, randomness, compiler, threads):
         problems += _print(check())
     problems += _print(disk(files.expand(run_dir)))
     print("no problem found" if not problems else f"{problems} problem{'s' if problems > 1 else ''} found")
@@ -127,7 +127,7 @@ def devices() -> Iterator[Finding]:
         yield Finding(NOTE, "GPU", "there is one, but JAX does not use it: pip install 'jaxrl[cuda13]'")
 
 
-def neighbors() -> Iterator[Finding]:
+def gpu_processes() -> Iterator[Finding]:
     """Whether other processes use the GPUs too: they take turns, so each is several times slower."""
     command = shutil.which("nvidia-smi")
     if command is None:

@@ -202,9 +202,9 @@ def unroll(
         )
         env_state, newest = jax.vmap(env.step)(env_state, action, env_keys)
         rows = write(rows, of_row.pack(timestep), number)
-        done = output.action, output.extras
-        of_output[:] = [Packing.of(done, batch)]
-        return (of_state.pack((env_state, newest, action, output.carry)), rows), of_output[0].pack(done)
+        stored = output.action, output.extras
+        of_output[:] = [Packing.of(stored, batch)]
+        return (of_state.pack((env_state, newest, action, output.carry)), rows), of_output[0].pack(stored)
 
     inputs = jnp.arange(length, dtype=jnp.int32), jnp.stack(keys, axis=1)
     (state, rows), outputs = jax.lax.scan(step, (of_state.pack(state), room), inputs)

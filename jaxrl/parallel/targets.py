@@ -105,7 +105,7 @@ def _gpu(name, card, count):
 
 @contextlib.contextmanager
 def _environment(variables):
-    """Sets those that are not set; afterwards they are gone, since a device of this machine would begin with them."""
+    """Set variables that are not set, and remove them afterwards: a device of this machine would start with them."""
     added = {variable: value for variable, value in variables.items() if variable not in os.environ}
     os.environ.update(added)
     try:

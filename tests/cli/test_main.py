@@ -26,7 +26,7 @@ from PIL import Image
 
 import jaxrl
 from jaxrl.cli import fields, finished_run, flags, main, runs, training, values
-from jaxrl.cli.doctor import OK, PROBLEM, neighbors, packages
+from jaxrl.cli.doctor import OK, PROBLEM, gpu_processes, packages
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.schedules import Linear
 from jaxrl.core.sources import Dataset
@@ -465,7 +465,7 @@ def test_doctor_says_who_else_uses_a_gpu(script, said, tmp_path, monkeypatch):
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = [finding.detail for finding in neighbors()]
+    found = [finding.detail for finding in gpu_processes()]
     assert len(found) == (said is not None) and all(said in detail for detail in found), found
 
 
