@@ -1,6 +1,6 @@
-"""What acting for the environments that are ready brings, where their steps are uneven: `ready` and `batching`.
+"""What it brings to wait for nobody, where environments' steps are uneven: `ready` and `learner_batch`.
 
-    python benchmarks/uneven.py [--only ready|batching] [--repeats 5]
+    python benchmarks/uneven.py [--only ready|pool|torchbeast] [--repeats 5]
 
 `ready`, of `Sebulba(ready=...)`, the environments of a group that are ready first:
 
@@ -9,9 +9,13 @@ by chance, exponentially distributed around 2 ms, for every step anew; 2 ms, but
 always; or 2 ms for all. Then random actions in EnvPool's Pong-v5, 64 environments of one actor thread. Rows a second
 all in step, in two groups, and of `ready` half the group and a quarter; compiled and warm, in turn in one run.
 
-`batching`, of `Sebulba(batching=...)`, dynamic batching across actor threads: the same PPO in 16 environments whose
-steps take 10 ms, exponentially distributed or all alike, with a batch a group (one group, four threads with a group of
-four, a thread for each environment) and with dynamic batching (a thread for each; four threads).
+`pool`, of `Sebulba(learner_batch=...)`, whichever rollouts are full: IMPALA (its defaults) in 8 environments,
+an actor thread for each, free-running: steps of 2 ms for all, and 20 ms in one of them. One rollout of every
+environment, with one and with eight that may wait, against the 8 rollouts that are full. Then PPO in 16 environments by
+chance, as above: a group for each of 4 and 16 threads, and what `ready` gives one thread.
+
+`torchbeast`, the preset's network and settings in EnvPool's Pong-v5 (84x84x4): 48 environments in 12 threads with
+batches of 8 and of 32, as its paper has, against 8 environments in one batch.
 """
 
 import argparse
@@ -19,6 +23,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import statistics
 import sys
 import time
 
@@ -37,10 +42,10 @@ MEAN = 0.002  # seconds of a step
 SECONDS = {
     "by chance": lambda rng, env_ids, mean: rng.exponential(mean, env_ids.size),
     "one slow": lambda rng, env_ids, mean: np.where(env_ids == 0, 3 * mean, mean),
+    "one ten times as slow": lambda rng, env_ids, mean: np.where(env_ids == 0, 10 * mean, mean),
     "even": lambda rng, env_ids, mean: np.full(env_ids.size, mean),
 }
-LONGER = 0.01  # seconds of a step, for dynamic batching
-DYNAMIC = jaxrl.DynamicBatching(smallest=4, patience=0.003)
+POOLED = 8
 GROUP, ROLLOUT = 16, 32
 PONG = {"env": "Pong-v5", "num_envs": 64, "rollout": 16}
 
@@ -69,14 +74,15 @@ class Uneven:
 
     def build_async(self, num_envs, batch_size, seed, first_env=0):
         seconds = functools.partial(SECONDS[self.kind], mean=self.mean)
-        return UnevenEnvironment(seconds, num_envs, batch_size, np.random.SeedSequence(seed, spawn_key=(first_env,)))
+        rng = np.random.SeedSequence(seed, spawn_key=(first_env,))
+        return UnevenEnvironment(seconds, num_envs, batch_size, rng, first_env)
 
 
 class UnevenEnvironment:
     """Asynchronous; when each is ready is drawn as it is sent an action."""
 
-    def __init__(self, seconds, num_envs, batch_size, seed):
-        self.num_envs, self.batch_size, self._seconds = num_envs, batch_size, seconds
+    def __init__(self, seconds, num_envs, batch_size, seed, first_env):
+        self.num_envs, self.batch_size, self._seconds, self._first_env = num_envs, batch_size, seconds, first_env
         self._rng, self._due = np.random.default_rng(seed), np.full(num_envs, np.inf)
         self._begun, self._steps = np.zeros(num_envs, np.bool_), np.zeros(num_envs, np.int32)
 
@@ -84,7 +90,7 @@ class UnevenEnvironment:
         self._due[:] = time.perf_counter()
 
     def send(self, actions, env_ids):
-        self._due[env_ids] = time.perf_counter() + self._seconds(self._rng, env_ids)
+        self._due[env_ids] = time.perf_counter() + self._seconds(self._rng, self._first_env + env_ids)
 
     def recv(self):
         env_ids = np.argsort(self._due)[: self.batch_size].astype(np.int32)
@@ -112,85 +118,118 @@ class UnevenEnvironment:
         return TimeStep(observation, zero, never, never, first, episode=Episode(zero, self._steps[env_ids]))
 
 
-def seconds_of(task, iterations, mean=MEAN, **settings):
-    """What so many iterations take, compiled and warm; nothing else runs meanwhile."""
-    if task == "Pong-v5":
-        env, algo = jaxrl.make("envpool:" + PONG["env"]), random_actor()(rollout_length=PONG["rollout"])
-        topology = jaxrl.Sebulba(num_envs=PONG["num_envs"], **settings)
-    else:
-        env, algo = Uneven(task, mean), jaxrl.PPO(rollout_length=ROLLOUT)
-        topology = jaxrl.Sebulba(num_envs=GROUP, **settings)
-    algo = record.resolved(algo, env, topology.num_envs)
+def rows_per_second(algo, env, iterations, **settings):
+    """Rows a second that are learned from, and the figures of the actors; compiled and warm."""
+    topology = jaxrl.Sebulba(**settings).resolve(algo)
+    algo = record.resolved(algo, env, topology.batch_envs)
     program = topology.bind(algo, env)
     try:
         state = program.start(algo, env, 0)
         state, _ = jax.block_until_ready(program.chunk(algo, env, state, 3, 10**9))
         start = time.perf_counter()
-        jax.block_until_ready(program.chunk(algo, env, state, iterations, 10**9))
-        return time.perf_counter() - start
+        _, report = jax.block_until_ready(program.chunk(algo, env, state, iterations, 10**9))
+        return iterations * topology.steps_per_iteration(algo) / (time.perf_counter() - start), report.actors
     finally:
         program.close()
 
 
+def in_turn(choices, repeats):
+    """The medians of rows a second of each choice, and of the largest lag, measured in turn."""
+    rates = {name: [] for name in choices}
+    lags = {name: [] for name in choices}
+    for repeat in range(repeats):
+        for name, measure in list(choices.items())[:: 1 if repeat % 2 == 0 else -1]:
+            rate, figures = measure()
+            rates[name].append(rate)
+            lags[name].append(float(figures["policy_lag_max"]))
+    return {name: statistics.median(found) for name, found in rates.items()}, lags
+
+
 def measured(task, iterations, repeats):
-    """Rows a second of each setting, in turn."""
-    group, rollout = (PONG["num_envs"], PONG["rollout"]) if task == "Pong-v5" else (GROUP, ROLLOUT)
+    """`ready`."""
+    pong = task == "Pong-v5"
+    group = PONG["num_envs"] if pong else GROUP
+    env = jaxrl.make("envpool:" + PONG["env"]) if pong else Uneven(task)
+    algo = random_actor()(rollout_length=PONG["rollout"]) if pong else jaxrl.PPO(rollout_length=ROLLOUT)
     choices = {
         "in step": {},
         "groups=2": {"groups": 2},
         "ready=half": {"ready": group // 2},
         "ready=quarter": {"ready": group // 4},
     }
-    asks = {name: (lambda chosen=chosen: seconds_of(task, iterations, **chosen)) for name, chosen in choices.items()}
-    seconds = record.alternate(asks, repeats)
-    rows = iterations * group * rollout
-    row = {"steps": task, "environments": group} | {f"{name} (rows/s)": rows / s for name, s in seconds.items()}
-    return row | {"half / in step": seconds["in step"] / seconds["ready=half"]}
-
-
-def batched(task, iterations, repeats):
-    """Rows a second with a batch a group and with dynamic batching, in turn."""
-    quarter = GROUP // 4
-    choices = {
-        "1 thread": {},
-        f"{quarter} threads": {"actors": quarter},
-        f"{GROUP} threads": {"actors": GROUP},
-        f"dynamic, {quarter} threads": {"actors": quarter, "batching": DYNAMIC},
-        f"dynamic, {GROUP} threads": {"actors": GROUP, "batching": DYNAMIC},
+    asks = {
+        name: functools.partial(rows_per_second, algo, env, iterations, num_envs=group, **chosen)
+        for name, chosen in choices.items()
     }
-    free = {"mean": LONGER, "lockstep": False}  # as dynamic batching is
-    asks = {name: functools.partial(seconds_of, task, iterations, **free, **chosen) for name, chosen in choices.items()}
-    seconds = record.alternate(asks, repeats)
-    rows, dynamic = iterations * GROUP * ROLLOUT, f"dynamic, {GROUP} threads"
-    row = {"steps": task, "environments": GROUP} | {f"{name} (rows/s)": rows / s for name, s in seconds.items()}
-    row |= {f"dynamic / {name}": s / seconds[dynamic] for name, s in seconds.items() if "dynamic" not in name}
-    same = seconds[f"{quarter} threads"] / seconds[f"dynamic, {quarter} threads"]
-    return row | {f"dynamic, {quarter} threads / {quarter} threads": same}
+    rates, _ = in_turn(asks, repeats)
+    row = {"steps": task, "environments": group} | {f"{name} (rows/s)": rate for name, rate in rates.items()}
+    return row | {"half / in step": rates["ready=half"] / rates["in step"]}
+
+
+def pooled(task, iterations, repeats):
+    """`learner_batch`, where one environment is slow; by chance beside `ready`."""
+    if task == "by chance":
+        algo, envs, free = jaxrl.PPO(rollout_length=ROLLOUT), GROUP, {"lockstep": False}
+        choices = {
+            "ready=quarter, 1 thread": {"ready": GROUP // 4},
+            "round, 4 threads": {"actors": 4} | free,
+            "pool, 4 threads": {"actors": 4, "learner_batch": GROUP},
+            f"round, {GROUP} threads": {"actors": GROUP} | free,
+            f"pool, {GROUP} threads": {"actors": GROUP, "learner_batch": GROUP},
+        }
+    else:
+        algo, envs = jaxrl.IMPALA(), POOLED
+        choices = {
+            "round": {"actors": POOLED},
+            "round, queue=8": {"actors": POOLED, "queue": 8},
+            "pool": {"actors": POOLED, "learner_batch": POOLED},
+        }
+    asks = {
+        name: functools.partial(rows_per_second, algo, Uneven(task), iterations, num_envs=envs, **chosen)
+        for name, chosen in choices.items()
+    }
+    rates, lags = in_turn(asks, repeats)
+    row = {"steps": task, "environments": envs} | {f"{name} (rows/s)": rate for name, rate in rates.items()}
+    return row | {f"{name} (largest lag)": max(found) for name, found in lags.items()}
+
+
+def torchbeast(task, iterations, repeats):
+    """The preset, with its paper's environments and batches."""
+    preset = preset("torchbeast")
+    env = jaxrl.make(preset.env)
+    choices = {
+        "8 environments": {"num_envs": 8},
+        "48 environments, batches of 8": {"num_envs": 48, "actors": 12, "learner_batch": 8},
+        "48 environments, batches of 32": {"num_envs": 48, "actors": 12, "learner_batch": 32},
+    }
+    asks = {
+        name: functools.partial(rows_per_second, preset.algorithm, env, iterations, **chosen)
+        for name, chosen in choices.items()
+    }
+    rates, lags = in_turn(asks, repeats)
+    row = {"steps": task} | {f"{name} (rows/s)": rate for name, rate in rates.items()}
+    return row | {f"{name} (largest lag)": max(found) for name, found in lags.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--iterations", type=int, default=12)
-    parser.add_argument("--only", choices=["ready", "batching"], default=None)
+    parser.add_argument("--only", choices=["ready", "pool", "torchbeast"], default=None)
     arguments = parser.parse_args()
     parts = {
-        "ready": (measured, (*SECONDS, "Pong-v5"), "uneven", {"mean_seconds": MEAN, "pong": PONG}),
-        "batching": (
-            batched,
-            ("by chance", "even"),
-            "dynamic-batching",
-            {"mean_seconds": LONGER, "batching": dataclasses.asdict(DYNAMIC)},
-        ),
+        "ready": (measured, ("by chance", "one slow", "even", "Pong-v5"), "uneven"),
+        "pool": (pooled, ("even", "one ten times as slow", "by chance"), "pool"),
+        "torchbeast": (torchbeast, ("Pong-v5",), "torchbeast"),
     }
-    for part, (measure, tasks, name, settings) in parts.items():
+    for part, (measure, tasks, name) in parts.items():
         if arguments.only not in (None, part):
             continue
         rows = []
         for task in tasks:
             rows.append(measure(task, arguments.iterations, arguments.repeats))
             print(record.table(rows[-1:]), flush=True)
-        settings |= {"rollout": ROLLOUT, "iterations": arguments.iterations}
+        settings = {"mean_seconds": MEAN, "pong": PONG, "rollout": ROLLOUT, "iterations": arguments.iterations}
         print(record.save(name, rows, repeats=arguments.repeats, settings=settings, load=os.getloadavg()[0]))
 
 

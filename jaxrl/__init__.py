@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from jaxrl.parallel.multihost.launch import Processes, RayProcesses, launch
     from jaxrl.parallel.offline import Offline
     from jaxrl.parallel.ray.remote import Remote
-    from jaxrl.parallel.sebulba.inference import DynamicBatching
     from jaxrl.parallel.sebulba.topology import Sebulba
     from jaxrl.run.callbacks import Decision, FunctionCallback
     from jaxrl.run.evaluation import Evaluation, evaluate
@@ -89,7 +88,6 @@ _PUBLIC = {
     "Anakin": "parallel.anakin",
     "Dataset": "data",
     "Decision": "run.callbacks",
-    "DynamicBatching": "parallel.sebulba.inference",
     "Evaluation": "run.evaluation",
     "FunctionCallback": "run.callbacks",
     "JaxrlError": "core.errors",
@@ -159,7 +157,6 @@ __all__ = [
     "Anakin",
     "Dataset",
     "Decision",
-    "DynamicBatching",
     "Evaluation",
     "FunctionCallback",
     "JaxrlError",

@@ -38,7 +38,6 @@ from jaxrl.networks import (
     Torso,
 )
 from jaxrl.parallel.ray.remote import Remote
-from jaxrl.parallel.sebulba.inference import DynamicBatching
 
 # Annotations of functions, of which a user's own are known by the names that they are registered with.
 FUNCTIONS = (PolicyLoss,)
@@ -51,7 +50,6 @@ PARTS: dict[Any, tuple[type, ...]] = {
     QHead: (ActionValues, CategoricalValues, QuantileValues, SelfPredictiveValues),
     Remote: (Remote,),
     Resources: (Resources,),
-    DynamicBatching: (DynamicBatching,),
     FrameStack: (FrameStack,),
 }
 

@@ -48,8 +48,9 @@ _TITLES = {
         "lockstep",
         "lag",
         "queue",
+        "learner_batch",
+        "max_lag",
         "ready",
-        "batching",
         "error_buffer",
         "step_timeout",
         "remote",
@@ -241,7 +242,8 @@ def _own_flags(command, preset):
         flags = [*flags, _TARGET]
     if preset is None:
         return flags
-    known = {"total_steps": {"default": preset.total_steps, "hint": None}}
+    known = {name: {"default": value} for name, value in preset.topology.items()}
+    known["total_steps"] = {"default": preset.total_steps, "hint": None}
     if _is_offline(preset):
         known["eval_env"] = {"default": preset.env}
     return [dataclasses.replace(flag, **known.get(flag.name, {})) for flag in flags]

@@ -39,12 +39,16 @@ def command_flags(command: str) -> list[Flag]:
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """What the flags show of a preset; `defaults` by option, and `num_envs` is None for a dataset alone."""
+    """What the flags show of a preset; `num_envs` is None for a dataset alone.
+
+    `topology` has what else it fixes there, and `defaults` the algorithm's fields, by option.
+    """
 
     name: str
     algorithm: str
     env: str
     num_envs: int | None
+    topology: Mapping[str, Any]
     total_steps: int
     defaults: Mapping[str, Any]
 

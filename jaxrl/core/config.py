@@ -81,8 +81,11 @@ def decode_fields(cls: Any, fields: Mapping[str, Any], **overrides: Any) -> Any:
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{registry.name_of(cls) or cls!r} is not a dataclass, so it cannot be made from a file")
+    known = {field.name for field in dataclasses.fields(cls)}
     older = {field.name: field.metadata[BEFORE] for field in dataclasses.fields(cls) if BEFORE in field.metadata}
-    return build(cls, older | {name: decode(item) for name, item in fields.items()} | overrides)
+    # A field that there is no more, and that was not set.
+    values = {name: decode(item) for name, item in fields.items() if name in known or item is not None}
+    return build(cls, older | values | overrides)
 
 
 def build(cls: Any, values: Mapping[str, Any]) -> Any:

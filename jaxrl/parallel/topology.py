@@ -27,6 +27,11 @@ class Topology:
         return 0
 
     @property
+    def batch_envs(self) -> int | None:
+        """Environments whose rollouts an update learns from, all of them; None before `resolve` says how many."""
+        return self.num_envs
+
+    @property
     def step_timeout(self) -> float:
         """Seconds that an environment on the host has for one step or reset."""
         return STEP_TIMEOUT

@@ -209,7 +209,7 @@ class Loop:
         unsaved, how = self.program.unsaved_state(self.algo), []
         state = state.replace(**unsaved)
         if unsaved:
-            how.append(f"{self.program.layout.num_envs} host environments start new episodes")
+            how.append(f"{self.settings.topology.num_envs} host environments start new episodes")
         if replays_lost:
             state = self.program.reset_buffers(self.algo, self.env, state, self.dataset)
             how.append("the replay buffers are empty and refill before learning continues")

@@ -24,7 +24,7 @@ from jaxrl.run.callbacks import run_callbacks
 from jaxrl.run.evaluation import EPISODES, default_episodes, episodes_problems
 from jaxrl.run.loggers import Logger
 from jaxrl.run.recorder import Record
-from jaxrl.run.topologies import instance_problems, resource_problems
+from jaxrl.run.topologies import instance_problems, recording_problems, resource_problems
 
 _DATASET_FRACTION = 0.5  # of every batch, if not set
 
@@ -158,9 +158,10 @@ class RunSettings:
           ConfigError: they do not fit, all of them.
         """
         topology = self.topology.resolve(self.algo)
-        algo = self.algo.resolve(env_spec(self.env), topology.num_envs or 0)
+        algo = self.algo.resolve(env_spec(self.env), topology.batch_envs or 0)
         trained = self.env if topology.problems(None) else None  # offline nothing acts
-        if problems := instance_problems(trained, self.eval_env, topology, self.video_every):
+        problems = instance_problems(trained, self.eval_env, topology, self.video_every)
+        if problems := problems + recording_problems(self.record, topology):
             raise ConfigError(problems)
         episodes = self.evaluation_episodes
         episodes = default_episodes(self.eval_env) if episodes is None else episodes

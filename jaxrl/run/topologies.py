@@ -25,6 +25,14 @@ def instance_problems(env, played, topology, video_every):
     return problems
 
 
+def recording_problems(record, topology):
+    """Return a line for each problem with recording the episodes of this run."""
+    if record is None or topology.batch_envs == topology.num_envs:
+        return []
+    some = f"{topology.batch_envs} of the {topology.num_envs} environments"
+    return [f"record: every batch holds the rollouts of {some}, and an episode's would not be one after another"]
+
+
 def resource_problems(resources, topology, env, async_evaluation):
     """Return a line for each problem with `resources` in this run."""
     if resources is None:

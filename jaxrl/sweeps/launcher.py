@@ -134,7 +134,7 @@ def launch(
     episodes = default_episodes(env) if run.evaluation_episodes is None else run.evaluation_episodes
     run = run.replace(env=env, topology=topology, num_envs=None, evaluation_episodes=episodes, progress=False)
     runs = [
-        run.replace(algo=replace(algo, **setting).resolve(env_spec(env), topology.num_envs or 0))
+        run.replace(algo=replace(algo, **setting).resolve(env_spec(env), topology.batch_envs or 0))
         for setting in settings
     ]
     shards = [topology.bind(one.algo, env).layout.shards for one in runs]

@@ -1,6 +1,5 @@
 """What goes wrong in actor threads reaches whoever trains, in bounded time, and leaves nothing behind."""
 
-import dataclasses
 import itertools
 import threading
 import time
@@ -22,7 +21,6 @@ from jaxrl.parallel.ray import policy as remote_policy
 from jaxrl.parallel.sebulba import loop as sebulba
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Published
-from jaxrl.parallel.sebulba.inference import Inference
 from jaxrl.parallel.sebulba.learning import HostLearning
 
 
@@ -62,85 +60,6 @@ def test_an_environment_that_hangs_is_named():
         with pytest.raises(EnvironmentFailedError, match="spoiled have been at their step for .* step_timeout is 1 s"):
             train(env, step_timeout=1.0)
         assert time.monotonic() - began < 60
-    finally:
-        free.set()
-
-
-ENDLESS = jaxrl.DynamicBatching(smallest=NUM_ENVS, patience=float("inf"))
-
-
-class InPhase(Inference):
-    """All groups begin each rollout together, so that none is ahead of another."""
-
-    def __init__(self, steps, batching, at_once, key, first_envs, *arguments):
-        super().__init__(steps, batching, at_once, key, first_envs, *arguments)
-        self.barrier = threading.Barrier(len(first_envs))
-
-    def begin(self, *arguments):
-        carry = super().begin(*arguments)
-        self.barrier.wait(PATIENCE)
-        return carry
-
-
-@pytest.fixture
-def in_phase(monkeypatch):
-    monkeypatch.setattr(sebulba, "Inference", InPhase)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Grouped(Spoiled):
-    """Environments that know whether they are the first group."""
-
-    def build(self, num_envs, seed, first_env=0):
-        host = super().build(num_envs, seed, first_env)
-        host.first = first_env == 0
-        return host
-
-
-@pytest.mark.long
-def test_an_environment_that_raises_while_others_wait_for_its_batch():
-    def fail(host):
-        if host.first:
-            raise ZeroDivisionError("in step 20")
-
-    env = Grouped(ENV, then=fail)
-    with pytest.raises(ZeroDivisionError, match="in step 20"):
-        train(env, actors=4, batching=ENDLESS)
-    assert [host.closed for host in env.built] == [1] * 4
-
-
-@pytest.mark.long
-def test_an_environment_that_hangs_while_others_wait_for_its_batch_is_named(in_phase):
-    compiled = Spoiled(ENV).build(NUM_ENVS // 4, 0)  # else a step that compiles takes longer than a second
-    compiled.reset()
-    compiled.step(np.zeros(NUM_ENVS // 4, np.int32))
-    free = threading.Event()
-    env = Grouped(ENV, then=lambda host: host.first and free.wait(PATIENCE))
-    began = time.monotonic()
-    try:
-        with pytest.raises(EnvironmentFailedError, match="spoiled have been at their step for .* step_timeout is 1 s"):
-            train(env, actors=4, batching=ENDLESS, step_timeout=1.0)
-        assert time.monotonic() - began < 60
-        assert [host.closed for host in env.built] == [0, 1, 1, 1], "the one that hangs cannot be closed"
-    finally:
-        free.set()
-
-
-@pytest.mark.long
-def test_a_learner_that_raises_while_groups_wait_for_a_batch(in_phase):
-    free = threading.Event()
-    env = Grouped(ENV, then=lambda host: host.first and free.wait(PATIENCE))
-    program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=4, batching=ENDLESS).bind(PPO, env)
-    try:
-        state = program.start(PPO, env, 0)
-        program.chunk(PPO, env, state, 1, 100)
-        until = time.monotonic() + 60
-        while len(program.host._inferences[0]._batches.requests) < 3 and time.monotonic() < until:
-            time.sleep(0.01)
-        assert len(program.host._inferences[0]._batches.requests) == 3, "they wait for the one that is at work"
-        began = time.monotonic()
-        program.close()
-        assert time.monotonic() - began < PATIENCE / 2 and len(actor_threads()) == 1
     finally:
         free.set()
 

@@ -4,33 +4,34 @@ What may go wrong in them is told to whoever waits for a rollout: an error is ra
 that take too long are named.
 """
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxrl.core import resources
 from jaxrl.envs.host.watchdog import GOODBYE, TURN, Stepper, Watch, close_all
 from jaxrl.parallel.sebulba.collector import Collected, Collector, Published, Rebuilt, RecyclingCollector
-from jaxrl.parallel.sebulba.inference import ClosedError, Inference
+from jaxrl.parallel.sebulba.selection import Selection
 
 _POLL_INTERVAL = 2e-3  # seconds between two looks at the learner, while it learns
 _COMPILING = 60.0  # seconds that a program may take to compile when all is to end
 
 
 class ParameterServer:
-    """What is published, by version; every group's k-th rollout is acted with the same one.
+    """What is published, by version; every group's k-th rollout is acted with the same one, or each with the newest.
 
     Args:
       lag: how many versions behind, exactly; None: whatever is newest when the first group begins the rollout.
-      apart: how many rollouts the groups may be apart.
+      apart: how many rollouts the groups may be apart; None: each group's rollouts are of whatever is newest.
+      changed: notified when something is published.
     """
 
-    def __init__(self, lag: int | None, apart: int):
-        self._lag, self._apart, self._changed = lag, apart, threading.Condition()
+    def __init__(self, lag: int | None, apart: int | None, changed: threading.Condition | None = None):
+        self._lag, self._apart, self._changed = lag, apart, changed or threading.Condition()
         self._published: dict[int, Any] = {}
         self._chosen: dict[int, int] = {}  # the version of each rollout
         self._closed = False
@@ -44,8 +45,8 @@ class ParameterServer:
             self._published = {v: x for v, x in self._published.items() if v >= oldest or v in self._chosen.values()}
             self._changed.notify_all()
 
-    def for_rollout(self, number: int, first: int = 0) -> Any | None:
-        """What the rollout `number` is acted with, as soon as it is there; None once closed.
+    def for_rollout(self, number: int, first: int = 0) -> tuple[int, Any] | None:
+        """What the rollout `number` is acted with and its version, as soon as it is there; None once closed.
 
         Args:
           number: counted over the whole run.
@@ -53,26 +54,34 @@ class ParameterServer:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._choose(number, first) is not None)
-            return None if self._closed else self._published[self._chosen[number]]
-
-    def version_of(self, number: int) -> int:
-        """The version that a rollout was acted with, one of the last few."""
-        with self._changed:
-            return self._chosen[number]
+            if self._closed:
+                return None
+            version = self._choose(number, first)
+            return version, self._published[version]
 
     def _choose(self, number, first):
-        if number not in self._chosen:
-            version = max(self._published, default=None) if self._lag is None else max(number - self._lag, first)
-            if version is None or version not in self._published:
-                return None
+        if number in self._chosen:
+            return self._chosen[number]
+        version = max(self._published, default=None) if self._lag is None else max(number - self._lag, first)
+        if version is None or version not in self._published:
+            return None
+        if self._apart is not None:
             self._chosen[number] = version
             self._chosen = {n: v for n, v in self._chosen.items() if n >= number - self._apart}
-        return self._chosen[number]
+        return version
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+
+class Taken(NamedTuple):
+    """A rollout of a batch."""
+
+    group: int  # of its environments, in their order
+    version: int  # of the parameters that it was acted with
+    collected: Collected
 
 
 class ActorThreads:
@@ -81,11 +90,12 @@ class ActorThreads:
     Args:
       threads: for each thread its collectors, one or two.
       devices: for each thread the device it acts on.
+      selection: which rollouts make a batch.
       first: the number of the first rollout.
       lag: as of `ParameterServer`.
+      agree: whether every group's k-th rollout is acted with the same version.
       depth: how many rollouts of a group may wait for the learner.
       step_timeout: seconds that environments have for one step.
-      inferences: who acts for several of the collectors at once; closed with the threads.
     """
 
     def __init__(
@@ -93,28 +103,36 @@ class ActorThreads:
         threads: list[list[Collector]],
         devices: list[jax.Device],
         *,
+        selection: Selection,
         first: int,
         lag: int | None,
+        agree: bool,
         depth: int,
         step_timeout: float,
-        inferences: Sequence[Inference] = (),
     ):
-        self._inferences = inferences
-        self._parameters, self._first = ParameterServer(lag, depth + 2), first
+        # Notified when a rollout is full or taken, when parameters are published, and at the end.
+        self._changed = threading.Condition()
+        self._parameters = ParameterServer(lag, depth + 2 if agree else None, self._changed)
+        self._selection, self._first, self._depth = selection, first, depth
         self._devices = list(dict.fromkeys(devices))
         self._collectors = [collector for mine in threads for collector in mine]
         self._watches = {collector: Watch(collector.host, step_timeout) for collector in self._collectors}
-        self._rollouts: dict[Collector, queue.Queue[Collected]] = {c: queue.Queue(depth) for c in self._collectors}
-        self._full = dict.fromkeys(self._collectors, 0.0)  # seconds that groups had no room for a rollout
+        self._full: list[deque[Taken]] = [deque() for _ in self._collectors]
+        self._collecting: dict[int, int] = {}  # by group: the version that it acts with now
+        self._no_room = dict.fromkeys(self._collectors, 0.0)  # seconds that groups had no room for a rollout
         self._learner_idle = 0.0  # seconds that the learner had nothing to learn from
         self._unpublished = dict.fromkeys(self._collectors, 0.0)  # seconds that groups had nothing to act with
         self._error: BaseException | None = None
         self._closed = False
         with resources.on("actors"):
             self._steppers = {collector: Stepper() for mine in threads for collector in mine if len(mine) > 1}
+        numbers = iter(range(len(self._collectors)))
         self._threads = {
             threading.Thread(
-                target=self._serve, args=(mine, devices[number]), name=f"actor-{number}", daemon=True
+                target=self._serve,
+                args=({next(numbers): collector for collector in mine}, devices[number]),
+                name=f"actor-{number}",
+                daemon=True,
             ): mine
             for number, mine in enumerate(threads)
         }
@@ -133,33 +151,50 @@ class ActorThreads:
         }
         self._parameters.publish(version, copies)
 
-    def rollouts(self, number: int, learning: Callable[[], bool] = lambda: False) -> tuple[list[Collected], int]:
-        """The rollout `number` of every group, the next one, in the order of their environments; waits for them.
+    def rollouts(self, version: int, learning: Callable[[], bool] = lambda: False) -> list[Taken]:
+        """The next batch, for which it waits: the oldest versions first, and of one version in the groups' order.
 
         Args:
-          number: as counted by `publish`.
+          version: of the parameters that will learn from it.
           learning: whether the learner is still at what it was given; then it does not wait, whoever asks for more.
-
-        Returns:
-          The rollouts, and the version that they were acted with.
 
         Raises:
           EnvironmentFailedError: environments took longer than `step_timeout`; the stacks are on standard error.
           Exception: what an actor thread raised.
         """
-        next_ = [self._next(collector, learning) for collector in self._collectors]
-        return next_, self._parameters.version_of(number)
+        batch: list[Taken] = []
+        while True:
+            busy, began = learning(), time.monotonic()
+            with self._changed:
+                batch += self._take(batch, version)
+                if len(batch) < self._selection.size:
+                    self._changed.wait(_POLL_INTERVAL if busy else TURN)
+                    batch += self._take(batch, version)
+            if not busy:
+                self._learner_idle += time.monotonic() - began
+            if len(batch) == self._selection.size:
+                return sorted(batch, key=lambda taken: taken[:2][::-1])
+            self._look()
 
-    def give_back(self, rollouts: Sequence[Collected], is_learned: Callable[[], bool]) -> None:
+    def _take(self, batch, version):
+        """What is there now of the next batch; the lock is held."""
+        full = [[taken.version for taken in waiting] for waiting in self._full]
+        groups = self._selection.choose(full, self._collecting, [taken.group for taken in batch], version)
+        if groups:
+            self._changed.notify_all()
+        return [self._full[group].popleft() for group in groups]
+
+    def give_back(self, batch: Sequence[Taken], is_learned: Callable[[], bool]) -> None:
         """Has the actors write over rollouts that `rollouts` gave, as soon as `is_learned` says that nobody reads them.
 
         Args:
-          rollouts: of every group.
+          batch: what it gave.
           is_learned: whether the programs that read them are done.
         """
-        for collector, collected in zip(self._collectors, rollouts, strict=True):
+        for taken in batch:
+            collector = self._collectors[taken.group]
             if isinstance(collector, RecyclingCollector):
-                collector.give_back(collected.rollout, is_learned)
+                collector.give_back(taken.collected.rollout, is_learned)
 
     def is_round_ready(self) -> bool:
         """Whether the next rollout of every group is there, so that `rollouts` need not wait.
@@ -168,18 +203,7 @@ class ActorThreads:
           as `rollouts`.
         """
         self._look()
-        return not any(waiting.empty() for waiting in self._rollouts.values())
-
-    def _next(self, collector, learning):
-        while True:
-            busy, began = learning(), time.monotonic()
-            try:
-                return self._rollouts[collector].get(timeout=_POLL_INTERVAL if busy else TURN)
-            except queue.Empty:
-                self._look()
-            finally:
-                if not busy:
-                    self._learner_idle += time.monotonic() - began
+        return all(self._full)
 
     def _look(self):
         if self._error is not None:
@@ -192,8 +216,8 @@ class ActorThreads:
     def metrics(self) -> dict[str, float]:
         """Figures since the beginning: seconds, of actors summed over groups, and how many rollouts wait now."""
         return {
-            "queue_depth": sum(waiting.qsize() for waiting in self._rollouts.values()) / len(self._rollouts),
-            "actor_blocked_seconds": sum(self._full.values()) + sum(self._unpublished.values()),
+            "queue_depth": sum(min(len(waiting), self._depth) for waiting in self._full) / len(self._full),
+            "actor_blocked_seconds": sum(self._no_room.values()) + sum(self._unpublished.values()),
             "learner_blocked_seconds": self._learner_idle,
             "stepping_seconds": sum(c.stepping.seconds for c in self._collectors),
         }
@@ -212,8 +236,6 @@ class ActorThreads:
             return
         self._closed = True
         self._parameters.close()
-        for inference in self._inferences:
-            inference.close()
         until = time.monotonic() + GOODBYE
         for thread, mine in self._threads.items():
             _wait(thread, mine, until)
@@ -227,47 +249,48 @@ class ActorThreads:
     def _serve(self, mine, device):
         try:
             number = self._first
-            while not self._closed:
+            while self._has_room(mine):
                 began = time.monotonic()
-                what = self._parameters.for_rollout(number, self._first)
-                for collector in mine:
+                with self._changed:  # in one piece: what a group is at is known as soon as it is
+                    given = self._parameters.for_rollout(number, self._first)
+                    if given is None:
+                        return
+                    version, published = given
+                    self._collecting |= dict.fromkeys(mine, version)
+                for collector in mine.values():
                     self._unpublished[collector] += time.monotonic() - began
-                if what is None:
-                    return
-                for collector, collected in self._in_turn(mine, what[device]):
-                    self._put(collector, collected)
+                for group, collected in self._in_turn(mine, published[device]):
+                    with self._changed:
+                        del self._collecting[group]
+                        self._full[group].append(Taken(group, version, collected))
+                        self._changed.notify_all()
                 number += 1
-        except ClosedError:
-            pass
         except BaseException as error:  # whoever waits for a rollout raises it
             self._error = self._error or error
 
-    def _put(self, collector, collected):
-        """Waits until the learner has taken enough of the group's rollouts; or until it is closed."""
-        while not self._closed:
-            began = time.monotonic()
-            try:
-                self._rollouts[collector].put(collected, timeout=TURN)
-                return
-            except queue.Full:
-                pass
-            finally:
-                self._full[collector] += time.monotonic() - began
+    def _has_room(self, mine):
+        """Waits until the learner has taken enough of the groups' rollouts; False once it is closed."""
+        began = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or all(len(self._full[group]) <= self._depth for group in mine))
+        for collector in mine.values():
+            self._no_room[collector] += time.monotonic() - began
+        return not self._closed
 
-    def _in_turn(self, collectors, published):
-        """One rollout of each; while the environments of one are at work another acts. Gives (collector, rollout).
+    def _in_turn(self, mine, published):
+        """One rollout of each; while the environments of one are at work another acts. Gives (group, rollout).
 
         Stops between two steps once it is closed.
         """
-        at_work = [(collector, collector.collect(published, self._steppers.get(collector))) for collector in collectors]
+        at_work = [(group, one.collect(published, self._steppers.get(one))) for group, one in mine.items()]
         while at_work and not self._closed:
             still = []
-            for collector, rollout in at_work:
+            for group, rollout in at_work:
                 try:
                     next(rollout)
-                    still.append((collector, rollout))
+                    still.append((group, rollout))
                 except StopIteration as end:
-                    yield collector, end.value
+                    yield group, end.value
             at_work = still
 
 

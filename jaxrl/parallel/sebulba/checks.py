@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from jaxrl.core.types import Algorithm, HostRecipe, ResumingRecipe
+from jaxrl.core.types import Algorithm, HostRecipe, Replay, ResumingRecipe
 from jaxrl.parallel import rollout as ro
 from jaxrl.parallel.sebulba import ready_collector
 
@@ -25,6 +25,7 @@ def problems(topology: "Sebulba", num_envs: int, algo: Algorithm, env: HostRecip
         *_not_together(topology),
         *_not_dividing(topology, num_envs, env),
         *_not_in_whole_episodes(algo, env),
+        *_not_in_any_order(topology, num_envs, algo),
     ]
 
 
@@ -46,7 +47,7 @@ def _out_of_range(topology):
 def _not_together(topology):
     """Settings that exclude each other."""
     processes, actors, groups, ready = jax.process_count(), topology.actors, topology.groups, topology.ready
-    lockstep, batching, remote = topology.lockstep, topology.batching is not None, topology.remote is not None
+    lockstep, remote = topology.lockstep, topology.remote is not None
     remote_policy = remote and topology.remote.policy
     pairs = [
         (
@@ -75,18 +76,9 @@ def _not_together(topology):
             f"ready={ready} with remote: Ray actors step all their environments at once; use ready=None",
         ),
         (
-            batching and groups == 2,
-            "batching with groups=2: a thread that waits for a batch cannot serve its other group; use groups=1, more "
-            "actors",
-        ),
-        (
-            batching and lockstep,
-            "batching with lockstep=True: who is batched with whom differs by run, and so does rounding; use "
-            "lockstep=None",
-        ),
-        (
-            batching and remote_policy,
-            "batching with remote.policy=True: Ray actors act themselves; use remote.policy=False, or batching=None",
+            topology.learner_batch is not None and lockstep,
+            f"learner_batch={topology.learner_batch} with lockstep=True: whose rollouts are full first differs by run; "
+            "use lockstep=None",
         ),
     ]
     return [why for both, why in pairs if both]
@@ -107,10 +99,12 @@ def _not_dividing(topology, num_envs, env):
         found += topology.remote.problems(groups // processes, group)
     if ready is not None:
         found += ready_collector.problems(ready, group, env)
-    if topology.batching is not None:
-        threads = topology.threads
-        of_a_device = threads // max(min(topology.actor_devices, jax.local_device_count(), threads), 1)
-        found += topology.batching.problems(of_a_device * group, ready or group)
+    batch = topology.learner_batch
+    if batch is not None and (batch % group or not 0 < batch <= num_envs):
+        fit = ", ".join(str(size) for size in range(group, num_envs + 1, group))
+        found.append(
+            f"learner_batch={batch} is not some of the {groups} groups of {group} environments; use one of {fit}"
+        )
     return found
 
 
@@ -118,3 +112,24 @@ def _not_in_whole_episodes(algo, env):
     if not ro.in_whole_episodes(algo) or not isinstance(env, ResumingRecipe) or not env.resumes:
         return []
     return [f"whole_episodes=True, and {env.name} goes on with an episode if reset before its end: {env.resumes}"]
+
+
+def _not_in_any_order(topology, num_envs, algo):
+    """Of rollouts that are learned from as they are full."""
+    batch, found = topology.learner_batch, []
+    if batch is None:
+        of_no_batch = (
+            f"max_lag={topology.max_lag} is for batches of learner_batch environments; set it, or max_lag=None"
+        )
+        return [] if topology.max_lag is None else [of_no_batch]
+    if replays := [name for name, source in algo.experience.items() if isinstance(source, Replay)]:
+        found.append(
+            f"learner_batch={batch}: {type(algo).__name__}'s replay {replays[0]!r} stores a rollout of every "
+            "environment at a time; use learner_batch=None"
+        )
+    if topology.max_lag <= (least := topology.batches_at_hand(num_envs)):
+        found.append(
+            f"max_lag={topology.max_lag} must be more than the {least} batches that all groups' rollouts make; use at "
+            f"least {least + 1}, or max_lag=None"
+        )
+    return found

@@ -1,6 +1,5 @@
 """A group of host environments, and the rollouts that are collected in it, one compiled call a step."""
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -138,42 +137,6 @@ class Group:
             self._acting = self.steps.begin(algo, first, self._key, self._env_index)
             self._acting.steps_per_env = self._begin_at
         return self._acting
-
-
-class RolloutInParts(Protocol):
-    """A rollout of a group, whose environments act some at a time."""
-
-    def act(self, timestep: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
-        """Acts for some environments.
-
-        Args:
-          timestep: what they show, numpy `[B, ...]`.
-          numbers: which step of the rollout it is for each, int32 [B].
-          env_ids: which of the group they are, int32 [B].
-
-        Returns:
-          Their actions, numpy `[B, ...]`.
-        """
-        ...
-
-    def finish(self, timestep: TimeStep[np.ndarray]) -> Rollout:
-        """The rollout, once all have acted; they show `timestep` then, numpy `[group, ...]`."""
-        ...
-
-
-class GroupActor(Protocol):
-    """Who acts for a group: for it alone (`LocalPolicy`), or together with other groups (`BatchedGroup`)."""
-
-    @property
-    def steps(self) -> HostSteps: ...
-
-    def begin_at(self, steps_per_env: int) -> None: ...
-
-    def rollout(
-        self, published: Published, timestep: TimeStep[np.ndarray]
-    ) -> contextlib.AbstractContextManager[RolloutInParts]:
-        """A rollout of the environments, which show `timestep`; it is left when all have acted and are received."""
-        ...
 
 
 class StepCollector:

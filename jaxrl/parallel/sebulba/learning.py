@@ -77,7 +77,7 @@ class HostLearning:
         return algo, algo.actor(state.learner)
 
     def gathered(self, rollouts: list[Collected]) -> list[Collected]:
-        """All groups' rollouts on the learner's device, or as one batch on its devices."""
+        """A batch's rollouts on the learner's device, or as one on its devices."""
         layout = self.layout
         first = layout.mesh.local_devices[0]
         rollouts = [rollout if _lies_on(rollout, first) else jax.device_put(rollout, first) for rollout in rollouts]
@@ -96,6 +96,7 @@ class HostLearning:
 
     @partial(jax.jit, static_argnums=0)
     def _joined(self, rollouts):
+        """One batch; the newest parameters that acted are those of the last rollout."""
         parts = [collected.rollout for collected in rollouts]
         along_time = lambda *x: jnp.concatenate(x, axis=1)  # noqa: E731
         at_once = lambda *x: jnp.concatenate(x, axis=0)  # noqa: E731
@@ -105,9 +106,8 @@ class HostLearning:
             extras=jax.tree.map(along_time, *(part.extras for part in parts)),
             carry=jax.tree.map(at_once, *(part.carry for part in parts)),
             final_carry=jax.tree.map(at_once, *(part.final_carry for part in parts)),
-            # Every group acted with the same version.
-            statistics=parts[0].statistics,
-            version=parts[0].version,
+            statistics=parts[-1].statistics,
+            version=parts[-1].version,
             whole_episodes=parts[0].whole_episodes,
         )
         episodes = rollouts[0].episodes

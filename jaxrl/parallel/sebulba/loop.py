@@ -28,10 +28,10 @@ from jaxrl.parallel.recorded import from_rollouts
 from jaxrl.parallel.sebulba import rate_limit
 from jaxrl.parallel.sebulba.actors import ActorThreads
 from jaxrl.parallel.sebulba.collector import Collector, Group, StepCollector
-from jaxrl.parallel.sebulba.inference import BatchedGroup, Inference, InferenceCollector
 from jaxrl.parallel.sebulba.learning import HostLearning, HostRollouts
-from jaxrl.parallel.sebulba.ready_collector import LocalPolicy, ReadyCollector
+from jaxrl.parallel.sebulba.ready_collector import ReadyCollector
 from jaxrl.parallel.sebulba.rounds import EveryRound, RateLimited, Rounds
+from jaxrl.parallel.sebulba.selection import OldestFull, OneOfEveryGroup
 
 if TYPE_CHECKING:
     from jaxrl.parallel.sebulba.topology import Sebulba
@@ -50,7 +50,6 @@ class SebulbaLoop:
         self._processes, self._begins = jax.process_count(), HostRollouts(layout)
         self._learning = HostLearning(layout, self._processes)
         self._collectors: list[Collector] = []
-        self._inferences: list[Inference] = []  # with dynamic batching: one for each device that acts
         self._threads: ActorThreads | None = None
         self._rounds: Rounds | None = None  # there as long as the threads are
         self._failures_reported = 0  # of environments, in the reports so far
@@ -70,7 +69,8 @@ class SebulbaLoop:
         return {"timestep": acting.timestep, "carry": acting.carry}
 
     def _first_timesteps(self):
-        first = jax.tree.map(lambda *x: np.concatenate(x), *(c.first_timestep() for c in self._collectors))
+        begun = self._collectors[: self._groups_of_a_batch]
+        first = jax.tree.map(lambda *x: np.concatenate(x), *(c.first_timestep() for c in begun))
         specs = PartitionSpec("data")
         if self._processes > 1:
             return meshes.from_processes(first, self.layout.mesh, specs)
@@ -83,9 +83,8 @@ class SebulbaLoop:
         size = self._group
         first_env = jax.process_index() * groups * size
         length, whole = ro.rollout_length(algo), ro.in_whole_episodes(algo)
-        steps = HostSteps(self.layout.spec, self.layout.num_envs, size, length, whole_episodes=whole)
+        steps = HostSteps(self.layout.spec, self._num_envs, size, length, whole_episodes=whole)
         devices = [device for device in self._actor_devices() for _ in range(self.topology.groups)]
-        acting = self._acting(steps, seed, [first_env + number * size for number in range(groups)], devices)
         store = None
         if remote is not None and remote.policy:
             store = ParameterStore(remote)
@@ -98,40 +97,21 @@ class SebulbaLoop:
                     if store is not None and remote is not None:
                         self._collectors.append(RemoteCollector(env, remote, steps, store, seed, env_offset, device))
                     else:
-                        self._collectors.append(self._collector(env, seed, env_offset, acting[number]))
+                        group = Group(steps, keys.root_key(seed), env_offset, device)
+                        self._collectors.append(self._collector(env, seed, env_offset, group))
         except BaseException:
             self.close()
             raise
 
-    def _acting(self, steps, seed, first_envs, devices):
-        """Who acts for each group, by itself or with dynamic batching."""
-        key, batching = keys.root_key(seed), self.topology.batching
-        self._inferences = []
-        if batching is None:
-            return [Group(steps, key, first, device) for first, device in zip(first_envs, devices, strict=True)]
-        acting: dict[int, BatchedGroup] = {}
-        for device in dict.fromkeys(devices):
-            here = [number for number, where in enumerate(devices) if where == device]
-            first, at_once = [first_envs[number] for number in here], self.topology.ready or steps.group
-            inference = Inference(steps, batching, at_once, key, first, device)
-            self._inferences.append(inference)
-            acting |= dict(zip(here, inference.groups, strict=True))
-        return [acting[number] for number in range(len(devices))]
-
-    def _collector(self, env, seed, env_offset, acting):
-        ready, size, timeout = self.topology.ready, acting.steps.group, self.topology.step_timeout
-        alone = isinstance(acting, Group)
+    def _collector(self, env, seed, env_offset, group):
+        ready, size, timeout = self.topology.ready, group.steps.group, self.topology.step_timeout
         with warn_if_slow(env.name, "building the environments"):
             if ready is not None:
                 host = env.build_async(size, ready, seed, env_offset)
             else:
                 host = env.build(size, seed, env_offset)
-        if ready is not None:
-            acting = LocalPolicy(acting) if alone else acting
-            return first_call(lambda: ReadyCollector(acting, host), host, timeout)
-        if alone:
-            return first_call(lambda: StepCollector(acting, host), host, timeout)
-        return first_call(lambda: InferenceCollector(acting, host), host, timeout)
+        kind = StepCollector if ready is None else ReadyCollector
+        return first_call(lambda: kind(group, host), host, timeout)
 
     def _actor_devices(self):
         """The device of each actor thread: after the learner's where there are so many, else among the same."""
@@ -156,20 +136,20 @@ class SebulbaLoop:
           EnvironmentFailedError: environments hang, or failed too often.
           Exception: whatever else an actor raised.
         """
-        group, first = self._group, jax.process_index() * (self.layout.num_envs // self._processes)
+        group, first = self._group, jax.process_index() * (self._num_envs // self._processes)
         columns = [
             np.asarray(recorded.within(first + number * group, group) if recorded else (), np.int32)
             for number in range(len(self._collectors))
         ]
         rows, versions = [], []
 
-        def keep(rollouts, version):
-            groups = zip(rollouts, columns, strict=True)
-            rows.append([_recorded_rows(of.rollout, mine, self.layout.spec) for of, mine in groups if mine.size])
+        def keep(batch, version):
+            kept = [(taken.collected.rollout, columns[taken.group]) for taken in batch if columns[taken.group].size]
+            rows.append([_recorded_rows(rollout, mine, self.layout.spec) for rollout, mine in kept])
             versions.append(version)
 
         threads, rounds = self._running(algo, state)
-        since, before, batches = time.monotonic(), threads.metrics(), self._batches()
+        since, before = time.monotonic(), threads.metrics()
         state, total, figures = rounds.chunk(algo, state, length, total_steps_per_env, dataset, keep)
         now = threads.metrics()
         figures |= {name: value - before[name] for name, value in now.items()}
@@ -178,9 +158,6 @@ class SebulbaLoop:
         failures = threads.failures
         figures["failures"], self._failures_reported = float(failures - self._failures_reported), failures
         figures |= {"inference_batch": float(self.topology.ready or group)}
-        if self._inferences:
-            calls, rows, seconds = self._batches() - batches
-            figures |= {"inference_batch": rows / max(calls, 1.0), "batching_seconds": seconds}
         figures["seconds"] = time.monotonic() - since
         report = total.replace(actors={name: np.float32(value) for name, value in figures.items()})
         return state, report, lambda: (from_rollouts(rows), np.repeat(versions, ro.rollout_length(algo)))
@@ -188,11 +165,18 @@ class SebulbaLoop:
     @property
     def _group(self):
         """Environments of a group."""
-        return self.layout.num_envs // self.topology.all_groups
+        return self._num_envs // self.topology.all_groups
 
-    def _batches(self):
-        """Of dynamic batching since the beginning: calls of the policy, environments in them, seconds before them."""
-        return np.sum([inference.metrics() for inference in self._inferences], axis=0) if self._inferences else 0.0
+    @property
+    def _num_envs(self):
+        """Environments that act, of which a batch may have some."""
+        assert self.topology.num_envs is not None  # the topology is resolved
+        return self.topology.num_envs
+
+    @property
+    def _groups_of_a_batch(self):
+        """Rollouts of a batch, of this process."""
+        return self.layout.num_envs // (self._group * self._processes)
 
     def _running(self, algo, state):
         """The actor threads, and the learner's rounds with them; they begin with the first chunk."""
@@ -200,21 +184,29 @@ class SebulbaLoop:
             if not self._collectors:
                 raise RuntimeError("the environments were closed; call start() again")
             iterations = int(state.steps_per_env) // ro.rollout_length(algo)
+            each, topology, size = self.topology.groups, self.topology, self._groups_of_a_batch
+            pooled = topology.learner_batch is not None
             for collector in self._collectors:
-                collector.begin_at(int(state.steps_per_env))
-            each, topology = self.topology.groups, self.topology
+                # One group may have been in a batch so often, where it need not wait for others.
+                collector.begin_at(int(state.steps_per_env) * (size if pooled else 1))
             self._failures_reported = 0
             self._threads = ActorThreads(
                 [self._collectors[i : i + each] for i in range(0, len(self._collectors), each)],
                 self._actor_devices(),
+                selection=self._selection(size) if pooled else OneOfEveryGroup(size),
                 first=iterations,
                 lag=topology.lag if topology.lockstep else None,
+                agree=not pooled,
                 depth=topology.queue,
                 step_timeout=topology.step_timeout,
-                inferences=self._inferences,
             )
             self._rounds = self._rounds_with(self._threads, algo, state, iterations)
         return self._threads, self._rounds
+
+    def _selection(self, size):
+        topology = self.topology
+        assert topology.max_lag is not None  # the topology is resolved
+        return OldestFull(size, len(self._collectors), topology.queue, topology.max_lag)
 
     def _rounds_with(self, threads, algo, state, iterations) -> Rounds:
         if self.topology.error_buffer is None:

@@ -1,6 +1,5 @@
 """A group of host environments of which those act that are ready first, so that a slow one does not stop the others."""
 
-import contextlib
 from collections.abc import Generator
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 from jaxrl.core.types import AsyncEnvironment, AsyncRecipe, HostRecipe, PyTree, Rollout, TimeStep
 from jaxrl.envs.host.watchdog import Stepper
 from jaxrl.parallel.host_rollout import HostActing, HostSteps
-from jaxrl.parallel.sebulba.collector import Collected, Group, GroupActor, Published, Stepping, with_episodes
+from jaxrl.parallel.sebulba.collector import Collected, Group, Published, Stepping, with_episodes
 
 
 def problems(ready: int, group: int, env: HostRecipe) -> list[str]:
@@ -29,24 +28,15 @@ def problems(ready: int, group: int, env: HostRecipe) -> list[str]:
     return found
 
 
-class LocalPolicy:
-    """A `GroupActor` of a group by itself."""
+class RolloutInParts:
+    """A rollout of a group, whose environments act some at a time.
 
-    def __init__(self, group: Group):
-        self.steps, self._group = group.steps, group
-
-    def begin_at(self, steps_per_env: int) -> None:
-        self._group.begin_at(steps_per_env)
-
-    @contextlib.contextmanager
-    def rollout(self, published: Published, timestep: TimeStep[np.ndarray]) -> Generator["RolloutAlone"]:
-        acting = self._group.acting(published.algo, timestep)
-        yield RolloutAlone(self.steps, published, acting, timestep)
-        acting.steps_per_env += self.steps.length
-
-
-class RolloutAlone:
-    """A `RolloutInParts` of a group by itself."""
+    Args:
+      steps: the compiled pieces.
+      published: what is acted with.
+      acting: where the environments stand.
+      timestep: what they show, numpy `[group, ...]`.
+    """
 
     def __init__(self, steps: HostSteps, published: Published, acting: HostActing, timestep: TimeStep[np.ndarray]):
         self._steps, self._published, self._acting, self._initial = steps, published, acting, acting.carry
@@ -55,6 +45,16 @@ class RolloutAlone:
         )
 
     def act(self, timestep: TimeStep[np.ndarray], numbers: np.ndarray, env_ids: np.ndarray) -> PyTree:
+        """Act for some environments.
+
+        Args:
+          timestep: what they show, numpy `[B, ...]`.
+          numbers: which step of the rollout it is for each, int32 [B].
+          env_ids: which of the group they are, int32 [B].
+
+        Returns:
+          Their actions, numpy `[B, ...]`.
+        """
         acting = self._acting
         self._storage, acting.previous_action, acting.carry, action = self._steps.act_some(
             self._published.algo,
@@ -71,7 +71,9 @@ class RolloutAlone:
         return jax.device_get(action)
 
     def finish(self, timestep: TimeStep[np.ndarray]) -> Rollout:
+        """Return the rollout, once all have acted; they show `timestep` then, numpy `[group, ...]`."""
         of, acting = self._published, self._acting
+        acting.steps_per_env += self._steps.length
         return self._steps.finish(
             of.algo, of.actor, self._storage, timestep, acting.previous_action, self._initial, acting.carry, of.version
         )
@@ -85,46 +87,47 @@ class ReadyCollector:
     named by environment and step.
 
     Args:
-      acting: who acts for them.
+      group: who acts for them.
       host: the environments.
     """
 
-    def __init__(self, acting: GroupActor, host: AsyncEnvironment):
+    def __init__(self, group: Group, host: AsyncEnvironment):
         self.host: AsyncEnvironment = host
         self.stepping = Stepping()
-        self._acting = acting
+        self._group = group
         # The newest time step of each environment; entries are written over as they come.
         self._timestep = self._reset()
 
     def begin_at(self, steps_per_env: int) -> None:
-        self._acting.begin_at(steps_per_env)
+        self._group.begin_at(steps_per_env)
 
     def first_timestep(self) -> TimeStep[np.ndarray]:
         return self._timestep
 
     def collect(self, published: Published, stepper: Stepper | None) -> Generator[None, None, Collected]:
         """`stepper` is not used, environments are sent actions in parts."""
-        steps = self._acting.steps
+        steps = self._group.steps
         if steps.whole_episodes:
             self._timestep = self._reset()
         turns = ReadyScheduler(steps.group, self.host.batch_size, steps.length)
-        with self._acting.rollout(published, self._timestep) as rollout:
-            while not turns.over:
-                turn = turns.take()
-                if turn is None:
-                    yield
-                    self._receive(turns)
-                    continue
-                env_ids, numbers = turn
-                timestep = jax.tree.map(lambda x, ids=env_ids: x[ids], self._timestep)
-                self.host.send(rollout.act(timestep, numbers, env_ids), env_ids)
+        acting = self._group.acting(published.algo, self._timestep)
+        rollout = RolloutInParts(steps, published, acting, self._timestep)
+        while not turns.over:
+            turn = turns.take()
+            if turn is None:
+                yield
+                self._receive(turns)
+                continue
+            env_ids, numbers = turn
+            timestep = jax.tree.map(lambda x, ids=env_ids: x[ids], self._timestep)
+            self.host.send(rollout.act(timestep, numbers, env_ids), env_ids)
         # A copy: the next rollout's time steps are written over these, maybe before the program has read them.
         return with_episodes(rollout.finish(jax.tree.map(np.copy, self._timestep)))
 
     def _reset(self):
         with self.stepping:
             self.host.async_reset()
-            came = [self.host.recv() for _ in range(self._acting.steps.group // self.host.batch_size)]
+            came = [self.host.recv() for _ in range(self._group.steps.group // self.host.batch_size)]
         env_ids, timesteps = jax.tree.map(lambda *x: np.concatenate(x), *came)
         return jax.tree.map(lambda x: x[np.argsort(env_ids)], timesteps)
 

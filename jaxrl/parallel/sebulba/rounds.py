@@ -1,7 +1,7 @@
-"""How a learner takes rounds of rollouts, one of every group, from its actors, and when it updates.
+"""How a learner takes batches of rollouts from its actors, and when it updates.
 
-`EveryRound` learns from each round at once, so its updates are those of the compiled program. `RateLimited` stores
-rounds as a rate limit lets them in, and makes updates in between.
+`EveryRound` learns from each batch at once, so with one of every group its updates are those of the compiled program.
+`RateLimited` stores rounds, of one of every group, as a rate limit lets them in, and makes updates in between.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from jaxrl.core.run_state import RunState
 from jaxrl.core.types import Algorithm
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.layout import Layout
-from jaxrl.parallel.sebulba.actors import ActorThreads
-from jaxrl.parallel.sebulba.collector import Collected, Published
+from jaxrl.parallel.sebulba.actors import ActorThreads, Taken
+from jaxrl.parallel.sebulba.collector import Published
 from jaxrl.parallel.sebulba.learning import HostLearning
 from jaxrl.parallel.sebulba.rate_limit import Counts, Move, RateLimit
 
-Keep = Callable[[list[Collected], int], None]
+Keep = Callable[[list[Taken], int], None]
 
 
 class Rounds(Protocol):
@@ -42,7 +42,7 @@ class Rounds(Protocol):
           algo, state, dataset: as of `Program`.
           length: rounds.
           total_steps_per_env: of the run, float32, on the learner's devices.
-          keep: gets the rollouts of every round, and from how many the policy that acted had learned.
+          keep: gets the rollouts of every round, and from how many the newest policy that acted had learned.
 
         Returns:
           The state, the report, and figures of the actors.
@@ -77,15 +77,15 @@ class EveryRound:
             for number in range(length):
                 resolved, actor = learning.prepare(algo, state, total_steps_per_env)
                 threads.publish(self._iterations, published(resolved, actor, self._iterations))
-                rollouts, version = threads.rollouts(self._iterations, _under_way(state))
-                lags.append(self._iterations - version)
-                keep(rollouts, version)
-                gathered = learning.gathered(rollouts)
+                batch = threads.rollouts(self._iterations, _under_way(state))
+                lags += [self._iterations - taken.version for taken in batch]
+                keep(batch, batch[-1].version)
+                gathered = learning.gathered([taken.collected for taken in batch])
                 state, report = learning.learn(resolved, state.replace(buffers={}), state.buffers, gathered, dataset)
-                threads.give_back(rollouts, state.steps_per_env.low.is_ready)
+                threads.give_back(batch, state.steps_per_env.low.is_ready)
                 self._iterations += 1
                 total.add(report, number)
-        return state, total.sum, {"policy_lag": float(np.mean(lags))}
+        return state, total.sum, _lag_figures(lags)
 
 
 class Progress(NamedTuple):
@@ -145,10 +145,7 @@ class RateLimited:
         return (
             state,
             report,
-            {
-                "policy_lag": float(np.mean(lags)),
-                "replay_ratio": self._counts.updates / learned_from,
-            },
+            _lag_figures(lags) | {"replay_ratio": self._counts.updates / learned_from},
         )
 
     def _update(self, resolved, state, dataset):
@@ -158,12 +155,13 @@ class RateLimited:
 
     def _store(self, resolved, state, keep):
         """Stores the next round, for which it may have to wait; and how many updates ago its policy was published."""
-        rollouts, version = self._threads.rollouts(self._iterations, _under_way(state))
+        batch = self._threads.rollouts(self._version, _under_way(state))
+        version = batch[-1].version  # of all
         acted = self._published_at[version]
-        keep(rollouts, acted.iterations)
-        gathered = self._learning.gathered(rollouts)
+        keep(batch, acted.iterations)
+        gathered = self._learning.gathered([taken.collected for taken in batch])
         state, report = self._learning.store(resolved, state.replace(buffers={}), state.buffers, gathered)
-        self._threads.give_back(rollouts, state.steps_per_env.low.is_ready)
+        self._threads.give_back(batch, state.steps_per_env.low.is_ready)
         self._published_at = {v: at for v, at in self._published_at.items() if v >= version}
         self._iterations, self._updates_since_stored = self._iterations + 1, 0
         return state, report, self._counts.updates - acted.updates
@@ -207,6 +205,11 @@ class Total:
 def published(resolved, actor, version: int) -> Published:
     """This process's copy of what its actors act with."""
     return Published(*meshes.local((resolved, actor)), np.int32(version))
+
+
+def _lag_figures(lags):
+    """Of the updates by which the learner was ahead of the policies that acted."""
+    return {"policy_lag": float(np.mean(lags)), "policy_lag_max": float(np.max(lags))}
 
 
 def _under_way(state):

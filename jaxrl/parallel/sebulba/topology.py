@@ -1,7 +1,8 @@
 """Sebulba (Hessel et al., 2021, arXiv:2104.06272): environments on the host feed a learner on the accelerator.
 
 Actor threads step groups of environments and act on actor devices; the learner, in the caller's thread, learns from
-one rollout of every group at a time. Rollouts wait in a bounded queue, so neither side runs away from the other.
+one rollout of every group at a time, or from whichever are full. Rollouts wait in bounded queues, so neither side runs
+away from the other.
 
 With several processes each has its share of the environments and of the learner's devices. Acting never leaves a
 process; what was collected becomes one batch, of which each process holds its own rows, and the learners all-reduce.
@@ -23,9 +24,9 @@ from jaxrl.parallel.layout import Layout
 from jaxrl.parallel.program import Program
 from jaxrl.parallel.ray.remote import Remote
 from jaxrl.parallel.sebulba import checks, rate_limit
-from jaxrl.parallel.sebulba.inference import DynamicBatching
 from jaxrl.parallel.sebulba.learning import HostRollouts
 from jaxrl.parallel.sebulba.loop import SebulbaLoop
+from jaxrl.parallel.sebulba.selection import batches_at_hand
 from jaxrl.parallel.topology import Topology, needs_environment
 
 
@@ -45,15 +46,18 @@ class Sebulba(Topology):
       shards: logical groups of environments, as in `Anakin`.
       lockstep: deterministic runs: every rollout is collected with parameters exactly `lag` updates old. Without
         it, with the newest parameters. Several processes need lockstep. None: with lockstep, unless the algorithm
-        learns from data of any age, as replays and V-trace do, or `ready` or `batching` is set.
+        learns from data of any age, as replays and V-trace do, or `ready` or `learner_batch` is set.
       lag: with lockstep, 0 or 1. With 0 actors wait for the learner, and the run equals `Anakin`'s with the same
         environments; with 1 they act while it updates. None: 0, or if `lockstep` is None too, 1 where the algorithm
         allows it (PPO), else 0 (A2C).
       queue: rollouts of each group that may wait for the learner.
+      learner_batch: environments whose rollouts an update learns from: those that are full, the oldest first, so that
+        no group waits for another. A multiple of the environments of a group. None: all of them, one rollout each.
+      max_lag: with `learner_batch`, the most updates by which a rollout's parameters may be older than those that learn
+        from it: the learner waits for rollouts that would be older. None: 16 times the batches that all groups'
+        rollouts make.
       ready: number of environments to act for at once: the first of their group that are ready; must divide the group.
         None: the whole group, in step.
-      batching: dynamic batching: one inference batch for whichever environments are ready, over all actor threads of a
-        device. None: every thread acts for its own environments.
       error_buffer: transitions that draws may be ahead of or behind the samples per insert: the learner then draws from
         the replay while actors insert, and whichever side is further ahead waits. None: an algorithm with a replay
         learns from it after every round of rollouts, and keeps its replay ratio exactly.
@@ -72,8 +76,9 @@ class Sebulba(Topology):
     lockstep: bool | None = None
     lag: int | None = None
     queue: int = 1
+    learner_batch: int | None = None
+    max_lag: int | None = None
     ready: int | None = None
-    batching: DynamicBatching | None = None
     error_buffer: float | None = None
     step_timeout: float = STEP_TIMEOUT
     remote: Remote | None = None
@@ -101,8 +106,12 @@ class Sebulba(Topology):
     def worker_processes(self, env: Environment | HostRecipe | None) -> int:
         return (getattr(env, "workers", None) or 0) * self.threads * self.groups if self.in_process else 0
 
+    @property
+    def batch_envs(self) -> int | None:
+        return self.num_envs if self.learner_batch is None else self.learner_batch
+
     def steps_per_iteration(self, algo: Algorithm) -> int:
-        return ro.rollout_length(algo) * self._num_envs(algo)
+        return ro.rollout_length(algo) * (self.learner_batch or self._num_envs(algo))
 
     def _num_envs(self, algo: Algorithm) -> int:
         if self.num_envs is not None:
@@ -124,17 +133,24 @@ class Sebulba(Topology):
         return self.remote.actors if self.remote is not None and self.remote.policy else self.actors
 
     def resolve(self, algo: Algorithm) -> "Sebulba":
-        """With `num_envs`, `lockstep` and `lag` as the algorithm needs them where they are None."""
-        lockstep, lag = self.lockstep, self.lag
+        """With `num_envs`, `lockstep`, `lag` and `max_lag` as the algorithm needs them where they are None."""
+        lockstep, lag, max_lag, num_envs = self.lockstep, self.lag, self.max_lag, self._num_envs(algo)
+        if self.learner_batch is not None and max_lag is None:
+            max_lag = 16 * self.batches_at_hand(num_envs)
         if lockstep is None:
             sources = [source for source in algo.experience.values() if isinstance(source, Rollouts | Episodes)]
             most = [source.max_policy_lag for source in sources if source.max_policy_lag is not None]
             alone = jax.process_count() == 1
-            in_step = self.ready is None and self.batching is None
+            in_step = self.ready is None and self.learner_batch is None
             lockstep = lag is not None or not alone or (bool(most) and in_step)
             if lag is None:
                 lag = min([1, *most]) if lockstep else 0
-        return dataclasses.replace(self, num_envs=self._num_envs(algo), lockstep=lockstep, lag=lag or 0)
+        return dataclasses.replace(self, num_envs=num_envs, lockstep=lockstep, lag=lag or 0, max_lag=max_lag)
+
+    def batches_at_hand(self, num_envs: int) -> int:
+        """Return the batches of `learner_batch` environments that all groups' rollouts make, of those at hand."""
+        groups_of_a_batch = (self.learner_batch or num_envs) * self.all_groups // max(num_envs, 1)
+        return batches_at_hand(max(groups_of_a_batch, 1), self.all_groups, self.queue)
 
     def bind(
         self, algo: Algorithm, env: Environment | HostRecipe, dataset_fraction: float = 0.0
@@ -150,14 +166,16 @@ class Sebulba(Topology):
         """
         if isinstance(env, Environment):
             raise ConfigError(self.problems(env))
-        if self.num_envs is None or self.lockstep is None or self.lag is None:
+        unresolved = self.learner_batch is not None and self.max_lag is None
+        if self.num_envs is None or self.lockstep is None or self.lag is None or unresolved:
             return self.resolve(algo).bind(algo, env, dataset_fraction)
         if problems := checks.problems(self, self.num_envs, algo, env):
             raise ConfigError(problems)
         processes, spec = jax.process_count(), env_spec(env)
         devices = processes if self.devices is None else self.devices
-        shards = meshes.checked_layout(algo, spec, self.num_envs, devices, self.shards, dataset_fraction)
-        layout = Layout(spec, self.num_envs, devices, shards, dataset_fraction)
+        batch_envs = self.learner_batch or self.num_envs
+        shards = meshes.checked_layout(algo, spec, batch_envs, devices, self.shards, dataset_fraction)
+        layout = Layout(spec, batch_envs, devices, shards, dataset_fraction)
         if self.error_buffer is not None:
             steps = self.steps_per_iteration(algo)
             if problems := rate_limit.problems(layout.experience(algo), self.error_buffer, steps):

@@ -130,37 +130,6 @@ def test_a_run_is_the_same_wherever_its_environments_are(cluster):
 
 
 @pytest.mark.long
-def test_environments_elsewhere_are_acted_for_in_one_batch_here(cluster):
-    """Central inference: the first update is that of a batch a group, of environments in this process."""
-    env, found = jaxrl.make("gymnasium:CartPole-v1"), []
-    batching = jaxrl.DynamicBatching(smallest=NUM_ENVS, patience=float("inf"))
-    for settings in ({"lockstep": False}, {"remote": HALF, "batching": batching}):
-        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, actors=2, **settings).bind(PPO, env)
-        try:
-            state, report = program.chunk(PPO, env, program.start(PPO, env, 3), 1, 100)
-            found.append(plain((state, report.replace(actors={}))))
-        finally:
-            program.close()
-    assert_equal(*found, 1e-5)
-    assert NUM_ENVS / 2 < report.actors["inference_batch"] <= NUM_ENVS
-
-
-@pytest.mark.long
-@pytest.mark.faults
-def test_an_actor_that_dies_while_others_wait_for_its_batch_is_replaced(cluster):
-    env = counting(**lethal("kill"))
-    batching = jaxrl.DynamicBatching(smallest=4, patience=float("inf"))
-    program = jaxrl.Sebulba(num_envs=4, shards=4, actors=2, remote=HALF, batching=batching).bind(PPO, env)
-    try:
-        with pytest.warns(RuntimeWarning, match="environments 2 to 3 died .*replaced .1 of restarts=3"):
-            state, report = program.chunk(PPO, env, program.start(PPO, env, 7), 3, 100)
-    finally:
-        program.close()
-    assert report.actors["failures"] == 1 and report.failed_at == -1
-    assert report.metrics()["actors/lost_transitions"] >= 1 and int(np.asarray(state.steps_per_env.low)) == 3 * 8
-
-
-@pytest.mark.long
 def test_a_run_is_the_same_where_actors_have_the_policy(cluster):
     env, found = jaxrl.make("gymnasium:CartPole-v1"), []
     there = Remote(actors=2, policy=True, cpus=0.5)

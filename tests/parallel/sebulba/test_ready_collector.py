@@ -17,7 +17,7 @@ from jaxrl.core.types import env_spec
 from jaxrl.envs.host.jax_host import JaxHostEnvironment, ServedFromHost
 from jaxrl.parallel.host_rollout import HostSteps, complete
 from jaxrl.parallel.sebulba.collector import Group, Published, StepCollector
-from jaxrl.parallel.sebulba.ready_collector import LocalPolicy, ReadyCollector, ReadyScheduler
+from jaxrl.parallel.sebulba.ready_collector import ReadyCollector, ReadyScheduler
 
 # --- turns -------------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ WHOLE = dataclasses.replace(STEPS, whole_episodes=True)
 
 def collector(cls, host, steps=STEPS):
     group = Group(steps, jax.random.key(3), NUM_ENVS, jax.devices()[0])
-    made = cls(LocalPolicy(group) if cls is ReadyCollector else group, host)
+    made = cls(group, host)
     made.begin_at(2**32 - 10)  # ticks wrap
     return made
 

@@ -1,0 +1,75 @@
+"""Which rollouts a learner takes for its next batch: one of every group, or those that are full, the oldest first."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+class Selection(Protocol):
+    """What makes a batch. Groups are numbers, in the order of their environments."""
+
+    @property
+    def size(self) -> int:
+        """Rollouts of a batch."""
+        ...
+
+    def choose(
+        self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], taken: Sequence[int], version: int
+    ) -> list[int]:
+        """Return the groups whose oldest full rollout goes into the batch now; one may be there more than once.
+
+        Args:
+          full: for each group the versions of the parameters that its full rollouts were acted with, oldest first.
+          collecting: the version that each group acts with now, of those that collect a rollout.
+          taken: the groups of the rollouts that are in this batch already.
+          version: of the parameters that will learn from the batch.
+        """
+        ...
+
+
+class OneOfEveryGroup:
+    """A `Selection` of one rollout of every group, taken as they come.
+
+    Args:
+      groups: how many there are.
+    """
+
+    def __init__(self, groups: int):
+        self.size = groups
+
+    def choose(
+        self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], taken: Sequence[int], version: int
+    ) -> list[int]:
+        return [group for group in range(self.size) if full[group] and group not in taken]
+
+
+class OldestFull:
+    """A `Selection` of whichever rollouts are full, the oldest parameters first: no group waits for another.
+
+    No rollout is learned from by parameters more than `lag` versions after its own. One of version v that is still
+    collected holds the learner up at version v + lag - D + 1, where D is the number of batches that all rollouts at
+    hand make (`batches_at_hand`). From then on it is full, and so are all that are as old; no others of that age can
+    begin. They are at most as many as there are at hand and go first, so the last of them is learned from D batches
+    later at most, at version v + lag.
+
+    Args:
+      size: rollouts of a batch.
+      groups: how many groups there are.
+      queue: full rollouts of a group that may wait while it collects the next one.
+      lag: versions, more than `batches_at_hand`.
+    """
+
+    def __init__(self, size: int, groups: int, queue: int, lag: int):
+        self.size, self._most = size, lag - batches_at_hand(size, groups, queue)
+
+    def choose(
+        self, full: Sequence[Sequence[int]], collecting: Mapping[int, int], taken: Sequence[int], version: int
+    ) -> list[int]:
+        if any(version - begun > self._most for begun in collecting.values()):
+            return []
+        oldest = sorted((of, group) for group, versions in enumerate(full) for of in versions)[: self.size]
+        return [group for _, group in oldest] if len(oldest) == self.size else []
+
+
+def batches_at_hand(size: int, groups: int, queue: int) -> int:
+    """Return the batches of `size` rollouts that all groups' full rollouts and those they collect make, at most."""
+    return -(-groups * (queue + 1) // size)

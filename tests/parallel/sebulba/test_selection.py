@@ -1,0 +1,186 @@
+"""A pool of full rollouts: no group waits for another, none is learned from too late, and each is learned from once."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+from helpers.patience import PATIENCE, within
+from helpers.programs import ALGORITHMS, ENV, NUM_ENVS, ROWS, SMALL, actor_threads, all_finite, assert_equal, plain
+from helpers.spoiled import Spoiled
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxrl
+from jaxrl import networks
+from jaxrl.core import config
+from jaxrl.core.errors import ConfigError
+from jaxrl.core.types import env_spec
+from jaxrl.envs.host.jax_host import ServedFromHost
+from jaxrl.parallel.sebulba.collector import Group
+from jaxrl.parallel.sebulba.learning import HostLearning
+from jaxrl.parallel.sebulba.selection import OldestFull, OneOfEveryGroup, batches_at_hand
+
+HOST = ServedFromHost(ENV)
+LENGTH = 8
+IMPALA = jaxrl.IMPALA(learning_rate=1e-2, rollout_length=LENGTH, network=networks.ActorCritic(torso=SMALL))
+IMPALA = IMPALA.resolve(env_spec(HOST), 4)
+
+# --- which rollouts make a batch ---------------------------------------------------------------------------------
+
+
+@given(
+    groups=st.integers(1, 9),
+    size=st.integers(1, 9),
+    queue=st.integers(1, 3),
+    slack=st.integers(1, 6),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_no_rollout_is_learned_from_too_late_and_nobody_waits_forever(groups, size, queue, slack, seed):
+    """A simulation: groups collect at speeds of their own, on a clock that the next rollout to be full moves."""
+    rng, size = np.random.default_rng(seed), min(size, groups)
+    lag = batches_at_hand(size, groups, queue) + slack
+    selection = OldestFull(size, groups, queue, lag)
+    seconds = rng.exponential(rng.choice([1.0, 30.0], groups))
+    full, collecting, ends = [[] for _ in range(groups)], {}, np.full(groups, np.inf)
+    version, now, lags = 0, 0.0, []
+    while version < 60:
+        for group in range(groups):
+            if group not in collecting and len(full[group]) <= queue:
+                collecting[group], ends[group] = version, now + seconds[group] * rng.random()
+        batch = selection.choose(full, collecting, [], version)
+        if not batch:
+            group = int(np.argmin(ends))
+            assert ends[group] < np.inf, "nobody collects, and nothing is learned from"
+            now, ends[group] = ends[group], np.inf
+            full[group].append(collecting.pop(group))
+            continue
+        assert len(batch) == size
+        taken = [full[group].pop(0) for group in batch]
+        assert taken == sorted(taken) and max(taken) <= min((left[0] for left in full if left), default=version)
+        lags += [version - of for of in taken]
+        version += 1
+    assert max(lags) <= lag
+
+
+def test_the_oldest_go_first_and_a_group_may_give_two():
+    pool = OldestFull(3, 3, 1, 9)
+    assert pool.choose([[4], [2, 3], [3]], {}, [], 5) == [1, 1, 2]
+    assert pool.choose([[4], [], [3]], {1: 4}, [], 5) == [], "too few"
+    assert pool.choose([[8], [8, 8], []], {2: 1}, [], 8) == [0, 1, 1]
+    assert pool.choose([[9], [8, 8], []], {2: 1}, [], 9) == [], "two batches are at hand: it has to be full now"
+
+
+def test_one_of_every_group_is_taken_as_they_come():
+    every = OneOfEveryGroup(3)
+    assert every.choose([[0], [], [0, 1]], {1: 0}, [], 0) == [0, 2]
+    assert every.choose([[1], [], [1]], {1: 0}, [0, 2], 0) == []
+    assert every.choose([[1], [0], [1]], {}, [0, 2], 0) == [1]
+
+
+# --- whole runs --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FirstIsSlow(Spoiled):
+    """Environments of which those of the first group do `then` at a step."""
+
+    def build(self, num_envs, seed, first_env=0):
+        host = super().build(num_envs, seed, first_env)
+        host.at = self.at if first_env == 0 else -1
+        return host
+
+
+@pytest.mark.long
+def test_a_group_that_hangs_holds_up_no_other(monkeypatch):
+    """The others are learned from while it is at its first steps; once it is there, it is learned from too."""
+    learned, free, learn = [], threading.Event(), HostLearning.learn
+
+    def watched(self, algo, state, buffers, rollouts, dataset):
+        learned.append([np.asarray(one.rollout.timesteps.observation) for one in rollouts])
+        return learn(self, algo, state, buffers, rollouts, dataset)
+
+    monkeypatch.setattr(HostLearning, "learn", watched)
+    env = FirstIsSlow(ENV, at=5, then=lambda host: free.wait(PATIENCE))
+    program = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4).bind(IMPALA, env)
+    try:
+        with within(PATIENCE):
+            state, report = program.chunk(IMPALA, env, program.start(IMPALA, env, 3), 10, 100)
+            assert not free.is_set() and int(state.steps_per_env) == 10 * LENGTH
+            free.set()
+            state, report = program.chunk(IMPALA, env, state, 10, 100)
+        assert report.actors["policy_lag_max"] >= 10, "the slow group's is the oldest, and is learned from"
+        assert all_finite(plain(state.learner)) and int(state.learner.updates) == 20
+    finally:
+        free.set()
+        program.close()
+    assert not actor_threads()
+    rows = np.concatenate([one[:-1].reshape(-1, one.shape[-1]) for batch in learned for one in batch])
+    assert len(np.unique(rows, axis=0)) == len(rows) == 20 * 4 * LENGTH, "each is learned from once"
+
+
+@pytest.mark.long
+def test_it_learns_and_resumes_with_other_random_numbers(tmp_path, monkeypatch):
+    began_at, begin_at = [], Group.begin_at
+    monkeypatch.setattr(Group, "begin_at", lambda self, steps: began_at.append(steps) or begin_at(self, steps))
+    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4)
+    settings = {"topology": topology, "progress": False, "evaluate_every": 0, "evaluation_episodes": 4}
+    settings |= {"run_dir": tmp_path / "run"}
+    first = jaxrl.train(IMPALA, HOST, total_steps=4 * ROWS, **settings)
+    assert first.total_steps == 4 * ROWS and int(first.state.steps_per_env) * 4 == 4 * ROWS
+    with pytest.warns(RuntimeWarning, match=f"resumed at step {4 * ROWS}; {NUM_ENVS} host environments start new"):
+        again = jaxrl.train(IMPALA, HOST, total_steps=6 * ROWS, **settings)
+    most = int(first.state.steps_per_env) * 2  # of one group that would have been in every batch twice
+    assert began_at == [0] * 4 + [most] * 4
+    assert int(again.state.learner.updates) == 12 and {"actors/policy_lag_max"} <= set(again.metrics[-2])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["recurrent_ppo", "impala"])
+def test_a_batch_of_all_groups_in_step_is_the_round(name):
+    """Of one thread, which gives its groups in turn: the pool takes what a round takes."""
+    algo = IMPALA if name == "impala" else ALGORITHMS[name]
+    found = []
+    for topology in ({"lockstep": True}, {"learner_batch": NUM_ENVS}):
+        program = jaxrl.Sebulba(num_envs=NUM_ENVS, shards=4, **topology).bind(algo, HOST)
+        try:
+            state, report = program.chunk(algo, HOST, program.start(algo, HOST, 3), 1, 100)
+            found.append(plain((state, report.replace(actors={}))))
+        finally:
+            program.close()
+    assert_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("algo", "fields", "said"),
+    [
+        (
+            IMPALA,
+            {"learner_batch": 3},
+            "learner_batch=3 is not some of the 4 groups of 2 environments; use one of 2, 4",
+        ),
+        (IMPALA, {"learner_batch": 16}, "learner_batch=16 is not some of the 4 groups"),
+        (IMPALA, {"learner_batch": 4, "lockstep": True}, "learner_batch=4 with lockstep=True"),
+        (IMPALA, {"learner_batch": 4, "lag": 1}, "learner_batch=4 with lockstep=True"),
+        (IMPALA, {"learner_batch": 4, "max_lag": 4}, "max_lag=4 must be more than the 4 batches .* at least 5"),
+        (IMPALA, {"max_lag": 4}, "max_lag=4 is for batches of learner_batch"),
+        (ALGORITHMS["dqn"], {"learner_batch": 4}, "DQN's replay 'replay' stores a rollout of every environment at a"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_told_at_once(algo, fields, said):
+    with pytest.raises(ConfigError, match=said):
+        jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, **fields).bind(algo, HOST)
+
+
+def test_recording_is_refused(tmp_path):
+    topology = jaxrl.Sebulba(num_envs=NUM_ENVS, actors=4, learner_batch=4)
+    with pytest.raises(ConfigError, match="record: every batch holds the rollouts of 4 of the 8 environments"):
+        jaxrl.train(IMPALA, HOST, total_steps=ROWS, topology=topology, record=tmp_path / "data", progress=False)
+
+
+def test_a_run_of_before_is_read_where_a_field_that_is_gone_was_not_set():
+    written = config.encode(jaxrl.Sebulba(num_envs=8))
+    assert config.decode(written | {"batching": None}) == jaxrl.Sebulba(num_envs=8)
+    with pytest.raises(ConfigError, match="has no field batching; the run is of another version"):
+        config.decode(written | {"batching": 4})
