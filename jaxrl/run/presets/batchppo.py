@@ -46,7 +46,7 @@ def _batchppo(
             torso=torso,
             core=core,
             shared=False,
-            continuous="gaussian",
+            continuous="tanh_mean",
             state_dependent_std=False,
             # Deviations: variance_scaling(f) has sqrt(f / inputs), an orthogonal kernel of gain g has g / sqrt(inputs).
             policy_gain=math.sqrt(policy_factor),
@@ -57,8 +57,8 @@ def _batchppo(
 
 
 _BATCHPPO = (
-    "{what} Like that code it clips actions to their bounds. Differences: no tanh on the mean action "
-    "(--network.continuous tanh_mean has it); orthogonal initialization, whose output gain of "
+    "{what} Like that code it squashes the mean action by tanh and clips samples to their bounds. Differences: "
+    "orthogonal initialization, whose output gain of "
     "sqrt({factor}) gives the deviation of its variance_scaling({factor}); "
     "rewards are divided by the deviation of the discounted return, there by their own; the hinge of the KL penalty is "
     "of the batch's mean, there of each episode's; means leave out the padding after an episode's end, which there "
