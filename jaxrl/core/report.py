@@ -74,7 +74,7 @@ class Report(struct.PyTreeNode):
     made: jax.Array  # updates of the learner, float32
     finite: dict[str, jax.Array]  # bool by metric, and of the reward: at the first iteration in which one was not
     failed_at: jax.Array  # int32: the number of that iteration within the chunk, or -1
-    actors: Metrics = struct.field(default_factory=dict)  # of host actors, means over the chunk
+    actors: Metrics = struct.field(default_factory=dict)  # of host actors, over the chunk
 
     @classmethod
     def zeros_like(cls, shapes: "Report") -> "Report":
@@ -149,9 +149,18 @@ def joined(parts: Sequence[tuple[Report, int]]) -> Report:
         return parts[0][0]
     reports, lengths = zip(*parts, strict=True)
     whole = jax.tree.map(lambda *xs: np.sum(np.asarray(xs), axis=0), *(one.replace(finite={}) for one in reports))
-    actors = {name: np.average([one.actors[name] for one in reports], weights=lengths) for name in whole.actors}
+    actors = {name: _joined_figure(name, [one.actors[name] for one in reports], lengths) for name in whole.actors}
     episodes = _joined_episodes([one.episodes for one in reports])
     return whole.replace(episodes=episodes, finite=reports[-1].finite, failed_at=reports[-1].failed_at, actors=actors)
+
+
+def _joined_figure(name, values, lengths):
+    """Return what several chunks say of their actors: seconds and failures add up, other figures are means."""
+    if name.endswith("_max"):
+        return np.max(values)
+    if name.endswith("seconds") or name == "failures":
+        return np.sum(values)
+    return np.average(values, weights=lengths)
 
 
 def _joined_episodes(parts):

@@ -57,9 +57,11 @@ class TrainingRows:
         with np.errstate(invalid="ignore", divide="ignore"):  # a mean where no episode ended is NaN, and left out
             metrics = joined(self._parts).metrics()
             row = {name: float(value) for name, value in metrics.items() if np.isfinite(value)} | self.speed()
-        if self._timed and self._samples:
+        if self._timed:
             updates = row["train/updates"] * self._timed / sum(iterations for _, iterations in self._parts)
-            row["inserts_per_second"] = row["steps_per_second"]
-            row["samples_per_second"] = updates * self._samples / max(self._seconds, 1e-9)
+            row["updates_per_second"] = updates / max(self._seconds, 1e-9)
+            if self._samples:
+                row["inserts_per_second"] = row["steps_per_second"]
+                row["samples_per_second"] = row["updates_per_second"] * self._samples
         self._begin()
         return row

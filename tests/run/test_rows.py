@@ -15,7 +15,7 @@ from jaxrl.run import loop
 from jaxrl.run.callbacks import FunctionCallback
 from jaxrl.run.rows import TrainingRows, row_period
 
-TIMED = ("seconds", "steps_per_second", "inserts_per_second", "samples_per_second")
+TIMED = ("seconds", "steps_per_second", "updates_per_second", "inserts_per_second", "samples_per_second")
 
 
 def train(run_dir=None, *, algo=PPO, total=12, **settings):
@@ -98,7 +98,7 @@ def report(rng, lives=True):
         made=made,
         finite={"loss": np.bool_(True)},
         failed_at=np.int32(-1),
-        actors={"policy_lag": float(rng.integers(3))},
+        actors={name: float(rng.integers(3)) for name in ("policy_lag", "policy_lag_max", "failures", "seconds")},
     )
 
 
@@ -113,6 +113,9 @@ def test_joined_reports_are_the_sum_that_one_program_makes(seed, number, lives):
         expected = expected.add(jax.tree.map(jnp.asarray, one), jnp.int32(0))
     lag = sum(one.actors["policy_lag"] * length for one, length in parts) / sum(length for _, length in parts)
     assert told.actors["policy_lag"] == pytest.approx(lag)
+    assert told.actors["policy_lag_max"] == max(one.actors["policy_lag_max"] for one, _ in parts)
+    for name in ("failures", "seconds"):  # before, a failure in one of four chunks was a quarter
+        assert told.actors[name] == sum(one.actors[name] for one, _ in parts)
     assert_equal(told.replace(actors={}), jax.device_get(expected).replace(actors={}), 1e-4)
     assert all(isinstance(leaf, np.ndarray | np.generic | float) for leaf in jax.tree.leaves(told))
 
@@ -126,6 +129,7 @@ def test_a_row_is_timed_without_the_chunk_that_compiled():
     assert training.speed() == {"steps_per_second": 20.0}
     row = training.row()
     assert row["steps_per_second"] == row["inserts_per_second"] == 20.0
-    assert row["samples_per_second"] == pytest.approx(row["train/updates"] * 4 / 5 * 32 / 2.0)
+    assert row["updates_per_second"] == pytest.approx(row["train/updates"] * 4 / 5 / 2.0)
+    assert row["samples_per_second"] == pytest.approx(32 * row["updates_per_second"])
     training.add(report(rng), 1, None)
     assert "steps_per_second" not in training.row(), "each row begins anew"
