@@ -54,7 +54,9 @@ def test_every_row_holds_or_says_why_not():
             assert (how, tests) == ("", ""), f"{what}: it is not there, and has a command or a test"
             assert state(row) == "yet" or ABSENT.match(here).group(2), f"{what}: not carried over, because of what?"
         else:
-            assert here and re.search(rf"`{DEVICES}jaxrl[ .]", how) and "`tests/" in tests, f"{what}: no command or no test"
+            assert here and re.search(rf"`{DEVICES}jaxrl[ .]", how) and "`tests/" in tests, (
+                f"{what}: no command or no test"
+            )
     named = [row[0] for row in ROWS]
     assert len({(row[0], row[1]) for row in ROWS}) == len(named), "a row stands there twice"
 
