@@ -11,7 +11,7 @@ class Counting(dm_env.Environment):
     """Shows the seed, the step and the last action; the reward is the step; the last of `length` has `discount`.
 
     `fault` strikes in the second step: "raise", "kill", "first" (another episode begins), "zero" (a discount of 0
-    within the episode), "none" (no discount) or "reward" (none).
+    within the episode), "discounted" (0.9 there), "none" (no discount) or "reward" (none).
     """
 
     def __init__(self, seed, length=3, discount=0.0, fault=None):
@@ -36,7 +36,7 @@ class Counting(dm_env.Environment):
     def step(self, action):
         self.action_spec().validate(action)
         self._step += 1
-        discount = 0.99
+        discount = 1.0
         if self._step == 2 and self._fault is not None:
             if self._fault == "raise":
                 raise ValueError("the simulator is out of cheese")
@@ -44,7 +44,7 @@ class Counting(dm_env.Environment):
                 os.kill(os.getpid(), 9)
             if self._fault == "first":
                 return self.reset()
-            discount = {"zero": 0.0, "none": None}.get(self._fault, discount)
+            discount = {"zero": 0.0, "discounted": 0.9, "none": None}.get(self._fault, discount)
         last = self._step == self._length
         return dm_env.TimeStep(
             dm_env.StepType.LAST if last else dm_env.StepType.MID,

@@ -254,7 +254,7 @@ def endings(timestep):
     """Whether a time step of dm_env is terminated, truncated: its last one, with a discount of 0, or of more.
 
     Raises:
-      ValueError: the discount is none, or 0 within an episode, or another episode began without an end.
+      ValueError: the discount is none, or another than 1 within an episode, or another episode began without an end.
     """
     if timestep.first():
         raise ValueError("step() began another episode, and the last one had no end: StepType.LAST must come before")
@@ -268,6 +268,11 @@ def endings(timestep):
         return discount == 0.0, discount > 0.0
     if discount == 0.0:
         raise ValueError("its discount is 0 within an episode; what ends there has StepType.LAST")
+    if discount != 1.0:
+        raise ValueError(
+            f"its discount is {discount:g} within an episode, where it must be 1: algorithms discount by their own "
+            "gamma, so set that, and wrap the environment"
+        )
     return False, False
 
 
