@@ -161,7 +161,7 @@ def test_actions_are_counted_from_the_specs_lowest():
         ("raise", "out of cheese"),
         ("first", "began another episode, and the last one had no end"),
         ("zero", "its discount is 0 within an episode"),
-        ("discounted", "its discount is 0.9 within an episode, where it must be 1: algorithms discount by their own gamma"),
+        ("discounted", "its discount is 0.9 within an episode, where it must be 1: algorithms discount by their own"),
         ("none", "its discount must be a number from 0 to 1, and it is None"),
         ("reward", "reward must be a number, and it is None"),
     ],

@@ -94,7 +94,8 @@ PRESETS = (
         topology={"num_envs": 192},
         source="Kapturowski et al. (2019), openreview.net/forum?id=r1lyTjAqYX, at the scale of rlpyt's R2D1 "
         "(arXiv:1909.01500): 192 environments, an update of 64 sequences every 40 steps of each, 4M "
-        "transitions. Here frames are 84 x 84 in stacks of 4; new sequences get the priority of their TD errors, as there.",
+        "transitions. Here frames are 84 x 84 in stacks of 4; new sequences get the priority of their TD errors, "
+        "as there.",
     ),
     Preset(
         name="crossq",
