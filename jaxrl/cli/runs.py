@@ -58,6 +58,7 @@ _TITLES = {
     "devices and machines": (
         "devices",
         "actor_devices",
+        "actor_platform",
         "shards",
         "resources",
         "mapping",

@@ -183,6 +183,7 @@ ON_THE_HOST = {
     "--actors": "2",
     "--groups": "2",
     "--actor-devices": "2",
+    "--actor-platform": "cpu",
     "--lockstep": "True",
     "--lag": "1",
     "--queue": "2",

@@ -39,6 +39,14 @@ def _out_of_range(topology):
         found.append(f"groups={topology.groups} must be 1 or 2; use more actors instead")
     if topology.lag not in (0, 1) or (topology.lag and not topology.lockstep):
         found.append(f"lag={topology.lag} must be 0, or 1 with lockstep=True")
+    platform = topology.actor_platform
+    try:
+        jax.local_devices(backend=platform)
+    except RuntimeError:
+        found.append(
+            f"actor_platform={platform!r}: JAX has no such devices in this process; use {jax.default_backend()!r}, "
+            "'cpu', or None"
+        )
     if topology.step_timeout <= 0:
         found.append(f"step_timeout={topology.step_timeout} must be more than 0 seconds")
     return found

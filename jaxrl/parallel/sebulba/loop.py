@@ -115,8 +115,8 @@ class SebulbaLoop:
 
     def _actor_devices(self):
         """The device of each actor thread: after the learner's where there are so many, else among the same."""
-        here, count = jax.local_devices(), self.topology.actor_devices
-        learning = self.layout.devices // self._processes
+        here, count = jax.local_devices(backend=self.topology.actor_platform), self.topology.actor_devices
+        learning = sum(device in self.layout.mesh.local_devices for device in here)
         apart = here[learning : learning + count]
         devices = apart if len(apart) == count else here[:count]
         return [devices[number % len(devices)] for number in range(self.topology.threads)]

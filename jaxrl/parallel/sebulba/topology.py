@@ -43,6 +43,8 @@ class Sebulba(Topology):
         them together. None: one of each process.
       actor_devices: number of devices that act, in each process: those after the learner's if there are enough, else
         the same; threads are assigned to them in turn.
+      actor_platform: platform of the devices that act: "cpu" acts on the processor while an accelerator learns, which
+        suits small networks, whose calls cost an accelerator more than their arithmetic. None: the learner's.
       shards: logical groups of environments, as in `Anakin`.
       lockstep: deterministic runs: every rollout is collected with parameters exactly `lag` updates old. Without
         it, with the newest parameters. Several processes need lockstep. None: with lockstep, unless the algorithm
@@ -72,6 +74,7 @@ class Sebulba(Topology):
     groups: int = 1
     devices: int | None = None
     actor_devices: int = 1
+    actor_platform: str | None = None
     shards: int | None = None
     lockstep: bool | None = None
     lag: int | None = None

@@ -69,7 +69,7 @@ def compiled():
     "topology",
     [
         pytest.param({"actors": 2, "groups": 2}, id="two threads of two"),
-        pytest.param({"groups": 2, "actor_devices": 2, "devices": 2}, id="two devices"),
+        pytest.param({"groups": 2, "actor_devices": 2, "devices": 2, "actor_platform": "cpu"}, id="two devices"),
     ],
 )
 def test_grouping_and_devices_change_nothing(topology, compiled):
@@ -301,9 +301,12 @@ def test_whole_episodes_of_environments_that_go_on_after_a_reset_are_refused(fie
 
 def test_settings_that_do_not_fit_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
-        jaxrl.Sebulba(num_envs=7, actors=2, groups=3, lag=2, queue=0, step_timeout=0.0).bind(ALGORITHMS["ppo"], HOST)
+        jaxrl.Sebulba(num_envs=7, actors=2, groups=3, lag=2, queue=0, step_timeout=0.0, actor_platform="rocm").bind(
+            ALGORITHMS["ppo"], HOST
+        )
     said = "\n".join(caught.value.problems)
-    for words in ("groups=3", "lag=2", "queue=0", "step_timeout=0.0", "num_envs=7 does not divide over 6 groups"):
+    others = "step_timeout=0.0", "num_envs=7 does not divide over 6 groups", "actor_platform='rocm': JAX has no such"
+    for words in ("groups=3", "lag=2", "queue=0", *others):
         assert words in said
 
 
