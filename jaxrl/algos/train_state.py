@@ -134,7 +134,16 @@ def weighted_mean(x: jax.Array, weight: jax.Array, replicas: Replicas) -> jax.Ar
 def weighted_means[Name](
     values: Mapping[Name, jax.Array], weight: jax.Array, replicas: Replicas
 ) -> dict[Name, jax.Array]:
-    """Return `weighted_mean` of several arrays of one shape, which are summed together to start fewer kernels."""
-    stacked = jnp.stack(list(values.values()))
-    means = jax.vmap(lambda x: weighted_mean(x, weight, replicas))(stacked)
+    """Return `weighted_mean` of several arrays of one shape.
+
+    Accelerators sum them together, to start fewer kernels. On a CPU the copy costs a vmapped sweep a tenth of its speed.
+    """
+
+    def mean(x):
+        return weighted_mean(x, weight, replicas)
+
+    def together(*arrays):
+        return tuple(jax.vmap(mean)(jnp.stack(arrays)))
+
+    means = jax.lax.platform_dependent(*values.values(), cpu=lambda *arrays: tuple(map(mean, arrays)), default=together)
     return dict(zip(values, means, strict=True))
