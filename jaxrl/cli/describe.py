@@ -128,7 +128,7 @@ def _preset_json(preset):
     return {
         "algorithm": type(preset.algorithm).__name__.lower(),
         "env": preset.env,
-        "num_envs": preset.topology.get("num_envs"),
+        "num_envs": preset.topology["num_envs"],
         "topology": {name: value for name, value in preset.topology.items() if name != "num_envs"},
         "total_steps": preset.total_steps,
         "defaults": defaults,

@@ -126,12 +126,7 @@ def read(command: str, argv: Sequence[str]) -> ParsedCommand:
     problems += limits.training_problems(**{name: run[name] for name in limits.LEAST if name in run})
     problems += _network_problems(fields, values)
     if run["env"] is None and run.get("dataset") is None:
-        learns_from_data = preset is not None and _is_offline(preset)
-        problems.append(
-            f"preset {preset.name} learns from a dataset: jaxrl train --dataset PATH, such as rlds:data/mixed"
-            if learns_from_data
-            else "no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)"
-        )
+        problems.append("no environment: --env NAME, such as gymnax:CartPole-v1 (jaxrl envs lists them)")
     if run["total_steps"] is None and run.get("target") is None:
         problems.append("no number of steps: --total-steps N")
     for env in (run["env"], run.get("eval_env")):
@@ -167,7 +162,7 @@ def _takes_dataset(run):
 def _example(command, name, preset, run):
     """A command line that could be typed, within the terminal's width."""
     if preset is not None:
-        words = [f"--preset {preset.name}", *(["--dataset rlds:data/mixed"] if _is_offline(preset) else [])]
+        words = [f"--preset {preset.name}"]
     elif name in _OFFLINE and _takes_dataset(run):
         words = [name, "--dataset rlds:data/pendulum", "--eval-env gymnax:Pendulum-v1", "--total-steps 20000"]
     else:
@@ -222,8 +217,6 @@ def _network_problems(fields, values):
 
 def _common_flags(preset):
     name, env, num_envs = (None, None, None) if preset is None else (preset.name, preset.env, preset.num_envs)
-    if preset is not None and _is_offline(preset):
-        env = None  # it is evaluated there
     required = "required" if preset is None else None
     return [
         Flag("env", TEXT, env, "the environment, suite:name", required),
@@ -245,14 +238,7 @@ def _own_flags(command, preset):
         return flags
     known = {name: {"default": value} for name, value in preset.topology.items()}
     known["total_steps"] = {"default": preset.total_steps, "hint": None}
-    if _is_offline(preset):
-        known["eval_env"] = {"default": preset.env}
     return [dataclasses.replace(flag, **known.get(flag.name, {})) for flag in flags]
-
-
-def _is_offline(preset):
-    """Whether it learns from a dataset alone."""
-    return preset.num_envs is None
 
 
 def _preset(argv):

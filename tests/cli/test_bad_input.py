@@ -298,11 +298,6 @@ def test_suite_of_envs(refused):
     assert "unknown suite 'gym'; did you mean 'gymnax'" in refused("envs", "gym")
 
 
-def test_a_preset_that_learns_from_data_asks_for_it(refused):
-    said = refused("train", "--preset", "mixed-td3bc")
-    assert "preset mixed-td3bc learns from a dataset: jaxrl train --dataset PATH" in said
-
-
 NO_DEVICE = """
 import sys, jaxrl
 from jaxrl.cli import main

@@ -165,8 +165,7 @@ def _trainings() -> str:
 def _offline() -> str:
     lines = [
         f"| {row['run']} | {row['mean']:.2f} | {', '.join(f'{score:.2f}' for score in row['scores'])} |"
-        for name in ("pendulum", "presets")
-        for row in _read(f"learning-offline-{name}")["rows"]
+        for row in _read("learning-offline-pendulum")["rows"]
     ]
     return _table("training | mean | each seed |", lines)
 

@@ -101,29 +101,3 @@ def test_pendulum_from_data(data):
     assert mean["bc on expert data"] >= 0.9
     for name in ("td3bc", "iql", "cql"):
         assert mean[f"{name} on mixed data"] > mean["bc on mixed data"], name
-
-
-@pytest.mark.learning
-def test_presets_on_mixed_data(data):
-    """5 seeds: nearly as good as the expert, where the authors' settings clone what is mostly random."""
-    rows = []
-    for name in ("mixed-td3bc", "mixed-cql"):
-        preset = jaxrl.preset(name)
-        scores = data.scores(preset.algorithm, data.mixed, preset.total_steps)
-        rows.append(
-            {
-                "run": f"`--preset {name}` on mixed data",
-                "scores": [round(float(x), 3) for x in scores],
-                "mean": round(float(scores.mean()), 3),
-            }
-        )
-    print(*rows, sep="\n")
-    _record.save(
-        "learning-offline-presets",
-        rows,
-        seeds=list(range(SEEDS)),
-        random_return=round(float(data.random_return), 1),
-        expert_return=round(float(data.expert_return), 1),
-        reference={"score": 0.9, "source": "issue 14"},
-    )
-    assert all(row["mean"] >= 0.9 for row in rows), rows

@@ -18,10 +18,9 @@ class Preset:
     Attributes:
       name: as `jaxrl.preset` and `--preset` take it.
       algorithm: with all its fields.
-      env: where it was used, "suite:name"; any other of its kind may take its place. A preset that learns from a
-        dataset alone is evaluated there.
-      total_steps: environment steps that it was trained for; updates where it learns from a dataset alone.
-      topology: arguments of `Anakin` or `Sebulba`, "num_envs" among them; {} where it learns from a dataset alone.
+      env: where it was used, "suite:name"; any other of its kind may take its place.
+      total_steps: environment steps that it was trained for.
+      topology: arguments of `Anakin` or `Sebulba`, "num_envs" among them.
       source: where the numbers are from, and where this differs.
     """
 
