@@ -136,7 +136,8 @@ def weighted_means[Name](
 ) -> dict[Name, jax.Array]:
     """Return `weighted_mean` of several arrays of one shape.
 
-    Accelerators sum them together, to start fewer kernels. On a CPU the copy costs a vmapped sweep a tenth of its speed.
+    Accelerators sum them together, to start fewer kernels. On a CPU the copy would cost a vmapped sweep a tenth of its
+    speed.
     """
 
     def mean(x):

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl.cli.fields import read_field
 from jaxrl.cli.runs import ParsedCommand
-from jaxrl.cli.training import prepare
+from jaxrl.cli.training import make_environment, prepare
 from jaxrl.cli.values import assignments
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm
@@ -28,11 +28,16 @@ def sweep(parsed: ParsedCommand) -> int:
     request = prepare("sweep", parsed)
     arguments = {name: value for name, value in request.arguments.items() if name not in ("out", "seeds", "grid")}
     seeds, out = request.arguments["seeds"], request.arguments["out"]
-    space = read_space(request.algo, "--grid", request.arguments["grid"])
+    words = [word for word in request.arguments["grid"] if not word.startswith("env=")]
+    tasks = [name for word in request.arguments["grid"] if word not in words for name in word[4:].split(",")]
+    space = read_space(request.algo, "--grid", words)
     if request.num_envs is not None:
         arguments["num_envs"] = request.num_envs
     run = _backend(arguments)
-    result = run(request.algo, request.env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
+    if tasks and run is not launch:
+        raise ConfigError("--grid env: other environments are other programs; add --backend ray")
+    env = [make_environment(name, parsed.values["run"]["env_params"]) for name in tasks] or request.env
+    result = run(request.algo, env, seeds=seeds[0] if len(seeds) == 1 else seeds, **arguments, **space)
     if distributed.is_leader():
         print(result.table())
         how = "including start-up and evaluation" if isinstance(result, Experiments) else "while training"

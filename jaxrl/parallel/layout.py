@@ -23,7 +23,7 @@ class Layout:
 
     Args:
       spec: of the environments.
-      num_envs: over all devices; 1 where nothing acts.
+      num_envs: whose rollouts an update learns from, over all devices; 1 where nothing acts.
       devices: of all processes together.
       shards: logical groups of environments, over all devices.
       dataset_fraction: the part of every batch that comes from a dataset.

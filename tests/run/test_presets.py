@@ -154,7 +154,7 @@ def test_recurrent_batchppo_learns_from_whole_episodes():
     )
     rows = [row for row in result.metrics if "train/episodes" in row]
     assert [row["train/episodes"] for row in rows] == [8, 8, 8, 8], "an episode of every environment an update"
-    assert rows[-1]["update/penalty"] != 1.0
+    assert {row["update/penalty"] for row in rows} != {1.0}
     assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
 
 

@@ -186,6 +186,28 @@ def test_flags_reach_ray(tmp_path, monkeypatch):
     assert asked == {"address": "there:1", "num_cpus": 2.0, "num_gpus": 0.5, "max_retries": 7, "max_calls": 1}
 
 
+def test_a_study_over_environments(tmp_path, monkeypatch, capsys):
+    """Each has its own defaults, topology and directories; in one program they cannot be, and that is told."""
+    runs = {}
+
+    def launched(unfinished, *_):
+        runs.update(unfinished)
+        raise _Launched
+
+    monkeypatch.setattr(launcher, "_run", launched)
+    words = ["sweep", "ppo", "--env", "gymnax:CartPole-v1", "--total-steps", "64", "--grid", "clip=0.1,0.2"]
+    words += ["env=gymnax:CartPole-v1,gymnasium:Pendulum-v1", "--seeds", "2", "--run-dir", str(tmp_path / "search")]
+    with pytest.raises(_Launched):
+        main.main([*words, "--backend", "ray"])
+    found = [(one.env.name, type(one.topology).__name__, one.algo.clip, one.seed) for one in runs.values()]
+    tasks = [("gymnax:CartPole-v1", "Anakin"), ("gymnasium:Pendulum-v1", "Sebulba")]
+    assert found == [(*task, clip, seed) for task in tasks for clip in (0.1, 0.2) for seed in (0, 1)]
+    epochs = {one.env.name: one.algo.epochs for one in runs.values()}
+    assert epochs["gymnax:CartPole-v1"] != epochs["gymnasium:Pendulum-v1"], "as each environment needs it"
+    assert len({one.run_dir for one in runs.values()}) == 8 and "Pendulum" in str(runs[2, 0].run_dir)
+    assert main.main(words) == 2 and "--grid env: other environments are other programs" in capsys.readouterr().err
+
+
 def test_what_has_ended_is_not_run_again(ended, monkeypatch):
     monkeypatch.setattr(launcher, "connect", _refuse)
     assert not _again(ended).failed.any()

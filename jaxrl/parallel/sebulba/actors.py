@@ -252,10 +252,10 @@ class ActorThreads:
             while self._has_room(mine):
                 began = time.monotonic()
                 with self._changed:  # in one piece: what a group is at is known as soon as it is
-                    given = self._parameters.for_rollout(number, self._first)
-                    if given is None:
+                    newest = self._parameters.for_rollout(number, self._first)
+                    if newest is None:
                         return
-                    version, published = given
+                    version, published = newest
                     self._collecting |= dict.fromkeys(mine, version)
                 for collector in mine.values():
                     self._unpublished[collector] += time.monotonic() - began

@@ -144,8 +144,8 @@ class SebulbaLoop:
         rows, versions = [], []
 
         def keep(batch, version):
-            kept = [(taken.collected.rollout, columns[taken.group]) for taken in batch if columns[taken.group].size]
-            rows.append([_recorded_rows(rollout, mine, self.layout.spec) for rollout, mine in kept])
+            some = [(taken.collected.rollout, columns[taken.group]) for taken in batch if columns[taken.group].size]
+            rows.append([_recorded_rows(rollout, mine, self.layout.spec) for rollout, mine in some])
             versions.append(version)
 
         threads, rounds = self._running(algo, state)

@@ -316,10 +316,14 @@ def test_settings_that_do_not_fit_are_told_at_once():
 def test_every_group_acts_with_the_version_that_the_first_one_took():
     board = ParameterServer(lag=None, apart=3)
     board.publish(0, "zero")
-    assert board.for_rollout(0) == "zero"
+    assert board.for_rollout(0) == (0, "zero")
     board.publish(1, "one")
-    assert board.for_rollout(0) == "zero", "another group, later"
-    assert board.for_rollout(1) == "one" and board.version_of(1) == 1
+    assert board.for_rollout(0) == (0, "zero"), "another group, later"
+    assert board.for_rollout(1) == (1, "one")
+    free = ParameterServer(lag=None, apart=None)
+    free.publish(0, "zero")
+    free.publish(1, "one")
+    assert free.for_rollout(0) == free.for_rollout(5) == (1, "one"), "each group's are of whatever is newest"
 
 
 @pytest.mark.parametrize(
@@ -363,14 +367,14 @@ def test_a_run_keeps_what_was_resolved(tmp_path):
 def test_an_exact_lag_waits_for_its_version():
     board, got = ParameterServer(lag=1, apart=3), []
     board.publish(0, "zero")
-    assert board.for_rollout(0) == "zero" and board.for_rollout(1) == "zero"
+    assert board.for_rollout(0) == (0, "zero") and board.for_rollout(1) == (0, "zero")
     waiting = threading.Thread(target=lambda: got.append(board.for_rollout(2)))
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive() and not got
     board.publish(1, "one")
     waiting.join(10)
-    assert got == ["one"]
+    assert got == [(1, "one")]
 
 
 def test_closing_lets_everybody_go():
