@@ -35,7 +35,7 @@ BUDGET = {
     "parallel": 4143,
     "data": 2994,
     "plots": 492,
-    "run": 6087,
+    "run": 6191,
     "sweeps": 1824,
     "cli": 2307,
     "__init__": 202,

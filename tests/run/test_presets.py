@@ -194,6 +194,12 @@ TUNED = {
         (3e-4, 3e-4),
         {"steps": 32, "batches": 16, "epochs": 8, "lambda": 0.95, "ends": (0.0, 150.0, 151), "widths": (512, 512)},
     ),
+    "rlpyt-dqn": (50_000_000, 16, (1e-4, 1e-4), {"ratio": 1 / 16, "starts": 50_000, "explores": (0.01, 0.02)}),
+    "rlpyt-categorical-dqn": (50_000_000, 16, (2.5e-4, 2.5e-4), {"batch": 128, "support": (-10.0, 10.0, 51)}),
+    "rlpyt-prioritized-dueling-double": (50_000_000, 16, (1e-4, 1e-4), {"capacity": 1_000_000, "batch": 128}),
+    "rlpyt-rainbow-minus-noisy": (50_000_000, 16, (6.25e-5, 6.25e-5), {"support": (-10.0, 10.0, 51), "ratio": 1 / 16}),
+    "rlpyt-a2c": (50_000_000, 32, (3e-4, 3e-4), {"steps": 5, "entropy": 0.01}),
+    "rlpyt-a2c-lstm": (50_000_000, 32, (3e-4, 3e-4), {"steps": 20, "entropy": 0.01}),
     "zoo-td3-pendulum": (
         20_000,
         1,

@@ -5,12 +5,12 @@ preset (`tests/golden/presets.json` holds them).
 """
 
 from jaxrl.core.errors import unknown
-from jaxrl.run.presets import batchppo, cleanrl, dqn, impala, purejaxrl, reppo, zoo
+from jaxrl.run.presets import batchppo, cleanrl, dqn, impala, purejaxrl, reppo, rlpyt, zoo
 from jaxrl.run.presets.description import Preset
 
 __all__ = ["PRESETS", "Preset", "preset"]
 
-_SOURCES = (purejaxrl, cleanrl, zoo, batchppo, dqn, impala, reppo)
+_SOURCES = (purejaxrl, cleanrl, zoo, batchppo, dqn, impala, reppo, rlpyt)
 PRESETS: dict[str, Preset] = {preset.name: preset for source in _SOURCES for preset in source.PRESETS}
 
 
