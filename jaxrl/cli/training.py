@@ -15,7 +15,7 @@ from jaxrl.cli.values import assignments, literal
 from jaxrl.core.config import encode
 from jaxrl.core.errors import ConfigError
 from jaxrl.core.types import Algorithm, Environment, HostRecipe
-from jaxrl.parallel import threads
+from jaxrl.parallel import determinism, threads
 from jaxrl.parallel.anakin import Anakin
 from jaxrl.parallel.experience import dataset_settings, learns_from_dataset
 from jaxrl.parallel.mesh import cores, use_cpu_devices
@@ -97,6 +97,8 @@ def prepare(command: str, parsed: ParsedCommand) -> TrainRequest:
     problems += field_problems(algo)
     if problems and multihost.is_one_of_several(run):
         raise ConfigError(problems)  # before the other processes are waited for
+    if run.get("deterministic"):
+        determinism.set_flags()  # before anything asks JAX for its devices
     processes = multihost.join(run)
     if run.get("target") is not None:
         jax.config.update("jax_platforms", "cpu")  # what is compiled for is elsewhere, and JAX need not look for it

@@ -76,7 +76,7 @@ class Checkpointer:
         self._failures_in_a_row = 0
         self._failure: str | None = None  # of the last save
         self.has_warned = False  # that saves fail, since the last one that did not
-        self._config = files.as_read_back(config)  # as it will be read back; a value that is no JSON fails here
+        self.config = files.as_read_back(config)  # as it will be read back; a value that is no JSON fails here
         self._keep = keep
         self._max_failures = max_failures
         self._damaged: set[int] = set()
@@ -121,7 +121,7 @@ class Checkpointer:
         record = Manifest(
             step=step,
             score=score,
-            config=self._config,
+            config=self.config,
             leaves=[manifests.leaf_entry(n, x) for n, x in leaves.items()],
             callbacks=dict(callbacks or {}),
         )

@@ -1,5 +1,6 @@
 """What a run saves: its checkpoints, the parts of its recording, and how it goes on from them."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,11 @@ class Saver:
         steps = distributed.exchange("restored", step)
         if len(set(steps)) > 1:
             raise CheckpointError(f"the processes found different checkpoints: {steps}; all must see the same files")
+        configs = record.config, self.checkpointer.config
+        before, now = (config.get("logging", {}).get("deterministic", False) for config in configs)
+        if before != now and distributed.is_leader():
+            text = f"deterministic={now} from step {step} on, and {before} before"
+            warnings.warn(f"{text}: on a GPU other programs go on, which round otherwise", RuntimeWarning, stacklevel=5)
         return state, step, record.callbacks, bool(template.buffers) and not saved
 
     def save(self, step: int, state: RunState, score: float | None) -> None:

@@ -64,6 +64,7 @@ class RunSettings:
     video_every: int | None = None
     loggers: Sequence[Logger] = ()
     resources: Resources | None = None
+    deterministic: bool = False
     progress: bool = True
 
     @classmethod
@@ -80,7 +81,7 @@ class RunSettings:
     def logging(self) -> dict[str, Any]:
         """What `config.json` says under "logging": settings that may change when the run is resumed."""
         found: dict[str, Any] = {name: getattr(self, name) for name in ("evaluate_every", "evaluation_episodes")}
-        found |= {"explore_in_evaluation": True} if self.explore_in_evaluation else {}
+        found |= {name: True for name in ("explore_in_evaluation", "deterministic") if getattr(self, name)}
         return found | ({} if self.save_replay else {"save_replay": False})
 
     def config(self, **parts: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jaxrl.data import rings
 from jaxrl.data.dataset import Dataset
 from jaxrl.data.loading import Loader
 from jaxrl.envs.registry import EnvironmentLike
-from jaxrl.parallel import memory
+from jaxrl.parallel import determinism, memory
 from jaxrl.parallel import mesh as meshes
 from jaxrl.parallel.experience import of_dataset
 from jaxrl.parallel.multihost import distributed
@@ -69,6 +69,7 @@ def train(
     video_every: int | None = None,
     loggers: Sequence[Logger] = (),
     resources: Resources | None = None,
+    deterministic: bool = False,
     progress: bool = True,
 ) -> Result:
     """Trains an algorithm on an environment, from a dataset, or on both.
@@ -121,6 +122,9 @@ def train(
       loggers: further places for metrics; with several processes, those of the first.
       resources: processor cores of learner, actor threads, environments and evaluator, and memory of worker processes
         (Linux); nothing that is learned depends on it. None: all parts use all cores.
+      deterministic: on a GPU, use programs that compute the same, bit for bit, in every process, at a cost in speed:
+        none is chosen by timing, and none adds up in a varying order. Changes nothing on CPUs and TPUs, where all do.
+        XLA reads it as JAX starts: in Python, train before anything else uses JAX, or set XLA_FLAGS.
       progress: show a progress bar.
 
     Returns:
@@ -142,6 +146,8 @@ def run_training(settings: RunSettings, limits: LoopLimits = NO_LIMITS) -> Resul
       settings: as they were passed.
       limits: on how far the run goes at once.
     """
+    if settings.deterministic:
+        determinism.set_flags()  # they are part of the name of the folder of compiled programs
     keep_compiled_programs()
     prepared = settings.prepared()
     settings = prepared.resolved()

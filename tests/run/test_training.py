@@ -449,6 +449,20 @@ def test_without_the_replay_a_run_that_goes_on_fills_it_first(tmp_path):
     assert last.state.learner.updates == 14 and [name for name in saved() if "buffers" in name]
 
 
+@pytest.mark.long
+def test_a_run_that_goes_on_with_other_programs_says_so(tmp_path):
+    settings = {"topology": anakin(), "evaluate_every": 0, "progress": False, "run_dir": tmp_path / "run"}
+    jaxrl.train(PPO, ENV, total_steps=2 * ROWS, **settings)
+    with pytest.warns(RuntimeWarning, match=rf"deterministic=True from step {2 * ROWS} on, and False before"):
+        jaxrl.train(PPO, ENV, total_steps=3 * ROWS, deterministic=True, **settings)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["logging"]["deterministic"] is True
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="deterministic")
+        jaxrl.train(PPO, ENV, total_steps=4 * ROWS, deterministic=True, **settings)
+    with pytest.warns(RuntimeWarning, match=rf"deterministic=False from step {4 * ROWS} on, and True before"):
+        jaxrl.train(PPO, ENV, total_steps=5 * ROWS, **settings)
+
+
 # --- defaults that depend on the environment -------------------------------------------------------------------------
 
 

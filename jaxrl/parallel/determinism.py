@@ -1,0 +1,55 @@
+"""Programs for GPUs that compute the same in every process: XLA's flags for them, set before JAX starts.
+
+When XLA compiles for a GPU it times kernels for the same product or convolution and takes the fastest, which need not
+be the same twice; and some kernels add in the order in which their threads arrive. Neither happens on CPUs and TPUs.
+"""
+
+import os
+
+import jax
+from jax._src import xla_bridge
+
+from jaxrl.core.errors import ConfigError
+
+FLAGS = {"--xla_gpu_deterministic_ops": "true", "--xla_gpu_autotune_level": "0"}
+_SAME = {"true": ("true", "1", "")}  # other ways to write a value
+_VARIABLE = "XLA_FLAGS"
+
+
+def set_flags() -> None:
+    """Add the flags to XLA_FLAGS, before JAX starts; do nothing where they are there, or where JAX runs without a GPU.
+
+    Raises:
+      ConfigError: XLA_FLAGS has other values of them, or JAX has started on a GPU without them.
+    """
+    text = os.environ.get(_VARIABLE, "")
+    words = text.split()
+    if words and not words[0].startswith("-"):
+        raise ConfigError(
+            f"deterministic=True: {_VARIABLE}={text!r} names a file, to which no flags can be added; write its flags "
+            "into the variable"
+        )
+    present = {name: value for name, _, value in (word.partition("=") for word in words)}
+    wrong = [
+        f"{name}={present[name]}"
+        for name, value in FLAGS.items()
+        if name in present and present[name].lower() not in _SAME.get(value, (value,))
+    ]
+    if wrong:
+        raise ConfigError(
+            f"deterministic=True needs {_joined(FLAGS)}, and {_VARIABLE} has {' '.join(wrong)}; leave that out"
+        )
+    missing = _joined(name for name in FLAGS if name not in present)
+    if not missing:
+        return
+    if not xla_bridge.backends_are_initialized():
+        os.environ[_VARIABLE] = f"{text} {missing}".strip()
+    elif jax.default_backend() == "gpu":
+        raise ConfigError(
+            f"deterministic=True: JAX has started on a GPU without XLA's flags for it; set {_VARIABLE}="
+            f"'{_joined(FLAGS)}' before JAX starts, or use jaxrl train --deterministic"
+        )
+
+
+def _joined(names):
+    return " ".join(f"{name}={FLAGS[name]}" for name in names)
