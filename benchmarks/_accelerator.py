@@ -7,9 +7,11 @@ import functools
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -424,6 +426,91 @@ def equality(asked: TrainRequest) -> list[Task]:
     return tasks
 
 
+# --- --deterministic -----------------------------------------------------------------------------------------------
+
+_EARLIER = {"as it is, again": "as it is", "--deterministic": "as it is", "--deterministic, again": "--deterministic"}
+# A run in a process of its own, which is killed once it has made so many steps.
+_KILLED = """if True:
+    import os, signal, sys
+    import jaxrl
+    run_dir, deterministic, (num_envs, total_steps, last) = sys.argv[1], sys.argv[2] == "True", map(int, sys.argv[3:])
+    def kill(moment):
+        if moment.step >= last:
+            os.kill(os.getpid(), signal.SIGKILL)
+    quarter = total_steps // 4
+    jaxrl.train("ppo", "gymnax:CartPole-v1", total_steps=total_steps, num_envs=num_envs, run_dir=run_dir,
+                checkpoint_every=quarter, callback_every=quarter, callbacks=[kill], evaluate_every=0,
+                evaluation_episodes=8, deterministic=deterministic, progress=False)
+"""
+
+
+def determinism(asked: TrainRequest) -> list[Task]:
+    import numpy as np
+
+    import jaxrl
+    from jaxrl.networks import ActorCritic, MinAtarCNN
+    from jaxrl.run.checkpoint import complete_steps, read_manifest
+
+    deterministic = asked.process.startswith("--deterministic")
+    earlier = _EARLIER.get(asked.process)
+
+    def measured(name, algo, env, num_envs, iterations):
+        run = Training(algo, env, num_envs, devices=1)
+        run(iterations)
+        found, row = run.learned(), rate(asked, run, run.steps, run.warm)
+        np.savez(asked.folder / f"{name}, {asked.process}.npz", found=found, speed=row["steps/s"])
+        path = asked.folder / f"{name}, {earlier}.npz"
+        if path.exists():
+            before = np.load(path)
+            row |= {f"against {earlier!r}": compared(found, before["found"])}
+            row |= {f"speed / that of {earlier!r}": row["steps/s"] / float(before["speed"])}
+        return row
+
+    def lived(run_dir, environment, num_envs, total_steps, last):
+        """Train in a process of its own; return its exit code."""
+        words = [str(run_dir), str(deterministic), *map(str, (num_envs, total_steps, last))]
+        command = [sys.executable, "-c", _KILLED, *words]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if ended.returncode not in (0, -signal.SIGKILL):
+            raise LeftOutError((ended.stderr.strip().splitlines() or ["?"])[-1])
+        return ended.returncode
+
+    def resumed(cached, num_envs, total_steps):
+        """Kill a run at three quarters, resume it in another process, and hold its end against that of one more."""
+        environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # it sets its own
+        if cached:
+            for name in ("JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR"):
+                environment.pop(name, None)
+            environment["JAXRL_CACHE"] = str(asked.folder / "cache")
+        folder = pathlib.Path(tempfile.mkdtemp(dir=asked.folder))
+        whole, killed = folder / "whole", folder / "killed"
+        of_run = environment, num_envs, total_steps
+        if lived(killed, *of_run, 3 * total_steps // 4) == 0 or not (steps := complete_steps(killed / "checkpoints")):
+            raise LeftOutError("it ended before it was killed, or before it was saved")
+        lived(killed, *of_run, 2 * total_steps)
+        lived(whole, *of_run, 2 * total_steps)
+        found, other = (read_manifest(path / "checkpoints") for path in (killed, whole))
+        sums = [(leaf.name, leaf.crc32) for leaf in found.leaves]
+        differing = set(sums) ^ {(leaf.name, leaf.crc32) for leaf in other.leaves}
+        row = {"bit for bit": found.step == other.step and not differing, "arrays": len(sums)}
+        return row | {"that differ": len({name for name, _ in differing}), "resumed at step": steps[-1]}
+
+    num_envs = 4 if asked.small else 2048
+    runs: dict[str, tuple[Any, ...]] = {"PPO CartPole": (jaxrl.PPO(), CARTPOLE, num_envs, 20)}
+    if not asked.small:
+        convolutions = jaxrl.PPO(network=ActorCritic(MinAtarCNN(), shared=True))
+        runs["PPO MinAtar, convolutions"] = (convolutions, MINATAR, 1024, 5)
+        dqn = jaxrl.DQN(prioritized=True, min_size=500, capacity=10_000)
+        runs["DQN CartPole, prioritized"] = (dqn, CARTPOLE, 8, 200)
+    tasks = [Task({"work": name}, functools.partial(measured, name, *settings)) for name, settings in runs.items()]
+    if not asked.process.endswith("again"):
+        total_steps = 16 * 128 * num_envs
+        for cached in (False,) if deterministic else (False, True):
+            about = {"work": "PPO CartPole, killed and resumed", "compiled programs": "kept" if cached else "not kept"}
+            tasks.append(Task(about, functools.partial(resumed, cached, num_envs, total_steps)))
+    return tasks
+
+
 # --- precision -----------------------------------------------------------------------------------------------------
 
 
@@ -571,6 +658,10 @@ def tell(kind: str, message: Any) -> None:
 def main(part: str, process: str, folder: str, left: str, rejax: str, purejaxrl: str, small: str) -> None:
     import jax
 
+    if process.startswith("--deterministic"):
+        from jaxrl.parallel.determinism import set_flags
+
+        set_flags()
     until, device = time.monotonic() + float(left), jax.devices()[0]
     tiny = bool(small) or (device.platform == "cpu" and process != "on the CPU")
     share = os.environ.get("JAXRL_BENCHMARK_SHARE")
@@ -579,7 +670,7 @@ def main(part: str, process: str, folder: str, left: str, rejax: str, purejaxrl:
     about |= {"memory bytes": (device.memory_stats() or {}).get("bytes_limit"), "small": tiny}
     if process != "on the CPU":
         tell("machine", record.machine() | about)
-    functions = (throughput, replay, host, learning, equality, precision, memory, peers)
+    functions = (throughput, replay, host, learning, equality, determinism, precision, memory, peers)
     try:
         tasks = {function.__name__: function for function in functions}[part](asked)
     except ImportError as error:

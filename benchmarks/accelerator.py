@@ -12,6 +12,7 @@ benchmarks/results/accelerator-<device>.json, where those of other parts stay as
     host        EnvPool on the host's cores: random actions, PPO, R2D2, IMPALA
     learning    runs to a score at the defaults, with the time that they took
     equality    the same run twice, in one process and in several, as it is and with XLA's deterministic operations
+    determinism the same run in two processes, and killed and resumed, as it is and with --deterministic; its cost
     precision   products in float32, TF32 and bfloat16: speed, and what one iteration differs by
     memory      the most that a program takes, predicted and as the device counts
     peers       rejax and purejaxrl beside, in turn in one run
@@ -46,9 +47,10 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import _record as record
 
-PARTS = ("throughput", "replay", "host", "learning", "equality", "precision", "memory", "peers")
+PARTS = ("throughput", "replay", "host", "learning", "equality", "determinism", "precision", "memory", "peers")
 _FRESH = {"JAX_ENABLE_COMPILATION_CACHE": "false"}  # every process compiles, and tunes, for itself
 _DETERMINISTIC = _FRESH | {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
+_SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # the device, with processes that the measuring one starts
 # The processes of a part, by name, with their environment variables; as many of them in the small form.
 PROCESSES: dict[str, dict[str, dict[str, str]]] = {
     "equality": {
@@ -58,11 +60,16 @@ PROCESSES: dict[str, dict[str, dict[str, str]]] = {
         "deterministic, again": _DETERMINISTIC,
         "on the CPU": _FRESH | {"JAX_PLATFORMS": "cpu"},
     },
+    "determinism": {
+        process: _FRESH | _SHARED
+        for deterministic in ("as it is", "--deterministic")
+        for process in (deterministic, f"{deterministic}, again")
+    },
     # A process counts its most for as long as it lives.
     "memory": {name: {} for name in ("PPO CartPole", "PPO MinAtar", "DQN MinAtar", "sweep of PPO CartPole")},
-    "peers": {"in turn": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}},  # three processes share the device
+    "peers": {"in turn": _SHARED},
 }
-_IN_SMALL = {"equality": 2, "memory": 1}
+_IN_SMALL = {"equality": 2, "determinism": 4, "memory": 1}
 _COMPILED_FIRST = ("throughput", "precision")
 
 
@@ -102,8 +109,7 @@ class Part:
 
     def _compile(self, count, folder):
         """Fills the compilation cache in `count` processes side by side; what fails there fails again when timed."""
-        share = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # of the device's memory
-        children = [self._start("", share | {_SHARE: f"{i}/{count}"}, folder, self._left) for i in range(count)]
+        children = [self._start("", _SHARED | {_SHARE: f"{i}/{count}"}, folder, self._left) for i in range(count)]
         timer = threading.Timer(self._left / 2, lambda: [_kill(child) for child in children])
         timer.start()
         try:

@@ -54,13 +54,22 @@ def test_no_more_kernels_than_were_committed():
             assert now <= most, f"{row['what']}: {now} {kind}, at most {most:.0f}; see benchmarks/kernels.py --loops"
 
 
+def assert_equal_on_a_cpu(rows):
+    """Whether all processes of the part "determinism" have the same programs, as it is on a CPU."""
+    assert sum("against" in name for row in rows for name in row) == 3
+    assert all(value["bit for bit"] for row in rows for name, value in row.items() if "against" in name)
+    resumed = [row for row in rows if "resumed at step" in row]
+    assert len(resumed) == 3 and all(row["bit for bit"] and row["that differ"] == 0 for row in resumed)
+
+
 @pytest.mark.exhaustive
 def test_every_part_of_the_accelerator_benchmark_runs_small(tmp_path):
     path = tmp_path / "record.json"
     command = [sys.executable, "benchmarks/accelerator.py", "--small", "--output", str(path)]
     subprocess.run([*command, "--seconds", "300"], cwd=ROOT, check=True)
     parts = json.loads(path.read_text())["parts"]
-    assert list(parts) == ["throughput", "replay", "host", "learning", "equality", "precision", "memory", "peers"]
+    names = ["throughput", "replay", "host", "learning", "equality", "determinism", "precision", "memory", "peers"]
+    assert list(parts) == names
     expected = {"the small form", "there is one device", "no --purejaxrl given"}
     for name, part in parts.items():
         assert part["machine"]["command"].startswith("python benchmarks/accelerator.py --small"), part["machine"]
@@ -71,6 +80,7 @@ def test_every_part_of_the_accelerator_benchmark_runs_small(tmp_path):
     first = parts["throughput"]["rows"][0]
     assert first["work"] == "PPO CartPole" and first["steps/s"] > 0
     assert all(row["twice in one process"]["bit for bit"] for row in parts["equality"]["rows"] if "numbers" in row)
+    assert_equal_on_a_cpu(parts["determinism"]["rows"])
 
     # One part anew, with a budget that suffices for nothing: its rows say so, and the others stay.
     subprocess.run([*command, "--only", "precision", "--seconds", "0.5"], cwd=ROOT, check=True)
